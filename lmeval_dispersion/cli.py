@@ -1,0 +1,71 @@
+"""The command ``dispersion``: finds the sub-command, imports only its module, prints errors as sentences."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from lmeval_dispersion import __version__
+from lmeval_dispersion.errors import DispersionError
+
+# name -> (module, one-line summary). A module's COMMANDS maps the name to (add_arguments, run):
+# add_arguments(parser) declares the options, run(args) does the work and returns the exit code.
+COMMANDS: dict[str, tuple[str, str]] = {}
+
+_DEBUG = "DISPERSION_DEBUG"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``dispersion`` with ``argv`` (default: the process's own arguments); returns the exit code.
+
+    0 done, 1 failed, 2 wrong usage, 3 partly done, 130 interrupted. ``DISPERSION_DEBUG=1`` shows
+    tracebacks of errors that are otherwise one sentence.
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help"):
+        print(_overview())
+        return 0 if args else 2
+    if args[0] == "--version":
+        print(f"lmeval-dispersion {__version__}")
+        return 0
+    name, *rest = args
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=3)
+        hint = f"; did you mean {', '.join(near)}?" if near else "; `dispersion --help` lists the commands"
+        print(f"dispersion: there is no command {name!r}{hint}", file=sys.stderr)
+        return 2
+    module_name, summary = COMMANDS[name]
+    try:
+        add_arguments, run = importlib.import_module(module_name).COMMANDS[name]
+        parser = argparse.ArgumentParser(prog=f"dispersion {name}", description=summary)
+        add_arguments(parser)
+        return int(run(parser.parse_args(rest)))
+    except DispersionError as error:
+        if os.environ.get(_DEBUG):
+            raise
+        print(f"dispersion {name}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"dispersion {name}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _overview() -> str:
+    width = max((len(name) for name in COMMANDS), default=0)
+    lines = [f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: dispersion COMMAND [options]",
+            "",
+            "Representation dispersion of language models.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "`dispersion COMMAND --help` shows the options of one command.",
+        ]
+    )

@@ -1,0 +1,64 @@
+"""Every exception that this project raises for what a user can cause.
+
+The tree::
+
+    DispersionError            exit 1
+    ├── UsageError             exit 2: an argument, a name or a file that cannot be used as given
+    ├── GeometryError          also a ValueError: a quantity is not defined for these vectors
+    │   ├── TooFewVectorsError
+    │   └── NoDirectionError   zero or non-finite vectors
+    ├── MissingExtraError      also an ImportError: an optional part is not installed
+    └── ScreeningError         one checkpoint cannot be screened; `code` is a stable word
+
+A message says what was expected, what was given, and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class DispersionError(Exception):
+    """Root of the tree. ``exit_code`` is what a command returns when this ends it."""
+
+    exit_code = 1
+
+
+class UsageError(DispersionError):
+    """An argument, a name or a file that cannot be used as it was given."""
+
+    exit_code = 2
+
+
+class GeometryError(DispersionError, ValueError):
+    """A geometric quantity is not defined for these vectors."""
+
+
+class TooFewVectorsError(GeometryError):
+    """There are fewer vectors than the quantity needs."""
+
+
+class NoDirectionError(GeometryError):
+    """Zero or non-finite vectors, which have no direction.
+
+    Attributes:
+        rows: Indices of the offending rows, ascending.
+    """
+
+    def __init__(self, message: str, rows: list[int]) -> None:
+        super().__init__(message)
+        self.rows = rows
+
+
+class MissingExtraError(DispersionError, ImportError):
+    """An optional part of the package is not installed; the message names the extra."""
+
+
+class ScreeningError(DispersionError):
+    """One checkpoint cannot be screened.
+
+    Attributes:
+        code: A stable word for programs, such as ``GatedRepo``; see ``screener.report`` for the list.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code

@@ -1,0 +1,28 @@
+"""Where the data folders are: inside the wheel, or beside the package in a checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def data_folder(name: str) -> Path:
+    """Folder of bundled data, ``token_sets`` or ``task_configs``.
+
+    The wheel holds them under ``lmeval_dispersion/data/``; an editable install finds them at the top of
+    the checkout.
+
+    Args:
+        name: Name of the folder.
+
+    Raises:
+        FileNotFoundError: Neither place has it: the installation is damaged.
+    """
+    places = (_PACKAGE / "data" / name, _PACKAGE.parent / name)
+    for place in places:
+        if place.is_dir():
+            return place
+    raise FileNotFoundError(
+        f"the data folder {name!r} is in neither {places[0]} nor {places[1]}; reinstall lmeval-dispersion"
+    )

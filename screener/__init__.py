@@ -1,0 +1,1 @@
+"""Zero-label checkpoint screening: rank checkpoints by the dispersion gap of their output rows."""

@@ -1,0 +1,241 @@
+"""Geometry against slow loops, and the properties that every mean pair distance has."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from lmeval_dispersion import geometry as g
+from lmeval_dispersion.errors import GeometryError, NoDirectionError, TooFewVectorsError
+
+
+def cosine(a, b):
+    return 1 - float(a @ b) / (math.sqrt(float(a @ a)) * math.sqrt(float(b @ b)))
+
+
+def euclidean(a, b):
+    return math.sqrt(sum((float(p) - float(q)) ** 2 for p, q in zip(a, b, strict=True)))
+
+
+DISTANCES = {"cosine": cosine, "euclidean": euclidean}
+
+
+def slow_within(x, distance):
+    return float(np.mean([distance(a, b) for a, b in itertools.combinations(x, 2)]))
+
+
+def slow_between(x, y, distance):
+    return float(np.mean([distance(a, b) for a in x for b in y]))
+
+
+def rows(n, d, seed=0, shift=0.0):
+    return np.random.default_rng(seed).normal(size=(n, d)) + shift
+
+
+matrices = st.tuples(st.integers(3, 9), st.integers(1, 6)).flatmap(
+    lambda shape: arrays(
+        np.float64,
+        shape,
+        elements=st.floats(-10, 10).map(lambda v: v + 0.5 if abs(v) < 1e-3 else v),
+    )
+)
+
+
+@given(matrices)
+@settings(max_examples=60, deadline=None)
+def test_dispersion_is_the_mean_over_pairs(x):
+    if not g.valid_rows(x).all():
+        return
+    expected = slow_within(x, cosine)
+    assert g.dispersion(x) == pytest.approx(expected, abs=1e-12)
+    assert g.contributions(x).mean() == pytest.approx(expected, abs=1e-12)
+    assert g.within(x).mean == pytest.approx(expected, abs=1e-12)
+    assert -1e-12 <= g.dispersion(x) <= len(x) / (len(x) - 1) + 1e-12
+
+
+@given(matrices, st.floats(0.1, 100), st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_row_order_scale_and_rotation_change_nothing(x, scale, random):
+    if not g.valid_rows(x).all():
+        return
+    order = list(range(len(x)))
+    random.shuffle(order)
+    rotation = np.linalg.qr(rows(x.shape[1], x.shape[1], seed=3))[0]
+    expected = g.dispersion(x)
+    factors = np.linspace(scale, 1, len(x))[:, None]
+    for changed in (x[order], x * factors, x @ rotation):
+        assert g.dispersion(changed) == pytest.approx(expected, abs=1e-10)
+
+
+@given(matrices, st.integers(0, 9), st.integers(2, 8))
+@settings(max_examples=40, deadline=None)
+def test_merged_parts_equal_the_whole(x, cut, groups):
+    if not g.valid_rows(x).all():
+        return
+    a, b = g.Dispersion(x.shape[1], groups), g.Dispersion(x.shape[1], groups)
+    a.update(x[:cut])
+    b.update(x[cut:])
+    a.merge(g.Dispersion.from_state(b.state()))
+    assert a.count == len(x)
+    assert a.mean() == pytest.approx(g.dispersion(x), abs=1e-12)
+
+
+def test_contribution_of_one_text_is_its_mean_distance_to_the_others():
+    x = rows(7, 4)
+    expected = [np.mean([cosine(a, b) for j, b in enumerate(x) if j != i]) for i, a in enumerate(x)]
+    np.testing.assert_allclose(g.contributions(x), expected, atol=1e-14)
+
+
+@pytest.mark.parametrize("metric", g.METRICS)
+def test_within_and_between_against_loops_with_their_errors(metric, monkeypatch):
+    monkeypatch.setattr(g, "_BLOCK", 4)  # so that several blocks are joined
+    x, y, d = rows(9, 5), rows(6, 5, seed=1, shift=0.3), DISTANCES[metric]
+    inside, across = g.within(x, metric), g.between(x, y, metric)
+    assert inside.mean == pytest.approx(slow_within(x, d), abs=1e-12)
+    assert across.mean == pytest.approx(slow_between(x, y, d), abs=1e-12)
+    left = [slow_within(np.delete(x, i, 0), d) for i in range(9)]
+    np.testing.assert_allclose(inside.left_out, left, atol=1e-12)
+    assert inside.se == pytest.approx(math.sqrt(8 / 9 * sum((v - np.mean(left)) ** 2 for v in left)))
+    left_x = [slow_between(np.delete(x, i, 0), y, d) for i in range(9)]
+    left_y = [slow_between(x, np.delete(y, i, 0), d) for i in range(6)]
+    np.testing.assert_allclose(across.left_out, left_x, atol=1e-12)
+    np.testing.assert_allclose(across.left_out_other, left_y, atol=1e-12)
+    variance = sum((len(v) - 1) / len(v) * np.square(v - np.mean(v)).sum() for v in (left_x, left_y))
+    assert across.se == pytest.approx(math.sqrt(variance))
+    pairs = [d(a, b) for a, b in itertools.combinations(x, 2)]
+    assert inside.se_pairs == pytest.approx(np.std(pairs, ddof=1) / math.sqrt(len(pairs)))
+    pairs = [d(a, b) for a in x for b in y]
+    assert across.se_pairs == pytest.approx(np.std(pairs, ddof=1) / math.sqrt(len(pairs)))
+
+
+def test_jackknife_of_dispersion_in_closed_form():
+    x = rows(12, 6)
+    estimate = g.dispersion_estimate(x)
+    left = [slow_within(np.delete(x, i, 0), cosine) for i in range(12)]
+    assert estimate.se == pytest.approx(math.sqrt(11 / 12 * np.square(left - np.mean(left)).sum()), rel=1e-10)
+    assert estimate == pytest.approx((g.within(x).mean, g.within(x).se, 12))
+    assert math.isnan(g.dispersion_estimate(x[:2]).se)
+
+
+def test_group_jackknife_agrees_with_repeated_sampling():
+    generator = np.random.default_rng(5)
+    means, errors = [], []
+    for _ in range(60):
+        part = g.Dispersion(8)
+        part.update(generator.normal(size=(400, 8)) * np.linspace(0.2, 1, 8) + 0.4)
+        estimate = part.estimate()
+        means.append(estimate.mean)
+        errors.append(estimate.se)
+    assert np.mean(errors) == pytest.approx(np.std(means, ddof=1), rel=0.3)
+
+
+def test_pair_errors_are_too_small_on_condensed_vectors():
+    x = rows(60, 3) * 0.1 + np.linspace(1, 2, 3)
+    assert g.within(x).se_pairs < g.within(x).se
+
+
+def test_nearly_parallel_vectors_keep_their_digits():
+    base, noise = np.ones(64), rows(50, 64) * 1e-6
+    x = base + noise
+    centred = x / np.linalg.norm(x, axis=1, keepdims=True)
+    exact = sum(
+        float(np.square(a - b).sum()) / 2 for a, b in itertools.combinations(centred.astype(np.longdouble), 2)
+    ) / (50 * 49 / 2)
+    assert g.dispersion(x) == pytest.approx(exact, rel=1e-6)
+    assert g.contributions(x).mean() == pytest.approx(exact, rel=1e-6)
+
+
+def test_small_euclidean_distances_far_from_the_origin():
+    x = rows(8, 5) * 1e-3 + 1e4
+    assert g.within(x, "euclidean").mean == pytest.approx(slow_within(x, euclidean), rel=1e-8)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e300])
+def test_extreme_lengths_neither_overflow_nor_vanish(scale):
+    x = rows(5, 3)
+    assert g.dispersion(x * scale) == pytest.approx(g.dispersion(x), rel=1e-12)
+
+
+@pytest.mark.parametrize("bad", [0.0, np.nan, np.inf])
+def test_a_vector_without_direction_raises_and_names_the_row(bad):
+    x = rows(5, 3)
+    x[3] = bad
+    for quantity in (g.dispersion, g.contributions, g.within, g.vendi_score, g.Dispersion(3).update):
+        with pytest.raises(NoDirectionError, match=r"rows 3\b") as caught:
+            quantity(x)
+        assert caught.value.rows == [3]
+    assert g.valid_rows(x).tolist() == [True, True, True, False, True]
+
+
+def test_a_rejected_batch_leaves_the_accumulator_as_it_was():
+    part = g.Dispersion(3)
+    part.update(rows(4, 3))
+    before = part.mean()
+    with pytest.raises(NoDirectionError):
+        part.update(np.zeros((2, 3)))
+    assert (part.count, part.mean()) == (4, before)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: g.dispersion(np.ones((1, 896))), r"\(n >= 2, d\), got \(1, 896\); pass more"),
+        (lambda: g.within(np.ones((2, 3))), r"n >= 3"),
+        (lambda: g.Dispersion(3).mean(), "at least 2 vectors, got 0"),
+        (lambda: g.cluster_distances(np.ones((3, 2)), [1, 1, 1]), "at least 2 clusters"),
+    ],
+)
+def test_too_few_vectors_say_how_many_are_needed(call, message):
+    with pytest.raises(TooFewVectorsError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: g.dispersion(np.ones(5)),
+        lambda: g.between(np.ones((3, 2)), np.ones((3, 4))),
+        lambda: g.within(np.ones((3, 2)), "manhattan"),
+        lambda: g.Dispersion(3).update(np.ones((2, 4))),
+        lambda: g.Dispersion(3).merge(g.Dispersion(4)),
+        lambda: g.cluster_distances(np.ones((3, 2)), [1, 2]),
+    ],
+)
+def test_wrong_shapes_raise(call):
+    with pytest.raises(GeometryError, match="expected"):
+        call()
+
+
+def test_vendi_score_counts_directions_on_either_side():
+    assert g.vendi_score(np.eye(5)) == pytest.approx(5)
+    assert g.vendi_score(np.tile(np.eye(3), (4, 1))) == pytest.approx(3)
+    assert g.vendi_score(np.ones((6, 4))) == pytest.approx(1)
+    x = rows(6, 9)
+    u = x / np.linalg.norm(x, axis=1, keepdims=True)
+    values = np.linalg.svd(u, compute_uv=False) ** 2 / 6
+    assert g.vendi_score(x) == pytest.approx(math.exp(-sum(v * math.log(v) for v in values)))
+
+
+@pytest.mark.parametrize("metric", g.METRICS)
+def test_cluster_distances_against_loops(metric):
+    x, labels, d = rows(10, 4, shift=0.5), list("aabbbccdda"), DISTANCES[metric]
+    groups = {k: np.array([v for v, name in zip(x, labels, strict=True) if name == k]) for k in set(labels)}
+    centroids = {k: v.mean(axis=0) for k, v in groups.items()}
+    inside = [d(v, centroids[k]) for k, members in groups.items() for v in members]
+    across = [d(a, b) for a, b in itertools.combinations(centroids.values(), 2)]
+    found = g.cluster_distances(x, labels, metric)
+    assert found.within == pytest.approx(np.mean(inside))
+    assert found.between == pytest.approx(np.mean(across))
+    assert found.clusters == 4
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_narrow_dtypes_are_widened_before_arithmetic(dtype):
+    x = rows(20, 16).astype(dtype)
+    assert g.dispersion(x) == g.dispersion(x.astype(np.float64))
