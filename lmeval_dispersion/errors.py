@@ -4,6 +4,10 @@ The tree::
 
     DispersionError            exit 1
     ├── UsageError             exit 2: an argument, a name or a file that cannot be used as given
+    │   └── StoreError         the folder of a run cannot be read or written
+    │       ├── PartialStoreError  its run did not finish
+    │       ├── StoreVersionError  written by another version of the format
+    │       └── MixedStoresError   runs that must not be read or compared as one
     ├── GeometryError          also a ValueError: a quantity is not defined for these vectors
     │   ├── TooFewVectorsError
     │   └── NoDirectionError   zero or non-finite vectors
@@ -26,6 +30,22 @@ class UsageError(DispersionError):
     """An argument, a name or a file that cannot be used as it was given."""
 
     exit_code = 2
+
+
+class StoreError(UsageError):
+    """The folder of a run cannot be read or written as a store."""
+
+
+class PartialStoreError(StoreError):
+    """The run that was writing this store did not finish."""
+
+
+class StoreVersionError(StoreError):
+    """The store was written by another version of the format."""
+
+
+class MixedStoresError(StoreError):
+    """Runs that must not be read or compared as one: other model, other documents, one task twice."""
 
 
 class GeometryError(DispersionError, ValueError):
