@@ -1,0 +1,90 @@
+"""What architectures call their output projection, and which of them store none because it is tied.
+
+Names as they are *stored*, which is not always as transformers' modules are called: published files come from
+many programs. Collected from the causal-LM classes of transformers 5.23 and from the headers of published
+checkpoints; anything new under ``….lm_head.weight`` is found without a line here.
+"""
+
+from __future__ import annotations
+
+#: Output projections, likeliest first. A multimodal or omni wrapper puts a prefix of `WRAPPERS` before it.
+HEADS = (
+    "lm_head.weight",
+    "embed_out.weight",  # GPT-NeoX
+    "output.weight",  # Llama's own format, InternLM2
+    "output_layer.weight",  # ChatGLM
+    "transformer.output_layer.weight",
+    "output_projection.weight",  # BioGPT, fairseq
+    "head.weight",  # RWKV
+    "model.transformer.ff_out.weight",  # OLMo 1 as first released
+    "transformer.ff_out.weight",
+    "lm_head.decoder.weight",
+)
+
+#: Input embeddings, which serve as output projection where the two are tied.
+EMBEDDINGS = (
+    "model.embed_tokens.weight",
+    "model.language_model.embed_tokens.weight",
+    "transformer.wte.weight",  # GPT-2 family
+    "wte.weight",  # openai-community/gpt2 as stored
+    "model.decoder.embed_tokens.weight",  # OPT
+    "decoder.embed_tokens.weight",
+    "transformer.word_embeddings.weight",  # BLOOM, Falcon
+    "word_embeddings.weight",
+    "backbone.embeddings.weight",  # Mamba
+    "backbone.embedding.weight",
+    "gpt_neox.embed_in.weight",
+    "embed_tokens.weight",
+    "tok_embeddings.weight",  # Llama's own format
+    "model.tok_embeddings.weight",
+    "transformer.embedding.word_embeddings.weight",  # ChatGLM
+    "model.transformer.wte.weight",
+    "model.embeddings.weight",
+    "model.embeddings.tok_embeddings.weight",
+    "biogpt.embed_tokens.weight",
+    "rwkv.embeddings.weight",
+    "transformer.embeddings.weight",
+)
+
+#: Prefixes under which wrappers keep their language model.
+WRAPPERS = (
+    "",
+    "language_model.",
+    "model.language_model.",
+    "text_model.",
+    "model.text_model.",
+    "model.",
+    "llm.",
+    "thinker.",
+    "language_model.model.",
+)
+
+#: Parts of a name that belong to something other than the model's own head or embedding.
+NOT_THE_MODEL = (
+    "mtp",
+    "draft",
+    "medusa",
+    "eagle",
+    "vision",
+    "visual",
+    "audio",
+    "speech",
+    "talker",
+    "code_predictor",
+)
+
+_UNTIED = """
+afmoe apertus aquila arcee aria_text axk1 axk2 baichuan bailing_hybrid bamba beam bitnet blt chatglm codegen
+cwm dbrx deepseek deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 diffllama doge dots1 dots3_note
+dots3_note_text emu3 exaone exaone4 exaone_moe falcon_h1 flex_olmo flint fuyu git glm glm4 glm4_moe
+glm4_moe_lite glm_moe_dsa gpt_neox gpt_oss gptj granite granitemoe granitemoe_swa granitemoehybrid
+granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax inkling2_text
+inkling_text internlm internlm2 internlm3 iquestcoder jais2 jamba kimi_linear kolibri1 laguna llama llama4
+llama4_text longcat_flash mamba2 mellum mimo_v2_flash minimax minimax_m2 minimax_m3_vl_text ministral
+ministral3 mistral mistral3 mixtral mllama moshi nanochat nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid
+olmoe orion persimmon phi phi3 phi3small phi4_multimodal phimoe pixtral qwen qwen2 qwen2_moe qwen3 qwen3_5
+qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next qwen4_exp qwen4_exp_text reformer rembert
+rwkv rwkv5 rwkv6 seed_oss solar_open stablelm stablelm_epoch xlstm xverse yi
+"""
+#: Values of ``model_type`` whose class does *not* tie when config.json is silent; every other known one does.
+UNTIED_BY_DEFAULT = frozenset(_UNTIED.split())
