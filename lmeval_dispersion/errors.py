@@ -11,6 +11,7 @@ The tree::
     ├── GeometryError          also a ValueError: a quantity is not defined for these vectors
     │   ├── TooFewVectorsError
     │   └── NoDirectionError   zero or non-finite vectors
+    ├── CaptureError           a model's states cannot be seen
     ├── MissingExtraError      also an ImportError: an optional part is not installed
     └── ScreeningError         one checkpoint cannot be screened; `code` is a stable word
 
@@ -66,6 +67,10 @@ class NoDirectionError(GeometryError):
     def __init__(self, message: str, rows: list[int]) -> None:
         super().__init__(message)
         self.rows = rows
+
+
+class CaptureError(DispersionError):
+    """A model's hidden states cannot be seen: no decoder blocks, or a place that was never passed."""
 
 
 class MissingExtraError(DispersionError, ImportError):
