@@ -1,0 +1,54 @@
+"use strict";
+(() => {
+  const say = (text) => { document.getElementById("status").textContent = text; };
+
+  // Tables: a head sorts its column up, then down. Cells without a value stay last both ways.
+  const collator = new Intl.Collator("en", { numeric: true });
+  const keyOf = (cell) => (cell.dataset.value !== undefined ? Number(cell.dataset.value) : cell.textContent);
+  const isEmpty = (cell) => cell.dataset.value === undefined &&
+    (cell.textContent === "" || cell.querySelector(".undefined") !== null);
+  const compare = (a, b) => typeof a === "number" && typeof b === "number"
+    ? a - b : collator.compare(String(a), String(b));
+  for (const button of document.querySelectorAll("th > button")) {
+    button.addEventListener("click", () => {
+      const head = button.parentElement;
+      const table = head.closest("table");
+      const down = head.getAttribute("aria-sort") === "ascending";
+      for (const other of head.parentElement.children) other.setAttribute("aria-sort", "none");
+      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      const body = table.tBodies[0];
+      const at = head.cellIndex;
+      const rows = [...body.rows].map((row, order) => ({ row, order, cell: row.cells[at] }));
+      rows.sort((a, b) => (isEmpty(a.cell) - isEmpty(b.cell)) ||
+        (down ? -1 : 1) * (isEmpty(a.cell) ? 0 : compare(keyOf(a.cell), keyOf(b.cell))) || a.order - b.order);
+      body.append(...rows.map((entry) => entry.row));
+      say(`Sorted by ${button.textContent}, ${down ? "descending" : "ascending"}`);
+    });
+  }
+
+  // Charts: one at a time, so that a page with many of them can be read and scrolled meanwhile.
+  const charts = [...document.querySelectorAll(".chart")];
+  const options = {
+    mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false,
+    tooltip: { disableDefaultStyle: true },
+  };
+  const draw = async (place) => {
+    const spec = JSON.parse(document.getElementById(`${place.id}-spec`).textContent);
+    try {
+      await window.vegaEmbed(place, spec, options);
+      place.dataset.state = "drawn";
+    } catch (error) {
+      place.dataset.state = "failed";
+      place.textContent = `This chart could not be drawn: ${error.message}`;
+    }
+    place.style.minHeight = "";
+  };
+  const drawAll = async () => {
+    for (const place of charts) {
+      await draw(place);
+      await new Promise((done) => { setTimeout(done, 0); });
+    }
+    document.documentElement.dataset.charts = "ready";
+  };
+  drawAll();
+})();
