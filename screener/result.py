@@ -6,11 +6,11 @@ The contract, ``screen-checkpoints/1``, is documented in docs/screener.md; :meth
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.geometry import METRICS, Metric, PairMean
-from screener.gap import Difference, Gap, difference, ranks
+from screener.gap import Gap
 from screener.targets import label, step_key
 
 if TYPE_CHECKING:
@@ -176,29 +176,6 @@ class Result:
         import pandas as pd
 
         return pd.DataFrame([flat_row(c) for c in self.checkpoints], columns=FLAT_COLUMNS)
-
-
-def ranked(checkpoints: list[Screened], metric: Metric) -> list[Screened]:
-    """The checkpoints of one group, best first, with ranks and the siblings they are not separated from."""
-    means = [c.gaps[metric].mean for c in checkpoints]
-    with_rank = [
-        replace(
-            checkpoint,
-            rank=rank,
-            not_separated_from=tuple(
-                other.label
-                for other in checkpoints
-                if other is not checkpoint and not separation(checkpoint, other, metric).separated
-            ),
-        )
-        for checkpoint, rank in zip(checkpoints, ranks(means), strict=True)
-    ]
-    return sorted(with_rank, key=lambda c: (c.rank, c.label))
-
-
-def separation(a: Screened, b: Screened, metric: Metric) -> Difference:
-    """The paired difference of two checkpoints' G."""
-    return difference(a.gaps[metric], b.gaps[metric])
 
 
 _PARTS = ("within_domain", "between", "within_reference")
