@@ -105,8 +105,8 @@ async def _gaps(
     if max(ids) >= rows:
         raise ScreeningError(
             "TokenizerMismatch",
-            f"cannot be screened because its tokenizer names row {max(ids)} and {projection.name} has {rows}; "
-            "tokenizer and weights do not belong together",
+            f"cannot be screened because its tokenizer names row {max(ids)} and {projection.name} has "
+            f"{rows}; tokenizer and weights do not belong together",
         )
     matrix = await read_rows(snapshot, projection, ids)
     try:

@@ -7,9 +7,11 @@ have ended are tokenizers compared: nobody waits for the slowest, and nobody's f
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -137,10 +139,10 @@ def screen_targets(
             requests=sum(meter.requests for meter in meters),
         )
 
-    return _run(work())
+    return _finished(work())
 
 
-def _run(work: Coroutine[Any, Any, T]) -> T:
+def _finished(work: Coroutine[Any, Any, T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -213,6 +215,12 @@ class _Run:
                     raise
                 message = "stopped before it was read; what was read is cached, run the same command again"
                 self._fail(item, ScreeningError("Interrupted", message))
+            except Exception as error:
+                # What nobody foresaw in one checkpoint must not cost the user all the others.
+                if os.environ.get("DISPERSION_DEBUG"):
+                    raise
+                message = f"{type(error).__name__}: {error}; please report it (DISPERSION_DEBUG=1 shows where)"
+                self._fail(item, ScreeningError("InternalError", message))
             finally:
                 done += 1
                 if self._progress is not None:
@@ -222,17 +230,28 @@ class _Run:
         if self._progress is not None:
             self._progress(0, len(targets), "")
         tasks = [asyncio.create_task(one(item)) for item in targets]
+        await asyncio.sleep(0)  # a task that is cancelled before its first step would not reach its handler
         if not self._keep_on_interrupt:
             found = await asyncio.gather(*tasks)
         else:
-            loop = asyncio.get_running_loop()
-            loop.add_signal_handler(signal.SIGINT, lambda: [task.cancel() for task in tasks])
-            try:
-                # A task that is cancelled before its first step never reaches its own handler.
-                found = await asyncio.gather(*tasks, return_exceptions=True)
-            finally:
-                loop.remove_signal_handler(signal.SIGINT)
-        return [reading for reading in found if isinstance(reading, Reading)]
+            with _on_interrupt(lambda: [task.cancel() for task in tasks]):
+                found = await asyncio.gather(*tasks)
+        return [reading for reading in found if reading is not None]
 
     def _fail(self, item: Target, error: ScreeningError) -> None:
         self.failed.append(Failed(item.repo, item.revision, error.code, str(error)))
+
+
+@contextlib.contextmanager
+def _on_interrupt(act: Callable[[], object]) -> Iterator[None]:
+    """Ctrl-C calls ``act`` in place of raising; where the platform has no such handlers it raises as ever."""
+    loop = asyncio.get_running_loop()
+    try:
+        loop.add_signal_handler(signal.SIGINT, act)
+    except NotImplementedError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)

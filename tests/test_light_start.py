@@ -1,0 +1,43 @@
+"""The screener starts without torch, transformers or lm_eval, and `--help` without anything heavy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "transformers", "lm_eval", "datasets", "sklearn")
+
+
+def loaded_after(code: str) -> set[str]:
+    """Top-level names of the modules that a fresh process has after running ``code``."""
+    script = f"{code}\nimport sys\nprint('\\n'.join(sorted({{name.partition('.')[0] for name in sys.modules}})))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from screener import screen, Result",
+        "import screener.cli, screener.screen, screener.page",
+        "import lmeval_dispersion, lmeval_dispersion.geometry, lmeval_dispersion.cli",
+    ],
+)
+def test_the_screener_loads_no_model_library(code):
+    assert not loaded_after(code) & set(HEAVY)
+
+
+def test_help_loads_no_library_at_all():
+    code = """
+import contextlib, io
+from screener.cli import main
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+    main(["--help"])
+"""
+    assert not loaded_after(code) & {*HEAVY, "numpy", "pandas", "httpx", "huggingface_hub", "rich", "altair"}
+
+
+def test_the_check_can_fail():
+    assert "numpy" in loaded_after("import numpy")
