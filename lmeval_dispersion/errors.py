@@ -107,6 +107,7 @@ SCREENING_CODES: dict[str, str] = {
     "Timeout": "the checkpoint's time budget ran out",
     "Offline": "offline mode is on and something needed is not in the cache",
     "Interrupted": "the run was stopped before this checkpoint was read",
+    "InternalError": "a defect of this program; please report it",
 }
 
 

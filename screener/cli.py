@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,11 +17,17 @@ from lmeval_dispersion import __version__
 from lmeval_dispersion.errors import DispersionError, UsageError
 
 if TYPE_CHECKING:
-    from screener.agreement import Agreement
-    from screener.result import Result
+    from screener.screen import Progress
 
 FORMATS = ("table", "json", "csv", "markdown", "html")
-_SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown", ".html": "html", ".htm": "html", ".txt": "table"}
+_SUFFIXES = {
+    ".json": "json",
+    ".csv": "csv",
+    ".md": "markdown",
+    ".html": "html",
+    ".htm": "html",
+    ".txt": "table",
+}
 
 _EPILOG = """\
 checkpoints:
@@ -63,15 +69,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="screen-checkpoints",
-        description="Rank checkpoints by how well their output rows tell a domain's tokens apart: no labels, no "
-        "data, no GPU, and only the few rows that are needed are read.",
+        description="Rank checkpoints by how well their output rows tell a domain's tokens apart: no labels, "
+        "no data, no GPU, and only the few rows that are needed are read.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help="what to screen, see below")
     what = parser.add_argument_group("what to screen")
     what.add_argument("--family", metavar="NAME", help="all checkpoints of a family")
-    what.add_argument("--families", metavar="FILE", help="a family file of your own in place of the bundled one")
+    what.add_argument(
+        "--families", metavar="FILE", help="a family file of your own in place of the bundled one"
+    )
     what.add_argument("--list-families", action="store_true", help="print the families and stop")
     what.add_argument("--demo", action="store_true", help="screen the bundled tiny models; needs no network")
     how = parser.add_argument_group("how")
@@ -82,7 +90,10 @@ def _parser() -> argparse.ArgumentParser:
         help="domain tokens: math, code, legal, SET:GROUP,GROUP, or a YAML file (default: math)",
     )
     how.add_argument(
-        "--reference", default="reference", metavar="SET", help="everyday tokens, likewise (default: reference)"
+        "--reference",
+        default="reference",
+        metavar="SET",
+        help="everyday tokens, likewise (default: reference)",
     )
     how.add_argument("--metric", default="cosine", choices=("cosine", "euclidean"), help="which gap ranks")
     how.add_argument(
@@ -125,7 +136,11 @@ def _screen(args: argparse.Namespace) -> int:
         raise UsageError("expected --family NAME with --families, got no name; --list-families shows them")
     if args.demo:
         targets += demo_targets()
-    accuracies = _accuracies(args.accuracy)
+    supplied = None
+    if args.accuracy is not None:
+        from screener.agreement import read_accuracies
+
+        supplied = read_accuracies(args.accuracy)
     with _progress() as progress:
         result = screen_targets(
             targets,
@@ -136,10 +151,55 @@ def _screen(args: argparse.Namespace) -> int:
             progress=progress,
             keep_on_interrupt=True,
         )
-    result, agreement = _with_accuracies(result, accuracies)
-    _print(_text(result, agreement, output_format, args), args.output)
-    for failure in result.failed if args.top is not None or output_format in ("csv",) else ():
-        print(f"screen-checkpoints: {failure.label}: {failure.error}: {failure.message}", file=sys.stderr)
+    if supplied is not None:
+        from screener.agreement import with_accuracies
+
+        result = with_accuracies(result, supplied)
+
+    from screener.report import report
+
+    colour = args.output is None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    text = report(result, output_format, top=args.top, across_scales=args.across_scales, colour=colour)
+    if args.output is not None:
+        args.output.write_text(text, encoding="utf-8")
+        print(f"wrote {args.output}", file=sys.stderr)
+    else:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    if args.top is not None or output_format == "csv":
+        # These forms have no place for failures, and nothing may be lost silently.
+        for failed in result.failed:
+            print(f"screen-checkpoints: {failed.label}: {failed.error}: {failed.message}", file=sys.stderr)
     if not result.failed:
         return 0
     return 3 if result.checkpoints else 1
+
+
+def _families(path: str | None) -> str:
+    from screener.families import load_families
+
+    lines = []
+    for name, family in load_families(path).items():
+        scales = ", ".join(family.scales)
+        lines.append(f"{name}\t{len(family.checkpoints)} checkpoints\t{scales}")
+    return "\n".join(lines)
+
+
+@contextmanager
+def _progress() -> Iterator[Progress | None]:
+    """A bar on a terminal's standard error, which disappears when all is read."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("connecting")
+
+        def update(done: int, total: int, label: str) -> None:
+            bar.update(task, completed=done, total=total, description=label)
+
+        yield update

@@ -137,7 +137,7 @@ def _tokenizer(snapshot: Snapshot) -> tuple[str, str]:
             # Without a hash, only the very file is known to be itself.
             return name, snapshot.files[name].digest or f"{snapshot.repo}@{snapshot.revision}:{name}"
     raise ScreeningError(
-        "NoTokenizer",
+        "TokenizerNotFound",
         f"cannot be screened because it has no {' or '.join(TOKENIZER_FILES)}, which tells the tokens' rows; "
         "save it with `AutoTokenizer.from_pretrained(...).save_pretrained(...)` and screen that folder",
     )

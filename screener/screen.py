@@ -219,7 +219,9 @@ class _Run:
                 # What nobody foresaw in one checkpoint must not cost the user all the others.
                 if os.environ.get("DISPERSION_DEBUG"):
                     raise
-                message = f"{type(error).__name__}: {error}; please report it (DISPERSION_DEBUG=1 shows where)"
+                message = (
+                    f"{type(error).__name__}: {error}; please report it (DISPERSION_DEBUG=1 shows where)"
+                )
                 self._fail(item, ScreeningError("InternalError", message))
             finally:
                 done += 1

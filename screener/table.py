@@ -4,133 +4,72 @@ from __future__ import annotations
 
 import io
 import shutil
-import sys
-from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from screener.agreement import Agreement
-from screener.result import Group, Result, Screened
+from screener.agreement import agreements
+from screener.result import Result
 from screener.wording import (
     ACROSS_SCALES,
+    SEPARATION,
     UNSUPPORTED,
-    digits_for,
-    figure,
+    Grid,
+    across_scales_grid,
+    agreement_grid,
+    failed_grid,
+    group_grid,
     heading,
-    not_separated,
+    lead,
+    notes,
     read_line,
-    size,
     tokens_line,
 )
 
+_WIDE = 160  # of what goes to files and pipes, which have no width
 
-def table_text(result: Result, agreements: Sequence[Agreement], *, across_scales: bool, plain: bool) -> str:
+
+def table_text(result: Result, *, across_scales: bool, colour: bool) -> str:
     """The whole result for a terminal.
 
     Args:
         result: What to print.
-        agreements: Agreement with supplied accuracies; empty without them.
         across_scales: Whether to add one order over all groups.
-        plain: Whether to leave colours out and to use as much width as the tables want (files, pipes).
+        colour: Whether it goes to a terminal: colours, and tables as wide as that is.
     """
     buffer = io.StringIO()
-    width = 160 if plain else shutil.get_terminal_size().columns
-    console = Console(file=buffer, force_terminal=not plain, no_color=plain, width=width, highlight=False)
-    console.print(
-        f"[bold]{escape(result.domain)}[/]: {result.metric} gap G = within(T) + between(T, R), "
-        f"reference {escape(result.reference)}; ± is one jackknife standard error"
-    )
+    width = shutil.get_terminal_size().columns if colour else _WIDE
+    console = Console(file=buffer, force_terminal=colour, no_color=not colour, width=width, highlight=False)
+    console.print(f"[bold]{escape(lead(result))}[/]")
     for group in result.groups:
         console.print()
-        console.print(_group_table(group, result))
+        console.print(_table(heading(group), group_grid(group, result)))
         console.print(f"[dim]{escape(tokens_line(group))}[/]")
-        for checkpoint in group.checkpoints:
-            for note in checkpoint.notes:
-                console.print(f"[yellow]note[/] {escape(checkpoint.label)}: {escape(note)}")
+        for note in notes(group):
+            console.print(f"[yellow]note[/] {escape(note)}")
     if any(c.not_separated_from for c in result.checkpoints):
-        console.print("\n≈ ranks whose G is within two paired standard errors: not separated")
+        console.print(f"\n{SEPARATION}")
     if across_scales and len(result.groups) > 1:
         console.print()
-        console.print(_across_table(result))
+        console.print(_table("across scales", across_scales_grid(result)))
         console.print(f"[yellow]warning[/] {ACROSS_SCALES}")
-    if agreements:
+    found = agreements(result)
+    if found:
         console.print()
-        console.print(_agreement_table(agreements))
+        console.print(_table("agreement with the supplied accuracies", agreement_grid(found)))
     if result.failed:
         console.print()
-        failures = Table(title="not screened", title_justify="left", box=box.SIMPLE_HEAD, title_style="bold red")
-        failures.add_column("checkpoint", overflow="fold")
-        failures.add_column("error", no_wrap=True)
-        failures.add_column("why, and what to do", overflow="fold")
-        for failed in result.failed:
-            failures.add_row(escape(failed.label), failed.error, escape(failed.message))
-        console.print(failures)
-    console.print()
-    console.print(f"[dim]{read_line(result)}[/]")
-    console.print(f"[dim]{UNSUPPORTED}[/]")
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+        console.print(_table("not screened", failed_grid(result), style="bold red"))
+    console.print(f"\n[dim]{read_line(result)}\n{UNSUPPORTED}[/]")
+    return "".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines())
 
 
-def on_terminal() -> bool:
-    """Whether standard output is a person's terminal."""
-    return sys.stdout.isatty()
-
-
-def _group_table(group: Group, result: Result) -> Table:
-    trajectory = group.trajectory()
-    members: Sequence[Screened] = trajectory or group.checkpoints
-    with_accuracy = any(c.accuracy is not None for c in members)
-    digits = digits_for(members, result)
-    table = Table(title=escape(heading(group)), title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
-    table.add_column("rank", justify="right")
-    table.add_column("revision, by step" if trajectory else "checkpoint", overflow="fold")
-    table.add_column("G", justify="right", no_wrap=True)
-    table.add_column("≈", justify="left")
-    if with_accuracy:
-        table.add_column("accuracy", justify="right")
-    table.add_column("within T", justify="right", no_wrap=True)
-    table.add_column("between T,R", justify="right", no_wrap=True)
-    table.add_column("control: within R", justify="right", no_wrap=True)
-    table.add_column("read", justify="right")
-    table.add_column("requests", justify="right")
-    table.add_column("s", justify="right")
-    for c in members:
-        gap = c.gaps[result.metric]
-        parts = (gap.within_domain, gap.between, gap.within_reference)
-        cells = [
-            str(c.rank),
-            escape((c.requested_revision if trajectory else c.label) or c.label),
-            f"[bold]{figure(gap.mean, gap.se, digits)}[/]",
-            not_separated(c, group),
-        ]
-        if with_accuracy:
-            cells.append("" if c.accuracy is None else f"{c.accuracy:.4g}")
-        cells += [figure(part.mean, part.se, digits) for part in parts]
-        table.add_row(*cells, size(c.bytes_read), str(c.requests), f"{c.seconds:.2f}")
+def _table(title: str, grid: Grid, style: str = "bold") -> Table:
+    table = Table(title=escape(title), title_justify="left", title_style=style, box=box.SIMPLE_HEAD)
+    for column, numeric in zip(grid.columns, grid.numeric, strict=True):
+        table.add_column(column, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+    for row in grid.rows:
+        table.add_row(*(escape(cell) for cell in row))
     return table
-
-
-def _across_table(result: Result) -> Table:
-    table = Table(title="across scales", title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
-    for name in ("", "checkpoint", "family", "scale"):
-        table.add_column(name, overflow="fold")
-    table.add_column("G", justify="right", no_wrap=True)
-    digits = digits_for(result.checkpoints, result)
-    for place, c in enumerate(across_scales_order(result), start=1):
-        gap = c.gaps[result.metric]
-        table.add_row(
-            str(place), escape(c.label), escape(c.family), c.scale, figure(gap.mean, gap.se, digits)
-        )
-    return table
-
-
-def across_scales_order(result: Result) -> list[Screened]:
-    """All checkpoints by G, whatever their group."""
-    return sorted(result.checkpoints, key=lambda c: (-c.gaps[result.metric].mean, c.label))
-
-
-def _agreement_table(agreements: Sequence[Agreement]) -> Table:
-    raise NotImplementedError

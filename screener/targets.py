@@ -54,7 +54,7 @@ def target(text: str) -> Target:
         UsageError: It is neither a folder nor the name of a repository.
     """
     path = Path(text).expanduser()
-    if path.is_dir():
+    if text and path.is_dir():
         return Target(str(path), local=True)
     if text.startswith((".", "/", "~")):
         raise UsageError(f"expected a folder or a repository, got {text!r}; there is no such folder")

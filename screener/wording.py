@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from screener.agreement import Agreement
 from screener.result import Group, Result, Screened
 
 UNSUPPORTED = (
-    "G compares checkpoints of one tokenizer and one scale. It does not compare across scales or families, and it "
-    "predicts no accuracy."
+    "G compares checkpoints of one tokenizer and one scale. It does not compare across scales or families, "
+    "and it predicts no accuracy."
 )
 ACROSS_SCALES = (
-    "One order over all groups. The evidence does not support it: in the source paper's own tables G does not rank "
-    "across scales (Spearman 0.14 with accuracy for the cosine gap over eight checkpoints)."
+    "The evidence does not support an order over all groups: in the source paper's own tables G does not "
+    "rank across scales (Spearman 0.14 with accuracy for the cosine gap over eight checkpoints)."
 )
+
+SEPARATION = "≈ ranks whose G is within two paired standard errors: not separated."
 
 
 def size(count: int) -> str:
@@ -47,10 +51,93 @@ def not_separated(checkpoint: Screened, group: Group) -> str:
     return ", ".join(str(c.rank) for c in others)
 
 
+class Grid(NamedTuple):
+    """A table as text: column names, which of them hold numbers, and rows of cells."""
+
+    columns: tuple[str, ...]
+    numeric: tuple[bool, ...]
+    rows: list[tuple[str, ...]]
+
+
+def group_grid(group: Group, result: Result) -> Grid:
+    """One group, best first; a trajectory in the order of its steps."""
+    trajectory = group.trajectory()
+    members = trajectory or group.checkpoints
+    digits = digits_for(members, result)
+    with_accuracy = any(c.accuracy is not None for c in members)
+    rows = []
+    for c in members:
+        gap = c.gaps[result.metric]
+        parts = (gap.within_domain, gap.between, gap.within_reference)
+        accuracy = "" if c.accuracy is None else f"{c.accuracy:.4g}"
+        rows.append(
+            (
+                str(c.rank),
+                (c.requested_revision if trajectory else None) or c.label,
+                figure(gap.mean, gap.se, digits),
+                not_separated(c, group),
+                *([accuracy] if with_accuracy else []),
+                *(figure(part.mean, part.se, digits) for part in parts),
+                size(c.bytes_read),
+                str(c.requests),
+                f"{c.seconds:.2f}",
+            )
+        )
+    name = "revision, by step" if trajectory else "checkpoint"
+    columns = ("rank", name, "G", "≈", *(["accuracy"] if with_accuracy else []))
+    columns += ("within T", "between T,R", "within R", "read", "requests", "s")
+    return Grid(columns, tuple(column not in (name, "≈") for column in columns), rows)
+
+
+def across_scales_grid(result: Result) -> Grid:
+    """All checkpoints by G, whatever their group; to be shown with ``ACROSS_SCALES``."""
+    ordered = sorted(result.checkpoints, key=lambda c: (-c.gaps[result.metric].mean, c.label))
+    digits = digits_for(ordered, result)
+    gaps = [c.gaps[result.metric] for c in ordered]
+    rows = [
+        (str(place), c.label, f"{c.family} · {c.scale}", figure(gap.mean, gap.se, digits))
+        for place, (c, gap) in enumerate(zip(ordered, gaps, strict=True), start=1)
+    ]
+    return Grid(("place", "checkpoint", "group", "G"), (True, False, False, True), rows)
+
+
+def failed_grid(result: Result) -> Grid:
+    """What was not screened, and why."""
+    rows = [(failed.label, failed.error, failed.message) for failed in result.failed]
+    return Grid(("checkpoint", "error", "why, and what to do"), (False, False, False), rows)
+
+
+def agreement_grid(found: Sequence[Agreement]) -> Grid:
+    """Rank correlations of G with supplied accuracies."""
+    rows = [
+        (
+            item.group,
+            str(item.n),
+            *(f"{value:.3f}" for value in (item.spearman, item.spearman_p, item.kendall, item.kendall_p)),
+        )
+        for item in found
+    ]
+    columns = ("group", "n", "Spearman", "p", "Kendall τ-b", "p ")
+    return Grid(columns, (False, True, True, True, True, True), rows)
+
+
 def heading(group: Group) -> str:
     """``qwen2.5 · 7B`` with the number of checkpoints."""
     n = len(group.checkpoints)
     return f"{group.family} · {group.scale} · {n} checkpoint{'s' if n != 1 else ''}"
+
+
+def lead(result: Result) -> str:
+    """What was computed."""
+    return (
+        f"{result.domain}: {result.metric} gap G = within(T) + between(T, R); within R is a control, no part of "
+        f"G; reference {result.reference}; ± is one jackknife standard error"
+    )
+
+
+def notes(group: Group) -> list[str]:
+    """What a reader of the numbers should know of single checkpoints."""
+    return [f"{c.label}: {note}" for c in group.checkpoints for note in c.notes]
 
 
 def tokens_line(group: Group) -> str:
@@ -66,6 +153,6 @@ def read_line(result: Result) -> str:
     """What the whole screening cost."""
     n = len(result.checkpoints)
     return (
-        f"{n} screened, {len(result.failed)} failed; read {size(result.bytes_read)} in {result.requests} requests, "
-        f"{result.seconds:.2f} s"
+        f"{n} screened, {len(result.failed)} failed; read {size(result.bytes_read)} in "
+        f"{result.requests} requests, {result.seconds:.2f} s"
     )

@@ -12,7 +12,9 @@ HEAVY = ("torch", "transformers", "lm_eval", "datasets", "sklearn")
 
 def loaded_after(code: str) -> set[str]:
     """Top-level names of the modules that a fresh process has after running ``code``."""
-    script = f"{code}\nimport sys\nprint('\\n'.join(sorted({{name.partition('.')[0] for name in sys.modules}})))"
+    script = (
+        f"{code}\nimport sys\nprint('\\n'.join(sorted({{name.partition('.')[0] for name in sys.modules}})))"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
