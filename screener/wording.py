@@ -130,8 +130,8 @@ def heading(group: Group) -> str:
 def lead(result: Result) -> str:
     """What was computed."""
     return (
-        f"{result.domain}: {result.metric} gap G = within(T) + between(T, R); within R is a control, no part of "
-        f"G; reference {result.reference}; ± is one jackknife standard error"
+        f"{result.domain}: {result.metric} gap G = within(T) + between(T, R); within R is a control, no part "
+        f"of G; reference {result.reference}; ± is one jackknife standard error"
     )
 
 
