@@ -136,11 +136,6 @@ def _screen(args: argparse.Namespace) -> int:
         raise UsageError("expected --family NAME with --families, got no name; --list-families shows them")
     if args.demo:
         targets += demo_targets()
-    supplied = None
-    if args.accuracy is not None:
-        from screener.agreement import read_accuracies
-
-        supplied = read_accuracies(args.accuracy)
     with _progress() as progress:
         result = screen_targets(
             targets,
@@ -151,10 +146,14 @@ def _screen(args: argparse.Namespace) -> int:
             progress=progress,
             keep_on_interrupt=True,
         )
-    if supplied is not None:
-        from screener.agreement import with_accuracies
+    mistake = None
+    if args.accuracy is not None:
+        from screener.supplied import with_accuracies
 
-        result = with_accuracies(result, supplied)
+        try:
+            result = with_accuracies(result, args.accuracy)
+        except UsageError as error:
+            mistake = error  # what was screened is printed all the same
 
     from screener.report import report
 
@@ -170,6 +169,8 @@ def _screen(args: argparse.Namespace) -> int:
         # These forms have no place for failures, and nothing may be lost silently.
         for failed in result.failed:
             print(f"screen-checkpoints: {failed.label}: {failed.error}: {failed.message}", file=sys.stderr)
+    if mistake is not None:
+        raise mistake
     if not result.failed:
         return 0
     return 3 if result.checkpoints else 1

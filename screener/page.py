@@ -87,8 +87,8 @@ def _group(page: Page, group: Group, result: Result) -> None:
     page.chart(
         _parts_chart(group, result),
         caption=f"Parts of the {result.metric} gap, with one standard error",
-        description=f"Bars of within(T), between(T, R) and the control within(R) for each checkpoint; the largest "
-        f"gap is that of {best.label}.",
+        description="Bars of within(T), between(T, R) and the control within(R) for each checkpoint; the largest "
+        f"G is that of {best.label}.",
     )
     if group.trajectory():
         page.chart(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from screener.agreement import agreements
 from screener.result import Result
+from screener.supplied import agreement_dict, agreements
 from screener.wording import (
     ACROSS_SCALES,
     SEPARATION,
@@ -56,7 +56,7 @@ def json_text(result: Result) -> str:
     document: dict[str, Any] = result.to_dict()
     found = agreements(result)
     if found:
-        document["agreement"] = [item.to_dict() for item in found]
+        document["agreement"] = [agreement_dict(line) for line in found]
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 

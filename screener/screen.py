@@ -124,7 +124,7 @@ def screen_targets(
     async def work() -> Result:
         start = time.perf_counter()
         async with Hub(timeout=timeout) as hub:
-            reader = Reader(hub, domain, reference, ResolutionCache(hub.cache / "tokens"))
+            reader = Reader(hub, domain, reference, ResolutionCache(hub.cache))
             run = _Run(hub, reader, timeout, progress, keep_on_interrupt)
             checkpoints = ranked(await run.screened(targets), metric)
         meters = [hub.meter, *(snapshot.meter for snapshot in reader.snapshots)]

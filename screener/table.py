@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from screener.agreement import agreements
 from screener.result import Result
+from screener.supplied import agreements
 from screener.wording import (
     ACROSS_SCALES,
     SEPARATION,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ ACROSS_SCALES = (
     "rank across scales (Spearman 0.14 with accuracy for the cosine gap over eight checkpoints)."
 )
 
+_SCOPES = {"within groups": "all, inside groups", "overall": "all, across groups (not supported)"}
 SEPARATION = "≈ ranks whose G is within two paired standard errors: not separated."
 
 
@@ -56,7 +58,7 @@ class Grid(NamedTuple):
 
     columns: tuple[str, ...]
     numeric: tuple[bool, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
 
 
 def group_grid(group: Group, result: Result) -> Grid:
@@ -109,16 +111,14 @@ def failed_grid(result: Result) -> Grid:
 
 def agreement_grid(found: Sequence[Agreement]) -> Grid:
     """Rank correlations of G with supplied accuracies."""
-    rows = [
-        (
-            item.group,
-            str(item.n),
-            *(f"{value:.3f}" for value in (item.spearman, item.spearman_p, item.kendall, item.kendall_p)),
-        )
-        for item in found
-    ]
-    columns = ("group", "n", "Spearman", "p", "Kendall τ-b", "p ")
-    return Grid(columns, (False, True, True, True, True, True), rows)
+    rows = []
+    for line in found:
+        values = (line.spearman, line.spearman_p, line.kendall, line.kendall_p)
+        figures = [f"{value:.3f}" if math.isfinite(value) else "undefined" for value in values]
+        how = f"{'all' if line.exact else 'drawn'}: {line.permutations:,}"
+        rows.append((line.group or _SCOPES[line.scope], str(line.n), *figures, line.reason or how))
+    columns = ("group", "n", "Spearman", "p", "Kendall τ-b", "p ", "permutations")
+    return Grid(columns, (False, True, True, True, True, True, False), rows)
 
 
 def heading(group: Group) -> str:
