@@ -1,0 +1,1 @@
+"""Dispersion losses for anyone's training loop: functions, hooks for any model, a Trainer, a command."""

@@ -1,0 +1,305 @@
+"""Dispersion losses: add a positive multiple of one to the training loss.
+
+All take states ``z`` of shape (b, t, d), any float dtype, and return a scalar; arithmetic is in float32 at
+least (float64 stays float64), under autocast too. A stack of layers (l, b, t, d) gives one loss a layer,
+(l,).
+
+- ``mask`` (b, t): true on real tokens. Without one, all are. What padding holds never matters.
+- ``segments`` (b, t): document ids in packed rows; pairs never cross documents. Ignored with
+``pairs="batch"``,
+  whose pairs span texts on purpose.
+- ``pairs``: ``sequence`` forms pairs inside each sequence (or document) and averages over those with a pair;
+  ``batch`` forms them among all tokens of the batch.
+- ``max_tokens``: draw at most that many tokens of a row, anew each call from ``generator``, never from the
+global one.
+
+Vectors of length up to 1e-12 have no direction: the angular losses leave them out. A group with fewer than
+two points drops out; where none is left the loss is 0 with a zero gradient. Non-finite states give NaN.
+
+Sources: RD section 3.4 and B.4.2 (push-away, cross-domain, squeeze), LD (the others). ``reference=True``
+gives what LD's released code computes instead of the published formula.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lmeval_dispersion.errors import GeometryError, UsageError
+from lmeval_dispersion.training import reference as released
+from lmeval_dispersion.training.averages import cross_domain_cosine, mean_cosine
+from lmeval_dispersion.training.decorrelation import AXES, Axis, squared_correlations
+from lmeval_dispersion.training.pairwise import angular, euclidean, median_distance
+from lmeval_dispersion.training.points import (
+    Pairs,
+    Points,
+    group_counts,
+    group_sums,
+    layer_means,
+    layers_of,
+    like_given,
+    points,
+)
+from lmeval_dispersion.training.terms import Angular, Hinge
+
+SMALLEST_TAU = 0.02  # below it exp(-1/tau) leaves float32
+
+
+def push_away(
+    z: Tensor,
+    *,
+    mask: Tensor | None = None,
+    segments: Tensor | None = None,
+    pairs: Pairs = "batch",
+    across_ranks: bool = False,
+    max_tokens: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Minus the mean cosine distance over all pairs; in [-n/(n-1), 0].
+
+    -1 orthogonal on average, 0 all parallel: lower is more dispersed, and -value is the dispersion of the
+    tokens.
+
+    Args:
+        z: States, (b, t, d) or (l, b, t, d).
+        mask: See the module.
+        segments: See the module.
+        pairs: See the module.
+        across_ranks: Form the pairs over all ranks of the default process group, through one all-reduce of
+            sums; needs ``pairs="batch"`` and a wrapper that averages gradients over ranks (DDP, FSDP).
+        max_tokens: See the module.
+        generator: See the module.
+
+    Raises:
+        GeometryError: A shape does not fit.
+        UsageError: An option is not usable.
+
+    Source: RD section 3.4.
+
+    >>> float(push_away(torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])))
+    -1.0
+    """
+    if across_ranks and pairs != "batch":
+        raise UsageError(f"expected pairs of batch with across_ranks, got {pairs!r}")
+    p = points(layers_of(z), **_common(mask, segments, pairs, max_tokens, generator))
+    cosine, counted = mean_cosine(p, across_ranks=across_ranks)
+    return like_given(z, layer_means(p, cosine - 1.0, counted))
+
+
+def squeeze(z: Tensor, **options: Any) -> Tensor:
+    """Plus the mean cosine distance over all pairs: the ablation that should make a model worse.
+
+    Takes the arguments of :func:`push_away`. Source: RD B.4.2.
+    """
+    return -push_away(z, **options)
+
+
+def cross_domain_push_away(
+    z: Tensor,
+    *,
+    domains: Tensor,
+    mask: Tensor | None = None,
+    segments: Tensor | None = None,
+    max_tokens: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Minus the mean cosine distance over pairs of tokens of different domains; in [-2, 0].
+
+    Args:
+        z: States, (b, t, d) or (l, b, t, d).
+        domains: Domain of each sequence, (b,), any integers. With one domain in the batch the loss is 0.
+        mask: See the module.
+        segments: Taken for a common signature; pairs span texts here.
+        max_tokens: See the module.
+        generator: See the module.
+
+    Raises:
+        GeometryError: A shape does not fit.
+
+    Source: RD section 3.4.
+    """
+    stack = layers_of(z)
+    if domains.shape != stack.shape[1:2]:
+        raise GeometryError(
+            f"expected `domains` of shape (b,) = ({stack.shape[1]},), got {tuple(domains.shape)}"
+        )
+    p = points(stack, **_common(mask, None, "sequence", max_tokens, generator))
+    cosine, counted = cross_domain_cosine(p, domains)
+    return like_given(z, torch.where(counted, cosine - 1.0, 0.0))
+
+
+def angular_spread(
+    z: Tensor,
+    *,
+    mask: Tensor | None = None,
+    segments: Tensor | None = None,
+    tau: float = 1.0,
+    pairs: Pairs = "sequence",
+    max_tokens: int | None = None,
+    generator: torch.Generator | None = None,
+    reference: bool = False,
+    clamp: float = released.CLAMP,
+) -> Tensor:
+    """Log of the mean of exp(-D/tau) over ordered pairs i != j, D = arccos(cos)/pi; in [-1/tau, 0].
+
+    0 all parallel, -1/(2 tau) all orthogonal. Cosines are held 1e-6 away from +-1, so that the slope is
+    finite; inside that the gradient goes on.
+
+    Args:
+        z: States, (b, t, d) or (l, b, t, d).
+        mask: See the module.
+        segments: See the module.
+        tau: Temperature, at least 0.02. Small values look at the closest pairs only.
+        pairs: See the module.
+        max_tokens: See the module.
+        generator: See the module.
+        reference: Values of the released code, which saturates where |cos| > 1 - ``clamp``.
+        clamp: Its clamp: 0.25 in its class and Qwen3 script, 0.1 on its GPT-2 command line.
+
+    Raises:
+        GeometryError: A shape does not fit.
+        UsageError: An option is not usable.
+
+    Source: LD, angular spread.
+    """
+    _positive("tau", tau, SMALLEST_TAU)
+    p = points(layers_of(z), **_common(mask, segments, pairs, max_tokens, generator))
+    value = released.released_angular(p, tau, clamp) if reference else angular(p, Angular(tau))
+    return like_given(z, layer_means(p, *value))
+
+
+def orthogonalization(
+    z: Tensor,
+    *,
+    mask: Tensor | None = None,
+    segments: Tensor | None = None,
+    margin: float = 0.5,
+    pairs: Pairs = "sequence",
+    max_tokens: int | None = None,
+    generator: torch.Generator | None = None,
+    reference: bool = False,
+    clamp: float = released.CLAMP,
+) -> Tensor:
+    """Mean of max(0, margin - D)^2 over ordered pairs i != j, D = arccos(cos)/pi; in [0, margin^2].
+
+    0 when no two points are closer than ``margin`` (0.5: a right angle), margin^2 when all are parallel.
+    Arguments as in :func:`angular_spread`.
+
+    Raises:
+        GeometryError: A shape does not fit.
+        UsageError: An option is not usable.
+
+    Source: LD, orthogonalization.
+    """
+    if not 0.0 < margin <= 1.0:
+        raise UsageError(f"expected a margin in (0, 1], got {margin}; 0.5 is a right angle")
+    p = points(layers_of(z), **_common(mask, segments, pairs, max_tokens, generator))
+    value = released.released_orthogonalization(p, margin, clamp) if reference else angular(p, Hinge(margin))
+    return like_given(z, layer_means(p, *value))
+
+
+def l2_repel(
+    z: Tensor,
+    *,
+    mask: Tensor | None = None,
+    segments: Tensor | None = None,
+    tau: float | Literal["median"] = 1.0,
+    norm_weight: float = released.NORM_WEIGHT,
+    pairs: Pairs = "sequence",
+    max_tokens: int | None = None,
+    generator: torch.Generator | None = None,
+    reference: bool = False,
+) -> Tensor:
+    """Log of the mean of exp(-|z_i - z_j|^2/tau) over i != j, plus ``norm_weight`` times the mean of z^2.
+
+    At most 0 without the norm term; 0 when all points coincide. With tau = 1 the repulsion vanishes once
+    distances are large (a GPT-2's middle layers) and the norm term is all that is left; ``tau="median"``
+    takes the median squared distance of each group (a constant for the gradient; over 128 evenly spaced
+    points where there are more).
+
+    Args:
+        z: States, (b, t, d) or (l, b, t, d).
+        mask: See the module.
+        segments: See the module.
+        tau: Squared length scale, or ``median``.
+        norm_weight: Weight of the mean square of the numbers in z, over points.
+        pairs: See the module.
+        max_tokens: See the module.
+        generator: See the module.
+        reference: Values of the released code, which counts each point's distance 0 to itself.
+
+    Raises:
+        GeometryError: A shape does not fit.
+        UsageError: An option is not usable.
+
+    Source: LD, l2-repel.
+    """
+    if norm_weight < 0:
+        raise UsageError(f"expected a norm_weight of at least 0, got {norm_weight}")
+    p = points(layers_of(z), **_common(mask, segments, pairs, max_tokens, generator))
+    if tau == "median":
+        if reference:
+            raise UsageError("expected a number for tau with reference, got 'median'")
+        median = median_distance(p)
+        rate = torch.where(median > 0, median.clamp(min=1e-30).reciprocal(), 0.0)
+    else:
+        _positive("tau", tau, 1e-30)
+        rate = torch.full((p.groups,), 1.0 / float(tau), dtype=p.z.dtype, device=p.z.device)
+    if reference:
+        value, counted = released.released_l2(p, float(tau))
+    else:
+        value, counted = euclidean(p, rate)
+    return like_given(z, layer_means(p, value + norm_weight * _mean_square(p), counted))
+
+
+def decorrelation(
+    z: Tensor,
+    *,
+    mask: Tensor | None = None,
+    segments: Tensor | None = None,
+    axis: Axis = "features",
+    pairs: Pairs = "sequence",
+    max_tokens: int | None = None,
+    generator: torch.Generator | None = None,
+    reference: bool = False,
+) -> Tensor:
+    """Mean squared correlation over pairs of different features; in [0, 1], 0 uncorrelated.
+
+    Args:
+        z: States, (b, t, d) or (l, b, t, d).
+        mask: See the module.
+        segments: See the module.
+        axis: ``features`` correlates features over the tokens, ``tokens`` tokens over the features.
+        pairs: Over which tokens: of each sequence, or of the batch.
+        max_tokens: See the module.
+        generator: See the module.
+        reference: What the released code does: ``axis="tokens"``. Constant rows drop out here, are NaN there.
+
+    Raises:
+        GeometryError: A shape does not fit.
+        UsageError: An option is not usable.
+
+    Source: LD, decorrelation; the sum there is a mean here.
+    """
+    if axis not in AXES:
+        raise UsageError(f"expected an axis of {', '.join(AXES)}, got {axis!r}")
+    p = points(layers_of(z), **_common(mask, segments, pairs, max_tokens, generator))
+    return like_given(z, layer_means(p, *squared_correlations(p, "tokens" if reference else axis)))
+
+
+def _mean_square(p: Points) -> Tensor:
+    """Mean of z^2 over points and features of each group, (groups,)."""
+    ok = torch.ones(p.z.shape[:2], dtype=torch.bool, device=p.z.device) if p.valid is None else p.valid
+    return group_sums(p, p.z.square().mean(-1)) / group_counts(p, ok).clamp(min=1.0)
+
+
+def _common(*given: Any) -> dict[str, Any]:
+    return dict(zip(("mask", "segments", "pairs", "max_tokens", "generator"), given, strict=True))
+
+
+def _positive(name: str, value: float, least: float) -> None:
+    if not (isinstance(value, (int, float)) and math.isfinite(value) and value >= least):
+        raise UsageError(f"expected {name} to be a number of at least {least}, got {value!r}")

@@ -1,0 +1,403 @@
+"""Losses against slow loops, their invariances, their edges, and the released code's values."""
+
+import math
+
+import pytest
+import slow_losses
+import torch
+
+from lmeval_dispersion.errors import GeometryError, UsageError
+from lmeval_dispersion.training import losses
+from lmeval_dispersion.training.modules import LOSSES, loss_named
+from lmeval_dispersion.training.terms import GUARD
+
+B, T, D = 3, 9, 6
+
+
+def random_states(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def cases():
+    z = random_states(B, T, D)
+    one = z.clone()
+    mask = torch.ones(B, T, dtype=torch.bool)
+    ragged = mask.clone()
+    ragged[0, 6:] = False  # right padding
+    ragged[1, :4] = False  # left padding
+    condensed = random_states(1, 1, D, seed=1) + 0.01 * z
+    opposite = z.clone()
+    opposite[:, 1] = -2.0 * opposite[:, 0]
+    duplicated = z.clone()
+    duplicated[:, 3:6] = duplicated[:, :1]
+    zeros = z.clone()
+    zeros[:, 2] = 0.0
+    lonely = mask.clone()
+    lonely[1, 1:] = False  # one token
+    lonely[2] = False  # none
+    packed = torch.tensor(
+        [[0, 0, 0, 1, 1, 1, 1, 2, 2], [5, 5, 5, 5, 5, 5, 5, 5, 7], [0, 1, 0, 1, 0, 1, 0, 1, 0]]
+    )
+    nothing = torch.zeros(B, T, dtype=torch.bool)
+    return {
+        "random": (one, {}),
+        "condensed": (condensed, {}),
+        "opposite": (opposite, {}),
+        "duplicated": (duplicated, {}),
+        "zero vector": (zeros, {}),
+        "padded": (z, {"mask": ragged}),
+        "one token": (z, {"mask": lonely}),
+        "packed": (z, {"segments": packed}),
+        "packed and padded": (zeros, {"segments": packed, "mask": ragged}),
+        "all padding": (z, {"mask": nothing}),
+        "whole batch": (z, {"mask": ragged, "pairs": "batch"}),
+    }
+
+
+VARIANTS = {
+    "push_away": ("push_away", {}),
+    "push_away in sequences": ("push_away", {"pairs": "sequence"}),
+    "squeeze": ("squeeze", {}),
+    "angular_spread": ("angular_spread", {}),
+    "angular_spread tau 0.1": ("angular_spread", {"tau": 0.1}),
+    "orthogonalization": ("orthogonalization", {}),
+    "orthogonalization margin 0.3": ("orthogonalization", {"margin": 0.3}),
+    "l2_repel": ("l2_repel", {}),
+    "l2_repel median": ("l2_repel", {"tau": "median", "norm_weight": 0.0}),
+    "decorrelation": ("decorrelation", {}),
+    "decorrelation tokens": ("decorrelation", {"axis": "tokens"}),
+}
+ANGULAR = ["push_away", "push_away in sequences", "squeeze", "angular_spread", "orthogonalization"]
+
+
+def value_and_gradient(loss, z, **options):
+    z = z.detach().clone().requires_grad_()
+    value = loss(z, **options)
+    (gradient,) = torch.autograd.grad(value, z)
+    return value.detach(), gradient
+
+
+@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_value_and_gradient_equal_a_loop_over_pairs(variant, case):
+    name, options = VARIANTS[variant]
+    z, given = cases()[case]
+    options = options | given
+    value, gradient = value_and_gradient(getattr(losses, name), z, **options)
+    slow_value, slow_gradient = value_and_gradient(getattr(slow_losses, name), z, **options)
+    torch.testing.assert_close(value, slow_value, rtol=1e-9, atol=1e-10)
+    # Near a cosine of +-1 the slope of arccos magnifies rounding of the cosine by up to 1/GUARD.
+    torch.testing.assert_close(gradient, slow_gradient, rtol=1e-6, atol=1e-8)
+    assert torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_half_precision_input_is_computed_in_float32(variant, dtype):
+    name, options = VARIANTS[variant]
+    z = random_states(2, 12, 16).to(dtype)
+    value, gradient = value_and_gradient(getattr(losses, name), z, **options)
+    exact, exact_gradient = value_and_gradient(getattr(losses, name), z.double(), **options)
+    assert value.dtype == torch.float32
+    assert gradient.dtype == dtype
+    torch.testing.assert_close(value.double(), exact, rtol=2e-6, atol=2e-6)
+    tolerance = 1e-5 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(
+        gradient.double(), exact_gradient, rtol=tolerance, atol=tolerance * float(exact_gradient.abs().max())
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = getattr(losses, name)(z, **options)
+    assert inside.dtype == torch.float32
+    torch.testing.assert_close(inside, value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_blocks_do_not_show(variant):
+    """More tokens than a block of rows or a chunk of sums, and odd numbers of them."""
+    name, options = VARIANTS[variant]
+    z = random_states(2, 301, 5)
+    value, gradient = value_and_gradient(getattr(losses, name), z, **options)
+    order = torch.randperm(301, generator=torch.Generator().manual_seed(3))
+    if "median" not in variant:  # its evenly spaced points depend on the order
+        shuffled, shuffled_gradient = value_and_gradient(getattr(losses, name), z[:, order], **options)
+        torch.testing.assert_close(shuffled, value)
+        torch.testing.assert_close(shuffled_gradient, gradient[:, order])
+    step = 1e-6 * random_states(2, 301, 5, seed=4)
+    rise = getattr(losses, name)(z + step, **options) - getattr(losses, name)(z - step, **options)
+    if "median" not in variant:
+        torch.testing.assert_close(rise / 2, (gradient * step).sum(), rtol=1e-5, atol=1e-13)
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if "median" not in v and "margin" not in v])
+def test_gradcheck(variant):
+    name, options = VARIANTS[variant]
+    z = random_states(2, 5, 4).requires_grad_()
+    segments = torch.tensor([[0, 0, 1, 1, 1], [0, 0, 0, 0, 1]])
+    mask = torch.tensor([[1, 1, 1, 0, 1], [1, 1, 1, 1, 1]]).bool()
+    assert torch.autograd.gradcheck(
+        lambda x: getattr(losses, name)(x, **({"mask": mask, "segments": segments} | options)), (z,)
+    )
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_padding_content_never_matters(variant):
+    name, options = VARIANTS[variant]
+    z, given = cases()["padded"]
+    value, gradient = value_and_gradient(getattr(losses, name), z, **given, **options)
+    for content in (0.0, 1e30, float("nan"), float("inf")):
+        dirty = z.masked_fill(~given["mask"].unsqueeze(-1), content)
+        again, again_gradient = value_and_gradient(getattr(losses, name), dirty, **given, **options)
+        torch.testing.assert_close(again, value, rtol=0, atol=0)
+        torch.testing.assert_close(again_gradient, gradient, rtol=0, atol=0)
+    assert (gradient[~given["mask"]] == 0).all()
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in ("push_away", "squeeze")])
+def test_sequence_pairs_do_not_see_the_rest_of_the_batch(variant):
+    name, options = VARIANTS[variant]
+    z = random_states(4, 8, 5)
+    alone = torch.stack([getattr(losses, name)(z[i : i + 1], **options) for i in range(4)])
+    torch.testing.assert_close(getattr(losses, name)(z, **options), alone.mean())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_packing_equals_the_documents_apart(variant):
+    name, options = VARIANTS[variant]
+    options = options | {"pairs": "sequence"}
+    z = random_states(1, 12, 5)
+    segments = torch.tensor([[4] * 3 + [9] * 5 + [1] * 4])
+    apart = torch.stack(
+        [getattr(losses, name)(z[:, i:j], **options) for i, j in ((0, 3), (3, 8), (8, 12))]
+    ).mean()
+    torch.testing.assert_close(getattr(losses, name)(z, segments=segments, **options), apart)
+
+
+@pytest.mark.parametrize("variant", ANGULAR)
+def test_angular_losses_ignore_positive_scale(variant):
+    name, options = VARIANTS[variant]
+    z = random_states(2, 7, 5)
+    scale = torch.rand(2, 7, 1, generator=torch.Generator().manual_seed(5), dtype=torch.float64) * 1e6 + 1e-6
+    value, gradient = value_and_gradient(getattr(losses, name), z, **options)
+    scaled, scaled_gradient = value_and_gradient(getattr(losses, name), z * scale, **options)
+    torch.testing.assert_close(scaled, value)
+    torch.testing.assert_close(scaled_gradient * scale, gradient)
+    # A direction does not change along itself.
+    assert (gradient * z).sum(-1).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_stack_of_layers_gives_each_layers_loss(variant):
+    name, options = VARIANTS[variant]
+    layers = random_states(3, B, T, D)
+    mask = cases()["packed and padded"][1]["mask"]
+    segments = cases()["packed"][1]["segments"]
+    stacked = getattr(losses, name)(layers, mask=mask, segments=segments, **options)
+    apart = [getattr(losses, name)(z, mask=mask, segments=segments, **options) for z in layers]
+    torch.testing.assert_close(stacked, torch.stack(apart))
+
+
+@pytest.mark.parametrize("mask", [None, torch.tensor([[1] * 6 + [0], [1] * 7, [1] * 7]).bool()])
+def test_cross_domain(mask):
+    z, domains = random_states(3, 7, 5), torch.tensor([4, 2, 4])
+    given = {"domains": domains, "mask": mask}
+    value, gradient = value_and_gradient(losses.cross_domain_push_away, z, **given)
+    slow, slow_gradient = value_and_gradient(slow_losses.cross_domain_push_away, z, **given)
+    torch.testing.assert_close(value, slow)
+    torch.testing.assert_close(gradient, slow_gradient)
+    stacked = losses.cross_domain_push_away(torch.stack([z, 2 * z.flip(1)]), domains=domains)
+    apart = [losses.cross_domain_push_away(x, domains=domains) for x in (z, 2 * z.flip(1))]
+    torch.testing.assert_close(stacked, torch.stack(apart))
+    value, gradient = value_and_gradient(losses.cross_domain_push_away, z, domains=torch.zeros(3))
+    assert value == 0
+    assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize("name", ["angular_spread", "orthogonalization", "l2_repel", "decorrelation"])
+@pytest.mark.parametrize("spread", [1.0, 0.05])
+def test_reference_gives_the_released_value(name, spread):
+    z = random_states(1, 1, 6, seed=2) + spread * random_states(3, 8, 6, seed=3)
+    value, gradient = value_and_gradient(getattr(losses, name), z, reference=True)
+    slow, slow_gradient = value_and_gradient(lambda x: slow_losses.released(name, x), z)
+    torch.testing.assert_close(value, slow)
+    torch.testing.assert_close(gradient, slow_gradient)
+    if name in ("angular_spread", "orthogonalization"):
+        command_line = getattr(losses, name)(z, reference=True, clamp=0.1)
+        torch.testing.assert_close(command_line, slow_losses.released(name, z, clamp=0.1))
+    parts = getattr(losses, name)(
+        z, reference=True, segments=torch.tensor([[0] * 3 + [1] * 5] * 3), mask=torch.ones(3, 8).bool()
+    )
+    halves = torch.stack([slow_losses.released(name, x) for x in (z[:, :3], z[:, 3:])])
+    if name != "l2_repel":  # its norm term weighs points, not documents, when lengths differ
+        torch.testing.assert_close(parts, halves.mean())
+
+
+def test_reference_does_count_padding_where_no_mask_is_given():
+    """The defect that a mask cures: repeated padding rows move the released loss."""
+    z = random_states(1, 20, 6)
+    padded = torch.cat([z, z[:, :1].expand(1, 10, 6)], dim=1)
+    mask = torch.arange(30).unsqueeze(0) < 20
+    assert (
+        abs(losses.angular_spread(padded, reference=True) - losses.angular_spread(z, reference=True)) > 0.02
+    )
+    torch.testing.assert_close(
+        losses.angular_spread(padded, reference=True, mask=mask), losses.angular_spread(z, reference=True)
+    )
+
+
+def test_values_that_can_be_checked_by_hand():
+    corner = torch.eye(4).unsqueeze(0)
+    same = torch.ones(1, 4, 3)
+    assert losses.push_away(corner).item() == pytest.approx(-1.0)
+    assert losses.push_away(same).item() == pytest.approx(0.0, abs=1e-6)
+    assert losses.angular_spread(corner).item() == pytest.approx(-0.5)
+    assert losses.angular_spread(same).item() == pytest.approx(-math.acos(1 - GUARD) / math.pi, abs=1e-4)
+    assert losses.orthogonalization(corner).item() == pytest.approx(0.0, abs=1e-12)
+    assert losses.orthogonalization(same).item() == pytest.approx(0.25, abs=1e-3)
+    assert losses.l2_repel(corner, norm_weight=0.0).item() == pytest.approx(-2.0, abs=1e-6)
+    assert losses.l2_repel(same, norm_weight=0.5).item() == pytest.approx(0.5, abs=1e-6)
+    assert losses.l2_repel(100 * corner, norm_weight=0.0).item() == pytest.approx(-20000.0, rel=1e-5)
+    correlated = torch.tensor([[[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]]])
+    assert losses.decorrelation(correlated).item() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_small_dispersion_keeps_its_digits():
+    """float32 sums over thousands of nearly parallel vectors; the naive sum is off by 4e-5."""
+    z = random_states(1, 1, 64, seed=6) + 1e-3 * random_states(1, 5000, 64, seed=7)
+    exact = -losses.push_away(z)
+    assert float(exact) < 2e-6
+    assert abs(-losses.push_away(z.float()).double() - exact) < 1e-7
+
+
+def test_gradients_push_apart_even_next_to_a_duplicate():
+    z = torch.tensor([[[1.0, 0.0], [1.0, 1e-4]]], dtype=torch.float64)
+    for name in ("push_away", "angular_spread", "orthogonalization"):
+        _, gradient = value_and_gradient(getattr(losses, name), z)
+        assert gradient[0, 0, 1] > 0 > gradient[0, 1, 1]  # descent turns them away from each other
+
+
+def test_sampling_has_its_own_generator_and_takes_real_tokens_only():
+    z = random_states(2, 50, 4)
+    mask = torch.zeros(2, 50, dtype=torch.bool)
+    mask[:, 10:30] = True
+    before = torch.random.get_rng_state()
+    touched = torch.zeros(50, dtype=torch.bool)
+    generator = torch.Generator().manual_seed(1)
+    values = []
+    for _ in range(30):
+        value, gradient = value_and_gradient(
+            losses.angular_spread, z, mask=mask, max_tokens=7, generator=generator
+        )
+        used = (gradient != 0).any(-1)
+        assert used.sum(-1).tolist() == [7, 7]
+        assert not (used[0] == used[1]).all()  # each row has its own draw
+        touched |= used.any(0)
+        values.append(float(value))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert touched[10:30].all()
+    assert not touched[:10].any()
+    assert len(set(values)) > 25
+    repeat = losses.angular_spread(z, mask=mask, max_tokens=7, generator=torch.Generator().manual_seed(1))
+    assert float(repeat) == pytest.approx(values[0], abs=1e-12)
+    torch.testing.assert_close(
+        losses.angular_spread(z, max_tokens=50), losses.angular_spread(z), rtol=0, atol=0
+    )
+
+
+def test_non_finite_states_are_not_hidden():
+    for bad in (float("nan"), float("inf")):
+        z = random_states(2, 5, 4)
+        z[1, 2, 3] = bad
+        for name, options in VARIANTS.values():
+            assert torch.isnan(getattr(losses, name)(z, **options)), (name, bad)
+
+
+class Largest:
+    """Numbers in the largest tensor that any operation makes."""
+
+    def __init__(self):
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(watch, function, types, args=(), kwargs=None):
+                out = function(*args, **(kwargs or {}))
+                for value in out if isinstance(out, (tuple, list)) else [out]:
+                    if isinstance(value, torch.Tensor):
+                        self.numbers = max(self.numbers, value.numel())
+                return out
+
+        self.numbers = 0
+        self.mode = Watch()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_memory_is_linear_in_the_tokens(variant):
+    name, options = VARIANTS[variant]
+    peaks = []
+    for t in (1024, 2048):
+        largest = Largest()
+        with largest.mode:
+            value_and_gradient(getattr(losses, name), random_states(1, t, 8, dtype=torch.float32), **options)
+        peaks.append(largest.numbers)
+    assert peaks[1] <= 2.05 * peaks[0]
+    assert peaks[1] < 2048 * 2048 / 8
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda z: losses.push_away(z[0]), GeometryError, "(b, t, d)"),
+        (lambda z: losses.push_away(z.long()), GeometryError, "int64"),
+        (lambda z: losses.push_away(z[:, :0]), GeometryError, "at least one token"),
+        (lambda z: losses.angular_spread(z, mask=torch.ones(2, 4)), GeometryError, "(2, 5), got (2, 4)"),
+        (lambda z: losses.angular_spread(z, segments=torch.ones(2, 4)), GeometryError, "`segments`"),
+        (lambda z: losses.angular_spread(z, tau=0.0), UsageError, "at least 0.02, got 0.0"),
+        (lambda z: losses.angular_spread(z, pairs="rows"), UsageError, "sequence, batch, got 'rows'"),
+        (lambda z: losses.angular_spread(z, max_tokens=1), UsageError, "at least 2, got 1"),
+        (lambda z: losses.orthogonalization(z, margin=0.0), UsageError, "(0, 1], got 0.0"),
+        (lambda z: losses.l2_repel(z, tau=-1.0), UsageError, "got -1.0"),
+        (lambda z: losses.l2_repel(z, tau="mean"), UsageError, "got 'mean'"),
+        (lambda z: losses.l2_repel(z, tau="median", reference=True), UsageError, "with reference"),
+        (lambda z: losses.l2_repel(z, norm_weight=-1), UsageError, "got -1"),
+        (lambda z: losses.decorrelation(z, axis="rows"), UsageError, "features, tokens, got 'rows'"),
+        (lambda z: losses.cross_domain_push_away(z, domains=torch.ones(3)), GeometryError, "got (3,)"),
+        (lambda z: losses.push_away(z, pairs="sequence", across_ranks=True), UsageError, "across_ranks"),
+    ],
+)
+def test_errors_say_expected_given_and_next_step(call, error, said):
+    with pytest.raises(error) as caught:
+        call(torch.randn(2, 5, 4))
+    assert said in str(caught.value)
+
+
+def test_modules_hold_options_and_repeat_their_draws():
+    z = random_states(2, 40, 4)
+    loss = loss_named("angular_spread", tau=0.5, max_tokens=8, seed=3)
+    first, second = float(loss(z)), float(loss(z))
+    assert first != second
+    again = loss_named("angular_spread", tau=0.5, max_tokens=8, seed=3)
+    again.calls = 1
+    assert float(again(z)) == second
+    assert float(loss_named("squeeze", pairs="sequence")(z)) == float(losses.squeeze(z, pairs="sequence"))
+    domains = torch.tensor([0, 1])
+    assert float(loss_named("cross_domain_push_away")(z, domains=domains)) == float(
+        losses.cross_domain_push_away(z, domains=domains)
+    )
+    assert set(LOSSES) == {cls.function.__name__ for cls in LOSSES.values()}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("angular", {}, "did you mean angular_spread"),
+        ("push_away", {"tau": 1.0}, "among pairs, across_ranks, max_tokens, got 'tau'"),
+        ("squeeze", {"mask": None}, "got 'mask'"),
+    ],
+)
+def test_unknown_losses_and_options(name, options, said):
+    with pytest.raises(UsageError, match=said):
+        loss_named(name, **options)
+
+
+def test_cross_domain_module_asks_for_domains():
+    with pytest.raises(UsageError, match="one number a sequence"):
+        loss_named("cross_domain_push_away")(random_states(2, 4, 3))
