@@ -1,4 +1,4 @@
-"""The losses as modules that hold their options and their own random generator, and a table of their names."""
+"""The losses as modules that hold their options and their own draws of tokens, and a table of their names."""
 
 from __future__ import annotations
 
