@@ -94,6 +94,7 @@ SCREENING_CODES: dict[str, str] = {
     "BadIndex": "the index of the shards is broken, or does not fit the shards",
     "BadHeader": "a safetensors header is broken, or does not fit its file",
     "BadRows": "needed rows are zero, not finite, or outside the matrix",
+    "BadTokenizer": "the tokenizer file is broken, or its pieces do not spell their leading space",
     "TokenizerMismatch": "the tokenizer differs from the one of the checkpoint's family",
     "TokenizerNotFound": "no tokenizer.json is stored with the checkpoint",
     "TooFewTokens": "too few of the words of a token set are single tokens",

@@ -1,0 +1,125 @@
+"""Families of checkpoints: the bundled file, users' own, and mistakes in them."""
+
+import re
+from fnmatch import fnmatchcase
+
+import pytest
+
+from lmeval_dispersion.errors import UsageError
+from screener.families import family, load_families
+
+OWN = """
+schema: 1
+families:
+  ours:
+    note: Trained here.
+    checkpoints:
+      - {repo: ours/small, scale: 1B, kind: base}
+      - {repo: ours/small, revision: "step*", scale: 1B, kind: trajectory, note: every run}
+      - {repo: ./folder, scale: 7B, kind: base}
+"""
+
+
+def own_file(folder, text=OWN):
+    path = folder / "families.yaml"
+    path.write_text(text)
+    return path
+
+
+def size(scale: str) -> float:
+    number, unit = re.fullmatch(r"([\d.]+)([MB])", scale).groups()
+    return float(number) * {"M": 1e6, "B": 1e9}[unit]
+
+
+@pytest.mark.parametrize("name", load_families())
+def test_bundled_families_are_well_formed(name):
+    entries = family(name).checkpoints
+    assert [size(entry.scale) for entry in entries] == sorted(size(entry.scale) for entry in entries)
+    for entry in entries:
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+", entry.repo)
+        assert (entry.kind == "trajectory") == bool(entry.revision) == name.endswith("-steps")
+
+
+def test_qwen_has_the_checkpoints_of_the_paper():
+    by_scale = {
+        scale: {entry.repo.split("/")[1] for entry in family("qwen2.5").checkpoints if entry.scale == scale}
+        for scale in ("1.5B", "7B", "14B")
+    }
+    assert by_scale["1.5B"] >= {"Qwen2.5-1.5B", "Qwen2.5-Math-1.5B", "DeepSeek-R1-Distill-Qwen-1.5B"}
+    assert by_scale["7B"] >= {"Qwen2.5-7B", "Qwen2.5-Math-7B", "DeepSeek-R1-Distill-Qwen-7B"}
+    assert by_scale["14B"] >= {"Qwen2.5-14B", "DeepSeek-R1-Distill-Qwen-14B"}
+
+
+def test_trajectories_select_the_steps_that_their_notes_name():
+    pythia = family("pythia-steps")
+    revisions = [f"step{step}" for step in (0, *(2**i for i in range(10)), *range(1000, 144_000, 1000))]
+    (pattern,) = {entry.revision for entry in pythia.checkpoints}
+    steps = [int(name[4:]) for name in revisions if fnmatchcase(name, pattern)]
+    assert steps == list(range(3000, 143_001, 10_000))
+    (seven,) = [entry for entry in family("olmo2-steps").checkpoints if entry.scale == "7B"]
+    names = [f"stage1-step{step}-tokens{step // 238}B" for step in range(0, 928_000, 1000)]
+    steps = [int(re.search(r"step(\d+)", name)[1]) for name in names if fnmatchcase(name, seven.revision)]
+    assert steps == list(range(100_000, 780_001, 20_000))
+    assert set(range(120_000, 700_001, 20_000)) <= set(steps)
+
+
+def test_own_file(tmp_path):
+    ours = family("OURS", own_file(tmp_path))
+    assert ours.note == "Trained here."
+    assert ours.scales == ("1B", "7B")
+    assert [(entry.repo, entry.revision, entry.note) for entry in ours.checkpoints] == [
+        ("ours/small", None, ""),
+        ("ours/small", "step*", "every run"),
+        ("./folder", None, ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("qwen25", "there is no family 'qwen25'; did you mean qwen2.5"),
+        ("nothing-like-it", "there is no family 'nothing-like-it'; known: qwen2.5, "),
+    ],
+)
+def test_unknown_family(name, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        family(name)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("families:", "familys:"), "`familys`: expected one of the keys schema, families, notes; did you"),
+        (
+            ("    checkpoints:", "    models:"),
+            "`families.ours.models`: expected one of the keys note, checkpoints",
+        ),
+        (
+            ("scale: 7B", "scale: 7"),
+            "`families.ours.checkpoints[2].scale`: expected a string, got an integer 7",
+        ),
+        (
+            ("scale: 7B, kind: base", "scale: 7B"),
+            "`families.ours.checkpoints[2].kind`: expected a string, got nothing",
+        ),
+        (
+            ('revision: "step*", ', ""),
+            "`families.ours.checkpoints[1]`: expected each checkpoint once, got a string",
+        ),
+        (
+            ("repo: ./folder", "repo: ''"),
+            "`families.ours.checkpoints[2].repo`: expected a string, got a string ''",
+        ),
+        (
+            ("- {repo: ./folder, scale: 7B, kind: base}", "- ours/other"),
+            "[2]`: expected a mapping, got a string",
+        ),
+    ],
+)
+def test_every_mistake_in_a_file_is_one_sentence(tmp_path, change, message):
+    assert change[0] in OWN
+    path = own_file(tmp_path, OWN.replace(*change))
+    with pytest.raises(UsageError) as error:
+        load_families(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert message in str(error.value)
