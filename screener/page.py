@@ -10,7 +10,6 @@ from screener.supplied import agreements
 from screener.targets import step_number
 from screener.wording import (
     ACROSS_SCALES,
-    SEPARATION,
     UNSUPPORTED,
     Grid,
     across_scales_grid,
@@ -19,6 +18,7 @@ from screener.wording import (
     failed_grid,
     heading,
     lead,
+    member_name,
     not_separated,
     notes,
     read_line,
@@ -69,7 +69,11 @@ def _group(page: Page, group: Group, result: Result) -> None:
         Column("rank", "Rank", "d"),
         Column("G", "G", digits, error="G_se"),
     ]
-    columns.append(Column("apart", "≈ not separated from ranks"))
+    columns.append(
+        Column(
+            "apart", "≈", hint="Ranks that this one is not separated from: within two paired standard errors."
+        )
+    )
     if any(c.accuracy is not None for c in members):
         columns.append(Column("accuracy", "Accuracy", ".4g"))
     columns += [Column(key, name, digits, error=f"{key}_se") for key, name in _PARTS.items()]
@@ -81,14 +85,12 @@ def _group(page: Page, group: Group, result: Result) -> None:
     columns.append(Column("revision", "Commit"))
     rows = [_row(c, group, result) for c in members]
     page.table(rows, columns, caption=f"{heading(group)}, {result.metric} gap")
-    if any(c.not_separated_from for c in members):
-        page.text(SEPARATION)
     best = group.checkpoints[0]
     page.chart(
         _parts_chart(group, result),
         caption=f"Parts of the {result.metric} gap, with one standard error",
-        description="Bars of within(T), between(T, R) and the control within(R) for each checkpoint; the largest "
-        f"G is that of {best.label}.",
+        description="Bars of within(T), between(T, R) and the control within(R) for each checkpoint; "
+        f"the largest G is that of {best.label}.",
     )
     if group.trajectory():
         page.chart(
@@ -102,7 +104,7 @@ def _row(c: Screened, group: Group, result: Result) -> dict[str, Any]:
     gap = c.gaps[result.metric]
     row: dict[str, Any] = {
         "rank": c.rank,
-        "label": c.label,
+        "label": member_name(c, group),
         "G": gap.mean,
         "G_se": gap.se,
         "apart": not_separated(c, group),
@@ -129,7 +131,7 @@ def _parts_chart(group: Group, result: Result) -> alt.LayerChart:
 
     values = [
         {
-            "checkpoint": c.label,
+            "checkpoint": member_name(c, group),
             "part": name,
             "mean": part.mean,
             "low": part.mean - part.se,
@@ -148,7 +150,7 @@ def _parts_chart(group: Group, result: Result) -> alt.LayerChart:
         x=alt.X("mean:Q", title=f"mean {result.metric} distance"),
         color=alt.Color("part:N", sort=names, title=None, legend=alt.Legend(orient="top")),
     )
-    errors = base.mark_rule(strokeWidth=1.5).encode(x="low:Q", x2="high:Q")
+    errors = base.mark_rule(strokeWidth=1.5, color="var(--ink)").encode(x="low:Q", x2="high:Q")
     return (bars + errors).properties(height=max(120, 48 * len(group.checkpoints)))
 
 

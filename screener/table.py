@@ -29,6 +29,7 @@ from screener.wording import (
 )
 
 _WIDE = 160  # of what goes to files and pipes, which have no width
+_NARROW = 130  # below this a terminal gets the short table: a wrapped figure is hard to read
 
 
 def table_text(result: Result, *, across_scales: bool, colour: bool) -> str:
@@ -45,7 +46,7 @@ def table_text(result: Result, *, across_scales: bool, colour: bool) -> str:
     console.print(f"[bold]{escape(lead(result))}[/]")
     for group in result.groups:
         console.print()
-        console.print(_table(heading(group), group_grid(group, result)))
+        console.print(_table(heading(group), group_grid(group, result, narrow=width < _NARROW)))
         console.print(f"[dim]{escape(tokens_line(group))}[/]")
         for note in notes(group):
             console.print(f"[yellow]note[/] {escape(note)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from screener.agreement import Agreement
@@ -61,8 +62,14 @@ class Grid(NamedTuple):
     rows: Sequence[tuple[str, ...]]
 
 
-def group_grid(group: Group, result: Result) -> Grid:
-    """One group, best first; a trajectory in the order of its steps."""
+def group_grid(group: Group, result: Result, *, narrow: bool = False) -> Grid:
+    """One group, best first; a trajectory in the order of its steps.
+
+    Args:
+        group: The group.
+        result: What it belongs to.
+        narrow: Whether to leave out the parts' errors and what each checkpoint cost.
+    """
     trajectory = group.trajectory()
     members = trajectory or group.checkpoints
     digits = digits_for(members, result)
@@ -72,23 +79,33 @@ def group_grid(group: Group, result: Result) -> Grid:
         gap = c.gaps[result.metric]
         parts = (gap.within_domain, gap.between, gap.within_reference)
         accuracy = "" if c.accuracy is None else f"{c.accuracy:.4g}"
+        cost = (size(c.bytes_read), str(c.requests), f"{c.seconds:.2f}")
         rows.append(
             (
                 str(c.rank),
-                (c.requested_revision if trajectory else None) or c.label,
+                member_name(c, group),
                 figure(gap.mean, gap.se, digits),
                 not_separated(c, group),
                 *([accuracy] if with_accuracy else []),
-                *(figure(part.mean, part.se, digits) for part in parts),
-                size(c.bytes_read),
-                str(c.requests),
-                f"{c.seconds:.2f}",
+                *(f"{p.mean:.{digits}f}" if narrow else figure(p.mean, p.se, digits) for p in parts),
+                *(() if narrow else cost),
             )
         )
     name = "revision, by step" if trajectory else "checkpoint"
     columns = ("rank", name, "G", "≈", *(["accuracy"] if with_accuracy else []))
-    columns += ("within T", "between T,R", "within R", "read", "requests", "s")
+    columns += ("within T", "between T,R", "within R", *(() if narrow else ("read", "requests", "s")))
     return Grid(columns, tuple(column not in (name, "≈") for column in columns), rows)
+
+
+def member_name(checkpoint: Screened, group: Group) -> str:
+    """How a group names a member: a folder by its last part, a trajectory's member by its revision."""
+    if group.trajectory():
+        return checkpoint.requested_revision or "default branch"
+    if checkpoint.revision is None:
+        names = [Path(c.repo).name for c in group.checkpoints]
+        short = Path(checkpoint.repo).name
+        return short if names.count(short) == 1 else checkpoint.label
+    return checkpoint.label
 
 
 def across_scales_grid(result: Result) -> Grid:
