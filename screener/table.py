@@ -6,7 +6,7 @@ import io
 import shutil
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
@@ -70,7 +70,9 @@ def table_text(result: Result, *, across_scales: bool, colour: bool) -> str:
 def _table(title: str, grid: Grid, style: str = "bold") -> Table:
     table = Table(title=escape(title), title_justify="left", title_style=style, box=box.SIMPLE_HEAD)
     for column, numeric in zip(grid.columns, grid.numeric, strict=True):
-        table.add_column(column, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+        least = None if numeric or column == "≈" else 20
+        justify: JustifyMethod = "right" if numeric else "left"
+        table.add_column(column, justify=justify, no_wrap=numeric, overflow="fold", min_width=least)
     for row in grid.rows:
         table.add_row(*(escape(cell) for cell in row))
     return table

@@ -92,8 +92,11 @@ def group_grid(group: Group, result: Result, *, narrow: bool = False) -> Grid:
             )
         )
     name = "revision, by step" if trajectory else "checkpoint"
-    columns = ("rank", name, "G", "≈", *(["accuracy"] if with_accuracy else []))
-    columns += ("within T", "between T,R", "within R", *(() if narrow else ("read", "requests", "s")))
+    if narrow:
+        columns = ("#", name, "G", "≈", *(["acc."] if with_accuracy else []), "in T", "T,R", "in R")
+    else:
+        columns = ("rank", name, "G", "≈", *(["accuracy"] if with_accuracy else []))
+        columns += ("within T", "between T,R", "within R", "read", "requests", "s")
     return Grid(columns, tuple(column not in (name, "≈") for column in columns), rows)
 
 
