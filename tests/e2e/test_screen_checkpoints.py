@@ -1,0 +1,410 @@
+"""The command `screen-checkpoints` against the loopback Hub, as a user runs it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import write_checkpoint, write_qwen_7b
+from hub_faults import stalled, status
+
+from screener.tokens import Vocabulary, resolve, token_set
+
+TOKENIZERS = Path(__file__).parent.parent / "data" / "tokenizers"
+QWEN = TOKENIZERS / "qwen2.5.json"
+GPT2 = TOKENIZERS / "gpt2.json"
+
+
+def ids_of(tokenizer, domain="math"):
+    vocabulary = Vocabulary.from_file("tokenizer.json", tokenizer.read_bytes())
+    found = resolve(token_set(domain, "domain"), token_set("reference", "reference"), vocabulary)
+    return found.domain_ids, found.reference_ids
+
+
+def rows_for(ids, d, seed, spread):
+    """Rows whose domain tokens share a direction the less, the larger ``spread`` is."""
+    draw = np.random.default_rng(0)
+    domain, reference = (draw.normal(size=(len(part), d)) for part in ids)
+    noise = np.random.default_rng(seed + 1)
+    domain = spread * domain + 1.0 + 0.01 * noise.normal(size=domain.shape)
+    values = [*domain, *reference]
+    return dict(zip([*ids[0], *ids[1]], (row[None, :] for row in values), strict=True))
+
+
+def slow_gap(rows, ids):
+    """G by loops in float64."""
+
+    def distance(a, b):
+        return 1 - a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+    t, r = ([np.asarray(rows[i], dtype=np.float64).ravel() for i in part] for part in ids)
+    inside = [distance(t[i], t[j]) for i in range(len(t)) for j in range(i)]
+    return np.mean(inside) + np.mean([distance(a, b) for a in t for b in r])
+
+
+def bf16(values):
+    return (np.asarray(values, "<f4").view("<u4") >> 16 << 16).astype("<u4").view("<f4")
+
+
+@pytest.fixture
+def command(hub, tmp_path):
+    """Runs the command in a fresh environment against the loopback Hub."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    env |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+
+    def run(*args, **more):
+        return subprocess.run(
+            [sys.executable, "-m", "screener", *map(str, args)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=tmp_path,
+            env=env | more,
+        )
+
+    run.env = env
+    return run
+
+
+@pytest.fixture
+def small(hub, tmp_path):
+    """Adds a small checkpoint to the Hub: ``small(name, spread)``; its G."""
+    ids = {tokenizer: ids_of(tokenizer) for tokenizer in (QWEN, GPT2)}
+
+    def add(name, spread, *, tokenizer=QWEN, branch="main", d=64, folder=None):
+        place = tmp_path / "repos" / (folder or f"{name}-{branch}".replace("/", "--"))
+        rows = rows_for(ids[tokenizer], d, len(hub.repositories), spread)
+        matrix = np.random.default_rng(3).normal(size=(max(rows) + 10, d))
+        for row, values in rows.items():
+            matrix[row] = values
+        write_checkpoint(place, {"lm_head.weight": ("F32", matrix), "model.norm.weight": ("F32", np.ones(d))})
+        shutil.copy(tokenizer, place / "tokenizer.json")
+        if folder is None:
+            hub.add(name, place, branch=branch)
+        return slow_gap({i: matrix[i].astype("f4") for i in rows}, ids[tokenizer])
+
+    return add
+
+
+def seven_billion(hub, tmp_path, name, seed, spread):
+    """A checkpoint with Qwen2.5-7B's true shapes under a name of the bundled family; its G."""
+    ids = ids_of(QWEN)
+    rows = {i: bf16(values) for i, values in rows_for(ids, 3584, seed, spread).items()}
+    place = write_qwen_7b(tmp_path / "repos" / name.replace("/", "--"), rows=rows)
+    shutil.copy(QWEN, place / "tokenizer.json")
+    hub.add(name, place, parameters=7_615_616_512)
+    return slow_gap(rows, ids)
+
+
+def test_the_main_job_on_true_7b_shapes_reads_only_what_it_needs(hub, tmp_path, command):
+    names = {"Qwen/Qwen2.5-7B": 0.5, "Qwen/Qwen2.5-Math-7B": 1.0, "Qwen/Qwen2.5-Coder-7B": 1.0}
+    gaps = {
+        name: seven_billion(hub, tmp_path, name, seed, spread)
+        for seed, (name, spread) in enumerate(names.items())
+    }
+    done = command("--family", "qwen2.5", "--domain", "math", "--format", "json")
+    assert done.returncode == 3, done.stderr
+    document = json.loads(done.stdout)
+    found = {c["repo"]: c for c in document["checkpoints"]}
+    assert set(found) == set(names)
+    assert {f["error"] for f in document["failed"]} == {"RepoNotFound"}
+    for name, gap in gaps.items():
+        c = found[name]
+        assert c["gap"]["cosine"]["mean"] == pytest.approx(gap, abs=1e-9)
+        assert (c["family"], c["scale"], c["tensor"]["shape"]) == ("qwen2.5", "7B", [152064, 3584])
+        assert c["bytes_read"] < 1.3 * (115 * 7168 + 8160 + 30_000) + QWEN.stat().st_size
+        assert len(c["revision"]) == 40
+    ranks = {name: c["rank"] for name, c in found.items()}
+    assert ranks["Qwen/Qwen2.5-7B"] == 3
+    assert found["Qwen/Qwen2.5-7B"]["not_separated_from"] == []
+    assert not [r for r in hub.seen("cdn") if "authorization" in {key.lower() for key in r.headers}]
+
+    # The second run asks for the revisions only; offline it asks for nothing, and says the same.
+    before = len(hub.requests)
+    again = json.loads(command("--family", "qwen2.5", "--format", "json").stdout)
+    assert {c["repo"]: c["gap"] for c in again["checkpoints"]} == {n: c["gap"] for n, c in found.items()}
+    assert all(r.part == "api" for r in hub.requests[before:])
+    before = len(hub.requests)
+    offline = command(*names, "--format", "json", HF_HUB_OFFLINE="1")
+    assert offline.returncode == 0, offline.stdout
+    assert len(hub.requests) == before
+    offline = json.loads(offline.stdout)
+    assert {c["repo"]: c["gap"] for c in offline["checkpoints"]} == {n: c["gap"] for n, c in found.items()}
+    assert offline["totals"]["requests"] == 0
+
+
+def test_siblings_that_differ_by_noise_are_not_separated(command, small):
+    for name in ("org/a", "org/b"):
+        small(name, 1.0)
+    small("org/c", 0.3)
+    found = json.loads(command("org/a", "org/b", "org/c", "--format", "json").stdout)["checkpoints"]
+    apart = {c["repo"]: c["not_separated_from"] for c in found}
+    assert apart == {"org/a": ["org/b"], "org/b": ["org/a"], "org/c": []}
+
+
+def test_json_is_the_documented_contract(command, small):
+    small("org/a", 1.0)
+    small("org/b", 0.5)
+    document = json.loads(command("org/a", "org/b", "org/none", "--format", "json").stdout)
+    assert list(document) == [
+        *("schema", "domain", "reference", "metric", "checkpoints", "failed", "totals"),
+    ]
+    assert document["schema"] == "screen-checkpoints/1"
+    first = document["checkpoints"][0]
+    assert {key: type(value) for key, value in first.items()} == {
+        "repo": str,
+        "requested_revision": type(None),
+        "revision": str,
+        "family": str,
+        "scale": str,
+        "rank": int,
+        "not_separated_from": list,
+        "gap": dict,
+        "within_domain": dict,
+        "between": dict,
+        "within_reference": dict,
+        "tensor": dict,
+        "tokens": dict,
+        "accuracy": type(None),
+        "notes": list,
+        "bytes_read": int,
+        "requests": int,
+        "seconds": float,
+    }
+    for part in ("within_domain", "between", "within_reference"):
+        for metric in ("cosine", "euclidean"):
+            assert set(first[part][metric]) == {"mean", "se", "se_pairs"}
+    assert set(first["gap"]["cosine"]) == {"mean", "se"}
+    assert set(first["tensor"]) == {"name", "file", "dtype", "shape", "tied"}
+    assert set(first["tokens"]) == {"domain", "reference", "dropped", "digit_scheme"}
+    assert document["failed"][0].keys() == {"repo", "revision", "error", "message"}
+    assert document["totals"].keys() == {"checkpoints", "bytes_read", "requests", "seconds"}
+    assert document["totals"]["checkpoints"] == 2
+    assert document["totals"]["requests"] >= sum(c["requests"] for c in document["checkpoints"])
+
+
+def test_checkpoints_by_name_are_grouped_by_tokenizer_and_scale(command, small):
+    small("org/a", 1.0)
+    small("org/b", 0.5)
+    small("org/other-tokenizer", 0.7, tokenizer=GPT2)
+    small("org/larger", 0.7, d=256)
+    done = command("org/a", "org/b", "org/other-tokenizer", "org/larger", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    groups = {}
+    for c in json.loads(done.stdout)["checkpoints"]:
+        groups.setdefault((c["family"], c["scale"]), []).append((c["rank"], c["repo"]))
+    assert sorted(map(tuple, groups.values())) == [
+        ((1, "org/a"), (2, "org/b")),
+        ((1, "org/larger"),),
+        ((1, "org/other-tokenizer"),),
+    ]
+    assert all(family.startswith("tokenizer:") for family, _ in groups)
+
+
+def test_a_differing_tokenizer_is_left_out_of_a_family_with_the_reason(command, small, tmp_path):
+    for name, tokenizer in (("org/a", QWEN), ("org/b", QWEN), ("org/c", GPT2)):
+        small(name, 1.0, tokenizer=tokenizer)
+    families = tmp_path / "mine.yaml"
+    entries = "".join(f"      - {{repo: org/{x}, scale: 1B, kind: base}}\n" for x in "abc")
+    families.write_text(f"schema: 1\nfamilies:\n  ours:\n    checkpoints:\n{entries}")
+    done = command("--families", families, "--family", "ours", "--format", "json")
+    assert done.returncode == 3, done.stderr
+    document = json.loads(done.stdout)
+    assert [c["repo"] for c in document["checkpoints"]] == ["org/a", "org/b"]
+    (failed,) = document["failed"]
+    assert (failed["repo"], failed["error"]) == ("org/c", "TokenizerMismatch")
+    assert "differs from that of org/a" in failed["message"]
+
+
+def test_a_trajectory_is_read_by_glob_and_printed_in_step_order(command, small):
+    gaps = {}
+    for step, spread in ((1000, 0.3), (200, 0.2), (30000, 0.8)):
+        gaps[f"step{step}"] = small("org/run", spread, branch=f"step{step}")
+    small("org/run", 2.0, branch="main")
+    done = command("org/run@step*")
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if " step" in line and "±" in line]
+    assert [line.split()[1] for line in lines] == ["step200", "step1000", "step30000"]
+    assert [int(line.split()[0]) for line in lines] == [3, 2, 1]
+    for line, name in zip(lines, ("step200", "step1000", "step30000"), strict=True):
+        assert float(line.split()[2]) == pytest.approx(gaps[name], abs=1e-3)
+
+
+def test_one_revision_of_many_keeps_its_name(command, small):
+    small("org/run", 0.3, branch="main")
+    small("org/run", 0.9, branch="step5")
+    document = json.loads(command("org/run@step5", "--format", "json").stdout)
+    (c,) = document["checkpoints"]
+    assert (c["repo"], c["requested_revision"], c["rank"]) == ("org/run", "step5", 1)
+
+
+def test_local_folders_beside_repositories(command, small):
+    remote = small("org/a", 1.0)
+    local = small("anything", 0.5, folder="my-finetune")
+    done = command("org/a", "repos/my-finetune", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    a, b = json.loads(done.stdout)["checkpoints"]
+    assert (a["repo"], b["repo"], b["revision"]) == ("org/a", "repos/my-finetune", None)
+    assert a["family"] == b["family"]
+    assert a["gap"]["cosine"]["mean"] == pytest.approx(remote, abs=1e-9)
+    assert b["gap"]["cosine"]["mean"] == pytest.approx(local, abs=1e-9)
+
+
+def test_one_bad_checkpoint_stops_no_other(command, small, hub):
+    for name in ("org/a", "org/b", "org/c"):
+        small(name, 1.0)
+    hub.fault("cdn", status(500), match="*org*b*")
+    hub.fault("*", stalled(60), match="*org*c*")
+    done = command("org/a", "org/b", "org/c", "--timeout", "4")
+    assert done.returncode == 3
+    assert "org/a" in done.stdout
+    assert "not screened" in done.stdout
+    text = " ".join(done.stdout.split())
+    assert "org/b ServerError" in text or "org/b Timeout" in text
+    assert "org/c Timeout" in text
+
+
+def test_nothing_screened_is_exit_1_and_says_why(command):
+    done = command("org/none")
+    assert done.returncode == 1
+    assert "RepoNotFound" in done.stdout
+
+
+def test_top_prints_one_repository_a_line_for_a_pipe(command, small):
+    small("org/a", 0.2)
+    small("org/b", 1.0)
+    small("org/c", 0.6)
+    done = command("org/a", "org/b", "org/c", "org/none", "--top", "2")
+    assert done.stdout == "org/b\norg/c\n"
+    assert "org/none" in done.stderr
+    assert done.returncode == 3
+
+
+def test_accuracies_are_compared_only_where_somebody_supplied_them(command, small, tmp_path):
+    for name, spread in (("org/a", 0.2), ("org/b", 1.0), ("org/c", 0.6)):
+        small(name, spread)
+    table = tmp_path / "accuracy.csv"
+    table.write_text("repo,accuracy\norg/a,10\norg/b,30\norg/c,20\n")
+    names = ["org/a", "org/b", "org/c"]
+    document = json.loads(command(*names, "--accuracy", table, "--format", "json").stdout)
+    (line,) = document["agreement"]
+    assert (line["n"], line["spearman"], line["kendall"]) == (3, 1.0, 1.0)
+    assert line["spearman_p"] == pytest.approx(2 / 6)
+    assert "Spearman" not in command(*names).stdout
+    assert "Spearman" in command(*names, "--accuracy", table).stdout
+
+    table.write_text("repo,accuracy\norg/x,10\n")
+    done = command(*names, "--accuracy", table)
+    assert done.returncode == 2
+    assert "org/x" in done.stderr
+    assert "±" in done.stdout  # what was screened is not lost
+
+
+def test_across_scales_only_on_request_and_with_the_warning(command, small):
+    small("org/a", 1.0)
+    small("org/larger", 0.7, d=256)
+    assert "place" not in command("org/a", "org/larger").stdout
+    done = command("org/a", "org/larger", "--across-scales")
+    assert "does not rank across scales" in " ".join(done.stdout.split())
+    assert "place" in done.stdout
+
+
+def test_csv_and_markdown_and_the_suffix_of_output(command, small, tmp_path):
+    small("org/a", 1.0)
+    small("org/b", 0.4)
+    rows = list(csv.DictReader(io.StringIO(command("org/a", "org/b", "--format", "csv").stdout)))
+    assert [row["repo"] for row in rows] == ["org/a", "org/b"]
+    assert float(rows[0]["gap_cosine"]) > float(rows[1]["gap_cosine"])
+    assert "| 1 | org/a |" in command("org/a", "org/b", "--format", "markdown").stdout
+    done = command("org/a", "org/b", "--output", tmp_path / "page.html")
+    assert (done.returncode, done.stdout) == (0, "")
+    page = (tmp_path / "page.html").read_text()
+    assert page.startswith("<!DOCTYPE html>")
+    assert "org/a" in page
+
+
+def test_euclidean_ranks_by_the_other_gap(command, small):
+    small("org/a", 1.0)
+    small("org/b", 0.4)
+    document = json.loads(command("org/a", "org/b", "--metric", "euclidean", "--format", "json").stdout)
+    gaps = [c["gap"]["euclidean"]["mean"] for c in document["checkpoints"]]
+    assert document["metric"] == "euclidean"
+    assert gaps == sorted(gaps, reverse=True)
+
+
+def test_a_domain_of_ones_own(command, small, tmp_path):
+    small("org/a", 1.0)
+    mine = tmp_path / "low-digits.yaml"
+    mine.write_text(
+        "schema: 1\nname: low-digits\nrole: domain\ndefault_groups: [digits]\nmin_tokens: 5\ngroups:\n"
+        "  digits: {variant: bare, case: exact, items: ['0', '1', '2', '3', '4', '5']}\n"
+    )
+    document = json.loads(command("org/a", "--domain", mine, "--format", "json").stdout)
+    assert document["domain"] == "low-digits"
+    assert document["checkpoints"][0]["tokens"]["domain"] == 6
+
+
+def test_ctrl_c_keeps_and_prints_what_is_done(command, small, hub, tmp_path):
+    small("org/a", 1.0)
+    small("org/slow", 0.5)
+    hub.fault("*", stalled(60), match="*org*slow*")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "screener", "org/a", "org/slow", "--format", "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=command.env,
+        cwd=tmp_path,
+    )
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "hf").rglob("rows/*/*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 3, stderr
+    document = json.loads(stdout)
+    assert [c["repo"] for c in document["checkpoints"]] == ["org/a"]
+    assert [(f["repo"], f["error"]) for f in document["failed"]] == [("org/slow", "Interrupted")]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((), "at least one checkpoint or a family"),
+        (("--family", "qwen"), "qwen2.5"),
+        (("org/a", "--domain", "maths"), "math"),
+        (("org/a", "--timeout", "0"), "timeout above 0"),
+        (("org/a", "--top", "0"), "--top of at least 1"),
+        (("./nowhere",), "no such folder"),
+        (("org/a", "--output", "nowhere/x.json"), "existing folder"),
+        (("--families", "x.yaml"), "--family NAME"),
+        (("org/a", "--metric", "manhattan"), "cosine"),
+    ],
+)
+def test_wrong_usage_is_exit_2_with_the_next_step(command, args, message):
+    done = command(*args)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_families_are_listed(command):
+    done = command("--list-families")
+    assert done.returncode == 0
+    assert "qwen2.5\t" in done.stdout
+
+
+def test_help_and_version_answer(command):
+    assert "screen-checkpoints --family qwen2.5 --domain math" in command("--help").stdout
+    assert command("--version").stdout.startswith("lmeval-dispersion ")
