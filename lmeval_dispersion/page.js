@@ -26,6 +26,10 @@
     });
   }
 
+  // Vega-Lite warns that a chart with one bar a row can't fit its height too, which nobody asked for.
+  const warn = console.warn.bind(console);
+  console.warn = (...words) => { if (!words.join(" ").includes('Dropping "fit-y"')) warn(...words); };
+
   // Charts: one at a time, so that a page with many of them can be read and scrolled meanwhile.
   const charts = [...document.querySelectorAll(".chart")];
   const options = {
@@ -36,6 +40,9 @@
     const spec = JSON.parse(document.getElementById(`${place.id}-spec`).textContent);
     try {
       await window.vegaEmbed(place, spec, options);
+      // Vega makes every mark a thing to be read out; the description says more in one sentence.
+      place.setAttribute("role", "img");
+      place.removeAttribute("aria-roledescription");
       place.dataset.state = "drawn";
     } catch (error) {
       place.dataset.state = "failed";

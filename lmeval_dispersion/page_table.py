@@ -111,8 +111,10 @@ def shown(value: Any, spec: str = "") -> str:
         return html.escape(format(value, spec or default).replace("-", "−"))
     if isinstance(value, (list, tuple)):
         return ", ".join(shown(item, spec) for item in value)
-    # A long name may break after a slash.
-    return html.escape(str(value)).replace("/", "/<wbr>")
+    text = str(value)
+    shown_text = html.escape(text)
+    # A long name, such as a repository's, may break after a slash.
+    return shown_text.replace("/", "/<wbr>") if len(text) > 30 else shown_text
 
 
 def inline(text: str) -> str:
