@@ -14,7 +14,13 @@ from lmeval_dispersion.errors import DispersionError
 
 # name -> (module, one-line summary). A module's COMMANDS maps the name to (add_arguments, run):
 # add_arguments(parser) declares the options, run(args) does the work and returns the exit code.
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("lmeval_dispersion.harness.cli", "run lm-eval with the dispersion tasks loaded"),
+    "enable": ("lmeval_dispersion.harness.cli", "let the stock lm_eval command find the dispersion tasks"),
+    "disable": ("lmeval_dispersion.harness.cli", "undo `enable` without a trace"),
+    "status": ("lmeval_dispersion.harness.cli", "whether the stock lm_eval command finds the tasks"),
+    "tasks-path": ("lmeval_dispersion.harness.cli", "print a folder for lm_eval's --include_path"),
+}
 
 _DEBUG = "DISPERSION_DEBUG"
 

@@ -12,6 +12,7 @@ The tree::
     │   ├── TooFewVectorsError
     │   └── NoDirectionError   zero or non-finite vectors
     ├── CaptureError           a model's states cannot be seen
+    ├── HarnessError           lm-eval cannot run a dispersion task as asked
     ├── MissingExtraError      also an ImportError: an optional part is not installed
     └── ScreeningError         one checkpoint cannot be screened; `code` is a stable word
 
@@ -71,6 +72,10 @@ class NoDirectionError(GeometryError):
 
 class CaptureError(DispersionError):
     """A model's hidden states cannot be seen: no decoder blocks, or a place that was never passed."""
+
+
+class HarnessError(DispersionError):
+    """lm-eval cannot run a dispersion task as asked: its backend, its version or its installation."""
 
 
 class MissingExtraError(DispersionError, ImportError):

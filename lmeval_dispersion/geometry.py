@@ -15,7 +15,7 @@ sections 2.3 and 3.2, appendix A.5.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -143,7 +143,33 @@ def dispersion_estimate(x: ArrayLike) -> Estimate:
         TooFewVectorsError: n < 2.
         NoDirectionError: A zero or non-finite row.
     """
-    c = contributions(x)
+    return _jackknifed(contributions(x))
+
+
+def streamed_dispersion_estimate(blocks: Callable[[], Iterable[ArrayLike]]) -> Estimate:
+    """:func:`dispersion_estimate` of rows that come in blocks; float64 copies are one block large.
+
+    Args:
+        blocks: Called twice; gives blocks of rows (n_i, d), the same ones each time.
+
+    Raises:
+        TooFewVectorsError: Fewer than two rows in all.
+        NoDirectionError: A zero or non-finite row; ``.rows`` counts within its block.
+    """
+    total: Any = 0.0
+    n = 0
+    for block in blocks():
+        u = unit_rows(block)
+        total, n = total + u.sum(axis=0), n + len(u)
+    if n < 2:
+        raise TooFewVectorsError(f"expected at least 2 vectors, got {n}; pass more texts")
+    mean = total / n
+    parts = [np.square(unit_rows(block) - mean).sum(axis=1) for block in blocks()]
+    squares = np.concatenate(parts)
+    return _jackknifed((n * squares + squares.sum()) / (2 * (n - 1)))
+
+
+def _jackknifed(c: Array) -> Estimate:
     n, mean = len(c), float(c.mean())
     if n == 2:
         return Estimate(mean, float("nan"), n)

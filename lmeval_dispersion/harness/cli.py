@@ -1,0 +1,147 @@
+"""``dispersion enable``, ``disable``, ``status``, ``tasks-path`` and ``run``."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
+from lmeval_dispersion.harness import enabling
+
+Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
+
+
+def _no_arguments(_parser: argparse.ArgumentParser) -> None:
+    """These commands take none."""
+
+
+def _enable(_args: argparse.Namespace) -> int:
+    before = enabling.status().state
+    now = enabling.enable()
+    what = "already enabled" if before == "enabled" else "enabled"
+    print(f"{what}: {now.files} task files in {now.folder}")
+    if now.editable:
+        print(
+            "lm-eval is an editable checkout: its git status shows this folder as untracked until "
+            "`dispersion disable`",
+            file=sys.stderr,
+        )
+    print("try: lm_eval --model hf --model_args pretrained=... --tasks mmlu_dispersion", file=sys.stderr)
+    return 0
+
+
+def _disable(_args: argparse.Namespace) -> int:
+    before = enabling.disable()
+    print("already disabled" if before.state == "disabled" else f"disabled: removed {before.folder}")
+    return 0
+
+
+def _status(_args: argparse.Namespace) -> int:
+    now = enabling.status()
+    there = {
+        "enabled": f"enabled: {now.files} task files in {now.folder}",
+        "out of date": f"out of date: {now.folder} was written by another version; run `dispersion enable`",
+        "disabled": f"disabled: `dispersion enable` would write {now.files} task files to {now.folder}",
+    }
+    print(there[now.state])
+    return 0
+
+
+def _tasks_path(_args: argparse.Namespace) -> int:
+    print(enabling.tasks_path())
+    return 0
+
+
+def _run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "dispersion run [lm-eval's own arguments]"
+    parser.prefix_chars = "\0"  # every argument belongs to lm-eval, also those with dashes
+    parser.add_argument("arguments", nargs="*", help="as for lm_eval")
+
+
+def _run(args: argparse.Namespace) -> int:
+    arguments: list[str] = list(args.arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(
+            "usage: dispersion run [lm-eval's own arguments]\n\nRuns lm-eval with this project's tasks "
+            "loaded; `lm_eval run --help` lists the arguments."
+        )
+        return 0 if arguments else 2
+    if arguments[0] not in ("run", "ls", "validate"):
+        arguments.insert(0, "run")
+    _check_tasks(arguments)
+    if enabling.status().state != "enabled":
+        if any(a == "--include_path" or a.startswith("--include_path=") for a in arguments):
+            raise UsageError(
+                "lm-eval takes one --include_path and the dispersion tasks need it here; run `dispersion "
+                "enable` first"
+            )
+        arguments += ["--include_path", str(enabling.tasks_path())]
+    return _harness(arguments)
+
+
+def _check_tasks(arguments: Sequence[str]) -> None:
+    """Refuse misspelt names of ours with the nearest ones, before lm-eval loads a model."""
+    ours = enabling.task_names()
+    for i, argument in enumerate(arguments):
+        if argument not in ("--tasks", "-t"):
+            continue
+        for value in arguments[i + 1 :]:
+            if value.startswith("-"):
+                break
+            for name in value.split(","):
+                if "dispersion" not in name or name in ours or "*" in name or os.path.exists(name):
+                    continue
+                near = difflib.get_close_matches(name, ours, n=3)
+                hint = f"did you mean {', '.join(near)}?" if near else "`dispersion run ls tasks` lists them"
+                raise UsageError(f"there is no task {name!r}; {hint}")
+
+
+def _harness(arguments: list[str]) -> int:
+    try:
+        from lm_eval.__main__ import cli_evaluate
+
+        from lmeval_dispersion.harness import run_store
+    except ImportError as error:
+        raise MissingExtraError(
+            "lm-eval cannot be loaded; pip install 'lmeval-dispersion[models]'"
+        ) from error
+    before = sys.argv
+    sys.argv = ["lm-eval", *arguments]
+    try:
+        cli_evaluate()
+    except DispersionError:
+        raise
+    except Exception as error:
+        sentence = _sentence(error)
+        if sentence is None or os.environ.get("DISPERSION_DEBUG"):
+            raise
+        raise DispersionError(sentence) from error
+    finally:
+        sys.argv = before
+    return 3 if run_store.failures else 0
+
+
+def _sentence(error: Exception) -> str | None:
+    """One sentence for what users meet; None for what is a defect and deserves its traceback."""
+    text = str(error).strip()
+    first = text.splitlines()[0].rstrip(".") if text else type(error).__name__
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if "OutOfMemoryError" in kinds or "out of memory" in text.lower() or isinstance(error, MemoryError):
+        return f"out of memory: {first}; lower --batch_size, or try --batch_size auto"
+    if text.startswith("Tasks not found"):
+        return f"{first}; `dispersion run ls tasks` lists what there is"
+    if isinstance(error, OSError):
+        return f"{first}; check the name of the model or data set, and the network"
+    return None
+
+
+COMMANDS: dict[str, Command] = {
+    "enable": (_no_arguments, _enable),
+    "disable": (_no_arguments, _disable),
+    "status": (_no_arguments, _status),
+    "tasks-path": (_no_arguments, _tasks_path),
+    "run": (_run_arguments, _run),
+}

@@ -1,0 +1,218 @@
+"""Making lm-eval find our tasks: files in its own tasks folder, or a folder for ``--include_path``.
+
+Our configurations are written as they stand in ``lm_eval/tasks/lmeval_dispersion/FAMILY/``: their includes
+name lm-eval's own files relative to there. Enabling copies them to that place and enters the copies in our
+RECORD, so that uninstalling this package removes them. lm-eval itself need not be imported for any of this.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import tempfile
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from lmeval_dispersion.errors import HarnessError, MissingExtraError, UsageError
+from lmeval_dispersion.paths import data_folder
+
+FOLDER = "lmeval_dispersion"
+_INCLUDE = re.compile(r"^(\s*(?:- )?include: |\s+- )(\.\./\.\./)(\S+)$", re.MULTILINE)
+
+State = Literal["enabled", "out of date", "disabled"]
+
+
+class Status(NamedTuple):
+    """Whether lm-eval finds the tasks by itself.
+
+    Attributes:
+        state: ``out of date`` where another version of this package wrote the files.
+        folder: Where they are or would be.
+        files: How many this version has.
+        editable: Whether lm-eval is a checkout, which then shows the files as untracked.
+    """
+
+    state: State
+    folder: Path
+    files: int
+    editable: bool
+
+
+def task_files() -> dict[str, str]:
+    """Path within the tasks folder -> content of every configuration of this version."""
+    root = data_folder("task_configs")
+    return {
+        path.relative_to(root).as_posix(): path.read_text("utf-8") for path in sorted(root.rglob("*.yaml"))
+    }
+
+
+def task_names() -> list[str]:
+    """Names of all tasks and groups of this version."""
+    found = (re.search(r"^(?:task|group): (\S+)$", text, re.MULTILINE) for text in task_files().values())
+    return sorted(match[1] for match in found if match)
+
+
+def harness_tasks() -> Path:
+    """lm-eval's folder of tasks.
+
+    Raises:
+        MissingExtraError: lm-eval is not installed.
+        HarnessError: It has no such folder.
+    """
+    spec = find_spec("lm_eval")
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingExtraError("lm-eval is not installed; pip install 'lmeval-dispersion[models]'")
+    folder = Path(next(iter(spec.submodule_search_locations))) / "tasks"
+    if not folder.is_dir():
+        raise HarnessError(f"expected lm-eval's tasks in {folder}, which is no folder; reinstall lm-eval")
+    return folder
+
+
+def status() -> Status:
+    """Whether the tasks are enabled, by comparing what is there with what this version would write."""
+    folder = harness_tasks() / FOLDER
+    wanted = task_files()
+    there = {
+        path.relative_to(folder).as_posix(): path.read_text("utf-8")
+        for path in sorted(folder.rglob("*.yaml"))
+    }
+    state: State = "disabled" if not there else "enabled" if there == wanted else "out of date"
+    return Status(state, folder, len(wanted), _editable())
+
+
+def enable() -> Status:
+    """Write the configurations into lm-eval's tasks folder; writing them again changes nothing.
+
+    Raises:
+        UsageError: The folder cannot be written; the message names the ways that need no writing.
+    """
+    before = status()
+    if before.state != "enabled":
+        try:
+            _remove(before.folder)
+            for name, text in task_files().items():
+                path = before.folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, "utf-8")
+        except OSError as error:
+            shutil.rmtree(before.folder, ignore_errors=True)
+            raise UsageError(
+                f"{before.folder} cannot be written: {error.strerror}; use `dispersion run` in place of "
+                '`lm_eval`, or `--include_path "$(dispersion tasks-path)"`'
+            ) from error
+    _enter_in_record(before.folder, sorted(before.folder.rglob("*.yaml")))
+    return status()
+
+
+def disable() -> Status:
+    """Remove what :func:`enable` wrote, and nothing else.
+
+    Raises:
+        UsageError: The folder cannot be written.
+    """
+    before = status()
+    try:
+        _remove(before.folder)
+    except OSError as error:
+        raise UsageError(
+            f"{before.folder} cannot be removed: {error.strerror}; remove it as its owner"
+        ) from error
+    _enter_in_record(before.folder, [])
+    return before
+
+
+def tasks_path() -> Path:
+    """A folder for ``--include_path``: our configurations with lm-eval's own named by absolute path.
+
+    It is made in the user's cache, once for each version and each lm-eval.
+    """
+    theirs = harness_tasks()
+    files = {
+        name: _INCLUDE.sub(lambda m: f"{m[1]}{theirs.as_posix()}/{m[3]}", text)
+        for name, text in task_files().items()
+    }
+    key = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmeval-dispersion"
+    folder = root / f"tasks-{key}"
+    if folder.is_dir():
+        return folder
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=root, prefix=".tasks-"))
+        for name, text in files.items():
+            path = made / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8")
+        made.chmod(0o755)
+        try:
+            made.rename(folder)
+        except OSError:  # another process was faster
+            shutil.rmtree(made)
+    except OSError as error:
+        raise UsageError(f"{root} cannot be written: {error.strerror}; set XDG_CACHE_HOME") from error
+    return folder
+
+
+def _remove(folder: Path) -> None:
+    """Remove our files and the folders that they leave empty; a user's own files there stay."""
+    for path in sorted(folder.rglob("*.yaml")):
+        path.unlink()
+    for inner in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
+        if not any(inner.iterdir()):
+            inner.rmdir()
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _own() -> Distribution | None:
+    try:
+        return distribution("lmeval-dispersion")
+    except PackageNotFoundError:
+        return None
+
+
+def _editable() -> bool:
+    try:
+        text = distribution("lm_eval").read_text("direct_url.json")
+    except PackageNotFoundError:
+        return True  # on the path without being installed
+    return bool(text and json.loads(text).get("dir_info", {}).get("editable"))
+
+
+def _enter_in_record(folder: Path, files: list[Path]) -> None:
+    """Make our RECORD list exactly ``files`` under ``folder``; without one only `disable` removes them."""
+    own = _own()
+    text = own.read_text("RECORD") if own is not None else None
+    if own is None or text is None:
+        return
+    site = Path(str(own.locate_file("")))
+    record = next((Path(str(own.locate_file(f))) for f in own.files or [] if f.name == "RECORD"), None)
+    if record is None:
+        return
+    prefix = Path(os.path.relpath(folder, site)).as_posix() + "/"
+    rows = [row for row in csv.reader(io.StringIO(text)) if row and not row[0].startswith(prefix)]
+    for path in files:
+        digest = base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).rstrip(b"=").decode()
+        relative = Path(os.path.relpath(path, site)).as_posix()
+        rows.append([relative, f"sha256={digest}", str(path.stat().st_size)])
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    if out.getvalue() == text:
+        return
+    try:
+        temporary = record.with_name("RECORD.tmp")
+        temporary.write_text(out.getvalue(), "utf-8")
+        temporary.replace(record)
+    except OSError as error:
+        raise UsageError(
+            f"{record} cannot be written: {error.strerror}; `pip uninstall` would leave {folder} behind: run "
+            "`dispersion disable` before it"
+        ) from error

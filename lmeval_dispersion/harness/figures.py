@@ -1,0 +1,123 @@
+"""A task's figures from its documents' records."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmeval_dispersion.errors import HarnessError
+from lmeval_dispersion.geometry import valid_rows
+from lmeval_dispersion.harness.pooled import Part, PooledDispersion, PooledError, estimate
+from lmeval_dispersion.harness.run_store import json_number
+from lmeval_dispersion.harness.states import DocRecord, Vectors
+
+log = logging.getLogger(__name__)
+
+# Metric -> which documents it is over, by their score.
+METRICS = {"dispersion": "all", "dispersion_correct": "correct", "dispersion_incorrect": "incorrect"}
+
+
+class Figures:
+    """Figures of one task over all of its documents, computed once a filter.
+
+    Args:
+        task: Name, for messages.
+        records: Records in any order (ranks hand theirs in one after the other); duplicates are dropped.
+        layers: Captured layers, the default one first.
+
+    Attributes:
+        records: In the order of their true index.
+        vectors: Layer -> raw states (n, d), a row each document or segment.
+    """
+
+    def __init__(self, task: str, records: Sequence[DocRecord], layers: Sequence[str]) -> None:
+        self.task = task
+        self.layers = list(layers)
+        # An empty text has no segment, and with it no state.
+        unique = {record.doc_id: record for record in records if record.state.prompt_tokens}
+        self.records = [unique[doc_id] for doc_id in sorted(unique)]
+        if not self.records:
+            raise HarnessError(f"{task}: no document brought a state back: all of its texts are empty")
+        self.vectors: dict[str, Vectors] = {}
+        for layer in self.layers:
+            self.vectors[layer] = np.concatenate([r.state.vectors[layer] for r in self.records])
+            start = 0
+            for record in self.records:  # views: the states are held once
+                stop = start + len(record.state.prompt_tokens)
+                record.state.vectors[layer] = self.vectors[layer][start:stop]
+                start = stop
+        sizes = [len(record.state.prompt_tokens) for record in self.records]
+        self.correct = np.repeat([record.correct for record in self.records], sizes)
+        self.valid = {layer: valid_rows(rows) for layer, rows in self.vectors.items()}
+        self.parts = {metric: self.part(metric) for metric in METRICS}
+        self.truncated = sum(any(record.state.truncated) for record in self.records)
+
+    def part(self, metric: str, layer: str | None = None) -> Part:
+        """The matrix of a layer and the rows that ``metric`` is over."""
+        layer = layer or self.layers[0]
+        chosen: NDArray[np.bool_] = self.valid[layer]
+        which = METRICS[metric]
+        if which != "all":
+            # NaN is neither: a task without labels has no correct and no incorrect documents.
+            chosen = chosen & (self.correct > 0.5 if which == "correct" else self.correct <= 0.5)
+        return self.vectors[layer], np.flatnonzero(chosen)
+
+    def value(self, metric: str) -> Any:
+        """The figure as a float that groups can pool."""
+        return PooledDispersion.of((self.parts[metric],))
+
+    def error(self, metric: str) -> Any:
+        """Its jackknife standard error, likewise."""
+        return PooledError.of((self.parts[metric],))
+
+    def warn(self) -> None:
+        """Say once what a figure cannot show by itself."""
+        for metric, which in METRICS.items():
+            n = len(self.parts[metric][1])
+            if n < 2 and not (which != "all" and np.isnan(self.correct).all()):
+                kind = "" if which == "all" else f"{which} "
+                log.warning("%s: %s is NaN: %d %sdocuments, two are needed", self.task, metric, n, kind)
+        for layer, valid in self.valid.items():
+            if not valid.all():
+                log.warning(
+                    "%s: %d of %d states of %s are zero or not finite and left out; try --model_args "
+                    "dtype=float32",
+                    self.task,
+                    int((~valid).sum()),
+                    len(valid),
+                    layer,
+                )
+        if self.truncated:
+            log.warning(
+                "%s: %d of %d prompts were longer than the model's context and cut on the left",
+                self.task,
+                self.truncated,
+                len(self.records),
+            )
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of every layer for lm-eval's results JSON; NaN is null."""
+        layers = {}
+        for layer in self.layers:
+            found = {metric: estimate((self.part(metric, layer),)) for metric in METRICS}
+            layers[layer] = {
+                f"{metric}{suffix}": value
+                for metric, figure in found.items()
+                for suffix, value in (
+                    ("", json_number(figure.mean)),
+                    ("_stderr", json_number(figure.se)),
+                    ("_n", figure.n),
+                )
+            }
+        return {
+            "layer": self.layers[0],
+            "documents": len(self.records),
+            "vectors": len(self.correct),
+            "truncated": self.truncated,
+            "without_direction": {layer: int((~valid).sum()) for layer, valid in self.valid.items()},
+            "layers": layers,
+        }
