@@ -13,6 +13,8 @@ The tree::
     │   └── NoDirectionError   zero or non-finite vectors
     ├── CaptureError           a model's states cannot be seen
     ├── HarnessError           lm-eval cannot run a dispersion task as asked
+    ├── TrainingError          a training run cannot go on
+    │   └── NonFiniteLossError     a dispersion loss is NaN or infinite; has the layer and the step
     ├── MissingExtraError      also an ImportError: an optional part is not installed
     └── ScreeningError         one checkpoint cannot be screened; `code` is a stable word
 
@@ -76,6 +78,26 @@ class CaptureError(DispersionError):
 
 class HarnessError(DispersionError):
     """lm-eval cannot run a dispersion task as asked: its backend, its version or its installation."""
+
+
+class TrainingError(DispersionError):
+    """A training run, or a loss in it, cannot go on."""
+
+
+class NonFiniteLossError(TrainingError):
+    """A dispersion loss is NaN or infinite.
+
+    Attributes:
+        layer: Index of the block whose states gave it.
+        step: Number of the forward pass, from 0.
+    """
+
+    def __init__(self, layer: int, step: int) -> None:
+        super().__init__(
+            f"expected a finite dispersion loss, got a non-finite one at layer {layer}, forward pass {step}; "
+            "lower the learning rate or the weight, or look for NaN in the model's own loss"
+        )
+        self.layer, self.step = layer, step
 
 
 class MissingExtraError(DispersionError, ImportError):

@@ -1,0 +1,262 @@
+"""A dispersion loss on the hidden states of any decoder, in any training loop, through forward hooks.
+
+    reg = DispersionRegularizer(model, "angular_spread", layers="all", weight=0.1)
+    loss = model(**batch).loss + reg.pop()
+
+The decoder's own pre-hook arms the layers' hooks, in training and with gradients on only, and its post-hook
+disarms them: evaluation, generation and the second run of a checkpointed block are never seen. States are
+collected by layer during the forward pass; the loss is formed in :meth:`DispersionRegularizer.pop`, outside
+any checkpoint or compiled graph.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from lmeval_dispersion.capture import Decoder
+from lmeval_dispersion.decoder_parts import unwrapped
+from lmeval_dispersion.errors import CaptureError, UsageError
+from lmeval_dispersion.training.finite import FiniteWatch
+from lmeval_dispersion.training.layout import READ, Layout, layout
+from lmeval_dispersion.training.losses import push_away
+from lmeval_dispersion.training.modules import DispersionLoss, loss_named
+from lmeval_dispersion.training.places import Layers, holder, layer_indices
+
+Mode = Literal["add", "inject"]
+
+_STACKED_NUMBERS = 1 << 26  # numbers of states that a GPU gets in one call: 256 MB in float32
+
+
+class DispersionRegularizer:
+    """Adds ``weight`` times the mean over layers of a dispersion loss.
+
+    Attach it before ``torch.compile`` or DDP run for the first time; around or inside PEFT, DDP, FSDP2 and
+    compiled models alike. Use it as a context manager, or call :meth:`detach` at the end.
+
+    Args:
+        model: A causal decoder of transformers, bare or wrapped.
+        loss: Name of a loss, see :mod:`lmeval_dispersion.training.losses`, or a loss module.
+        layers: ``last``, ``all``, ``early_half``, ``late_half`` or indices of blocks, negative from the
+            end. A block's state is its output; the last block's is taken after the final norm.
+        weight: Factor of the loss, at least 0; may be changed between steps.
+        mode: ``add``: :meth:`pop` gives what to add to the loss. ``inject``: the gradient is added at the
+        layers'
+            outputs, for loops whose loss cannot be touched; set ``loss_scale`` where such a loop scales its
+            loss.
+        seed: Seed of the draw of tokens, with ``max_tokens``.
+        options: Options of the loss, such as ``max_tokens=256`` or ``tau=0.5``.
+
+    Attributes:
+        loss_scale: With ``inject``: the factor that the loop puts on its loss before ``backward``, such as
+            1/k with k accumulation steps.
+        step: Number of the next training forward pass.
+        values: The loss of each layer in the latest pass, without weight, by index of the block.
+
+    Raises:
+        UsageError: The loss, an option, a layer, the weight or the mode is not usable.
+        CaptureError: The model has no decoder blocks.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: str | DispersionLoss = "angular_spread",
+        layers: Layers | Sequence[int] = "last",
+        weight: float = 0.1,
+        *,
+        mode: Mode = "add",
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"expected a model (torch.nn.Module), got {type(model).__name__}")
+        if not weight >= 0:
+            raise UsageError(f"expected a weight of at least 0, got {weight}; `squeeze` is the opposite loss")
+        if mode not in ("add", "inject"):
+            raise UsageError(f"expected a mode of add, inject, got {mode!r}")
+        decoder = Decoder.of(model)
+        self.loss = loss_named(loss, seed=seed, **options) if isinstance(loss, str) else loss
+        self.layers = layer_indices(layers, len(decoder))
+        self.weight, self.mode, self.loss_scale, self.step = float(weight), mode, 1.0, 0
+        self.values: dict[int, Tensor] = {}
+        self._armed, self._forward = False, "none"
+        self._states: dict[int, Tensor] = {}
+        self._arguments: dict[str, Any] = {}
+        self._described: dict[str, Tensor | None] = {}
+        self._latest: tuple[Tensor, Tensor | None] | None = None
+        self._watch = FiniteWatch()
+        self._handles = self._attach(model, decoder)
+
+    def pop(self) -> Tensor | None:
+        """Weight times the loss of the latest training forward pass, a scalar; add it to your loss.
+
+        None where the latest pass was in evaluation or without gradients, and always with ``mode="inject"``.
+
+        Raises:
+            CaptureError: The model did not run since the last call, or not all layers were seen: hooks that
+            are
+                set after the first call of a compiled model never fire.
+            NonFiniteLossError: The loss is NaN or infinite. On a GPU it is found one step later, so that no
+                step waits for it.
+            GeometryError: Mask and states do not fit.
+        """
+        if self.mode == "inject":
+            return None
+        states, forward = self._states, self._forward
+        self._states, self._forward = {}, "none"
+        if forward == "idle":
+            return None
+        missing = [k for k in self.layers if k not in states]
+        if missing:
+            raise CaptureError(
+                f"expected states of layers {self.layers} since the last pop(), got none of {missing}; run "
+                "the model once in training mode before each pop(), and attach before torch.compile runs"
+            )
+        shape = self._layout(states[self.layers[-1]])
+        values = self._losses([states[k] for k in self.layers], shape)
+        self._note(dict(zip(self.layers, values.detach().unbind(), strict=True)))
+        self._latest = (states[self.layers[-1]].detach(), shape.mask)
+        self._described, self.step = {}, self.step + 1
+        return values.mean() * self.weight
+
+    def describe(
+        self,
+        *,
+        mask: Tensor | None = None,
+        segments: Tensor | None = None,
+        domains: Tensor | None = None,
+    ) -> None:
+        """Tell of the next training forward pass what its arguments do not.
+
+        Args:
+            mask: (b, t), true on real tokens.
+            segments: (b, t), document ids of packed rows.
+            domains: (b,), for the cross-domain loss.
+        """
+        self._described = {"mask": mask, "segments": segments, "domains": domains}
+
+    @property
+    def value(self) -> Tensor | None:
+        """Mean over layers of the latest pass's loss, without weight; None before the first."""
+        return torch.stack(list(self.values.values())).mean() if self.values else None
+
+    def dispersion(self) -> float | None:
+        """Mean cosine distance over all token pairs of the latest training batch, last chosen layer."""
+        if self._latest is None:
+            return None
+        z, mask = self._latest
+        return -float(push_away(z, mask=mask))
+
+    def detach(self) -> None:
+        """Remove all hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._states, self._latest = [], {}, None
+
+    def __enter__(self) -> DispersionRegularizer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+    def _attach(self, model: nn.Module, decoder: Decoder) -> list[RemovableHandle]:
+        root = holder(unwrapped(model), decoder.blocks[0])
+        parameters = inspect.signature(type(root).forward).parameters
+        self._names = [name for name in parameters if name != "self"]
+        handles = [root.register_forward_pre_hook(self._enter, with_kwargs=True)]
+        for k in self.layers:
+            last = k == len(decoder) - 1 and decoder.norm is not None
+            module = decoder.norm if last and decoder.norm is not None else decoder.blocks[k]
+            handles.append(module.register_forward_hook(self._hook(k)))
+        return [*handles, root.register_forward_hook(self._leave)]
+
+    def _enter(self, root: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        self._armed = root.training and torch.is_grad_enabled()
+        if not self._armed:
+            if self._forward == "none":
+                self._forward = "idle"
+            return
+        self._forward = "armed"
+        self._states = {}
+        given = dict(zip(self._names, args, strict=False)) | kwargs
+        self._arguments = {name: given[name] for name in READ if given.get(name) is not None}
+
+    def _leave(self, _root: nn.Module, _args: Any, _output: Any) -> None:
+        # With `inject` a checkpointed block needs the hooks once more, in the backward pass.
+        if self.mode == "add":
+            self._armed = False
+
+    def _hook(self, k: int) -> Any:
+        def collect(_module: nn.Module, _args: Any, output: Any) -> None:
+            if self._armed:
+                self._states[k] = output if isinstance(output, Tensor) else output[0]
+
+        def inject(_module: nn.Module, _args: Any, output: Any) -> Any:
+            state = output if isinstance(output, Tensor) else output[0]
+            if not (self._armed and torch.is_grad_enabled() and state.requires_grad):
+                return None
+            pushed = self._with_gradient(k, state)
+            return pushed if isinstance(output, Tensor) else (pushed, *output[1:])
+
+        return collect if self.mode == "add" else inject
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _with_gradient(self, k: int, state: Tensor) -> Tensor:
+        """``state`` itself, whose backward pass adds this layer's share of the loss's gradient."""
+        shape = self._layout(state)
+        with torch.enable_grad():
+            leaf = state.detach().requires_grad_()
+            value = self._losses([leaf], shape, first=self.layers.index(k))
+            (gradient,) = torch.autograd.grad(value.sum(), leaf)
+        self._note({k: value.detach()[0]})
+        self._latest = (state.detach(), shape.mask)
+        if k == self.layers[-1]:
+            self.step += 1
+        share = self.weight * self.loss_scale / len(self.layers)
+        pushed: Tensor = _Inject.apply(state, gradient * share)  # type: ignore[no-untyped-call]
+        return pushed
+
+    def _losses(self, states: list[Tensor], shape: Layout, first: int = 0) -> Tensor:
+        """The loss of each of ``states``, (layers,); a GPU gets as many layers at once as fit."""
+        given = {**shape._asdict(), "domains": self._described.get("domains")}
+        if not self.loss.needs_domains:
+            given["domains"] = None
+        values: list[Tensor] = []
+        size = 1 if states[0].device.type == "cpu" else max(1, _STACKED_NUMBERS // states[0].numel())
+        alike = all(z.shape == states[0].shape and z.device == states[0].device for z in states)
+        for start in range(0, len(states), size if alike else 1):
+            group = states[start : start + (size if alike else 1)]
+            self.loss.calls = self.step * len(self.layers) + first + start
+            if len(group) == 1:
+                values.append(self.loss(group[0], **given).unsqueeze(0))
+            else:
+                values.append(self.loss(torch.stack(group), **given))
+        return torch.cat([v.to(values[-1].device) for v in values])
+
+    def _layout(self, state: Tensor) -> Layout:
+        told = {name: self._described.get(name) for name in ("mask", "segments")}
+        if any(value is not None for value in told.values()):
+            return Layout(told["mask"], told["segments"])
+        return layout(self._arguments, state.shape[0], state.shape[1])
+
+    def _note(self, values: dict[int, Tensor]) -> None:
+        self.values.update(values)
+        self._watch.look(values, self.step)
+
+
+class _Inject(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, state: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return state.view_as(state)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return grad + gradient.to(grad.dtype), None

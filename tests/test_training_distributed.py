@@ -1,0 +1,61 @@
+"""DDP and FSDP2 on two gloo ranks give the gradient of one process with the whole batch."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_decoders import assert_same_gradients, gradients, tiny_gpt2, tokens
+
+from lmeval_dispersion.training.regularizer import DispersionRegularizer
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    command = [sys.executable, str(HERE / "distributed_worker.py")]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(folder)], env=environment, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=240)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
+    return torch.load(folder / "results.pt")
+
+
+@pytest.mark.parametrize("wrapper", ["DDP", "FSDP2"])
+@pytest.mark.parametrize(
+    ("case", "loss", "options"),
+    [
+        ("sequence pairs", "angular_spread", {"layers": "all"}),
+        ("pairs across ranks", "push_away", {"layers": "last"}),
+    ],
+)
+def test_two_ranks_equal_one_process(results, wrapper, case, loss, options):
+    model, ids = tiny_gpt2(), tokens(4, 10)
+    reg = DispersionRegularizer(model, loss, weight=0.5, **options)
+    loss_value = model(ids, labels=ids).loss
+    aux = reg.pop()
+    (loss_value + aux).backward()
+    value, found = results[f"{case}, {wrapper}"]
+    if case == "pairs across ranks":
+        assert value == pytest.approx(float(aux.detach()), abs=1e-6)  # every rank has the whole loss
+    assert_same_gradients(found, gradients(model), rtol=1e-4, atol=1e-6)
+    # Pairs within ranks only would be another loss: the test can fail.
+    if case == "pairs across ranks":
+        parts = []
+        for part in (ids[:2], ids[2:]):
+            model(part)
+            parts.append(float(reg.pop().detach()))
+        assert abs(sum(parts) / 2 - value) > 1e-4

@@ -1,0 +1,331 @@
+"""The regularizer in every kind of loop gives the gradient that a hand-written loss gives."""
+
+import copy
+
+import pytest
+import torch
+from tiny_decoders import assert_same_gradients, gradients, tiny_gpt2, tiny_llama, tokens
+from torch import nn
+
+from lmeval_dispersion.errors import CaptureError, GeometryError, NonFiniteLossError, UsageError
+from lmeval_dispersion.training import losses
+from lmeval_dispersion.training.places import layer_indices
+from lmeval_dispersion.training.regularizer import DispersionRegularizer
+
+WEIGHT = 0.5
+
+
+def by_hand(model, batch, layers, loss, **options):
+    """Cross-entropy + weight x loss from ``output_hidden_states``, and the gradient of both."""
+    model = copy.deepcopy(model)
+    out = model(**batch, output_hidden_states=True)
+    states = [out.hidden_states[k + 1] for k in layers]
+    mask = batch.get("attention_mask")
+    aux = WEIGHT * torch.stack([getattr(losses, loss)(z, mask=mask, **options) for z in states]).mean()
+    (out.loss + aux).backward()
+    return aux.detach(), gradients(model)
+
+
+def batch_of(b=4, t=12, padded=True):
+    ids = tokens(b, t)
+    mask = torch.ones_like(ids)
+    if padded:
+        mask[0, 8:] = 0
+        mask[1, 3:] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+@pytest.mark.parametrize("make", [tiny_gpt2, tiny_llama])
+@pytest.mark.parametrize(("layers", "indices"), [("last", [2]), ("all", [0, 1, 2]), ([0, -2], [0, 1])])
+@pytest.mark.parametrize("loss", ["angular_spread", "push_away"])
+def test_equals_hidden_states_by_hand(make, layers, indices, loss):
+    model, batch = make(), batch_of()
+    wanted, wanted_gradients = by_hand(model, batch, indices, loss)
+    with DispersionRegularizer(model, loss, layers=layers, weight=WEIGHT) as reg:
+        out = model(**batch)
+        aux = reg.pop()
+        (out.loss + aux).backward()
+    torch.testing.assert_close(aux.detach(), wanted)
+    assert_same_gradients(gradients(model), wanted_gradients)
+    assert sorted(reg.values) == indices
+    torch.testing.assert_close(reg.value * WEIGHT, aux.detach())
+
+
+def test_hooks_are_gone_afterwards():
+    model = tiny_gpt2()
+    hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+    with DispersionRegularizer(model, layers="all") as reg:
+        model(tokens())
+        reg.pop()
+    assert [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()] == hooks
+
+
+def test_evaluation_and_generation_are_never_seen():
+    model, ids = tiny_gpt2(), tokens()
+    reg = DispersionRegularizer(model, layers="all")
+    with torch.no_grad():
+        model(ids)
+    assert reg.pop() is None
+    model.eval()
+    model(ids)
+    assert reg.pop() is None
+    model.generate(ids, max_new_tokens=2, do_sample=False, pad_token_id=0)
+    assert reg.pop() is None
+    model.train()
+    model(ids)
+    with torch.no_grad():
+        model(ids.flip(1))  # metrics of some trainers: a second forward before the loss is put together
+    kept = reg.pop()
+    model(ids)
+    torch.testing.assert_close(kept, reg.pop())
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4, 8])
+@pytest.mark.parametrize("mode", ["add", "inject"])
+def test_gradient_does_not_depend_on_accumulation(steps, mode):
+    model, batch = tiny_gpt2(), batch_of(8, padded=False)
+    _, wanted = by_hand(model, batch, [0, 1, 2], "angular_spread")
+    reg = DispersionRegularizer(model, "angular_spread", layers="all", weight=WEIGHT, mode=mode)
+    reg.loss_scale = 1 / steps
+    for i in range(0, 8, 8 // steps):
+        part = {name: value[i : i + 8 // steps] for name, value in batch.items()}
+        loss = model(**part).loss
+        aux = reg.pop()
+        ((loss if aux is None else loss + aux) / steps).backward()
+    assert_same_gradients(gradients(model), wanted)
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+@pytest.mark.parametrize("reentrant", [None, False, True])
+@pytest.mark.parametrize("mode", ["add", "inject"])
+def test_checkpointing_changes_nothing(mode, reentrant):
+    model, batch = tiny_llama(), batch_of()
+    wanted, wanted_gradients = by_hand(model, batch, [0, 1, 2], "angular_spread")
+    if reentrant is not None:
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        model.enable_input_require_grads()
+    reg = DispersionRegularizer(model, layers="all", weight=WEIGHT, mode=mode)
+    loss = model(**batch).loss
+    aux = reg.pop()
+    assert (aux is None) == (mode == "inject")
+    (loss if aux is None else loss + aux).backward()
+    torch.testing.assert_close(reg.value * WEIGHT, wanted)
+    assert_same_gradients(gradients(model), wanted_gradients)
+
+
+@pytest.mark.filterwarnings("ignore:.*not a leaf Tensor:UserWarning")
+def test_compiled_equals_eager_and_late_hooks_are_refused():
+    torch._dynamo.reset()
+    model, batch = tiny_gpt2(2), batch_of()
+    _, wanted = by_hand(model, batch, [0, 1], "angular_spread")
+    with DispersionRegularizer(model, layers="all", weight=WEIGHT) as reg:
+        compiled = torch.compile(model, backend="aot_eager")
+        for _ in range(2):  # the second call must not be a stale copy of the first
+            model.zero_grad()
+            (compiled(**batch).loss + reg.pop()).backward()
+            assert_same_gradients(gradients(model), wanted)
+        compiled.eval()
+        with torch.no_grad():
+            compiled(**batch)
+        assert reg.pop() is None
+    torch._dynamo.reset()
+    model = tiny_gpt2(2)
+    compiled = torch.compile(model, backend="aot_eager")
+    compiled(**batch)
+    late = DispersionRegularizer(compiled, layers="all")
+    compiled(**batch)
+    with pytest.raises(CaptureError, match=r"before torch\.compile"):
+        late.pop()
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_peft():
+    peft = pytest.importorskip("peft")
+    base, batch = tiny_gpt2(), batch_of()
+    config = peft.LoraConfig(target_modules=["c_attn"], r=2, init_lora_weights=False, fan_in_fan_out=True)
+    torch.manual_seed(1)
+    model = peft.get_peft_model(base, config).train()
+    _, wanted = by_hand(model, batch, [0, 1, 2], "angular_spread")
+    reg = DispersionRegularizer(model, layers="all", weight=WEIGHT)
+    (model(**batch).loss + reg.pop()).backward()
+    assert_same_gradients(gradients(model), wanted)
+    assert all("lora" in name for name in wanted)
+
+
+def test_bf16_autocast_stays_close():
+    model, batch = tiny_gpt2(), batch_of()
+    wanted, wanted_gradients = by_hand(model, batch, [0, 1, 2], "angular_spread")
+    reg = DispersionRegularizer(model, layers="all", weight=WEIGHT)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(**batch).loss
+        aux = reg.pop()
+        total = loss + aux
+    total.backward()
+    assert aux.dtype == torch.float32
+    # bf16 rounds the model's own products by 0.4 %; the loss adds nothing to that.
+    torch.testing.assert_close(aux.detach(), wanted, rtol=2e-3, atol=1e-3)
+    for name, value in gradients(model).items():
+        off = (value - wanted_gradients[name]).norm() / wanted_gradients[name].norm()
+        assert off < 0.05, (name, float(off))
+
+
+def packed_batch():
+    ids = tokens(2, 12)
+    positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2]])
+    segments = (positions == 0).cumsum(-1)
+    return ids, positions, segments
+
+
+def test_packing_by_position_ids():
+    ids, positions, segments = packed_batch()
+    model = tiny_llama()
+    reg = DispersionRegularizer(model, "angular_spread", weight=1.0)
+    out = model(ids, position_ids=positions, output_hidden_states=True)
+    wanted = losses.angular_spread(out.hidden_states[-1], segments=segments)
+    torch.testing.assert_close(reg.pop(), wanted)
+    assert abs(wanted - losses.angular_spread(out.hidden_states[-1])) > 1e-4
+
+
+@pytest.mark.parametrize("form", ["cu_seq_lens_q", "seq_idx", "describe"])
+def test_packing_by_other_arguments(form):
+    ids, _, segments = packed_batch()
+    ids, segments = ids[:1], segments[:1]
+
+    class Packed(nn.Module):
+        """A decoder with flash-attention style arguments, which eager attention would not accept."""
+
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(40, 8)
+            self.layers = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2)])
+            self.norm = nn.LayerNorm(8)
+
+        def forward(self, input_ids, seq_idx=None, cu_seq_lens_q=None):
+            h = self.embed(input_ids)
+            for layer in self.layers:
+                h = layer(h)
+            return self.norm(h)
+
+    model = Packed()
+    reg = DispersionRegularizer(model, "angular_spread", weight=1.0)
+    if form == "describe":
+        reg.describe(segments=segments)
+        states = model(ids)
+    elif form == "seq_idx":
+        states = model(ids, segments)  # by position
+    else:
+        states = model(ids, cu_seq_lens_q=torch.tensor([0, 5, 12], dtype=torch.int32))
+    torch.testing.assert_close(reg.pop(), losses.angular_spread(states, segments=segments))
+
+
+def test_left_padding_with_its_position_ids():
+    model, ids = tiny_llama(), tokens(2, 8)
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1] * 8])
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    reg = DispersionRegularizer(model, "angular_spread", weight=1.0)
+    out = model(ids, attention_mask=mask, position_ids=positions, output_hidden_states=True)
+    torch.testing.assert_close(reg.pop(), losses.angular_spread(out.hidden_states[-1], mask=mask.bool()))
+
+
+def test_domains_are_told():
+    model, ids = tiny_gpt2(), tokens()
+    reg = DispersionRegularizer(model, "cross_domain_push_away", weight=1.0)
+    domains = torch.tensor([0, 1, 1, 0])
+    reg.describe(domains=domains)
+    out = model(ids, output_hidden_states=True)
+    wanted = losses.cross_domain_push_away(out.hidden_states[-1], domains=domains)
+    torch.testing.assert_close(reg.pop(), wanted)
+    model(ids)
+    with pytest.raises(UsageError, match="one number a sequence"):
+        reg.pop()
+
+
+def test_draws_repeat_from_a_step_on():
+    model, ids = tiny_gpt2(), tokens(2, 30)
+    reg = DispersionRegularizer(model, layers="all", max_tokens=5, seed=7)
+    values = []
+    for _ in range(3):
+        model(ids)
+        values.append(float(reg.pop().detach()))
+    assert len(set(values)) == 3
+    again = DispersionRegularizer(model, layers="all", max_tokens=5, seed=7)
+    again.step = 2
+    model(ids)
+    assert float(again.pop().detach()) == values[2]
+
+
+def test_measured_dispersion():
+    model, batch = tiny_gpt2(), batch_of()
+    reg = DispersionRegularizer(model, layers="all")
+    assert reg.dispersion() is None
+    out = model(**batch, output_hidden_states=True)
+    reg.pop()
+    wanted = -losses.push_away(out.hidden_states[-1], mask=batch["attention_mask"])
+    assert reg.dispersion() == pytest.approx(float(wanted.detach()), abs=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["add", "inject"])
+def test_nan_names_layer_and_step(mode):
+    model, ids = tiny_gpt2(), tokens()
+    reg = DispersionRegularizer(model, layers="all", mode=mode)
+    model(ids)
+    reg.pop()
+    with torch.no_grad():
+        model.transformer.h[1].mlp.c_proj.bias[3] = float("nan")
+
+    def one_more_step():
+        model(ids)
+        reg.pop()
+
+    with pytest.raises(NonFiniteLossError, match="layer 1, forward pass 1") as caught:
+        one_more_step()
+    assert (caught.value.layer, caught.value.step) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"loss": "angular_sprea"}, "did you mean angular_spread"),
+        ({"layers": "middle"}, "last, all, early_half, late_half"),
+        ({"layers": [3]}, "from -3 to 2, got \\[3\\]"),
+        ({"layers": []}, "from -3 to 2"),
+        ({"layers": [True]}, "got \\[True\\]"),
+        ({"weight": -0.1}, "at least 0, got -0.1"),
+        ({"weight": float("nan")}, "got nan"),
+        ({"mode": "hook"}, "add, inject"),
+        ({"loss": "push_away", "tau": 1.0}, "got 'tau'"),
+    ],
+)
+def test_options_that_cannot_be_used(options, said):
+    with pytest.raises(UsageError, match=said):
+        DispersionRegularizer(tiny_gpt2(), **options)
+
+
+def test_models_that_cannot_be_used():
+    with pytest.raises(CaptureError, match="decoder blocks"):
+        DispersionRegularizer(nn.Linear(2, 2))
+    with pytest.raises(UsageError, match="got str"):
+        DispersionRegularizer("gpt2")
+    reg = DispersionRegularizer(tiny_gpt2())
+    with pytest.raises(CaptureError, match="run the model once"):
+        reg.pop()
+
+
+def test_a_mask_that_says_nothing_is_refused():
+    model, ids = tiny_gpt2(), tokens(2, 6)
+    reg = DispersionRegularizer(model)
+    four = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
+    model(ids, attention_mask=four)
+    with pytest.raises(GeometryError, match="describe"):
+        reg.pop()
+    reg.describe(mask=torch.ones(2, 6))
+    model(ids, attention_mask=four)
+    assert reg.pop() is not None
+
+
+def test_layer_words():
+    assert layer_indices("early_half", 5) == [0, 1]
+    assert layer_indices("late_half", 5) == [2, 3, 4]
+    assert layer_indices("early_half", 1) == layer_indices("late_half", 1) == [0]
+    assert layer_indices([-1, 0, 4], 5) == [0, 4]
