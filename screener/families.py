@@ -21,14 +21,12 @@ class Entry:
             and tags (a training trajectory); None means the main branch.
         scale: Checkpoints are ranked inside one scale, such as ``7B``.
         kind: A word for the reader: ``base``, ``instruct``, ``math``, ``distill``, ``trajectory``.
-        note: What a user should know of it; empty for most.
     """
 
     repo: str
     revision: str | None
     scale: str
     kind: str
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,11 +98,10 @@ def _family(name: str, fields: Fields) -> Family:
 
 
 def _entry(fields: Fields) -> Entry:
-    fields.only(("repo", "revision", "scale", "kind", "note"))
+    fields.only(("repo", "revision", "scale", "kind"))
     return Entry(
         repo=fields.text("repo"),
         revision=fields.text("revision") if "revision" in fields else None,
         scale=fields.text("scale"),
         kind=fields.text("kind"),
-        note=fields.text("note") if "note" in fields else "",
     )

@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from lmeval_dispersion.errors import ScreeningError, UsageError
+from screener.families import family
 from screener.resolution_cache import ResolutionCache
 from screener.tokens import (
     TokenSet,
@@ -481,3 +482,21 @@ def test_trimming_a_tokenizer_changes_no_resolution(monkeypatch):
     small = Vocabulary.from_tokenizer_json(script.trimmed(whole))
     for selection in script.selections():
         assert script.outcome(selection, small) == script.outcome(selection, vocabulary("smollm2"))
+
+
+def test_the_documented_counts_are_what_the_script_prints(monkeypatch):
+    root = Path(__file__).parents[1]
+    monkeypatch.syspath_prepend(str(root / "scripts"))
+    monkeypatch.delitem(sys.modules, "token_set_counts", raising=False)
+    import token_set_counts as script
+
+    assert script.table(DATA) in (root / "docs" / "token-sets.md").read_text(encoding="utf-8")
+
+
+def test_the_documented_files_are_valid(tmp_path):
+    text = (Path(__file__).parents[1] / "docs" / "token-sets.md").read_text(encoding="utf-8")
+    domain, families = re.findall(r"```yaml\n(.*?)```", text, re.S)
+    path = own_set(tmp_path, domain.replace("min_tokens: 20", "min_tokens: 2"))
+    assert list(token_set(f"{path}:elements,symbols").groups) == ["elements", "symbols"]
+    (tmp_path / "families.yaml").write_text(families)
+    assert family("ours", tmp_path / "families.yaml").scales == ("1B",)

@@ -1,0 +1,49 @@
+"""Prints the table of ``docs/token-sets.md``: what each bundled set resolves to on each tokenizer.
+
+python scripts/token_set_counts.py [FOLDER_OF_TOKENIZER_JSON_FILES]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from lmeval_dispersion.errors import ScreeningError
+from screener.tokens import Vocabulary, resolve, token_set
+
+SELECTIONS = (
+    "math",
+    "math:operators",
+    "math:number_words",
+    "code",
+    "code:code_only",
+    "code:builtins",
+    "legal",
+)
+SELECTIONS += ("legal:contract,court,common",)
+
+
+def table(folder: Path) -> str:
+    """The table in Markdown: found of asked, for every ``*.json`` in the folder."""
+    sets = [token_set(name) for name in SELECTIONS]
+    reference = token_set("reference", "reference")
+    lines = ["| tokenizer | numbers | " + " | ".join(f"`{one.name}`" for one in sets) + " | reference |"]
+    lines.append("|" + "---|" * (len(sets) + 3))
+    for path in sorted(folder.glob("*.json")):
+        vocabulary = Vocabulary.from_tokenizer_json(path.read_bytes())
+        cells = []
+        for domain in sets:
+            asked = len({text for group in domain.groups.values() for text in group.texts()})
+            try:
+                found = resolve(domain, reference, vocabulary)
+                cells.append(f"{len(found.domain)} of {asked}")
+            except ScreeningError as error:
+                cells.append(error.code)
+        scheme = vocabulary.digit_scheme()
+        everyday = len(resolve(token_set("math"), reference, vocabulary).reference)
+        lines.append(f"| {path.stem} | {scheme} | " + " | ".join(cells) + f" | {everyday} of 105 |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table(Path(sys.argv[1] if len(sys.argv) > 1 else "tests/data/tokenizers")))
