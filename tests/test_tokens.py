@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from lmeval_dispersion.errors import ScreeningError, UsageError
+from screener.cache import Cache
 from screener.families import family
 from screener.resolution_cache import ResolutionCache
 from screener.tokens import (
@@ -419,16 +420,20 @@ def test_names_that_mean_nothing(name, message):
 def stored(tmp_path):
     domain = token_set("legal")
     found = resolve(domain, REFERENCE, vocabulary("mistral-v0.1"))
-    cache = ResolutionCache(tmp_path / "deep" / "cache")
+    cache = ResolutionCache(Cache(tmp_path / "deep" / "cache"))
     assert cache.find("abc", domain, REFERENCE) is None
     cache.put("abc", domain, REFERENCE, found)
     return cache, domain, found, tmp_path / "deep" / "cache"
 
 
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
 def test_cache_returns_what_was_put(stored):
     cache, domain, found, folder = stored
     assert cache.find("abc", domain, REFERENCE) == found
-    assert ResolutionCache(folder).find("abc", domain, REFERENCE) == found
+    assert ResolutionCache(Cache(folder)).find("abc", domain, REFERENCE) == found
     assert cache.find("abd", domain, REFERENCE) is None
     assert cache.find("abc", token_set("code"), REFERENCE) is None
 
@@ -436,17 +441,17 @@ def test_cache_returns_what_was_put(stored):
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"sha256": "x", "resolution": {}}', "null", "[" * 99999])
 def test_corrupt_entry_is_ignored_and_rewritten(stored, damage):
     cache, domain, found, folder = stored
-    (entry,) = folder.iterdir()
+    (entry,) = files(folder)
     entry.write_text(damage)
     assert cache.find("abc", domain, REFERENCE) is None
     cache.put("abc", domain, REFERENCE, found)
     assert cache.find("abc", domain, REFERENCE) == found
-    assert list(folder.iterdir()) == [entry]
+    assert files(folder) == [entry]
 
 
 def test_a_changed_id_in_an_entry_is_noticed(stored):
     cache, domain, found, folder = stored
-    (entry,) = folder.iterdir()
+    (entry,) = files(folder)
     text = entry.read_text()
     assert str(found.domain[0].id) in text
     entry.write_text(text.replace(str(found.domain[0].id), "5", 1))
@@ -457,7 +462,7 @@ def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path):
     (tmp_path / "file").write_text("in the way")
     domain: TokenSet = token_set("math")
     found = resolve(domain, REFERENCE, vocabulary("gpt2"))
-    cache = ResolutionCache(tmp_path / "file")
+    cache = ResolutionCache(Cache(tmp_path / "file"))
     cache.put("abc", domain, REFERENCE, found)
     assert cache.find("abc", domain, REFERENCE) is None
 
@@ -467,7 +472,7 @@ def test_writers_side_by_side_leave_a_whole_entry(stored):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: cache.put("abc", domain, REFERENCE, found), range(40)))
         assert set(pool.map(lambda _: cache.find("abc", domain, REFERENCE) == found, range(40))) == {True}
-    assert len(list(folder.iterdir())) == 1
+    assert len(files(folder)) == 1
 
 
 # --- the script that made the data ----------------------------------------------------------------------
