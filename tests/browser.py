@@ -33,6 +33,7 @@ class Browser:
     """One tab. Whatever it says on its console, throws, or asks the network for is kept."""
 
     def __init__(self, deadline: float = 120.0) -> None:
+        path = executable()
         self.console: list[str] = []
         self.requests: list[str] = []
         self._ends = time.monotonic() + deadline
@@ -45,7 +46,6 @@ class Browser:
         high = [fcntl.fcntl(end, fcntl.F_DUPFD, 20) for end in (to_browser, from_browser)]
         os.close(to_browser)
         os.close(from_browser)
-        path = executable()
         actions = [
             (os.POSIX_SPAWN_DUP2, high[0], 3),
             (os.POSIX_SPAWN_DUP2, high[1], 4),
@@ -57,12 +57,16 @@ class Browser:
         for end in high:
             os.close(end)
         self._session = ""
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.call(f"{domain}.enable")
 
     def __enter__(self) -> "Browser":
+        try:
+            target = self.call("Target.createTarget", url="about:blank")["targetId"]
+            self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+            for domain in ("Page", "Runtime", "Log", "Network"):
+                self.call(f"{domain}.enable")
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
