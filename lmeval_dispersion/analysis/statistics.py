@@ -19,6 +19,7 @@ Correlation = Literal["pearson", "spearman", "kendall"]
 
 REPEATS = 2000  # bootstrap samples
 LEVEL = 0.95
+_COUNTS = 2**21  # resampling counts held at a time: 16 MB
 
 
 class Interval(NamedTuple):
@@ -30,7 +31,7 @@ class Interval(NamedTuple):
 
 
 def perplexity(mean_nll: ArrayLike) -> Array:
-    """exp of the mean negative log-probability (nats) a token; any shape, >= 1, lower is easier."""
+    """Perplexity, exp of the mean negative log-probability (nats) a token; >= 1, lower is easier."""
     return np.asarray(np.exp(np.asarray(mean_nll, dtype=np.float64)))
 
 
@@ -173,8 +174,10 @@ def resampled_means(values: Array, seed: int = 0) -> Array:
     rng = np.random.default_rng(seed)
     n = len(values)
     # Counts times values is the mean of a resample, without holding REPEATS x n x k numbers.
-    counts = rng.multinomial(n, np.full(n, 1 / n), size=REPEATS)
-    return np.asarray(counts @ values / n)
+    even = np.full(n, 1 / n)
+    block = max(1, _COUNTS // n)
+    sizes = [min(block, REPEATS - start) for start in range(0, REPEATS, block)]
+    return np.concatenate([rng.multinomial(n, even, size=size) @ values / n for size in sizes])
 
 
 def mean_interval(values: ArrayLike, seed: int = 0) -> Interval:
