@@ -6,6 +6,7 @@ Names of places, K counting blocks from 0, negative from the end:
 ``last``         the state that feeds the output projection, after the final norm (``hidden_states[-1]``)
 ``norm``         output of the final norm: the same numbers in all but a few models; also seen where a fused
                  loss or ``generate`` never gives the projection all positions
+``embeddings``   input of the first block (``hidden_states[0]``)
 ``layer.K``      output of block K (``hidden_states[K + 1]``; for the last block, before the final norm)
 ``layer.K.ffn``  the same: the residual stream after the block's feed-forward part
 ``layer.K.attn`` the residual stream after the block's token mixer (attention, or a recurrence in its place)
@@ -123,6 +124,7 @@ class Decoder:
     def names(self) -> list[str]:
         """Every canonical name and alias that :meth:`site` takes, without negative indices."""
         names = [n for n, part in (("last", self.head or self.norm), ("norm", self.norm)) if part is not None]
+        names.append("embeddings")
         for k, block in enumerate(self.blocks):
             parts = [f"layer.{k}.attn", f"layer.{k}.ffn"] if has_two_parts(block) else []
             names += [f"layer.{k}", *parts]
@@ -136,6 +138,8 @@ class Decoder:
         """
         if name == "last" and self.head is not None:
             return Site("last", self.head, "input")
+        if name == "embeddings":
+            return Site(name, self.blocks[0], "input")
         if name in ("last", "norm") and self.norm is not None:
             return Site(name, self.norm, "output")
         match = _NAME.fullmatch(name)
@@ -148,7 +152,7 @@ class Decoder:
         raise UsageError(f"expected layers among {self._summary()}; got {name!r}")
 
     def _summary(self) -> str:
-        names = [n for n in ("last", "norm") if n in self.names()]
+        names = [n for n in ("last", "norm", "embeddings") if n in self.names()]
         ends = f"layer.0 ... layer.{len(self) - 1} (or layer.-{len(self)} ... layer.-1)"
         two = [k for k, block in enumerate(self.blocks) if has_two_parts(block)]
         which = "each" if len(two) == len(self) else f"layers {', '.join(map(str, two))}"

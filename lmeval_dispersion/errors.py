@@ -15,6 +15,7 @@ The tree::
     ├── HarnessError           lm-eval cannot run a dispersion task as asked
     ├── TrainingError          a training run cannot go on
     │   └── NonFiniteLossError     a dispersion loss is NaN or infinite; has the layer and the step
+    ├── NonFiniteStateError    a model's states hold NaN or infinity
     ├── MissingExtraError      also an ImportError: an optional part is not installed
     └── ScreeningError         one checkpoint cannot be screened; `code` is a stable word
 
@@ -98,6 +99,8 @@ class NonFiniteLossError(TrainingError):
             "lower the learning rate or the weight, or look for NaN in the model's own loss"
         )
         self.layer, self.step = layer, step
+class NonFiniteStateError(DispersionError):
+    """A model's states or log-probabilities are NaN or infinite."""
 
 
 class MissingExtraError(DispersionError, ImportError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -24,6 +25,24 @@ _OTHER_HEADS = (
 )
 
 
+@dataclass(frozen=True)
+class ModelChoice:
+    """Which checkpoint, and how to load it: the arguments of :func:`load_model`."""
+
+    name: str
+    revision: str | None = None
+    dtype: str = "auto"
+    quantize: Quantization | None = None
+    adapter: str | None = None
+    device: str | None = None
+    trust_remote_code: bool = False
+
+    def load(self) -> LoadedModel:
+        """The model, loaded."""
+        options = asdict(self)
+        return load_model(options.pop("name"), **options)
+
+
 class LoadedModel(NamedTuple):
     """A decoder in evaluation mode with its tokenizer.
 
@@ -33,6 +52,7 @@ class LoadedModel(NamedTuple):
         name: Hub id or folder as given.
         revision: The commit that was loaded, where the Hub said it.
         device: Where inputs go.
+        choice: How it was loaded.
     """
 
     model: Any
@@ -40,6 +60,24 @@ class LoadedModel(NamedTuple):
     name: str
     revision: str | None
     device: torch.device
+    choice: ModelChoice
+
+
+ModelLike = str | Path | ModelChoice | LoadedModel
+
+
+def loaded_model(model: ModelLike) -> LoadedModel:
+    """``model``, loaded where it is not yet."""
+    if isinstance(model, LoadedModel):
+        return model
+    return (model if isinstance(model, ModelChoice) else ModelChoice(str(model))).load()
+
+
+def model_choice(model: ModelLike) -> ModelChoice:
+    """What ``model`` is, without loading it."""
+    if isinstance(model, LoadedModel):
+        return model.choice
+    return model if isinstance(model, ModelChoice) else ModelChoice(str(model))
 
 
 def load_model(
@@ -106,7 +144,16 @@ def load_model(
         raise UsageError(f"the device {place!r} cannot be used: {_first_line(error)}") from error
     model.eval().requires_grad_(False)
     commit = getattr(config, "_commit_hash", None)
-    return LoadedModel(model, tokenizer, str(name), commit or revision, _input_device(model, place))
+    choice = ModelChoice(
+        str(name),
+        revision,
+        dtype,
+        quantize,
+        None if adapter is None else str(adapter),
+        device,
+        trust_remote_code,
+    )
+    return LoadedModel(model, tokenizer, str(name), commit or revision, _input_device(model, place), choice)
 
 
 def _libraries() -> tuple[Any, Any]:

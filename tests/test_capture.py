@@ -109,6 +109,7 @@ def test_every_layer_is_the_models_own_hidden_state(arch: str) -> None:
     assert len(hidden) == len(decoder) + 1
     assert torch.equal(states["last"], hidden[-1])
     assert torch.equal(states["norm"], hidden[-1])
+    assert torch.equal(states["embeddings"], hidden[0])
     for k in range(len(decoder) - 1):
         assert torch.equal(states[f"layer.{k}"], hidden[k + 1])
         assert torch.equal(states[f"layer.{k}.ffn"], hidden[k + 1])
@@ -165,7 +166,7 @@ def test_blocks_of_one_part_have_no_sub_layers(arch: str) -> None:
         vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=8, **extra
     )
     model = getattr(transformers, f"{arch}ForCausalLM")(config).eval()
-    assert Decoder.of(model).names() == ["last", "norm", "layer.0", "layer.1"]
+    assert Decoder.of(model).names() == ["last", "norm", "embeddings", "layer.0", "layer.1"]
     with torch.no_grad(), capture(model, ["layer.-1", "last"]) as states:
         hidden = model(IDS, output_hidden_states=True).hidden_states
     torch.testing.assert_close(states["last"], hidden[-1])

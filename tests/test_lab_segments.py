@@ -33,7 +33,7 @@ def test_documents_are_cut_from_their_start_and_never_across(tmp_path):
     assert rows == {(0, 1, 2): (0, 0), (3, 4, 5): (0, 3), (10, 11, 12): (2, 0), (13, 14, 15): (2, 3)}
     assert got.counts.too_short == 1
     assert got.counts.kept == got.counts.segments == 4
-    again = read_segments(tmp_path, "s", {"kept": 4})
+    again = read_segments(tmp_path, "s", got.counts)
     assert np.array_equal(again.tokens, got.tokens)
     assert sorted(p.name for p in tmp_path.glob("s.*")) == ["s.npy", "s.origins.npy"]
 

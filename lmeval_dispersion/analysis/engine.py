@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmeval_dispersion.capture import Decoder, capture, unwrapped
+from lmeval_dispersion.capture import Decoder, capture
+from lmeval_dispersion.decoder_parts import unwrapped
 from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_dispersion.models import LoadedModel, load_model
+from lmeval_dispersion.models import ModelLike, loaded_model
 
 See = Callable[[str, int, Tensor], None]  # layer, first row of the batch, states (b, t, d)
 Score = Callable[[int, Tensor], None]  # first row of the batch, NLL in nats of tokens 1 ... t-1, (b, t - 1)
@@ -27,15 +27,11 @@ _CPU_BYTES = 2**30  # more does not make a CPU faster
 _PROBE = 8  # tokens of the probe for left-to-right reading
 
 
-class NonFiniteStateError(DispersionError):
-    """A model produced NaN or infinite states."""
-
-
 class Engine:
     """A model, ready to be run on segments.
 
     Args:
-        model: A Hub id or folder, or what :func:`~lmeval_dispersion.models.load_model` returned.
+        model: A Hub id or folder, a choice with options, or a loaded model.
 
     Attributes:
         loaded: The model.
@@ -46,15 +42,15 @@ class Engine:
         CaptureError: Its blocks cannot be found.
     """
 
-    def __init__(self, model: str | Path | LoadedModel) -> None:
-        self.loaded = model if isinstance(model, LoadedModel) else load_model(model)
+    def __init__(self, model: ModelLike) -> None:
+        self.loaded = loaded_model(model)
         self.decoder = Decoder.of(self.loaded.model)
         self._check_causal()
 
     @property
     def config(self) -> Any:
         """The text model's configuration."""
-        config = unwrapped(self.loaded.model).config
+        config: Any = unwrapped(self.loaded.model).config
         return config.get_text_config() if hasattr(config, "get_text_config") else config
 
     @property
@@ -73,8 +69,11 @@ class Engine:
             return [f"layer.{k}" for k in range(len(self.decoder) - 1)] + ["last"]
         if not names:
             raise UsageError("expected at least one layer; pass last, all or names")
-        sites = [self.decoder.site(name.strip()).name for name in names]
-        return list(dict.fromkeys(sites))
+        found: dict[str, str] = {}
+        for name in names:
+            site = self.decoder.site(name.strip()).name
+            found.setdefault(site, f"{site}.ffn" if name.strip().endswith(".ffn") else site)
+        return list(found.values())
 
     def check_segment(self, length: int) -> None:
         """Raise UsageError where segments of ``length`` tokens are longer than the model takes."""

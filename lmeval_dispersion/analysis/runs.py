@@ -3,10 +3,11 @@
 A run is a folder with ``manifest.json`` (``{"format": "dispersion-lab/1", "kind": "law", "complete": true,
 "settings": {...}, ...}``), result tables as parquet, and, until it is complete, ``work/``.
 
-Work is cut into numbered units whose content is settled before the first one starts; process r of R takes the
-units r, r + R, .... A unit writes its own rows of memory-mapped arrays and adds to integer accumulators, so
-neither the order of units, nor who did them, nor a stop in between changes a bit of the result. What is done is
-recorded every few seconds, after the rows are on disk; a killed run loses those seconds.
+Work is cut into numbered units whose content is settled before the first one starts; process r of R takes
+the units r, r + R, .... A unit writes its own rows of memory-mapped arrays and adds to integer
+accumulators, so neither the order of units, nor who did them, nor a stop in between changes a bit of the
+result. What is done is recorded every few seconds, after the rows are on disk; a killed run loses those
+seconds.
 """
 
 from __future__ import annotations

@@ -50,6 +50,10 @@ class Counts:
     segments: int = 0
     kept: int = 0
 
+    def as_dict(self) -> dict[str, int]:
+        """The counts as plain numbers, for a manifest."""
+        return asdict(self)
+
     def report(self, source: str) -> str:
         """One sentence on what was read and what was left out."""
         left_out = {
@@ -161,15 +165,10 @@ def write_segments(
     return Segments(final, origins[order], counts)
 
 
-def read_segments(folder: Path, name: str, counts: dict[str, int]) -> Segments:
+def read_segments(folder: Path, name: str, counts: Counts) -> Segments:
     """What :func:`write_segments` wrote, with the counts that the run's manifest keeps."""
     tokens = np.load(folder / f"{name}.npy", mmap_mode="r")
-    return Segments(tokens, np.load(folder / f"{name}.origins.npy"), Counts(**counts))
-
-
-def counts_as_dict(counts: Counts) -> dict[str, int]:
-    """The counts as plain numbers, for a manifest."""
-    return asdict(counts)
+    return Segments(tokens, np.load(folder / f"{name}.origins.npy"), counts)
 
 
 class _Document(NamedTuple):
