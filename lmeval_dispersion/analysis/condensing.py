@@ -15,7 +15,6 @@ its numbers beside ours.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from lmeval_dispersion.analysis.engine import Engine, token_dispersions, unit_to
 from lmeval_dispersion.analysis.runs import Run
 from lmeval_dispersion.analysis.study import (
     DataLike,
+    Folder,
     as_models,
     as_texts,
     batch_size,
@@ -62,7 +62,7 @@ def condensation(
     pack: bool = False,
     seed: int = 0,
     batch: int | None = None,
-    output: str | Path | None = None,
+    folder: Folder = None,
     quiet: bool = True,
 ) -> CondensationResult:
     """Similarity of the tokens of a text, layer by layer, of one model or several.
@@ -79,7 +79,7 @@ def condensation(
         pack: Join the texts to one stream before cutting.
         seed: Of the draws and the bootstrap.
         batch: Texts a forward pass; by memory if None.
-        output: Folder of the run, where it can be resumed; a temporary one if None.
+        folder: Where the run is kept and can be resumed; a temporary place if None.
         quiet: Whether to say nothing on stderr.
 
     Raises:
@@ -96,7 +96,7 @@ def condensation(
         **{"segment": segment, "texts": texts, "tokens": min(tokens, segment), "last": last},
         **{"reference": reference, "pack": pack, "seed": seed},
     }
-    with opened("condensation", settings, output, quiet) as run:
+    with opened("condensation", settings, folder, quiet) as run:
         if not run.complete:
             _study(run, several, source, settings, batch)
         return CondensationResult.of(run)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from lmeval_dispersion.analysis.runs import Run
 from lmeval_dispersion.analysis.statistics import mean_interval, perplexity
 from lmeval_dispersion.analysis.study import (
     DataLike,
+    Folder,
     as_models,
     as_texts,
     batch_size,
@@ -91,7 +91,7 @@ def clusters(
     pack: bool = False,
     seed: int = 0,
     batch: int | None = None,
-    output: str | Path | None = None,
+    folder: Folder = None,
     quiet: bool = True,
 ) -> ClustersResult:
     """Distances within and between clusters of contexts of ``data``, in every model.
@@ -108,7 +108,7 @@ def clusters(
         pack: Join the texts to one stream.
         seed: Of the draw and the bootstrap.
         batch: Contexts a forward pass; by memory if None.
-        output: Folder of the run, where it can be resumed; a temporary one if None.
+        folder: Where the run is kept and can be resumed; a temporary place if None.
         quiet: Whether to say nothing on stderr.
 
     Raises:
@@ -122,7 +122,7 @@ def clusters(
         **{"ngram": ngram, "occurrences": occurrences, "contexts": contexts, "context": context},
         **{"clusters": clusters, "layers": layers, "pack": pack, "seed": seed},
     }
-    with opened("clusters", settings, output, quiet) as run:
+    with opened("clusters", settings, folder, quiet) as run:
         if not run.complete:
             _study(run, several, source, settings, batch)
         return ClustersResult.of(run)

@@ -16,7 +16,7 @@ from lmeval_dispersion.analysis.statistics import (
     mean_interval,
     perplexity,
 )
-from lmeval_dispersion.analysis.sums import dispersion_of
+from lmeval_dispersion.analysis.sums import GROUPS, dispersion_of
 from lmeval_dispersion.errors import GeometryError
 
 MEASURES = (
@@ -95,6 +95,23 @@ def overall(
             }
         )
     return pd.DataFrame.from_records(records)
+
+
+def left_out(
+    split: str, layers: list[str], nll: NDArray[np.float64], sums: NDArray[np.int64]
+) -> pd.DataFrame:
+    """Dispersion and mean NLL without each jackknife group of texts; what comparisons pair on."""
+    groups = np.arange(len(nll)) % GROUPS
+    frames = []
+    for place, layer in enumerate(layers):
+        total = sums[place].sum(axis=0)
+        for group in np.unique(groups):
+            rest = np.zeros_like(sums[place])
+            rest[0] = total - sums[place][group]
+            key = {"split": split, "layer": layer, "group": int(group)}
+            values = {"dispersion": dispersion_of(rest).mean(), "nll": float(nll[groups != group].mean())}
+            frames.append({**key, **values})
+    return pd.DataFrame.from_records(frames)
 
 
 def correlations(points: pd.DataFrame, seed: int) -> pd.DataFrame:

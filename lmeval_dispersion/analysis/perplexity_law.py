@@ -12,7 +12,6 @@ Source: RD sections 2.2, A.1.2 (bins, algorithm 1), A.4 (held-out split), A.5 (V
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,12 +21,13 @@ from torch import Tensor
 
 from lmeval_dispersion.analysis.diff_erank import TokenRanks, token_ranks
 from lmeval_dispersion.analysis.engine import Engine, last_vectors, token_dispersions
-from lmeval_dispersion.analysis.law_result import LawResult, correlations, overall
+from lmeval_dispersion.analysis.law_result import LawResult, correlations, left_out, overall
 from lmeval_dispersion.analysis.runs import Run
 from lmeval_dispersion.analysis.segments import Segments
 from lmeval_dispersion.analysis.statistics import effective_rank, perplexity, sorted_bins, uniform_bins
 from lmeval_dispersion.analysis.study import (
     DataLike,
+    Folder,
     as_texts,
     batch_size,
     batches,
@@ -87,7 +87,7 @@ def law(
     pack: bool = False,
     seed: int = 0,
     batch: int | None = None,
-    output: str | Path | None = None,
+    folder: Folder = None,
     quiet: bool = True,
 ) -> LawResult:
     """Perplexity against dispersion over the texts of ``data``, per layer.
@@ -106,7 +106,7 @@ def law(
         pack: Join the texts of a source to one stream before cutting.
         seed: Of the draw, the bootstrap and the random weights.
         batch: Segments a forward pass; by memory if None.
-        output: Folder of the run, where it can be resumed; a temporary one if None.
+        folder: Where the run is kept and can be resumed; a temporary place if None.
         quiet: Whether to say nothing on stderr.
 
     Raises:
@@ -125,7 +125,7 @@ def law(
         **{"segment": segment, "segments": segments, "layers": layers, "bins": bins, "bin_size": bin_size},
         **{"contexts": used, "diff_erank": diff_erank, "pack": pack, "seed": seed},
     }
-    with opened("law", settings, output, quiet) as run:
+    with opened("law", settings, folder, quiet) as run:
         if not run.complete:
             _Law(run, Engine(model), settings, batch).study({"data": texts, "held-out": other})
         return LawResult.of(run)
@@ -158,7 +158,12 @@ class _Law:
         seed = self.settings["seed"]
         every = pd.concat([overall(s.name, self.names, s.nll[:, 0], s.tokens, s.sums, seed) for s in splits])
         self.run.finish(
-            {"points": points, "correlations": correlations(points, seed), "overall": every},
+            {
+                "points": points,
+                "correlations": correlations(points, seed),
+                "overall": every,
+                "jackknife": pd.concat([left_out(s.name, self.names, s.nll[:, 0], s.sums) for s in splits]),
+            },
             model=summary_of(self.engine),
             counts={split.name: split.segments.counts.as_dict() for split in splits},
         )

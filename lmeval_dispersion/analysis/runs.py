@@ -261,17 +261,15 @@ def _prepare(folder: Path, kind: str, settings: dict[str, Any]) -> None:
     if (folder / "manifest.json").exists():
         manifest = read_manifest(folder)
         if manifest["kind"] != kind:
-            raise UsageError(
-                f"{folder} holds a run of {manifest['kind']}, not of {kind}; pass another --output"
-            )
+            raise UsageError(f"{folder} holds a run of {manifest['kind']}, not of {kind}; pass another --run")
         old = manifest["settings"]
         other = [key for key in sorted({*old, *settings}) if old.get(key) != settings.get(key)]
         if other:
             changes = ", ".join(f"{key} {old.get(key)!r}, now {settings.get(key)!r}" for key in other)
-            raise UsageError(f"{folder} holds a run with other settings ({changes}); pass another --output")
+            raise UsageError(f"{folder} holds a run with other settings ({changes}); pass another --run")
         return
     if folder.exists() and (not folder.is_dir() or any(path.name != "work" for path in folder.iterdir())):
-        raise UsageError(f"{folder} exists and holds no run; pass another --output")
+        raise UsageError(f"{folder} exists and holds no run; pass another --run")
     (folder / "work").mkdir(parents=True, exist_ok=True)
     manifest = {
         "format": FORMAT,

@@ -110,25 +110,26 @@ def bootstrap_correlation(
 ) -> Interval:
     """:func:`correlation` with its percentile bootstrap interval over the n points.
 
-    Samples in which one of the two is constant have no correlation and are left out.
-
     Raises:
         GeometryError: As :func:`correlation`.
     """
+    return Interval(correlation(x, y, kind), *percentiles(resampled_correlations(x, y, kind, seed)))
+
+
+def resampled_correlations(x: ArrayLike, y: ArrayLike, kind: Correlation = "pearson", seed: int = 0) -> Array:
+    """Correlation of ``x`` and ``y`` (n,) in REPEATS resamples of the points; NaN where one is constant."""
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    value = correlation(a, b, kind)
     draws = np.random.default_rng(seed).integers(0, len(a), size=(REPEATS, len(a)))
     left, right = a[draws], b[draws]
     if kind == "kendall":
-        kept = (np.ptp(left, axis=1) > 0) & (np.ptp(right, axis=1) > 0)
-        samples = np.array(
-            [stats.kendalltau(p, q).statistic for p, q in zip(left[kept], right[kept], strict=True)]
-        )
-    else:
-        if kind == "spearman":
-            left, right = stats.rankdata(left, axis=1), stats.rankdata(right, axis=1)
-        samples = _pearson(left, right)
-    return Interval(value, *percentiles(samples))
+        varied = (np.ptp(left, axis=1) > 0) & (np.ptp(right, axis=1) > 0)
+        samples = np.full(REPEATS, np.nan)
+        for row in np.flatnonzero(varied):
+            samples[row] = stats.kendalltau(left[row], right[row]).statistic
+        return samples
+    if kind == "spearman":
+        left, right = stats.rankdata(left, axis=1), stats.rankdata(right, axis=1)
+    return _pearson(left, right)
 
 
 class DepthTrend(NamedTuple):
@@ -157,16 +158,25 @@ def depth_trend(per_text: ArrayLike, seed: int = 0) -> DepthTrend:
     if len(values) < 2:
         nan = float("nan")
         return DepthTrend(Interval(rho, nan, nan), Interval(tau, nan, nan))
+    rhos, taus = depth_samples(values, seed)
+    return DepthTrend(Interval(rho, *percentiles(rhos)), Interval(tau, *percentiles(taus)))
+
+
+def depth_samples(values: Array, seed: int = 0) -> tuple[Array, Array]:
+    """Spearman and Kendall of the layer mean with depth in REPEATS resamples of the texts.
+
+    One seed resamples any two studies of as many texts alike, so their differences are paired.
+    """
+    depth = np.arange(values.shape[1])
     samples = resampled_means(values, seed)
     ranks = stats.rankdata(samples, axis=1)
     rhos = _pearson(np.broadcast_to(depth + 1.0, ranks.shape), ranks)
-    order = np.sign(depth[:, None] - depth[None, :])
     upper = np.triu_indices(len(depth), 1)
     # Depth has no ties, so tau-b needs only the ties of the samples.
-    signs = np.sign(samples[:, upper[0]] - samples[:, upper[1]]) * order[upper]
+    signs = np.sign(samples[:, upper[1]] - samples[:, upper[0]])
     with np.errstate(invalid="ignore", divide="ignore"):
         taus = signs.sum(axis=1) / np.sqrt(np.abs(signs).sum(axis=1) * len(upper[0]))
-    return DepthTrend(Interval(rho, *percentiles(rhos)), Interval(tau, *percentiles(taus)))
+    return rhos, np.asarray(taus)
 
 
 def resampled_means(values: Array, seed: int = 0) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,15 @@ from lmeval_dispersion.models import LoadedModel, ModelChoice, ModelLike, model_
 from lmeval_dispersion.texts import Texts
 
 DataLike = str | Path | Texts
+
+
+class Under(NamedTuple):
+    """A folder of runs; each gets a folder of its own in it, named for its kind and settings."""
+
+    root: Path
+
+
+Folder = str | Path | Under | None
 
 _HUB = re.compile(r"(?P<id>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[^@]+))?(?:@(?P<split>.+))?")
 
@@ -84,13 +94,16 @@ def data_settings(texts: Texts | None) -> dict[str, Any] | None:
 
 
 @contextmanager
-def opened(kind: str, settings: dict[str, Any], output: str | Path | None, quiet: bool) -> Iterator[Run]:
-    """The run in ``output``, or in a temporary folder that goes away."""
-    if output is not None:
-        yield Run.open(Path(output), kind, settings, quiet=quiet)
+def opened(kind: str, settings: dict[str, Any], folder: Folder, quiet: bool) -> Iterator[Run]:
+    """The run in ``folder``, or in a temporary one that goes away."""
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="dispersion-") as temporary:
+            yield Run.open(Path(temporary), kind, settings, quiet=quiet)
         return
-    with tempfile.TemporaryDirectory(prefix="dispersion-") as folder:
-        yield Run.open(Path(folder), kind, settings, quiet=quiet)
+    if isinstance(folder, Under):
+        key = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
+        folder = folder.root / f"{kind}-{key}"
+    yield Run.open(Path(folder), kind, settings, quiet=quiet)
 
 
 def segments_of(

@@ -10,7 +10,6 @@ Source: RD section 3.3, table 1, B.3.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from lmeval_dispersion.analysis.knn import knn_tables, require_faiss
 from lmeval_dispersion.analysis.runs import Run
 from lmeval_dispersion.analysis.study import (
     DataLike,
+    Folder,
     as_texts,
     batch_size,
     batches,
@@ -58,7 +58,7 @@ def sublayers(
     pack: bool = False,
     seed: int = 0,
     batch: int | None = None,
-    output: str | Path | None = None,
+    folder: Folder = None,
     quiet: bool = True,
 ) -> SublayersResult:
     """Dispersion of the candidates' states, the recommended one, and the proof where it is asked for.
@@ -75,7 +75,7 @@ def sublayers(
         pack: Join the texts to one stream.
         seed: Of the draws.
         batch: Segments a forward pass; by memory if None.
-        output: Folder of the run, where it can be resumed; a temporary one if None.
+        folder: Where the run is kept and can be resumed; a temporary place if None.
         quiet: Whether to say nothing on stderr.
 
     Raises:
@@ -96,7 +96,7 @@ def sublayers(
         **{"layers": layers, "segment": segment, "sizes": sorted(set(sizes)), "repeats": repeats},
         **{"knn": knn, "knn_tokens": knn_tokens if knn else None, "pack": pack, "seed": seed},
     }
-    with opened("sublayers", settings, output, quiet) as run:
+    with opened("sublayers", settings, folder, quiet) as run:
         if not run.complete:
             _study(run, Engine(model), source, settings, batch)
         return SublayersResult.of(run)
