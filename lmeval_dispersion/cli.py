@@ -20,6 +20,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "disable": ("lmeval_dispersion.harness.cli", "undo `enable` without a trace"),
     "status": ("lmeval_dispersion.harness.cli", "whether the stock lm_eval command finds the tasks"),
     "tasks-path": ("lmeval_dispersion.harness.cli", "print a folder for lm_eval's --include_path"),
+    "law": ("lmeval_dispersion.analysis.commands", "perplexity against dispersion over texts, per layer"),
+    "sublayers": ("lmeval_dispersion.analysis.commands", "which sub-layer should key a kNN-LM"),
+    "condensation": ("lmeval_dispersion.analysis.commands", "similarity of a text's tokens, layer by layer"),
+    "clusters": ("lmeval_dispersion.analysis.commands", "distances in and between clusters of contexts"),
+    "compare": ("lmeval_dispersion.compare", "two runs side by side, with the differences' intervals"),
 }
 
 _DEBUG = "DISPERSION_DEBUG"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from typing import Any
 
 import pandas as pd
@@ -29,7 +30,7 @@ def report(result: Any, output_format: str) -> str:
         return report_page(result).html()
     parts = [f"{TITLES[result.kind]}: {LEADS[result.kind]}"]
     parts += [f"{caption}\n{text_table(frame)}" for caption, frame in shown_tables(result)]
-    return "\n\n".join([*parts, LIMITS[result.kind]]) + "\n"
+    return "\n\n".join([*parts, textwrap.fill(LIMITS[result.kind], 100)]) + "\n"
 
 
 def report_json(result: Any) -> str:
@@ -100,9 +101,9 @@ def text_table(frame: pd.DataFrame) -> str:
 def _shown(value: Any, spec: str) -> str:
     if _undefined(value):
         return "undefined"
-    if isinstance(value, str) or not spec:
-        return str(value)
-    return format(int(value) if spec == "d" else float(value), spec)
+    if isinstance(value, float) and not spec:
+        return format(value, ".4g")
+    return format(int(value) if spec == "d" else value, spec) if spec else str(value)
 
 
 def _undefined(value: Any) -> bool:
