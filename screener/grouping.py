@@ -63,7 +63,11 @@ def screened(reading: Reading, family: str | None, tokenizer: str) -> Screened:
         gaps=reading.gaps,
         tensor=TensorInfo(projection.name, projection.file, projection.dtype, (v, d), projection.tied),
         tokens=TokenInfo(
-            len(resolution.domain), len(resolution.reference), resolution.dropped, resolution.digit_scheme
+            len(resolution.domain),
+            len(resolution.reference),
+            resolution.dropped,
+            resolution.dropped_reference,
+            resolution.digit_scheme,
         ),
         bytes_read=snapshot.meter.bytes_read,
         requests=snapshot.meter.requests,

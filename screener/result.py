@@ -32,11 +32,20 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class TokenInfo:
-    """How many tokens of each set were used, and which words the tokenizer has no single piece for."""
+    """How many tokens of each set were compared, and what was not.
+
+    Attributes:
+        domain: Tokens of T.
+        reference: Tokens of R.
+        dropped: Words of T that are no single piece of the tokenizer.
+        dropped_reference: Words of R likewise.
+        digit_scheme: How the tokenizer writes numbers.
+    """
 
     domain: int
     reference: int
     dropped: tuple[str, ...]
+    dropped_reference: tuple[str, ...]
     digit_scheme: str
 
 
@@ -211,7 +220,7 @@ def flat_row(checkpoint: Screened) -> dict[str, Any]:
         "tied": c.tensor.tied,
         "tokens_domain": c.tokens.domain,
         "tokens_reference": c.tokens.reference,
-        "dropped": " ".join(c.tokens.dropped),
+        "dropped": " ".join(word.strip() for word in (*c.tokens.dropped, *c.tokens.dropped_reference)),
         "digit_scheme": c.tokens.digit_scheme,
         "bytes_read": c.bytes_read,
         "requests": c.requests,
@@ -242,7 +251,7 @@ def _checkpoint_dict(c: Screened) -> dict[str, Any]:
         "tokens": {
             "domain": c.tokens.domain,
             "reference": c.tokens.reference,
-            "dropped": list(c.tokens.dropped),
+            "dropped": [word.strip() for word in (*c.tokens.dropped, *c.tokens.dropped_reference)],
             "digit_scheme": c.tokens.digit_scheme,
         },
         "accuracy": c.accuracy,

@@ -74,11 +74,13 @@ def group_grid(group: Group, result: Result, *, narrow: bool = False) -> Grid:
     members = trajectory or group.checkpoints
     digits = digits_for(members, result)
     with_accuracy = any(c.accuracy is not None for c in members)
+    # A share or a percentage: three digits either way.
+    accuracy_digits = 3 if all((c.accuracy or 0) <= 1 for c in members) else 1
     rows = []
     for c in members:
         gap = c.gaps[result.metric]
         parts = (gap.within_domain, gap.between, gap.within_reference)
-        accuracy = "" if c.accuracy is None else f"{c.accuracy:.4g}"
+        accuracy = "" if c.accuracy is None else f"{c.accuracy:.{accuracy_digits}f}"
         cost = (size(c.bytes_read), str(c.requests), f"{c.seconds:.2f}")
         rows.append(
             (
@@ -133,12 +135,22 @@ def agreement_grid(found: Sequence[Agreement]) -> Grid:
     """Rank correlations of G with supplied accuracies."""
     rows = []
     for line in found:
-        values = (line.spearman, line.spearman_p, line.kendall, line.kendall_p)
-        figures = [f"{value:.3f}" if math.isfinite(value) else "undefined" for value in values]
+        figures = [
+            *(_figure(line.spearman), _p_value(line.spearman_p)),
+            *(_figure(line.kendall), _p_value(line.kendall_p)),
+        ]
         how = f"{'all' if line.exact else 'drawn'}: {line.permutations:,}"
         rows.append((line.group or _SCOPES[line.scope], str(line.n), *figures, line.reason or how))
     columns = ("group", "n", "Spearman", "p", "Kendall τ-b", "p ", "permutations")
     return Grid(columns, (False, True, True, True, True, True, False), rows)
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3f}" if math.isfinite(value) else "undefined"
+
+
+def _p_value(value: float) -> str:
+    return "< 0.001" if value < 0.001 else _figure(value)
 
 
 def heading(group: Group) -> str:
@@ -161,11 +173,14 @@ def notes(group: Group) -> list[str]:
 
 
 def tokens_line(group: Group) -> str:
-    """What was compared: counts, digit scheme, dropped words."""
+    """What was compared: counts, how numbers are written, dropped words."""
     tokens = group.checkpoints[0].tokens
-    text = f"T: {tokens.domain} tokens, R: {tokens.reference} tokens; digits: {tokens.digit_scheme}"
-    if tokens.dropped:
-        text += f"; no single token, so not compared: {', '.join(word.strip() for word in tokens.dropped)}"
+    text = f"T: {tokens.domain} tokens, R: {tokens.reference} tokens; digit scheme: {tokens.digit_scheme}"
+    for name, dropped in (("T", tokens.dropped), ("R", tokens.dropped_reference)):
+        if dropped:
+            text += (
+                f"; words of {name} that are no single token: {', '.join(word.strip() for word in dropped)}"
+            )
     return text
 
 
