@@ -37,8 +37,8 @@
     tooltip: { disableDefaultStyle: true },
   };
   const draw = async (place) => {
-    const spec = JSON.parse(document.getElementById(`${place.id}-spec`).textContent);
     try {
+      const spec = JSON.parse(document.getElementById(`${place.id}-spec`).textContent);
       await window.vegaEmbed(place, spec, options);
       // Vega makes every mark a thing to be read out; the description says more in one sentence.
       place.setAttribute("role", "img");

@@ -133,7 +133,9 @@ class Page:
         spec = chart_spec(chart, description)
         height = spec["height"] + 90 if isinstance(spec.get("height"), (int, float)) else 320
         data = re.sub(
-            "[<>&\u2028\u2029]", lambda sign: f"\\u{ord(sign[0]):04x}", json.dumps(spec, sort_keys=True)
+            "[<>&\u2028\u2029]",
+            lambda sign: f"\\u{ord(sign[0]):04x}",
+            json.dumps(spec, sort_keys=True, allow_nan=False),
         )
         self._charts.append(f'<script type="application/json" id="{name}-spec">{data}</script>')
         self._parts.append(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-import json
+import math
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import altair
+
+_AUTOMATIC = re.compile(r"\b(param|view|concat|selector)_\d+\b")
 
 # Colours are the page's CSS variables (page.css), which change with dark mode and print.
 _CHART_CONFIG: dict[str, Any] = {
@@ -57,25 +59,56 @@ _CHART_CONFIG: dict[str, Any] = {
 
 
 def chart_spec(chart: altair.TopLevelMixin, description: str) -> dict[str, Any]:
-    """The chart's Vega-Lite specification in the page's colours and width."""
+    """The chart's Vega-Lite specification in the page's colours and width, with null for NaN and infinity.
+
+    Raises:
+        ValueError: The chart's data are not inside it.
+    """
     import altair
 
     with altair.data_transformers.enable("default", max_rows=None):
         spec: dict[str, Any] = chart.to_dict()
-    text = json.dumps(spec, sort_keys=True)
-    if '"url":' in text:
-        raise ValueError("expected a chart with its data inside, got one that refers to a url")
-    # Altair numbers names by a counter of the process: count from 1, so that equal charts give equal bytes.
-    names = dict.fromkeys(re.findall(r"\b(?:param|view|concat|selector)_\d+", text))
-    order = {name: f"{name.rsplit('_', 1)[0]}_{position}" for position, name in enumerate(names, 1)}
-    text = re.sub(r"\b(?:param|view|concat|selector)_\d+", lambda name: order[name[0]], text)
-    spec = json.loads(text)
+    spec = _finite(_counted_from_one(spec, {}))
     spec["description"] = description
     spec["config"] = _merged(_CHART_CONFIG, spec.get("config", {}))
     if ("mark" in spec or "layer" in spec) and "width" not in spec:
         spec["width"] = "container"
         spec.setdefault("autosize", {"type": "fit-x", "contains": "padding"})
     return spec
+
+
+def _counted_from_one(node: Any, names: dict[str, str]) -> Any:
+    """The same specification with Altair's automatic names counted anew; data are left alone.
+
+    Altair counts them through the whole process, so that equal charts would give unequal bytes.
+
+    Raises:
+        ValueError: Data are somewhere else, at a URL.
+    """
+    if isinstance(node, str):
+        return _AUTOMATIC.sub(
+            lambda found: names.setdefault(found[0], f"{found[1]}_{len(names) + 1}"),
+            node,
+        )
+    if isinstance(node, list):
+        return [_counted_from_one(item, names) for item in node]
+    if isinstance(node, dict):
+        if isinstance(node.get("data"), dict) and "url" in node["data"]:
+            raise ValueError(f"expected a chart with its data inside, got data at {node['data']['url']}")
+        return {
+            key: value if key in ("datasets", "values") else _counted_from_one(value, names)
+            for key, value in node.items()
+        }
+    return node
+
+
+def _finite(node: Any) -> Any:
+    """The same tree with None where JSON has no number."""
+    if isinstance(node, float):
+        return node if math.isfinite(node) else None
+    if isinstance(node, list):
+        return [_finite(item) for item in node]
+    return {key: _finite(value) for key, value in node.items()} if isinstance(node, dict) else node
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

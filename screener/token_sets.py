@@ -130,6 +130,8 @@ def _read(path: Path, role: Role, selected: tuple[str, ...] | None) -> TokenSet:
             raise fields.error(
                 f"default_groups[{position}]", f"one of the groups {', '.join(groups)}", default
             )
+        if groups[default].optional:
+            raise fields.error(f"default_groups[{position}]", "a group that is not optional", default)
     min_tokens = fields.integer("min_tokens", low=2)
     if given != role:
         raise fields.error("role", f"{role} (it is used as the {role} set)", given)

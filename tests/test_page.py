@@ -58,6 +58,10 @@ def sample() -> Page:
         caption=HOSTILE,
         description=HOSTILE,
     )
+    holes = alt.Data(
+        values=[{"x": 1.0, "y": float("nan")}, {"x": 2.0, "y": float("inf")}, {"x": 3.0, "y": 1.0}]
+    )
+    page.chart(alt.Chart(holes).mark_point().encode(x="x:Q", y="y:Q"), caption="Holes", description="Holes.")
     page.section("Code").code("screen-checkpoints --family qwen2.5 > out.json")
     return page
 
@@ -169,6 +173,14 @@ def test_a_chart_with_remote_data_is_refused():
         Page("t").chart(chart, caption="c", description="d")
 
 
+def test_data_that_look_like_automatic_names_are_kept():
+    data = pd.DataFrame({"run": ["view_77", "param_78"], "url": "x", "gap": [1.0, 2.0]})
+    chart = alt.Chart(data).mark_bar().encode(x="gap", y="run", tooltip="url")
+    text = Page("t").chart(chart, caption="c", description="d").html()
+    assert "view_77" in text
+    assert "param_78" in text
+
+
 def test_more_than_five_thousand_points():
     assert "chart-1" in Page("t").chart(lines(6000), caption="c", description="d").html()
 
@@ -178,7 +190,7 @@ def test_more_than_five_thousand_points():
 
 def test_charts_are_drawn_without_a_word_or_a_request(browser):
     assert (
-        browser.value("[...document.querySelectorAll('.chart')].map(c => c.dataset.state)") == ["drawn"] * 4
+        browser.value("[...document.querySelectorAll('.chart')].map(c => c.dataset.state)") == ["drawn"] * 5
     )
     assert browser.value("document.querySelectorAll('.chart svg .mark-line path').length") >= 1
     assert browser.console == []

@@ -352,6 +352,7 @@ def test_digest_ignores_notes_and_follows_words(tmp_path):
             ("[words]", "[word]"),
             "`default_groups[0]`: expected one of the groups words, more, got a string 'word'",
         ),
+        (("[words]", "[more]"), "`default_groups[0]`: expected a group that is not optional, got a string"),
         (("[words]", "words"), "`default_groups`: expected a list of strings, got a string 'words'"),
         (
             ("min_tokens: 2", "min_tokens: true"),
