@@ -239,3 +239,20 @@ def test_cluster_distances_against_loops(metric):
 def test_narrow_dtypes_are_widened_before_arithmetic(dtype):
     x = rows(20, 16).astype(dtype)
     assert g.dispersion(x) == g.dispersion(x.astype(np.float64))
+
+
+@given(matrices, st.integers(1, 4))
+@settings(max_examples=40, deadline=None)
+def test_streamed_estimate_is_the_estimate_of_the_whole(x, size):
+    if not g.valid_rows(x).all():
+        return
+    blocks = [x[i : i + size] for i in range(0, len(x), size)]
+    found, expected = g.streamed_dispersion_estimate(lambda: iter(blocks)), g.dispersion_estimate(x)
+    assert found.n == expected.n == len(x)
+    assert found.mean == pytest.approx(expected.mean, rel=1e-9, abs=1e-12)
+    assert found.se == pytest.approx(expected.se, rel=1e-6, abs=1e-9)
+
+
+def test_streamed_estimate_needs_two_rows():
+    with pytest.raises(TooFewVectorsError):
+        g.streamed_dispersion_estimate(lambda: iter([np.ones((1, 2))]))

@@ -132,7 +132,14 @@ def _sentence(error: Exception) -> str | None:
     if "OutOfMemoryError" in kinds or "out of memory" in text.lower() or isinstance(error, MemoryError):
         return f"out of memory: {first}; lower --batch_size, or try --batch_size auto"
     if text.startswith("Tasks not found"):
-        return f"{first}; `dispersion run ls tasks` lists what there is"
+        missing = first.partition(": ")[2].split(",")
+        near = [n for name in missing for n in difflib.get_close_matches(name.strip(), enabling.task_names())]
+        hint = (
+            f"did you mean {', '.join(near[:3])}?"
+            if near
+            else "`dispersion run ls tasks` lists what there is"
+        )
+        return f"{first}; {hint}"
     if isinstance(error, OSError):
         return f"{first}; check the name of the model or data set, and the network"
     return None

@@ -125,7 +125,7 @@ def write(
         documents["doc_id"] = range(len(documents))
     try:
         return write_store(folder, documents=documents, vectors=vectors, manifest=manifest)
-    except OSError as error:
+    except Exception as error:  # whatever it is: hours of evaluation must not end for want of a store
         failures.append(folder)
         log.error("%s: the store %s could not be written: %s; the figures stand", task, folder, error)
         return None

@@ -1,0 +1,80 @@
+"""Models, runs and references that several tests of the harness share."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import transformers
+
+
+def tiny_llama(tokenizer: Any, **settings: Any) -> Any:
+    """A random Llama whose states differ enough from text to text."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=2048,
+        eos_token_id=1,
+        pad_token_id=2,
+        **settings,
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.2)
+    return model
+
+
+def hflm(model: Any, tokenizer: Any, **settings: Any) -> Any:
+    """lm-eval's model around ours."""
+    from lm_eval.models.huggingface import HFLM
+
+    return HFLM(pretrained=model, tokenizer=tokenizer, **{"batch_size": 7, **settings})
+
+
+def evaluate(lm: Any, tasks: list[str], manager: Any, **settings: Any) -> Any:
+    """lm-eval's simple_evaluate without bootstraps."""
+    import lm_eval
+
+    options = {"bootstrap_iters": 0, "num_fewshot": 0, **settings}
+    return lm_eval.simple_evaluate(model=lm, tasks=tasks, task_manager=manager, **options)
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """A child process's environment: ours without what would make it see this machine's Hub settings."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGINGFACE", "LMEVAL_"))}
+    return {**kept, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **extra}
+
+
+def reference(lm: Any, context: str, continuation: str, layer: str) -> tuple[Any, Any]:
+    """The state of the last context token, from the unpadded prompt alone, and its tokens' log-probabilities.
+
+    Follows lm-eval's own tokenisation; a prompt that is too long is cut as lm-eval cuts it.
+    """
+    context_tokens, continuation_tokens = lm._encode_pair(context, continuation)
+    tokens = (context_tokens + continuation_tokens)[-(lm.max_length + 1) :][:-1]
+    tokens = tokens[: len(tokens) - len(continuation_tokens) + 1]
+    inputs = torch.tensor([tokens])
+    with torch.no_grad():
+        if layer == "last":
+            out = lm.model(inputs, output_hidden_states=True)
+            state = out.hidden_states[-1][0, -1]
+        else:  # the residual stream after the first block's attention, written out for Llama
+            assert layer == "layer.0.attn"
+            block = lm.model.model.layers[0]
+            seen: list[Any] = []
+            handle = block.post_attention_layernorm.register_forward_pre_hook(
+                lambda _, args: seen.append(args[0])
+            )
+            out = lm.model(inputs)
+            handle.remove()
+            state = seen[0][0, -1]
+        scores = torch.log_softmax(out.logits[0].float(), dim=-1)
+    own = scores[:-1].gather(1, inputs[0, 1:, None])[:, 0]
+    return state.float().numpy(), own.numpy()
