@@ -29,7 +29,8 @@ from lmeval_dispersion.training.points import (
 )
 from lmeval_dispersion.training.terms import Term
 
-_CPU_ROWS = 128  # a block of 128 x 512 float32 and its slope stay in a core's cache
+_CPU_ROWS = 128
+_CACHE_NUMBERS = 1 << 16  # 128 x 512: one block, its slope and a temporary stay in a core's second cache
 _GPU_NUMBERS = 1 << 24  # numbers in one block of all groups: 64 MB
 
 
@@ -243,12 +244,14 @@ def _finished(mean: Tensor, logarithm: bool) -> Tensor:
 
 
 def _chunks(x: Tensor) -> list[slice]:
-    """Rows of groups handled together: one by one on the CPU, for its cache; all at once elsewhere."""
-    return [slice(i, i + 1) for i in range(len(x))] if x.device.type == "cpu" else [slice(0, len(x))]
+    """Groups handled together: as many as a CPU's cache takes; all at once elsewhere."""
+    g, t, _ = x.shape
+    size = max(1, _CACHE_NUMBERS // (min(t, _CPU_ROWS) * t)) if x.device.type == "cpu" else g
+    return [slice(i, min(i + size, g)) for i in range(0, g, size)]
 
 
 def _blocks(x: Tensor) -> list[tuple[slice, slice, int]]:
     """Blocks of the upper triangle: rows, all columns from there on, and the width of the diagonal part."""
     g, t, _ = x.shape
-    size = _CPU_ROWS if x.device.type == "cpu" else max(_CPU_ROWS, _GPU_NUMBERS // max(1, g * t))
+    size = _CPU_ROWS if x.device.type == "cpu" else max(_CPU_ROWS, _GPU_NUMBERS // (g * t))
     return [(slice(i, min(i + size, t)), slice(i, t), min(i + size, t) - i) for i in range(0, t, size)]

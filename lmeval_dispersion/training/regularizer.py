@@ -30,7 +30,9 @@ from lmeval_dispersion.training.places import Layers, holder, layer_indices
 
 Mode = Literal["add", "inject"]
 
-_STACKED_NUMBERS = 1 << 26  # numbers of states that a GPU gets in one call: 256 MB in float32
+# Numbers of states in one call of the loss: a GPU is kept from launching a layer's small kernels one by one;
+# on a CPU that only matters for toy models, while large stacks would leave its cache.
+_STACKED_NUMBERS, _STACKED_NUMBERS_CPU = 1 << 26, 1 << 16
 
 
 class DispersionRegularizer:
@@ -223,15 +225,16 @@ class DispersionRegularizer:
         return pushed
 
     def _losses(self, states: list[Tensor], shape: Layout, first: int = 0) -> Tensor:
-        """The loss of each of ``states``, (layers,); a GPU gets as many layers at once as fit."""
+        """The loss of each of ``states``, (layers,), as many layers at once as are worth it."""
         given = {**shape._asdict(), "domains": self._described.get("domains")}
         if not self.loss.needs_domains:
             given["domains"] = None
         values: list[Tensor] = []
-        size = 1 if states[0].device.type == "cpu" else max(1, _STACKED_NUMBERS // states[0].numel())
+        most = _STACKED_NUMBERS_CPU if states[0].device.type == "cpu" else _STACKED_NUMBERS
         alike = all(z.shape == states[0].shape and z.device == states[0].device for z in states)
-        for start in range(0, len(states), size if alike else 1):
-            group = states[start : start + (size if alike else 1)]
+        size = max(1, most // states[0].numel()) if alike else 1
+        for start in range(0, len(states), size):
+            group = states[start : start + size]
             self.loss.calls = self.step * len(self.layers) + first + start
             if len(group) == 1:
                 values.append(self.loss(group[0], **given).unsqueeze(0))

@@ -1,0 +1,175 @@
+"""transformers' Trainer, and any trainer derived from it, with a dispersion loss.
+
+    trainer = DispersionTrainer(model=model, args=args, train_dataset=data,
+                                dispersion=DispersionConfig("angular_spread", layers="all", weight=0.1))
+
+For another trainer put the mixin first: ``class SpreadSFT(DispersionTrainerMixin, SFTTrainer): ...``.
+Evaluation and prediction are the parent's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Trainer, TrainerCallback
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.training.places import Layers
+from lmeval_dispersion.training.regularizer import DispersionRegularizer
+from lmeval_dispersion.training.schedule import Schedule, weight_factor
+
+DOMAINS = "domains"  # column of the training data with each sequence's domain, for cross_domain_push_away
+
+
+@dataclass(frozen=True)
+class DispersionConfig:
+    """What the trainer adds to its loss.
+
+    Attributes:
+        loss: Name of a loss, see :mod:`lmeval_dispersion.training.losses`.
+        layers: As in :class:`~lmeval_dispersion.training.regularizer.DispersionRegularizer`.
+        weight: Factor of the loss, at the height of its schedule.
+        schedule: ``constant``, ``linear`` or ``cosine``, over optimizer steps.
+        warmup: Steps of the schedule's rise.
+        seed: Seed of the draw of tokens.
+        options: Options of the loss, such as ``{"max_tokens": 256}``.
+    """
+
+    loss: str = "angular_spread"
+    layers: Layers | Sequence[int] = "last"
+    weight: float = 0.1
+    schedule: Schedule = "constant"
+    warmup: int = 0
+    seed: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class DispersionTrainerMixin:
+    """Adds the loss to ``compute_loss`` and its figures to the training log.
+
+    Logged beside ``loss``, as means over the same steps: ``ce_loss`` (the parent's own loss),
+    ``dispersion_loss`` (mean over layers, without weight), and ``dispersion``: the mean cosine distance of
+    the tokens of the latest batch at the last chosen layer. The gradient is that of the mean over
+    micro-batches, whatever the number of accumulation steps; pairs are formed inside a micro-batch.
+
+    Args:
+        args: The parent trainer's.
+        dispersion: What to add; None trains without, and logs ``ce_loss`` alone.
+        kwargs: The parent trainer's.
+
+    Raises:
+        UsageError: The loss, a layer, the weight or the schedule is not usable, or several GPUs are driven by
+            one process (``DataParallel``), which shares no hooks.
+    """
+
+    def __init__(self, *args: Any, dispersion: DispersionConfig | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        trainer: Any = self
+        self.dispersion = dispersion
+        self.regularizer: DispersionRegularizer | None = None
+        self._sums: dict[str, Tensor] = {}
+        self._summed_to = 0
+        if dispersion is None:
+            return
+        if trainer.args.n_gpu > 1:
+            raise UsageError(f"expected one GPU a process, got {trainer.args.n_gpu}; launch with torchrun")
+        weight_factor(0, 1, dispersion.schedule, dispersion.warmup)
+        self.regularizer = DispersionRegularizer(
+            trainer.model,
+            dispersion.loss,
+            dispersion.layers,
+            dispersion.weight,
+            seed=dispersion.seed,
+            **dispersion.options,
+        )
+        trainer.add_callback(_Resumed(self.regularizer))
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """The parent's loss, plus the weighted dispersion loss while training."""
+        trainer: Any = self
+        inputs = dict(inputs)
+        domains = inputs.pop(DOMAINS, None)
+        reg = self.regularizer if model.training else None
+        if reg is not None and domains is not None:
+            reg.describe(domains=domains)
+        parent: Any = super()
+        found = parent.compute_loss(
+            model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
+        )
+        if not model.training:
+            return found
+        loss, outputs = found if return_outputs else (found, None)
+        # A loss that is summed over the whole accumulated batch is not divided by the steps any more; ours is
+        # a mean over micro-batches either way.
+        steps = getattr(trainer, "current_gradient_accumulation_steps", None)
+        share = 1.0 / (steps or trainer.args.gradient_accumulation_steps)
+        whole = self._is_scaled(num_items_in_batch)
+        self._add("ce_loss", loss.detach() * (1.0 if whole else share))
+        if reg is not None and self.dispersion is not None:
+            chosen = self.dispersion
+            reg.weight = chosen.weight * weight_factor(
+                trainer.state.global_step, trainer.state.max_steps, chosen.schedule, chosen.warmup
+            )
+            extra = reg.pop()
+            if extra is not None and reg.value is not None:
+                self._add("dispersion_loss", reg.value.to(loss.device) * share)
+                loss = loss + extra.to(loss.device) * (share if whole else 1.0)
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """The parent's log, with the parts of the loss beside ``loss``."""
+        trainer: Any = self
+        if "loss" in logs and self._sums:
+            steps = max(1, trainer.state.global_step - self._summed_to)
+            for name, total in self._sums.items():
+                logs[name] = float(trainer.accelerator.gather(total.reshape(1)).mean()) / steps
+            if self.regularizer is not None and (measured := self.regularizer.dispersion()) is not None:
+                here = torch.tensor([measured], device=trainer.accelerator.device)
+                logs["dispersion"] = float(trainer.accelerator.gather(here).mean())
+            self._sums, self._summed_to = {}, trainer.state.global_step
+        parent: Any = super()
+        parent.log(logs, *args, **kwargs)
+
+    def _set_signature_columns_if_needed(self) -> None:
+        parent: Any = super()
+        parent._set_signature_columns_if_needed()
+        trainer: Any = self
+        if trainer._signature_columns is not None and DOMAINS not in trainer._signature_columns:
+            trainer._signature_columns.append(DOMAINS)
+
+    def _is_scaled(self, num_items_in_batch: Any) -> bool:
+        """Whether the parent's loss is already divided by the whole accumulated batch's tokens."""
+        trainer: Any = self
+        told = getattr(trainer, "loss_is_scaled_for_ga", None)
+        if told is not None:
+            return bool(told)
+        accepts = trainer.model_accepts_loss_kwargs and num_items_in_batch is not None
+        return bool(accepts or trainer.compute_loss_func is not None)
+
+    def _add(self, name: str, value: Tensor) -> None:
+        before = self._sums.get(name)
+        self._sums[name] = value.float() if before is None else before + value.float()
+
+
+class DispersionTrainer(DispersionTrainerMixin, Trainer):  # type: ignore[misc]
+    """transformers' Trainer with :class:`DispersionTrainerMixin`."""
+
+
+class _Resumed(TrainerCallback):  # type: ignore[misc]
+    """A resumed run draws the tokens that the uninterrupted one would have drawn."""
+
+    def __init__(self, regularizer: DispersionRegularizer) -> None:
+        self.regularizer = regularizer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.regularizer.step = state.global_step * args.gradient_accumulation_steps

@@ -1,0 +1,199 @@
+"""Trainer and SFTTrainer: the gradient of the mean over micro-batches, separate logs, own evaluation."""
+
+import copy
+
+import pytest
+import torch
+from tiny_decoders import VOCABULARY, tiny_gpt2, tiny_llama, tokens
+from transformers import Trainer, TrainingArguments
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.training import losses
+from lmeval_dispersion.training.schedule import weight_factor
+from lmeval_dispersion.training.trainer import DispersionConfig, DispersionTrainer, DispersionTrainerMixin
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*pin_memory.*:UserWarning",
+    "ignore:.*lr_scheduler.step.*:UserWarning",
+    "ignore::DeprecationWarning:trl.*",
+    "ignore::FutureWarning:transformers.*",
+    "ignore::FutureWarning:trl.*",
+)
+RATE = 0.5
+
+
+def dataset(n=8, domains=False):
+    # The first token has no prediction; unless it is masked, transformers counts it all the same.
+    rows = [{"input_ids": row, "labels": torch.cat([torch.tensor([-100]), row[1:]])} for row in tokens(n, 10)]
+    return [row | {"domains": i % 2} for i, row in enumerate(rows)] if domains else rows
+
+
+def arguments(folder, **options):
+    return TrainingArguments(
+        output_dir=str(folder),
+        **{
+            "max_steps": 1,
+            "per_device_train_batch_size": 8,
+            "learning_rate": RATE,
+            "lr_scheduler_type": "constant",
+            "optim": "sgd",
+            "max_grad_norm": 0.0,
+            "report_to": "none",
+            "save_strategy": "no",
+            "logging_steps": 1,
+            "disable_tqdm": True,
+            "use_cpu": True,
+        }
+        | options,
+    )
+
+
+def one_step_by_hand(model, weight, layers):
+    model = copy.deepcopy(model)
+    batch = torch.stack([row["input_ids"] for row in dataset()])
+    out = model(batch, labels=batch, output_hidden_states=True)
+    aux = torch.stack([losses.angular_spread(out.hidden_states[k + 1]) for k in layers]).mean()
+    (out.loss + weight * aux).backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= RATE * parameter.grad
+    return model, float(out.loss.detach()), float(aux.detach())
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4, 8])
+@pytest.mark.parametrize("accepts", [True, False])
+def test_one_step_does_not_depend_on_accumulation(tmp_path, steps, accepts):
+    model = tiny_gpt2()
+    wanted, ce, aux = one_step_by_hand(model, 0.5, [0, 1, 2])
+    trainer = DispersionTrainer(
+        model=model,
+        args=arguments(tmp_path, per_device_train_batch_size=8 // steps, gradient_accumulation_steps=steps),
+        train_dataset=dataset(),
+        dispersion=DispersionConfig("angular_spread", layers="all", weight=0.5),
+    )
+    # Both branches of the parent: loss summed over the whole batch, or averaged over micro-batches.
+    trainer.model_accepts_loss_kwargs = accepts
+    trainer.train()
+    for (name, found), value in zip(model.named_parameters(), wanted.parameters(), strict=True):
+        torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+    logs = trainer.state.log_history[0]
+    assert logs["ce_loss"] == pytest.approx(ce, abs=1e-5)
+    assert logs["dispersion_loss"] == pytest.approx(aux, abs=1e-5)
+    assert logs["loss"] == pytest.approx(ce + 0.5 * aux, abs=1e-4)
+    assert 0 < logs["dispersion"] < 1.5
+
+
+def test_evaluation_is_the_parents(tmp_path):
+    trainers = [
+        DispersionTrainer(
+            model=tiny_gpt2(), args=arguments(tmp_path), dispersion=DispersionConfig(weight=5.0)
+        ),
+        Trainer(model=tiny_gpt2(), args=arguments(tmp_path)),
+    ]
+    ours, theirs = (trainer.evaluate(dataset())["eval_loss"] for trainer in trainers)
+    assert ours == theirs
+    ours, theirs = (trainer.predict(dataset()).predictions for trainer in trainers)
+    assert (ours == theirs).all()
+
+
+def test_without_a_loss_it_is_the_parent(tmp_path):
+    found = []
+    for kind in (DispersionTrainer, Trainer):
+        model = tiny_gpt2()
+        kind(model=model, args=arguments(tmp_path, max_steps=3), train_dataset=dataset()).train()
+        found.append(torch.cat([p.flatten() for p in model.parameters()]).detach())
+    assert torch.equal(*found)
+
+
+def test_means_over_logged_steps_and_schedule(tmp_path):
+    trainer = DispersionTrainer(
+        model=tiny_gpt2(),
+        args=arguments(tmp_path, max_steps=4, logging_steps=2, learning_rate=0.0),
+        train_dataset=dataset(),
+        dispersion=DispersionConfig(weight=0.5, schedule="linear", warmup=4),
+    )
+    trainer.train()
+    first, second = trainer.state.log_history[:2]
+    # With a learning rate of 0 and the whole data set in each batch only the weight moves.
+    assert first["ce_loss"] == pytest.approx(second["ce_loss"], abs=1e-6)
+    assert first["dispersion_loss"] == pytest.approx(second["dispersion_loss"], abs=1e-6)
+    for logs, weight in ((first, 0.5 * (0.25 + 0.5) / 2), (second, 0.5 * (0.75 + 1.0) / 2)):
+        assert logs["loss"] == pytest.approx(logs["ce_loss"] + weight * logs["dispersion_loss"], abs=2e-4)
+
+
+def test_domains_come_from_a_column(tmp_path):
+    trainer = DispersionTrainer(
+        model=tiny_gpt2(),
+        args=arguments(tmp_path),
+        train_dataset=dataset(domains=True),
+        eval_dataset=dataset(domains=True),
+        dispersion=DispersionConfig("cross_domain_push_away", weight=0.5),
+    )
+    trainer.train()
+    assert -2 <= trainer.state.log_history[0]["dispersion_loss"] < 0
+    trainer.evaluate()
+
+
+@pytest.mark.slow
+def test_sft_trainer_with_lora_and_packing(tmp_path):
+    pytest.importorskip("peft")
+    trl = pytest.importorskip("trl")
+    from datasets import Dataset
+    from peft import LoraConfig
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"w{i}": i for i in range(VOCABULARY)}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")), pad_token="w0", eos_token="w1"
+    )
+
+    class SpreadSFT(DispersionTrainerMixin, trl.SFTTrainer):
+        pass
+
+    data = Dataset.from_list([{"input_ids": row.tolist()[: 4 + i]} for i, row in enumerate(tokens(6, 10))])
+    common = {
+        "output_dir": str(tmp_path),
+        "max_steps": 2,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "logging_steps": 1,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "bf16": False,
+        "max_length": 16,
+        "dataloader_pin_memory": False,
+    }
+    for options in ({}, {"packing": True, "padding_free": False, "packing_strategy": "wrapped"}):
+        trainer = SpreadSFT(
+            model=tiny_llama(),
+            args=trl.SFTConfig(**common, **options),
+            train_dataset=data,
+            processing_class=tokenizer,
+            peft_config=LoraConfig(target_modules=["q_proj"], r=2),
+            dispersion=DispersionConfig("angular_spread", layers="all", weight=0.5),
+        )
+        trainer.train()
+        logs = trainer.state.log_history[0]
+        assert logs["loss"] == pytest.approx(logs["ce_loss"] + 0.5 * logs["dispersion_loss"], abs=1e-3)
+        assert "mean_token_accuracy" in logs  # the parent's own metrics are still there
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"loss": "spread"}, "expected a loss"), ({"schedule": "square"}, "constant, linear, cosine")],
+)
+def test_bad_config(tmp_path, options, said):
+    with pytest.raises(UsageError, match=said):
+        DispersionTrainer(model=tiny_gpt2(), args=arguments(tmp_path), dispersion=DispersionConfig(**options))
+
+
+def test_schedules():
+    assert [weight_factor(step, 4, "linear") for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    cosine = [weight_factor(step, 10, "cosine", 2) for step in range(11)]
+    assert cosine[:3] == [0.5, 1.0, 1.0]
+    assert cosine[6] == pytest.approx(0.5)
+    assert cosine[10] == pytest.approx(0.0)
+    assert cosine[2:] == sorted(cosine[2:], reverse=True)
