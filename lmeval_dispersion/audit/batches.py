@@ -1,0 +1,84 @@
+"""Documents split into calibration, validation and test parts, and the batches drawn from them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmeval_dispersion.audit.grouping import Group, by_value
+from lmeval_dispersion.audit.mixtures import Mixture, Pools, pools, slice_size
+from lmeval_dispersion.audit.run import Run
+
+Array = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+CALIBRATION_SHARE, VALIDATION_SHARE = 0.2, 0.1
+STEP = 2  # per cent between the target accuracies of calibration
+REPEATS = 4  # batches a target on the calibration part; half as many on the others
+FEWEST_TARGETS = 5
+
+
+class Split(NamedTuple):
+    """Rows of the three disjoint parts of the labelled documents."""
+
+    calibration: Rows
+    validation: Rows
+    test: Rows
+
+
+class Batches(NamedTuple):
+    """Batches of documents with their dispersion and their known accuracy, arrays of one length."""
+
+    rows: list[Rows]
+    dispersion: Array
+    accuracy: Array
+
+
+def split(rows: Rows, rng: np.random.Generator) -> Split:
+    """A random split, 20 % calibration, 10 % validation, 70 % test."""
+    order = rng.permutation(rows)
+    first = round(len(order) * CALIBRATION_SHARE)
+    second = first + round(len(order) * VALIDATION_SHARE)
+    return Split(order[:first], order[first:second], order[second:])
+
+
+def batch_size(run: Run, rows: Rows, share: float, wanted: int) -> int:
+    """Documents a batch, such that a part with ``share`` of ``rows`` likely reaches every target."""
+    found = pools(run, rows)
+    smaller = min(len(found.correct), len(found.incorrect))
+    # 0.8: parts are random, and some hold fewer of the rarer kind than their share of it.
+    return slice_size(int(0.8 * share * smaller), wanted)
+
+
+def mixture_batches(
+    run: Run, rows: Rows, size: int, *, repeats: int, step: int = STEP, rng: np.random.Generator
+) -> Batches:
+    """Mixtures of ``size`` documents of these rows at every reachable target accuracy in ``step`` % steps."""
+    pool: Pools = pools(run, rows)
+    counts = sorted({round(target * size / 100) for target in range(0, 101, step)})
+    drawn = [
+        pool.drawn(rng, size, count) for count in counts if pool.reaches(size, count) for _ in range(repeats)
+    ]
+    return _measured(run, drawn, size)
+
+
+def natural_batches(run: Run, rows: Rows, size: int, rng: np.random.Generator) -> Batches:
+    """One random batch of each subject (else category) that has ``size`` documents among these rows.
+
+    Its accuracy is the share of correct documents in the batch. Empty where fewer than two slices are
+    large enough.
+    """
+    for column in ("subject", "category"):
+        groups = by_value(run.documents[column].iloc[rows].tolist())
+        large = [Group(g.name, rows[g.rows]) for g in groups if len(g.rows) >= size]
+        if len(large) >= 2:
+            chosen = [rng.choice(g.rows, size=size, replace=False) for g in large]
+            return _measured(run, [Mixture(c, int(run.right[c].sum())) for c in chosen], size)
+    return Batches([], np.empty(0), np.empty(0))
+
+
+def _measured(run: Run, drawn: list[Mixture], size: int) -> Batches:
+    rows = [m.rows for m in drawn]
+    return Batches(rows, run.points.dispersions(rows), np.array([m.correct for m in drawn]) / size)

@@ -1,0 +1,215 @@
+"""Calibration: can the accuracy of unlabelled documents be read off their dispersion?
+
+Per seed the labelled documents are split 20/10/70. Mixtures drawn from the calibration part give pairs
+(dispersion, accuracy); linear, polynomial, isotonic and random-forest regressions are fitted to them; the
+validation part picks one; the test part judges it, beside estimators that use no dispersion.
+
+Three kinds of test batch, because they answer three questions:
+
+* ``whole``: the whole test part, one prediction a seed. The paper's figure.
+* ``slices``: one batch of each subject. What a user wants to know, and the hardest.
+* ``mixtures``: artificial batches of every accuracy, as in calibration.
+
+Source: RD B.1.3. Average thresholded confidence (ATC): Garg et al., "Leveraging unlabeled data to predict
+out-of-distribution performance", ICLR 2022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmeval_dispersion.audit.batches import (
+    CALIBRATION_SHARE,
+    FEWEST_TARGETS,
+    REPEATS,
+    VALIDATION_SHARE,
+    Batches,
+    batch_size,
+    mixture_batches,
+    natural_batches,
+    split,
+)
+from lmeval_dispersion.audit.mixtures import SEEDS, SIZE
+from lmeval_dispersion.audit.regressors import FITS, fitted, predicted
+from lmeval_dispersion.audit.run import Run
+from lmeval_dispersion.errors import UsageError
+
+Array = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+DISPERSION, TRIVIAL, CONSTANT = "dispersion", "trivial", "constant"
+PROTOCOLS = ("whole", "slices", "mixtures")
+
+
+def calibration_report(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int = 0) -> dict[str, Any]:
+    """Errors of every estimator under every kind of test batch, over ``seeds`` splits.
+
+    Raises:
+        UsageError: Too few labelled documents, or all correct or all incorrect.
+    """
+    check_labels(run)
+    rows = run.labelled
+    used = batch_size(run, rows, VALIDATION_SHARE, size)
+    errors: dict[str, dict[str, list[float]]] = {p: {} for p in PROTOCOLS}
+    bias: dict[str, dict[str, list[float]]] = {p: {} for p in PROTOCOLS}
+    points: list[dict[str, Any]] = []
+    chosen: list[str] = []
+    for k in range(seeds):
+        rng = np.random.default_rng([seed, k])
+        parts = split(rows, rng)
+        calibration = mixture_batches(run, parts.calibration, used, repeats=REPEATS, rng=rng)
+        validation = mixture_batches(run, parts.validation, used, repeats=REPEATS // 2, rng=rng)
+        _enough(calibration, validation, len(rows), used)
+        fits = {kind: fitted(kind, calibration.dispersion, calibration.accuracy, seed=k) for kind in FITS}
+        kind = best_fit(fits, validation)
+        chosen.append(kind)
+        estimators = _estimators(run, parts.calibration, calibration, fits, kind)
+        for protocol, batches in _tests(run, parts.test, used, rng).items():
+            for name, estimate in estimators.items():
+                if name == CONSTANT and protocol != "mixtures":
+                    continue
+                difference = estimate(batches) - batches.accuracy
+                if not len(difference) or np.isnan(difference).any():
+                    continue
+                errors[protocol].setdefault(name, []).append(100 * float(np.abs(difference).mean()))
+                bias[protocol].setdefault(name, []).append(100 * float(difference.mean()))
+            if len(batches.rows):
+                guesses = estimators[DISPERSION](batches)
+                points += [
+                    {"protocol": protocol, "seed": k, "dispersion": d, "predicted": g, "true": t}
+                    for d, g, t in zip(
+                        batches.dispersion.tolist(), guesses.tolist(), batches.accuracy.tolist(), strict=True
+                    )
+                ]
+    return {
+        "documents_per_batch": used,
+        "asked_documents_per_batch": size,
+        "seeds": seeds,
+        "split": {"calibration": CALIBRATION_SHARE, "validation": VALIDATION_SHARE, "test": 0.7},
+        "chosen": {kind: chosen.count(kind) for kind in FITS if kind in chosen},
+        "protocols": {
+            protocol: _judged(errors[protocol], bias[protocol], seeds, used) for protocol in PROTOCOLS
+        },
+        "points": points,
+    }
+
+
+def check_labels(run: Run) -> None:
+    """Raise UsageError unless there are labels, right answers and wrong ones."""
+    rows = run.labelled
+    right = int(run.right[rows].sum())
+    if not len(rows):
+        raise UsageError("calibration needs labelled documents, and none of these has a label")
+    if right in (0, len(rows)):
+        side = "correctly" if right else "wrongly"
+        raise UsageError(
+            f"calibration needs right and wrong answers, and all {len(rows)} documents were answered {side}"
+        )
+
+
+def best_fit(fits: dict[str, dict[str, Any]], validation: Batches) -> str:
+    """The regression with the smallest mean absolute error on the validation batches."""
+
+    def error(kind: str) -> float:
+        return float(np.abs(predicted(fits[kind], validation.dispersion) - validation.accuracy).mean())
+
+    return min(fits, key=error)
+
+
+def atc_threshold(confidence: Array, accuracy: float) -> float:
+    """The confidence above which a share ``accuracy`` of these documents lies."""
+    return float(np.quantile(confidence, 1.0 - accuracy))
+
+
+def _enough(calibration: Batches, validation: Batches, labelled: int, size: int) -> None:
+    for name, batches in (("calibration", calibration), ("validation", validation)):
+        reached = len(np.unique(batches.accuracy))
+        if reached < FEWEST_TARGETS:
+            raise UsageError(
+                f"the {name} part of {labelled} labelled documents reaches {reached} target accuracies with "
+                f"{size} documents a batch, and {FEWEST_TARGETS} are needed; label more documents"
+            )
+
+
+def _estimators(
+    run: Run, labelled: Rows, calibration: Batches, fits: dict[str, dict[str, Any]], kind: str
+) -> dict[str, Callable[[Batches], Array]]:
+    """Name -> accuracy of each batch, as that estimator sees it with the calibration part's labels only."""
+    own = float(run.right[labelled].mean())
+    found: dict[str, Callable[[Batches], Array]] = {
+        DISPERSION: lambda b: predicted(fits[kind], b.dispersion),
+        TRIVIAL: lambda b: np.full(len(b.rows), own),
+        CONSTANT: lambda b: np.full(len(b.rows), float(np.median(calibration.accuracy))),
+    }
+    for name in fits:
+        found[f"{DISPERSION}, {name}"] = lambda b, name=name: predicted(fits[name], b.dispersion)  # type: ignore[misc]
+    top = run.confidence.top_probability
+    if not np.isnan(top[run.labelled]).any():
+        threshold = atc_threshold(top[labelled], own)
+        found["mean confidence"] = lambda b: np.array([top[rows].mean() for rows in b.rows])
+        found["ATC"] = lambda b: np.array([(top[rows] > threshold).mean() for rows in b.rows])
+    return found
+
+
+def _tests(run: Run, test: Rows, size: int, rng: np.random.Generator) -> dict[str, Batches]:
+    whole = Batches([test], run.points.dispersions([test]), np.array([run.right[test].mean()]))
+    return {
+        "whole": whole,
+        "slices": natural_batches(run, test, size, rng),
+        "mixtures": mixture_batches(run, test, size, repeats=REPEATS // 2, step=10, rng=rng),
+    }
+
+
+def _judged(
+    errors: dict[str, list[float]], bias: dict[str, list[float]], seeds: int, size: int
+) -> dict[str, Any]:
+    """The errors of one kind of batch, who wins, and whether dispersion beats knowing nothing."""
+    full = {name: np.array(values) for name, values in errors.items() if len(values) == seeds}
+    if DISPERSION not in full:
+        return {"missing": f"fewer than two slices have {size} documents in every test part"}
+    table = [
+        {
+            "estimator": name,
+            "mae": float(values.mean()),
+            **dict(zip(("low", "high"), t_interval(values), strict=True)),
+            "bias": float(np.mean(bias[name])),
+        }
+        for name, values in full.items()
+    ]
+    entrants = {name: values.mean() for name, values in full.items() if not name.startswith(f"{DISPERSION},")}
+    # Mixtures have every accuracy alike, so there the best blind guess is the middle one.
+    rival = min((name for name in (TRIVIAL, CONSTANT) if name in full), key=lambda name: entrants[name])
+    difference = full[DISPERSION] - full[rival]
+    low, high = t_interval(difference)
+    by = f"{abs(difference.mean()):.2f} points"
+    if high < 0:
+        verdict = f"better than the {rival} predictor by {by}"
+    else:
+        verdict = f"no better than the {rival} predictor" + (f": worse by {by}" if low > 0 else "")
+    return {
+        "estimators": table,
+        "winner": min(entrants, key=lambda name: entrants[name]),
+        "rival": rival,
+        "difference": float(difference.mean()),
+        "difference_low": low,
+        "difference_high": high,
+        "better": high < 0,
+        "verdict": verdict,
+    }
+
+
+def t_interval(values: Array) -> tuple[float, float]:
+    """95 % Student interval of the mean over splits; NaN for fewer than two.
+
+    Splits share documents, so it is a little too narrow.
+    """
+    from scipy.stats import t
+
+    if len(values) < 2:
+        return float("nan"), float("nan")
+    half = float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
+    return float(values.mean() - half), float(values.mean() + half)

@@ -1,0 +1,61 @@
+"""Stores with a known truth, for the tests of the audit."""
+
+import numpy as np
+import pandas as pd
+
+from lmeval_dispersion.store import write_store
+
+
+def documents(right, *, rng, subjects=6, confidence=0.0, seed_text="question"):
+    """Documents answered right or wrong, with four-choice log-probabilities.
+
+    ``confidence`` is how much higher the chosen answer's log-probability is for right answers.
+    """
+    n = len(right)
+    logprobs = rng.normal(size=(n, 4)) - 3
+    best = logprobs.argmax(axis=1)
+    logprobs[np.arange(n), best] += confidence * np.asarray(right)
+    return pd.DataFrame(
+        {
+            "doc_id": np.arange(n),
+            "task": "synthetic",
+            "subject": [f"subject {i % subjects}" for i in range(n)],
+            "category": [f"category {i % subjects % 2}" for i in range(n)],
+            "correct": np.asarray(right, dtype=float),
+            "logprobs": list(logprobs),
+            "query_perplexity": np.exp(rng.normal(2, 0.3, size=n)),
+            "prompt_tokens": rng.integers(20, 200, size=n),
+            "text": [f"{seed_text} {i}" for i in range(n)],
+        }
+    )
+
+
+def vectors(spread, *, rng, d=32):
+    """Vectors around one direction; a document's distance to the others grows with its ``spread``."""
+    spread = np.asarray(spread, dtype=float)
+    direction = np.zeros(d)
+    direction[0] = 1
+    return direction + spread[:, None] * rng.normal(size=(len(spread), d)) / np.sqrt(d)
+
+
+def planted_store(path, n=3000, *, accuracy=0.5, effect=0.5, seed=0, d=32, manifest=None, **columns):
+    """Right answers have a spread that is ``1 + effect`` times that of wrong ones; 0 is pure noise."""
+    rng = np.random.default_rng(seed)
+    right = rng.random(n) < accuracy
+    frame = documents(right, rng=rng).assign(**columns)
+    x = vectors(np.where(right, 1 + effect, 1.0), rng=rng, d=d)
+    write_store(
+        path,
+        documents=frame,
+        vectors={"last": x},
+        manifest={
+            "model": "synthetic/model",
+            "revision": "main",
+            "tasks": {"synthetic": 1},
+            "prompt_format": "p1",
+            "num_fewshot": 0,
+            "created": "2026-01-01T00:00:00+00:00",
+            **(manifest or {}),
+        },
+    )
+    return path
