@@ -62,8 +62,8 @@ def fitted_calibrator(run: Run, *, size: int = SIZE, seed: int = 0) -> dict[str,
         )
     fits = {kind: fitted(kind, training.dispersion, training.accuracy, seed=seed) for kind in FITS}
     residuals = {
-        kind: np.abs(predicted(fit, validation.dispersion) - validation.accuracy)
-        for kind, fit in fits.items()
+        name: np.abs(predicted(fit, validation.dispersion) - validation.accuracy)
+        for name, fit in fits.items()
     }
     kind = best_fit(fits, validation)
     rank = min(math.ceil((len(residuals[kind]) + 1) * LEVEL), len(residuals[kind]))
@@ -99,18 +99,15 @@ def read_calibrator(path: str | Path) -> dict[str, Any]:
         content = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"expected a calibrator from `dispersion calibrate`, got {file}: {error}") from None
-    if not isinstance(content, dict) or not str(content.get("format", "")).startswith(
-        "dispersion-calibrator/"
-    ):
+    kind = content.get("format") if isinstance(content, dict) else None
+    if not str(kind).startswith("dispersion-calibrator/"):
         raise UsageError(f"{file} is not a calibrator; `dispersion calibrate RUN -o {file}` writes one")
-    if content["format"] != FORMAT:
-        raise UsageError(
-            f"{file} was written as {content['format']!r} and this version reads {FORMAT!r}; calibrate again"
-        )
+    if kind != FORMAT:
+        raise UsageError(f"{file} was written as {kind!r} and this version reads {FORMAT!r}; calibrate again")
     wanted = {*_MUST_AGREE, "tasks", "slice_size", "labelled", "regression", "dispersion_range", "interval"}
     if missing := sorted(wanted - set(content)):
         raise UsageError(f"{file} lacks {missing[0]!r}; it is damaged, calibrate again")
-    return content
+    return dict(content)
 
 
 def check_fits(calibrator: dict[str, Any], run: Run) -> None:
@@ -129,17 +126,18 @@ def check_fits(calibrator: dict[str, Any], run: Run) -> None:
                 f"this calibrator was fitted on {known}, and the run has task {task!r}; "
                 "label some documents of it and calibrate on them"
             )
-        if calibrator["tasks"][task] != version:
+        fitted_on = calibrator["tasks"][task]
+        if fitted_on != version:
             raise UsageError(
-                f"this calibrator was fitted on version {calibrator['tasks'][task]} of task {task!r}, and the "
-                f"run has version {version}; run the same version"
+                f"this calibrator was fitted on version {fitted_on} of task {task!r}, and the run has "
+                f"version {version}; run the same version"
             )
 
 
 def predictions(
     calibrator: dict[str, Any], run: Run, groups: list[Group], *, seed: int = 0
 ) -> dict[str, Any]:
-    """Estimated accuracy of every slice with its interval; slices that are too small have a reason instead.
+    """Estimated accuracy of every slice with its interval; a slice that is too small has a reason instead.
 
     A slice larger than the calibrator's is cut at random into batches of exactly that size, ten times over,
     and the predictions of the batches are averaged.

@@ -66,7 +66,8 @@ def _spread_start(x: NDArray[np.float32], squares: Array, k: int, rng: np.random
 
 def _distances(x: NDArray[np.float32], squares: Array, centres: Array) -> Array:
     inner = x @ centres.astype(np.float32).T
-    return np.maximum(squares[:, None] - 2 * inner + np.einsum("ij,ij->i", centres, centres), 0.0)
+    lengths = np.einsum("ij,ij->i", centres, centres)
+    return np.asarray(np.maximum(squares[:, None] - 2 * inner + lengths, 0.0))
 
 
 def _cluster_count(n: int) -> int:
