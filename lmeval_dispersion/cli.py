@@ -25,6 +25,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "condensation": ("lmeval_dispersion.analysis.commands", "similarity of a text's tokens, layer by layer"),
     "clusters": ("lmeval_dispersion.analysis.commands", "distances in and between clusters of contexts"),
     "compare": ("lmeval_dispersion.compare", "two runs side by side, with the differences' intervals"),
+    "audit": ("lmeval_dispersion.audit.commands", "judge a finished run: slices, calibration, ranking"),
+    "calibrate": ("lmeval_dispersion.audit.commands", "fit dispersion to accuracy on a labelled run"),
+    "predict": ("lmeval_dispersion.audit.commands", "accuracy of an unlabelled run, by a calibrator"),
+    "rank": ("lmeval_dispersion.audit.commands", "documents or texts, suspected hard ones first"),
+    "store": ("lmeval_dispersion.audit.embed", "make a run of plain texts: a model's vector of each"),
 }
 
 _DEBUG = "DISPERSION_DEBUG"
@@ -60,6 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"dispersion {name}: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:
+        # `dispersion … | head` closed the pipe: nobody reads the rest, also not what Python flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print(f"dispersion {name}: interrupted", file=sys.stderr)
         return 130

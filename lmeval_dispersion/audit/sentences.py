@@ -29,11 +29,12 @@ def calibration_sentence(calibration: dict[str, Any]) -> str:
     winner, rival = judged["winner"], judged["rival"]
     text = (
         f"The accuracy {_PROTOCOLS[found[0]]} read off their dispersion is {errors['dispersion']:.1f} points "
-        f"off on average, {judged['verdict']}, which is {errors[rival]:.1f} off"
+        f"off on average, {'better' if judged['better'] else 'no better'} than the {rival} predictor "
+        f"({errors[rival]:.1f})"
     )
     if winner in ("dispersion", rival):
         return f"{text}."
-    return f"{text}; the best estimator is {winner}, {errors[winner]:.1f} off."
+    return f"{text}; the best estimator is {winner} ({errors[winner]:.1f})."
 
 
 def _weak_slices(report: dict[str, Any]) -> str:

@@ -1,0 +1,299 @@
+"""The figures of a report as Altair charts, with what each means, for the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import altair
+
+_HEIGHT = 320
+_PROTOCOLS = {"whole": "whole test part", "slices": "one batch a slice", "mixtures": "artificial mixtures"}
+
+
+class Figure(NamedTuple):
+    """A chart with its texts.
+
+    Attributes:
+        chart: The Altair chart.
+        caption: What it shows.
+        description: The same for a reader who cannot see it, with the numbers that matter.
+        meaning: What it means and what it does not support.
+    """
+
+    chart: altair.TopLevelMixin
+    caption: str
+    description: str
+    meaning: str
+
+
+def slice_figure(name: str, table: Mapping[str, Any]) -> Figure | None:
+    """Accuracy against dispersion, one point a slice with error bars; None below three usable slices."""
+    import altair as alt
+
+    rows = [
+        {
+            **row,
+            "low": row["dispersion"] - 1.96 * row["dispersion_se"],
+            "high": row["dispersion"] + 1.96 * row["dispersion_se"],
+        }
+        for row in table["rows"]
+        if row["documents"] >= 3 and row["labelled"] >= 1
+    ]
+    if len(rows) < 3:
+        return None
+    base = alt.Chart(alt.Data(values=_plain(rows)))
+    x = alt.X("dispersion:Q", title="dispersion (mean cosine distance)", scale=alt.Scale(zero=False))
+    y = alt.Y("accuracy:Q", title="accuracy", axis=alt.Axis(format="%"), scale=alt.Scale(zero=False))
+    hover = [
+        alt.Tooltip("slice:N", title=name),
+        alt.Tooltip("dispersion:Q", format=".4f"),
+        alt.Tooltip("accuracy:Q", format=".1%"),
+        alt.Tooltip("documents:Q"),
+    ]
+    faint = {"opacity": 0.35, "color": "var(--series-1)"}
+    across = base.mark_rule(**faint).encode(x=alt.X("low:Q", scale=alt.Scale(zero=False)), x2="high:Q", y=y)
+    up = base.mark_rule(**faint).encode(x=x, y="accuracy_low:Q", y2="accuracy_high:Q")
+    points = base.mark_point(color="var(--series-1)", size=70).encode(x=x, y=y, tooltip=hover)
+    extremes = _extremes(rows)
+    labels = (
+        alt.Chart(alt.Data(values=_plain(extremes)))
+        .mark_text(align="left", dx=8, dy=-8, fontSize=11, color="var(--ink)")
+        .encode(x=x, y=y, text="slice:N")
+    )
+    found = table["association"]
+    if "spearman" in found:
+        order = (
+            f"Spearman {found['spearman']:.2f} (95 % {found['low']:.2f} to {found['high']:.2f}) over "
+            f"{found['slices']} slices"
+        )
+    else:
+        order = f"no correlation: {found['missing']}"
+    lowest = min(rows, key=lambda row: float(row["dispersion"]))
+    highest = max(rows, key=lambda row: float(row["dispersion"]))
+    return Figure(
+        alt.layer(across, up, points, labels).properties(height=_HEIGHT),
+        f"Accuracy against dispersion by {name}",
+        f"{len(rows)} points. {order}. Least dispersed: {lowest['slice']}, {_where(lowest)}; "
+        f"most dispersed: {highest['slice']}, {_where(highest)}.",
+        "Bars are 95 % intervals. If points rise to the right, the slices that the model spreads out are the "
+        "ones it answers better. Slices also differ in topic and length, so one slice below another "
+        "is a place "
+        "to look, not a proof.",
+    )
+
+
+def mixture_figures(part: Mapping[str, Any]) -> list[Figure]:
+    """The curves of dispersion and of query perplexity over the share of correct documents."""
+    meaning = {
+        "dispersion": "Every point is the mean of "
+        f"{part['seeds']} draws of {part['documents_per_mixture']} documents with exactly that share "
+        "of right "
+        "answers; bars are one standard error over the draws. A rising line says that dispersion follows the "
+        "share of right answers when nothing else is changed on purpose. It does not say that real slices of "
+        "equal accuracy have equal dispersion.",
+        "query_perplexity": "The same draws measured by how surprising the queries are to the model: the "
+        "baseline that dispersion has to beat.",
+    }
+    titles = {"dispersion": "dispersion", "query_perplexity": "mean query perplexity"}
+    figures = []
+    for key, title in titles.items():
+        rows = [
+            {
+                "target": point["target_accuracy"],
+                "value": point[key],
+                "low": point[key] - _zero(point[f"{key}_se"]),
+                "high": point[key] + _zero(point[f"{key}_se"]),
+            }
+            for point in part["curve"]
+            if not math.isnan(point[key])
+        ]
+        trend = part[f"{key}_trend"]
+        if len(rows) < 2 or "missing" in trend:
+            continue
+        figures.append(
+            Figure(
+                _curve(rows, title, "var(--series-1)" if key == "dispersion" else "var(--series-2)"),
+                f"{title.capitalize()} of mixtures, by their share of correct documents",
+                f"From {rows[0]['value']:.4g} at {rows[0]['target']} % to {rows[-1]['value']:.4g} at "
+                f"{rows[-1]['target']} %; {trend['shape']}, Spearman {trend['spearman']:.2f} (95 % "
+                f"{trend['low']:.2f} to {trend['high']:.2f}).",
+                meaning[key],
+            )
+        )
+    return figures
+
+
+def calibration_figure(part: Mapping[str, Any]) -> Figure:
+    """Predicted against true accuracy of every test batch."""
+    import altair as alt
+
+    rows = [
+        {"kind": _PROTOCOLS[p["protocol"]], "predicted": p["predicted"], "true": p["true"]}
+        for p in part["points"]
+    ]
+    kinds = [kind for kind in reversed(_PROTOCOLS.values()) if any(row["kind"] == kind for row in rows)]
+    base = alt.Chart(alt.Data(values=_plain(rows)))
+    x = alt.X(
+        "predicted:Q", title="predicted accuracy", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1])
+    )
+    y = alt.Y("true:Q", title="true accuracy", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1]))
+    colours = ["var(--series-8)", "var(--series-2)", "var(--series-1)"][-len(kinds) :]
+    points = base.mark_point(size=45, opacity=0.65).encode(
+        x=x,
+        y=y,
+        color=alt.Color("kind:N", title="test batch", scale=alt.Scale(domain=kinds, range=colours)),
+        shape=alt.Shape("kind:N", title="test batch", scale=alt.Scale(domain=kinds)),
+        tooltip=[
+            alt.Tooltip("kind:N", title="batch"),
+            alt.Tooltip("predicted:Q", format=".1%"),
+            alt.Tooltip("true:Q", format=".1%"),
+        ],
+    )
+    line = (
+        alt.Chart(alt.Data(values=[{"a": 0, "b": 0}, {"a": 1, "b": 1}]))
+        .mark_line(color="var(--muted)", strokeDash=[4, 4], strokeWidth=1.5)
+        .encode(x="a:Q", y="b:Q")
+    )
+    texts = [
+        f"{_PROTOCOLS[name]}: {judged.get('missing') or judged['verdict']}"
+        for name, judged in part["protocols"].items()
+    ]
+    return Figure(
+        alt.layer(line, points).properties(height=_HEIGHT),
+        "Accuracy predicted from dispersion against true accuracy, on documents held out",
+        f"{len(rows)} batches over {part['seeds']} splits. " + "; ".join(texts) + ".",
+        "On the dashed line the prediction is right. A cloud that lies flat or upright says that dispersion "
+        "carries no accuracy there. Artificial mixtures are the easy case; batches of real slices are what a "
+        "user will meet.",
+    )
+
+
+def ranking_figures(part: Mapping[str, Any]) -> list[Figure]:
+    """Accuracy by decile, and the share of errors found against the share of documents looked at."""
+    import altair as alt
+
+    signals = [row for row in part["signals"] if "auroc" in row]
+    ours = signals[0]
+    rivals = sorted(signals[1:], key=lambda row: -float(row["auroc"]))[:3]
+    shown = [ours, *rivals]
+    names = [row["signal"] for row in shown]
+    colour = alt.Color(
+        "signal:N",
+        title=None,
+        scale=alt.Scale(domain=names, range=[f"var(--series-{i + 1})" for i in range(len(names))]),
+    )
+    dash = alt.StrokeDash("signal:N", title=None, scale=alt.Scale(domain=names))
+    deciles = [
+        {"signal": row["signal"], "decile": i, **decile}
+        for row in shown
+        for i, decile in enumerate(row["deciles"], 1)
+    ]
+    found = [
+        {"signal": row["signal"], "share": share / 100, "found": value}
+        for row in shown
+        for share, value in ((0, 0.0), *((int(s), v) for s, v in row["error_share"].items()), (100, 1.0))
+    ]
+    by_decile = (
+        alt.Chart(alt.Data(values=_plain(deciles)))
+        .mark_line(point=alt.OverlayMarkDef(size=45, filled=True))
+        .encode(
+            x=alt.X(
+                "decile:O", title="tenth of the documents, lowest signal first", axis=alt.Axis(labelAngle=0)
+            ),
+            y=alt.Y("accuracy:Q", title="accuracy", axis=alt.Axis(format="%"), scale=alt.Scale(zero=False)),
+            color=colour,
+            strokeDash=dash,
+            tooltip=["signal:N", "decile:O", alt.Tooltip("accuracy:Q", format=".1%"), "documents:Q"],
+        )
+        .properties(height=_HEIGHT)
+    )
+    lines = (
+        alt.Chart(alt.Data(values=_plain(found)))
+        .mark_line(point=alt.OverlayMarkDef(size=45, filled=True))
+        .encode(
+            x=alt.X("share:Q", title="share of documents looked at", axis=alt.Axis(format="%")),
+            y=alt.Y("found:Q", title="share of errors found", axis=alt.Axis(format="%")),
+            color=colour,
+            strokeDash=dash,
+            tooltip=["signal:N", alt.Tooltip("share:Q", format=".0%"), alt.Tooltip("found:Q", format=".1%")],
+        )
+    )
+    chance = (
+        alt.Chart(alt.Data(values=[{"a": 0, "b": 0}, {"a": 1, "b": 1}]))
+        .mark_line(color="var(--muted)", strokeDash=[4, 4], strokeWidth=1.5)
+        .encode(x="a:Q", y="b:Q")
+    )
+    areas = "; ".join(f"{row['signal']} {row['auroc']:.3f}" for row in shown)
+    tenth = "; ".join(f"{row['signal']} {100 * row['error_share']['10']:.0f} %" for row in shown)
+    first, last = ours["deciles"][0]["accuracy"], ours["deciles"][-1]["accuracy"]
+    return [
+        Figure(
+            by_decile,
+            "Accuracy by decile of each signal",
+            f"By contribution, accuracy goes from {100 * first:.1f} % in the lowest tenth to "
+            f"{100 * last:.1f} % in the highest. AUROC: {areas}.",
+            "A useful signal rises from left to right. The contribution and the three best other signals are "
+            "shown; the table has all.",
+        ),
+        Figure(
+            alt.layer(chance, lines).properties(height=_HEIGHT),
+            "Errors found by looking at the lowest documents first",
+            f"Errors in the lowest tenth: {tenth}. Chance finds 10 %.",
+            "The further above the dashed line, the more errors a reader finds per document looked at.",
+        ),
+    ]
+
+
+def _curve(rows: Sequence[Mapping[str, Any]], title: str, colour: str) -> altair.TopLevelMixin:
+    import altair as alt
+
+    base = alt.Chart(alt.Data(values=_plain(rows)))
+    x = alt.X("target:Q", title="correct documents (%)")
+    y = alt.Y("value:Q", title=title, scale=alt.Scale(zero=False))
+    bars = base.mark_rule(color=colour).encode(
+        x=x, y=alt.Y("low:Q", scale=alt.Scale(zero=False)), y2="high:Q"
+    )
+    line = base.mark_line(color=colour, point=alt.OverlayMarkDef(color=colour, size=50, filled=True)).encode(
+        x=x,
+        y=y,
+        tooltip=[
+            alt.Tooltip("target:Q", title="correct (%)"),
+            alt.Tooltip("value:Q", title=title, format=".4f"),
+        ],
+    )
+    return alt.layer(bars, line).properties(height=_HEIGHT - 60)
+
+
+def _extremes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The least and most dispersed, the least and most accurate slice: their names are written out."""
+    ends: dict[str, dict[str, Any]] = {}
+    for key in ("dispersion", "accuracy"):
+        ordered = sorted(rows, key=itemgetter(key))
+        ends |= {row["slice"]: row for row in (ordered[0], ordered[-1])}
+    return list(ends.values())
+
+
+def _where(row: Mapping[str, Any]) -> str:
+    return f"dispersion {row['dispersion']:.4f}, accuracy {100 * row['accuracy']:.1f} %"
+
+
+def _plain(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with nine significant digits, NaN as null, and nothing nested."""
+    return [
+        {
+            key: (float(f"{value:.9g}") if math.isfinite(value) else None)
+            if isinstance(value, float)
+            else value
+            for key, value in row.items()
+            if not isinstance(value, list | dict)
+        }
+        for row in rows
+    ]
+
+
+def _zero(value: float) -> float:
+    return 0.0 if math.isnan(value) else value

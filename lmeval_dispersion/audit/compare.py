@@ -1,0 +1,185 @@
+"""Runs of several models or checkpoints on the same documents: paired differences a slice.
+
+Documents are matched by task and id, and must be the same ones (their hashes agree). The difference of two
+dispersions over shared documents has the paired jackknife error: the leave-one-out values of the two runs
+are subtracted before their spread is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from lmeval_dispersion.audit.grouping import Group, by_column
+from lmeval_dispersion.audit.points import left_out
+from lmeval_dispersion.audit.run import Run, read_run
+from lmeval_dispersion.audit.text import text_table, wrapped
+from lmeval_dispersion.errors import MixedStoresError, UsageError
+from lmeval_dispersion.geometry import jackknife_se
+
+FORMAT = "dispersion-comparison/1"
+Rows = NDArray[np.int64]
+_Z = 1.959963984540054
+
+_KEY = ["task", "doc_id"]
+
+
+def compared_stores(
+    paths: Sequence[str | Path], *, by: str = "subject", layer: str | None = None
+) -> dict[str, Any]:
+    """Compare runs with the first of them, over all shared documents and per slice.
+
+    Args:
+        paths: Folders of at least two stores.
+        by: Column whose values are the slices; see :func:`lmeval_dispersion.audit.grouping.by_column`.
+        layer: Layer of all of them; by default each store's own default.
+
+    Raises:
+        UsageError: Fewer than two stores.
+        MixedStoresError: No shared documents, or other prompts or documents under the same ids.
+    """
+    if len(paths) < 2:
+        raise UsageError(f"comparing needs two runs or more, got {len(paths)}")
+    runs = [read_run(path, layer) for path in paths]
+    rows = shared_rows(runs)
+    first = runs[0]
+    everything = Group("all documents", np.arange(len(rows[0])))
+    position = {row: i for i, row in enumerate(rows[0].tolist())}
+    groups = [
+        Group(g.name, np.array([position[r] for r in g.rows.tolist() if r in position], dtype=np.int64))
+        for g in by_column(first, by)
+    ]
+    names = _names(runs, paths)
+    others = [
+        {
+            "run": names[k],
+            "layer": runs[k].layer,
+            "slices": [
+                _difference(group, first, rows[0], runs[k], rows[k]) for group in (everything, *groups)
+            ],
+        }
+        for k in range(1, len(runs))
+    ]
+    return {
+        "format": FORMAT,
+        "baseline": {"run": names[0], "layer": first.layer},
+        "by": by,
+        "documents": len(rows[0]),
+        "left_out": [len(run.points) - len(rows[0]) for run in runs],
+        "others": others,
+        "notes": _notes(runs),
+    }
+
+
+def shared_rows(runs: Sequence[Run]) -> list[Rows]:
+    """For every run the rows of the documents that all of them have, in one order.
+
+    Raises:
+        MixedStoresError: None is shared, or one id stands for different documents.
+    """
+    first = runs[0].documents[[*_KEY, "doc_hash"]].assign(row_0=np.arange(len(runs[0].points)))
+    for k, run in enumerate(runs[1:], 1):
+        other = run.documents[[*_KEY, "doc_hash"]].assign(**{f"row_{k}": np.arange(len(run.points))})
+        first = first.merge(other, on=_KEY, how="inner", suffixes=("", "_other"))
+        both = first["doc_hash"].notna() & first["doc_hash_other"].notna()
+        unlike = both & (first["doc_hash"] != first["doc_hash_other"])
+        if unlike.any():
+            example = first[unlike].iloc[0]
+            raise MixedStoresError(
+                f"document {example['doc_id']} of task {example['task']} is another one in "
+                f"{run.store.path} than in {runs[0].store.path} ({int(unlike.sum())} such documents); "
+                "compare runs on one version of the data"
+            )
+        first = first.drop(columns="doc_hash_other")
+    if first.empty:
+        raise MixedStoresError(
+            "the runs share no document; compare runs of the same tasks, "
+            f"got {', '.join(sorted({t for run in runs for t in run.documents['task'].unique()}))}"
+        )
+    return [first[f"row_{k}"].to_numpy(dtype=np.int64) for k in range(len(runs))]
+
+
+def comparison_text(comparison: dict[str, Any]) -> str:
+    """A comparison as text for a terminal."""
+    base = comparison["baseline"]
+    parts = [
+        f"{comparison['documents']} shared documents; every difference is RUN minus {base['run']} (layer "
+        f"{base['layer']})"
+    ]
+    columns = [
+        ("slice", comparison["by"], ""),
+        ("documents", "documents", "d"),
+        ("dispersion", "dispersion", ".4f"),
+        ("dispersion_difference", "difference", "+.4f"),
+        ("dispersion_low", "95 % from", "+.4f"),
+        ("dispersion_high", "to", "+.4f"),
+        ("accuracy", "accuracy", ".3f"),
+        ("accuracy_difference", "difference", "+.3f"),
+        ("accuracy_low", "95 % from", "+.3f"),
+        ("accuracy_high", "to", "+.3f"),
+        ("reason", "", ""),
+    ]
+    for other in comparison["others"]:
+        parts.append(f"{other['run']}, layer {other['layer']}\n{text_table(other['slices'], columns)}")
+    return "\n\n".join([*parts, *(wrapped(note) for note in comparison["notes"])])
+
+
+def _difference(group: Group, a: Run, rows_a: Rows, b: Run, rows_b: Rows) -> dict[str, Any]:
+    n = len(group.rows)
+    nan = float("nan")
+    row: dict[str, Any] = {"slice": group.name, "documents": n, "reason": None}
+    keys = ("baseline", "", "difference", "low", "high")
+    row |= {_name("dispersion", key): nan for key in keys} | {_name("accuracy", key): nan for key in keys}
+    in_a, in_b = rows_a[group.rows], rows_b[group.rows]
+    if n < 3:
+        row["reason"] = f"a paired error needs three shared documents, got {n}"
+    else:
+        first, second = a.points.contributions(in_a), b.points.contributions(in_b)
+        error = jackknife_se(left_out(second) - left_out(first))
+        row |= _interval("dispersion", float(first.mean()), float(second.mean()), error)
+    both = ~np.isnan(a.score[in_a]) & ~np.isnan(b.score[in_b])
+    x, y = a.score[in_a][both], b.score[in_b][both]
+    if len(x) >= 2:
+        error = float((y - x).std(ddof=1) / np.sqrt(len(x)))
+        row |= _interval("accuracy", float(x.mean()), float(y.mean()), error)
+    return row
+
+
+def _interval(name: str, first: float, second: float, error: float) -> dict[str, float]:
+    difference = second - first
+    values = (first, second, difference, difference - _Z * error, difference + _Z * error)
+    keys = ("baseline", "", "difference", "low", "high")
+    return {_name(name, key): value for key, value in zip(keys, values, strict=True)}
+
+
+def _name(name: str, key: str) -> str:
+    return f"{name}_{key}" if key else name
+
+
+def _names(runs: Sequence[Run], paths: Sequence[str | Path]) -> list[str]:
+    """What to call the runs: their models, with the revision or the folder where these are alike."""
+    models = [run.store.model for run in runs]
+    if len(set(models)) == len(models):
+        return models
+    revisions = [f"{run.store.model}@{run.store.manifest.get('revision')}" for run in runs]
+    return revisions if len(set(revisions)) == len(revisions) else [str(path) for path in paths]
+
+
+def _notes(runs: Sequence[Run]) -> list[str]:
+    notes = []
+    widths = {run.points.rows.shape[1] for run in runs}
+    if len(widths) > 1:
+        notes.append(
+            "Note: the models have different widths "
+            f"({', '.join(str(w) for w in sorted(widths))}); dispersion compares siblings of one size only."
+        )
+    if len({str(run.store.manifest.get("prompt_format")) for run in runs}) > 1:
+        notes.append("Note: the prompts were shaped differently; part of the difference may be theirs.")
+    if any(pd.notna(run.documents["truncated"]).any() and run.documents["truncated"].any() for run in runs):
+        notes.append("Note: some prompts were truncated, and not necessarily the same ones in every run.")
+    return notes
