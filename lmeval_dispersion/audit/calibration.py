@@ -178,7 +178,7 @@ def _judged(
             **dict(zip(("low", "high"), t_interval(values), strict=True)),
             "bias": float(np.mean(bias[name])),
         }
-        for name, values in full.items()
+        for name, values in sorted(full.items(), key=lambda item: item[0].startswith(f"{DISPERSION},"))
     ]
     entrants = {name: values.mean() for name, values in full.items() if not name.startswith(f"{DISPERSION},")}
     # Mixtures have every accuracy alike, so there the best blind guess is the middle one.

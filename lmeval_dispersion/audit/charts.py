@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -46,7 +45,8 @@ def slice_figure(name: str, table: Mapping[str, Any]) -> Figure | None:
     if len(rows) < 3:
         return None
     base = alt.Chart(alt.Data(values=_plain(rows)))
-    x = alt.X("dispersion:Q", title="dispersion (mean cosine distance)", scale=alt.Scale(zero=False))
+    title = "dispersion (mean cosine distance)"
+    x = alt.X("dispersion:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=6))
     y = alt.Y("accuracy:Q", title="accuracy", axis=alt.Axis(format="%"), scale=alt.Scale(zero=False))
     hover = [
         alt.Tooltip("slice:N", title=name),
@@ -55,15 +55,19 @@ def slice_figure(name: str, table: Mapping[str, Any]) -> Figure | None:
         alt.Tooltip("documents:Q"),
     ]
     faint = {"opacity": 0.35, "color": "var(--series-1)"}
-    across = base.mark_rule(**faint).encode(x=alt.X("low:Q", scale=alt.Scale(zero=False)), x2="high:Q", y=y)
+    low = alt.X("low:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=6))
+    across = base.mark_rule(**faint).encode(x=low, x2="high:Q", y=y)
     up = base.mark_rule(**faint).encode(x=x, y="accuracy_low:Q", y2="accuracy_high:Q")
     points = base.mark_point(color="var(--series-1)", size=70).encode(x=x, y=y, tooltip=hover)
-    extremes = _extremes(rows)
-    labels = (
-        alt.Chart(alt.Data(values=_plain(extremes)))
-        .mark_text(align="left", dx=8, dy=-8, fontSize=11, color="var(--ink)")
+    lowest = min(rows, key=lambda row: float(row["dispersion"]))
+    highest = max(rows, key=lambda row: float(row["dispersion"]))
+    # The ends are named in the chart, each towards the middle, where there is room on a phone too.
+    labels = [
+        alt.Chart(alt.Data(values=_plain([row])))
+        .mark_text(align=align, dx=dx, dy=-9, fontSize=11, color="var(--ink)")
         .encode(x=x, y=y, text="slice:N")
-    )
+        for row, align, dx in ((lowest, "left", 8), (highest, "right", -8))
+    ]
     found = table["association"]
     if "spearman" in found:
         order = (
@@ -72,10 +76,8 @@ def slice_figure(name: str, table: Mapping[str, Any]) -> Figure | None:
         )
     else:
         order = f"no correlation: {found['missing']}"
-    lowest = min(rows, key=lambda row: float(row["dispersion"]))
-    highest = max(rows, key=lambda row: float(row["dispersion"]))
     return Figure(
-        alt.layer(across, up, points, labels).properties(height=_HEIGHT),
+        alt.layer(across, up, points, *labels).properties(height=_HEIGHT),
         f"Accuracy against dispersion by {name}",
         f"{len(rows)} points. {order}. Least dispersed: {lowest['slice']}, {_where(lowest)}; "
         f"most dispersed: {highest['slice']}, {_where(highest)}.",
@@ -252,7 +254,7 @@ def _curve(rows: Sequence[Mapping[str, Any]], title: str, colour: str) -> altair
     import altair as alt
 
     base = alt.Chart(alt.Data(values=_plain(rows)))
-    x = alt.X("target:Q", title="correct documents (%)")
+    x = alt.X("target:Q", title="correct documents (%)", axis=alt.Axis(values=list(range(0, 101, 20))))
     y = alt.Y("value:Q", title=title, scale=alt.Scale(zero=False))
     bars = base.mark_rule(color=colour).encode(
         x=x, y=alt.Y("low:Q", scale=alt.Scale(zero=False)), y2="high:Q"
@@ -266,15 +268,6 @@ def _curve(rows: Sequence[Mapping[str, Any]], title: str, colour: str) -> altair
         ],
     )
     return alt.layer(bars, line).properties(height=_HEIGHT - 60)
-
-
-def _extremes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The least and most dispersed, the least and most accurate slice: their names are written out."""
-    ends: dict[str, dict[str, Any]] = {}
-    for key in ("dispersion", "accuracy"):
-        ordered = sorted(rows, key=itemgetter(key))
-        ends |= {row["slice"]: row for row in (ordered[0], ordered[-1])}
-    return list(ends.values())
 
 
 def _where(row: Mapping[str, Any]) -> str:

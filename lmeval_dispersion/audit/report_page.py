@@ -21,7 +21,7 @@ _SLICES = [
     Column("dispersion", "Dispersion", ".4f", error="dispersion_se", hint="Mean cosine distance over all "
            "pairs of the slice's documents, ± jackknife standard error; 0 all alike, 1 orthogonal."),
     Column("accuracy", "Accuracy", ".1%"),
-    Column("interval", "95 % interval", hint="Wilson interval of the accuracy."),
+    Column("interval", "95 % interval (%)", hint="Wilson interval of the accuracy."),
     Column("query_perplexity", "Perplexity", ".2f", hint="Mean perplexity of the queries."),
     Column("confidence", "Confidence", ".3f", hint="Mean probability of the chosen answer."),
     Column("prompt_tokens", "Tokens", ".0f", hint="Mean prompt length."),
@@ -31,7 +31,7 @@ _SLICES = [
 def report_html(report: Mapping[str, Any]) -> str:
     """The page of a report; equal reports give equal bytes."""
     run = report["run"]
-    page = Page(f"Dispersion audit: {run['model']}", " ".join(report["summary"]))
+    page = Page(f"Dispersion audit: {run['model']}", "\n\n".join(report["summary"]))
     page.facts(_facts(report))
     for note in report["notes"]:
         page.note(note)
@@ -85,7 +85,9 @@ def _slices(page: Page, report: Mapping[str, Any]) -> None:
             _figure(page, figure)
         rows = sorted(table["rows"], key=_dispersion)
         reasons = any(row["reason"] for row in rows)
-        columns = [Column("slice", name.capitalize()), *_SLICES]
+        # How to read the columns is said once.
+        shown = _SLICES if position == 0 else [column._replace(hint="") for column in _SLICES]
+        columns = [Column("slice", name.capitalize()), *shown]
         page.table(
             [{**row, "interval": _interval(row)} for row in rows],
             [*columns, Column("reason", "Remark")] if reasons else columns,
@@ -145,7 +147,7 @@ def _calibration(page: Page, part: Mapping[str, Any]) -> None:
             page.note(f"{title}: not available, {judged['missing']}.")
             continue
         page.table(
-            [{**row, "interval": f"{row['low']:.2f} to {row['high']:.2f}"} for row in judged["estimators"]],
+            [{**row, "interval": _range(row["low"], row["high"], ".2f")} for row in judged["estimators"]],
             [
                 Column("estimator", "Estimator"),
                 Column("mae", "Mean absolute error (points)", ".2f"),
@@ -172,7 +174,7 @@ def _ranking(page: Page, part: Mapping[str, Any]) -> None:
             {
                 **row,
                 **{f"e{share}": value for share, value in row.get("error_share", {}).items()},
-                "interval": f"{row['auroc_low']:.3f} to {row['auroc_high']:.3f}" if "auroc" in row else None,
+                "interval": _range(row["auroc_low"], row["auroc_high"], ".3f") if "auroc" in row else None,
             }
             for row in part["signals"]
         ],
@@ -190,7 +192,7 @@ def _ranking(page: Page, part: Mapping[str, Any]) -> None:
     )  # fmt: skip
     if part["against"]:
         page.table(
-            [{**row, "interval": f"{row['low']:+.3f} to {row['high']:+.3f}"} for row in part["against"]],
+            [{**row, "interval": _range(row["low"], row["high"], "+.3f")} for row in part["against"]],
             [
                 Column("signal", "Against"),
                 Column("difference", "AUROC of contribution minus its", "+.3f"),
@@ -249,7 +251,12 @@ def _short(document: Mapping[str, Any]) -> str:
 def _interval(row: Mapping[str, Any]) -> str | None:
     if math.isnan(row["accuracy"]):
         return None
-    return f"{100 * row['accuracy_low']:.1f} to {100 * row['accuracy_high']:.1f} %"
+    return _range(100 * row["accuracy_low"], 100 * row["accuracy_high"], ".1f")
+
+
+def _range(low: float, high: float, spec: str) -> str:
+    """Two numbers on one line: with spaces that do not break."""
+    return f"{low:{spec}} to {high:{spec}}".replace(" ", "\u00a0").replace("-", "−")
 
 
 def _dispersion(row: Mapping[str, Any]) -> float:
