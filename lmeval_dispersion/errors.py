@@ -99,6 +99,8 @@ class NonFiniteLossError(TrainingError):
             "lower the learning rate or the weight, or look for NaN in the model's own loss"
         )
         self.layer, self.step = layer, step
+
+
 class NonFiniteStateError(DispersionError):
     """A model's states or log-probabilities are NaN or infinite."""
 

@@ -61,6 +61,17 @@ def store_texts(
     limit = _longest(loaded)
     ids = [loaded.tokenizer(text.text)["input_ids"] for text in found]
     encoded = [_Encoded(row, tokens[-limit:]) for row, tokens in enumerate(ids) if tokens]
+    documents = pd.DataFrame(
+        {
+            "doc_id": [text.id for text in found],
+            "task": Path(texts.source).name,
+            "doc_hash": [hashlib.sha256(text.text.encode()).hexdigest() for text in found],
+            "prompt_tokens": [min(len(tokens), limit) for tokens in ids],
+            "truncated": [len(tokens) > limit for tokens in ids],
+            "text": [text.text for text in found],
+        }
+    )
+    documents = _with_columns(documents, texts)
     vectors: dict[str, Any] = {}
     perplexity = np.full(len(found), np.nan)
     for batch in _batches(encoded):
@@ -74,18 +85,7 @@ def store_texts(
             store[rows] = rows_of_states
     if not vectors:
         raise UsageError(f"no text of {texts.source} has a token; check the file and the tokenizer")
-    documents = pd.DataFrame(
-        {
-            "doc_id": [text.id for text in found],
-            "task": Path(texts.source).name,
-            "doc_hash": [hashlib.sha256(text.text.encode()).hexdigest() for text in found],
-            "query_perplexity": perplexity,
-            "prompt_tokens": [min(len(tokens), limit) for tokens in ids],
-            "truncated": [len(tokens) > limit for tokens in ids],
-            "text": [text.text for text in found],
-        }
-    )
-    documents = _with_columns(documents, texts)
+    documents["query_perplexity"] = perplexity
     manifest = {
         "model": loaded.name,
         "revision": loaded.revision,
@@ -97,7 +97,9 @@ def store_texts(
         "limit": None,
         "versions": {"torch": torch.__version__},
     }
-    return write_store(path, documents=documents, vectors=vectors, manifest=manifest)
+    return write_store(
+        path, documents=documents, vectors={name: vectors[name] for name in names}, manifest=manifest
+    )
 
 
 def _forward(

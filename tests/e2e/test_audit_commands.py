@@ -1,0 +1,245 @@
+"""The audit's commands as a user runs them, in fresh processes, with real models and mistakes."""
+
+import contextlib
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+
+import tiny_models  # noqa: E402
+from synthetic import documents, planted_store, vectors  # noqa: E402
+
+from lmeval_dispersion.cli import main  # noqa: E402
+from lmeval_dispersion.geometry import dispersion  # noqa: E402
+from lmeval_dispersion.store import read_store, write_store  # noqa: E402
+
+
+class Result(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def dispersion_command(*arguments):
+    """Run the command in this process (a fresh one costs seconds of imports); see also `fresh`."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+def fresh(*command):
+    """A process of its own."""
+    return subprocess.run(
+        [*map(str, command)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return planted_store(tmp_path_factory.mktemp("run") / "store", n=2400, effect=0.5)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_models.saved(tmp_path_factory.mktemp("model"), tiny_models.llama())
+
+
+def sentence(result, code):
+    """The command failed with this code and one line on stderr, without a traceback."""
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    return result.stderr.strip()
+
+
+def test_audit_in_every_format(store, tmp_path):
+    text = dispersion_command("audit", store)
+    assert text.returncode == 0, text.stderr
+    for heading in ("Slices by subject", "Controlled mixtures", "Calibration", "Ranking", "Hard tail"):
+        assert heading in text.stdout
+    report = json.loads(dispersion_command("audit", store, "--format", "json").stdout)
+    assert report["run"]["documents"] == 2400
+    lines = dispersion_command("audit", store, "--format", "csv", "--slice", "truncated").stdout
+    rows = list(csv.DictReader(lines.splitlines()))
+    assert [row["by"] for row in rows[:2]] == ["all", "subject"]
+    assert {row["by"] for row in rows} == {"all", "subject", "category", "length", "confidence", "truncated"}
+    assert float(rows[0]["dispersion"]) == pytest.approx(report["overall"]["dispersion"])
+    page = dispersion_command("audit", store, "--format", "html", "-o", tmp_path / "page.html")
+    assert page.stdout == ""
+    assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_the_audit_loads_neither_torch_nor_transformers(store):
+    script = (
+        "import sys; from lmeval_dispersion.cli import main; main(sys.argv[1:]);"
+        "heavy = {'torch', 'transformers', 'lm_eval', 'datasets'} & set(sys.modules);"
+        "print(sorted(heavy), file=sys.stderr)"
+    )
+    result = fresh(sys.executable, "-c", script, "audit", store, "--format", "html")
+    assert result.stderr.strip().endswith("[]"), result.stderr
+
+
+def test_calibrate_then_predict(store, tmp_path):
+    done = dispersion_command("calibrate", store, "-o", tmp_path / "cal.json")
+    assert done.returncode == 0, done.stderr
+    assert "chosen; predictions are ±" in done.stdout
+    other = planted_store(tmp_path / "other", n=900, effect=0.5, accuracy=0.7, seed=8, correct=np.nan)
+    result = dispersion_command("predict", tmp_path / "cal.json", other, "--format", "json")
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout)["slices"]
+    assert rows[0]["predicted"] == pytest.approx(0.7, abs=0.12)
+    assert rows[0]["true"] is None
+    text = dispersion_command("predict", tmp_path / "cal.json", other, "--by", "length")
+    assert "all documents" in text.stdout
+    foreign = planted_store(tmp_path / "foreign", n=300, manifest={"model": "else"})
+    message = sentence(dispersion_command("predict", tmp_path / "cal.json", foreign), 2)
+    assert "fitted for model 'synthetic/model', and the run has 'else'" in message
+    small = planted_store(tmp_path / "small", n=240)
+    partly = dispersion_command("predict", tmp_path / "cal.json", small)
+    assert partly.returncode == 3
+    assert "40 documents, and the calibrator was fitted for slices of 100" in partly.stdout
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
+def test_rank_writes_every_document(store, tmp_path, suffix):
+    file = tmp_path / f"ranked{suffix}"
+    result = dispersion_command("rank", store, "-o", file)
+    assert result.returncode == 0, result.stderr
+    assert "AUROC" in result.stdout
+    read = {".parquet": pd.read_parquet, ".csv": pd.read_csv, ".jsonl": lambda f: pd.read_json(f, lines=True)}
+    frame = read[suffix](file)
+    assert len(frame) == 2400
+    assert frame["contribution"].is_monotonic_increasing
+
+
+def texts_file(path, n=40):
+    """Texts of known words; the labels and subjects travel along."""
+    rng = np.random.default_rng(0)
+    with path.open("w") as stream:
+        for i in range(n):
+            words = " ".join(rng.choice(tiny_models.WORDS, size=rng.integers(3, 20)))
+            line = {"text": words, "correct": i % 2, "subject": f"s{i % 3}", "source": f"web {i % 2}"}
+            stream.write(json.dumps(line) + "\n")
+        stream.write("not json\n\n")
+    return path
+
+
+def test_store_of_texts_holds_the_models_own_states(model, tmp_path):
+    """Slow: one text at a time through transformers, no padding, no hooks."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    file = texts_file(tmp_path / "texts.jsonl")
+    layers = ["--layer", "last", "--layer", "layer.1"]
+    result = dispersion_command("store", model, file, "-o", tmp_path / "s", *layers)
+    assert result.returncode == 0, result.stderr
+    assert "skipped 1 undecodable" in result.stderr
+    store = read_store(tmp_path / "s")
+    assert store.layers == ["last", "layer.1"]
+    assert store.documents["correct"].tolist() == [0.0, 1.0] * 20
+    assert set(store.documents["subject"]) == {"s0", "s1", "s2"}
+    assert store.documents["source"].tolist() == ["web 0", "web 1"] * 20
+    loaded, tokenizer = AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)
+    expected = {"last": [], "layer.1": []}
+    for row, text in enumerate(store.documents["text"]):
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            out = loaded(input_ids=ids, output_hidden_states=True)
+        expected["last"].append(out.hidden_states[-1][0, -1].numpy())
+        expected["layer.1"].append(out.hidden_states[2][0, -1].numpy())
+        loss = torch.nn.functional.cross_entropy(out.logits[0, :-1], ids[0, 1:])
+        assert store.documents["query_perplexity"][row] == pytest.approx(float(loss.exp()), rel=1e-4)
+        assert store.documents["prompt_tokens"][row] == ids.shape[1]
+    for name, rows in expected.items():
+        x = np.array(rows)
+        u = x / np.linalg.norm(x, axis=1, keepdims=True)
+        np.testing.assert_allclose(store.vectors(name), u, atol=6e-4)
+        assert dispersion(store.vectors(name)) == pytest.approx(dispersion(x), rel=1e-3)
+    audit = dispersion_command("audit", tmp_path / "s", "--slice", "source", "--format", "csv")
+    assert audit.returncode == 3
+    assert "calibration not available" in audit.stderr
+    assert "source,web 0,20,20," in audit.stdout
+
+
+def test_long_texts_keep_their_end_and_are_marked(model, tmp_path):
+    words = tiny_models.WORDS
+    short, long = " ".join(words[:20]), " ".join(words[i % 90] for i in range(400))
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in (short, long)))
+    result = dispersion_command("store", model, tmp_path / "t.jsonl", "-o", tmp_path / "s")
+    assert result.returncode == 0, result.stderr
+    frame = read_store(tmp_path / "s").documents
+    assert frame["truncated"].tolist() == [False, True]
+    assert frame["prompt_tokens"].tolist() == [20, 256]
+
+
+def test_rank_of_texts_runs_the_model(model, tmp_path):
+    file = texts_file(tmp_path / "texts.jsonl")
+    result = dispersion_command("rank", file, "--model", model, "-o", tmp_path / "r.csv")
+    assert result.returncode == 0, result.stderr
+    assert len(pd.read_csv(tmp_path / "r.csv")) == 40
+    message = sentence(dispersion_command("rank", file), 2)
+    assert "texts need a model" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["audit", "absent"], "is no folder"),
+        (["audit", "STORE", "--layer", "first"], "has no layer 'first'; it has last"),
+        (["audit", "STORE", "--slice", "nothing"], "there is no column 'nothing' to slice by"),
+        (["audit", "STORE", "-o", "absent/x.txt"], "the folder absent does not exist"),
+        (["rank", "STORE", "-o", "ranked.xlsx"], "expected an output ending in .parquet, .csv, .jsonl"),
+        (["predict", "absent.json", "STORE"], "expected a calibrator from `dispersion calibrate`"),
+        (["store", "no/such/folder/at-all", "TEXTS", "-o", "s"], "does not exist"),
+    ],
+)
+def test_mistakes_are_one_sentence(store, tmp_path, arguments, message, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.jsonl").write_text('{"text": "w1 w2"}\n')
+    places = {"STORE": store, "TEXTS": tmp_path / "t.jsonl"}
+    result = dispersion_command(*[places.get(a, a) for a in arguments])
+    assert message in sentence(result, 2)
+
+
+def test_a_label_that_is_no_share_is_refused(model, tmp_path):
+    for value in ("yes", 2):
+        (tmp_path / "t.jsonl").write_text(json.dumps({"text": "w1 w2", "correct": value}) + "\n")
+        result = dispersion_command("store", model, tmp_path / "t.jsonl", "-o", tmp_path / "s")
+        assert "expected numbers in [0, 1] in the column `correct`" in sentence(result, 2)
+
+
+def test_parts_that_cannot_be_had_are_said_and_the_rest_appears(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = documents(np.ones(50), rng=rng)
+    write_store(tmp_path / "s", documents=frame, vectors={"last": vectors(np.ones(50), rng=rng)}, manifest={})
+    result = dispersion_command("audit", tmp_path / "s")
+    assert result.returncode == 3
+    assert "Not available: mixtures need right and wrong answers" in result.stdout.replace("\n  ", " ")
+    assert "Slices by subject" in result.stdout
+    assert "ranking not available" in result.stderr
+
+
+def test_a_closed_pipe_is_no_error(store):
+    code = "import sys; from lmeval_dispersion.cli import main; sys.exit(main())"
+    shell = f"set -o pipefail; {sys.executable} -c '{code}' audit {store} | head -1"
+    result = fresh("bash", "-c", shell)
+    assert "Traceback" not in result.stderr
+    assert result.returncode == 0
