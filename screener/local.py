@@ -79,6 +79,27 @@ def local_snapshot(path: str | os.PathLike[str]) -> LocalSnapshot:
         )
     if folder.name.startswith("models--") and (folder / "snapshots").is_dir():
         folder = _cached_commit(folder)
+    return LocalSnapshot(str(path), folder, _files(folder))
+
+
+def hub_cache_snapshot(cache: Path, repo: str, revision: str | None) -> LocalSnapshot | None:
+    """A checkpoint that huggingface_hub downloaded; None if this revision is not in its cache.
+
+    Args:
+        cache: Folder of the Hub's cache (``HF_HUB_CACHE``).
+        repo: ``org/name``.
+        revision: Branch, tag or commit; None: the default branch.
+    """
+    folder = cache / f"models--{repo.replace('/', '--')}"
+    reference = folder / "refs" / (revision or "main")
+    commit = reference.read_text().strip() if reference.is_file() else (revision or "")
+    place = folder / "snapshots" / commit
+    if not _COMMIT.fullmatch(commit) or not place.is_dir():
+        return None
+    return LocalSnapshot(repo, place, _files(place), requested_revision=revision, revision=commit)
+
+
+def _files(folder: Path) -> dict[str, FileEntry]:
     files = {
         name: FileEntry(name, place.stat().st_size, None)
         for place in sorted(folder.iterdir())
@@ -88,7 +109,7 @@ def local_snapshot(path: str | os.PathLike[str]) -> LocalSnapshot:
         if name.endswith((".json", ".model", ".txt", ".tiktoken")) and (entry.size or 0) <= SMALL:
             digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
             files[name] = FileEntry(name, entry.size, f"sha256:{digest}")
-    return LocalSnapshot(str(path), folder, files)
+    return files
 
 
 def read_ranges(place: Path, ranges: Sequence[tuple[int, int]]) -> list[bytes]:

@@ -191,9 +191,6 @@ class _Run:
         except ScreeningError as error:
             self._fail(item, error)
             return []
-        if not names:
-            message = f"no branch or tag of {item.repo} matches {item.revision!r}; quote the glob in a shell"
-            self._fail(item, ScreeningError("RevisionNotFound", message))
         return [Target(item.repo, name, item.family, item.scale) for name in names]
 
     async def _readings(self, targets: list[Target]) -> list[Reading]:

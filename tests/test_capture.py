@@ -171,7 +171,8 @@ def test_blocks_of_one_part_have_no_sub_layers(arch: str) -> None:
         hidden = model(IDS, output_hidden_states=True).hidden_states
     torch.testing.assert_close(states["last"], hidden[-1])
     with pytest.raises(
-        UsageError, match=r"expected layers among last, norm, embeddings, layer\.0 \.\.\. layer\.1 .*'layer\.0\.attn'"
+        UsageError,
+        match=r"expected layers among last, norm, embeddings, layer\.0 \.\.\. layer\.1 .*'layer\.0\.attn'",
     ):
         resolve(model, ["layer.0.attn"])
 
@@ -180,7 +181,9 @@ def test_blocks_of_one_part_have_no_sub_layers(arch: str) -> None:
     "name", ["layer.3", "layer.-4", "layer", "attn", "layer.1.mlp", "layer.1.attn.x", ""]
 )
 def test_unknown_names_are_refused_with_what_there_is(name: str) -> None:
-    with pytest.raises(UsageError, match=r"last, norm, embeddings, layer\.0 \.\.\. layer\.2 .*\.attn and \.ffn; got"):
+    with pytest.raises(
+        UsageError, match=r"last, norm, embeddings, layer\.0 \.\.\. layer\.2 .*\.attn and \.ffn; got"
+    ):
         resolve(tiny("Llama"), ["last", name])
 
 

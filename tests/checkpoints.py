@@ -1,0 +1,164 @@
+"""Checkpoints on disk for tests: any naming, dtype, sharding, true shapes, broken headers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[Any]
+BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "U8": 1, "I8": 1, "U32": 4}
+
+
+def stored(matrix: Matrix, dtype: str) -> bytes:
+    """Bytes of a matrix in a dtype of safetensors; BF16 cuts off, 8-bit floats are rounded."""
+    if dtype == "F32":
+        return matrix.astype("<f4").tobytes()
+    if dtype == "F16":
+        return matrix.astype("<f2").tobytes()
+    if dtype == "BF16":
+        return (matrix.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
+    if dtype.startswith("F8"):
+        # Any finite code will do: exponents around the middle, sign and mantissa from the matrix.
+        return (
+            (np.abs(matrix * 1e4).astype(np.uint32) % 0x70 + 1 + 0x80 * (matrix < 0)).astype("u1").tobytes()
+        )
+    return np.abs(matrix * 1e4).astype({"U8": "u1", "I8": "i1", "U32": "<u4"}[dtype]).tobytes()
+
+
+def header(tensors: Sequence[tuple[str, str, Sequence[int], int]], **metadata: str) -> bytes:
+    """A header, its 8 bytes of length before it, for tensors (name, dtype, shape, bytes) laid end to end."""
+    fields: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    at = 0
+    for name, dtype, shape, size in tensors:
+        fields[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
+    body = json.dumps(fields, separators=(",", ":")).encode()
+    body += b" " * (-len(body) % 8)
+    return struct.pack("<Q", len(body)) + body
+
+
+def write_safetensors(place: Path, tensors: Mapping[str, tuple[str, Matrix]]) -> None:
+    """A safetensors file of matrices, each with its dtype."""
+    bodies = {name: stored(matrix, dtype) for name, (dtype, matrix) in tensors.items()}
+    head = header(
+        [(name, dtype, m.shape, len(bodies[name])) for name, (dtype, m) in tensors.items()], format="pt"
+    )
+    place.write_bytes(head + b"".join(bodies.values()))
+
+
+def write_checkpoint(
+    folder: Path,
+    tensors: Mapping[str, tuple[str, Matrix]],
+    *,
+    config: Mapping[str, Any] | None = None,
+    shards: int = 1,
+    tokenizer: Path | None = None,
+) -> Path:
+    """A checkpoint in transformers' layout.
+
+    Args:
+        folder: Created.
+        tensors: Name → (dtype, matrix).
+        config: config.json; None: a Llama's.
+        shards: 1: ``model.safetensors``; more: tensors dealt out to shards with an index.
+        tokenizer: Folder whose tokenizer files are copied.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {"model_type": "llama", "tie_word_embeddings": False} if config is None else config
+    (folder / "config.json").write_text(json.dumps(settings, indent=2))
+    if shards == 1:
+        write_safetensors(folder / "model.safetensors", tensors)
+    else:
+        dealt: list[dict[str, tuple[str, Matrix]]] = [{} for _ in range(shards)]
+        for number, (name, tensor) in enumerate(tensors.items()):
+            dealt[number % shards][name] = tensor
+        weight_map = {}
+        for number, part in enumerate(dealt, start=1):
+            file = f"model-{number:05d}-of-{shards:05d}.safetensors"
+            write_safetensors(folder / file, part)
+            weight_map.update(dict.fromkeys(part, file))
+        write_index(folder, weight_map)
+    for place in sorted(tokenizer.glob("*")) if tokenizer else []:
+        if place.name != "config.json":
+            shutil.copy(place, folder / place.name)
+    return folder
+
+
+def write_index(folder: Path, weight_map: Mapping[str, str], total_size: int = 0) -> None:
+    """The index of the shards."""
+    index = {"metadata": {"total_size": total_size}, "weight_map": dict(sorted(weight_map.items()))}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+
+
+def head_and_embedding(
+    v: int = 120, d: int = 16, seed: int = 0, dtype: str = "F32"
+) -> dict[str, tuple[str, Matrix]]:
+    """A small untied model: embedding, something else, head."""
+    draw = np.random.default_rng(seed)
+    return {
+        "model.embed_tokens.weight": (dtype, draw.normal(size=(v, d))),
+        "model.norm.weight": (dtype, draw.normal(size=d)),
+        "lm_head.weight": (dtype, draw.normal(size=(v, d))),
+    }
+
+
+def write_qwen_7b(
+    folder: Path, *, rows: Mapping[int, Matrix], v: int = 152_064, d: int = 3584, layers: int = 28
+) -> Path:
+    """A checkpoint of Qwen2.5-7B's true shapes: four shards, of which the last exists, as a sparse file.
+
+    Names, dtypes, shapes and the order in the file are the real ones, so header and index have real sizes.
+
+    Args:
+        folder: Created.
+        rows: Row number → values of the rows of lm_head.weight that are not zero.
+        v: Rows of the output projection.
+        d: Width.
+        layers: Blocks; the last shard holds the last six of them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    last = "model-00004-of-00004.safetensors"
+    config = {
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": d, "vocab_size": v,
+        "num_hidden_layers": layers, "num_attention_heads": 28, "num_key_value_heads": 4,
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    inner, kv = 18_944, 512
+    parts: dict[str, Sequence[int]] = {
+        "input_layernorm.weight": (d,), "mlp.down_proj.weight": (d, inner),
+        "mlp.gate_proj.weight": (inner, d),
+        "mlp.up_proj.weight": (inner, d), "post_attention_layernorm.weight": (d,),
+        "self_attn.k_proj.bias": (kv,),
+        "self_attn.k_proj.weight": (kv, d), "self_attn.o_proj.weight": (d, d), "self_attn.q_proj.bias": (d,),
+        "self_attn.q_proj.weight": (d, d), "self_attn.v_proj.bias": (kv,), "self_attn.v_proj.weight": (kv, d),
+    }  # fmt: skip
+    names = {f"model.layers.{n}.{part}": shape for n in range(layers) for part, shape in parts.items()}
+    here = {name: shape for name, shape in names.items() if int(name.split(".")[2]) >= layers - 6}
+    here = {"lm_head.weight": (v, d), **here, "model.norm.weight": (d,)}
+    sizes = {name: 2 * int(np.prod(shape)) for name, shape in here.items()}
+    head = header([(name, "BF16", shape, sizes[name]) for name, shape in here.items()], format="pt")
+    with (folder / last).open("wb") as file:
+        file.write(head)
+        for row, values in rows.items():
+            file.seek(len(head) + 2 * d * row)
+            file.write(stored(values, "BF16"))
+        file.truncate(len(head) + sum(sizes.values()))
+    weight_map = {
+        "model.embed_tokens.weight": "model-00001-of-00004.safetensors",
+        **dict.fromkeys(here, last),
+    }
+    for number, name in enumerate(name for name in names if name not in here):
+        weight_map[name] = f"model-{number * 3 // (len(names) - 72) + 1:05d}-of-00004.safetensors"
+    write_index(folder, weight_map, total_size=15_231_233_024)
+    for number in (1, 2, 3):
+        # Listed, never read.
+        (folder / f"model-{number:05d}-of-00004.safetensors").write_bytes(header([]))
+    return folder

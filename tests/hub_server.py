@@ -1,0 +1,342 @@
+"""A Hub of our own on loopback: two servers, one that resolves and one that delivers, as the real one has.
+
+    with HubServer() as hub:
+        commit = hub.add("org/model", folder)             # serve a folder on disk under a name
+        hub.fault("cdn", truncated(after=100), times=1)   # the next delivery breaks off
+        …                                                 # HF_ENDPOINT=hub.endpoint
+        hub.requests                                      # what arrived: host, method, target, headers
+
+Modelled on what huggingface_hub's source and the Hub's documentation say: resolve redirects large files to
+signed, expiring addresses on another host, whose signature covers the range if the resolve request carried
+one; small files go through a relative redirect; text comes gzip'ed; listings come in pages; renamed
+repositories redirect; private ones look missing, gated ones list but do not deliver.
+Files may be sparse and of any size. Digests of files over 64 MB are made up: no range can check them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import hashlib
+import hmac
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from hub_replies import compressed, error, ranged, sign
+from hub_wire import Reply, Request, serve
+
+LARGE = (".safetensors", ".bin", ".gguf", ".h5", ".pth", ".model")
+Change = Callable[[Reply, Request], Reply]
+
+
+@dataclass
+class Repository:
+    """What is served under one name."""
+
+    commits: dict[str, Path] = field(default_factory=dict)
+    branches: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    gated: bool = False
+    private: bool = False
+    parameters: int | None = None
+
+
+@dataclass
+class Fault:
+    """A change of the replies that match, `times` times (-1: always)."""
+
+    where: str
+    change: Change
+    match: str
+    method: str
+    times: int
+
+
+class HubServer:
+    """See the module's text.
+
+    Args:
+        latency: Seconds of one round trip; opening a connection costs one more.
+        bandwidth: Bytes per second of the line that all connections share; 0: unlimited.
+        token: The token that opens private and gated repositories.
+        lifetime: Seconds that a signed address is valid.
+        any_range: Whether an address resolved without Range serves every range, as the Hub's do.
+        page: Files per page of the tree.
+    """
+
+    def __init__(
+        self,
+        *,
+        latency: float = 0.0,
+        bandwidth: float = 0.0,
+        token: str = "hf_opensesame",
+        lifetime: float = 3600.0,
+        any_range: bool = True,
+        page: int = 1000,
+    ) -> None:
+        self.latency, self.bandwidth, self.token = latency, bandwidth, token
+        self.lifetime, self.any_range, self.page = lifetime, any_range, page
+        self.blobs_in_api = True
+        self.raw = True
+        self.repositories: dict[str, Repository] = {}
+        self.renamed: dict[str, str] = {}
+        self.requests: list[Request] = []
+        self.faults: list[Fault] = []
+        self.sent = 0
+        self._digests: dict[tuple[Path, int, int], str] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    # --- what a test says -------------------------------------------------------------------------------
+
+    def __enter__(self) -> HubServer:
+        self._thread.start()
+        hub_port, cdn_port = asyncio.run_coroutine_threadsafe(serve(self), self._loop).result()
+        self.endpoint = f"http://127.0.0.1:{hub_port}"
+        # Another name for the same machine: to a client, another host.
+        self.cdn = f"http://localhost:{cdn_port}"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        async def stop() -> None:
+            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        for server in self.servers:
+            self._loop.call_soon_threadsafe(server.close)
+        asyncio.run_coroutine_threadsafe(stop(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def add(
+        self,
+        name: str,
+        folder: Path,
+        *,
+        branch: str = "main",
+        tag: str | None = None,
+        gated: bool = False,
+        private: bool = False,
+        parameters: int | None = None,
+    ) -> str:
+        """Serve a folder as the head of a branch (or as a tag) of a repository; the commit, 40 hex digits."""
+        repository = self.repositories.setdefault(name, Repository())
+        number = len(repository.commits)
+        commit = hashlib.sha1(f"{name} {branch} {tag} {number}".encode()).hexdigest()
+        repository.commits[commit] = Path(folder)
+        (repository.tags if tag else repository.branches)[tag or branch] = commit
+        repository.gated, repository.private = gated, private
+        repository.parameters = parameters
+        return commit
+
+    def rename(self, old: str, new: str) -> None:
+        """Redirect requests for an old name, as after a rename."""
+        self.renamed[old] = new
+
+    def fault(
+        self, where: str, change: Change, *, match: str = "*", method: str = "*", times: int = -1
+    ) -> None:
+        """Change replies of a part, ``api``, ``raw``, ``resolve``, ``cdn``, ``*``; `match` globs paths."""
+        self.faults.append(Fault(where, change, match, method, times))
+
+    def seen(self, part: str) -> list[Request]:
+        """Requests that one part received."""
+        return [request for request in self.requests if request.part == part]
+
+    # --- what a client gets -----------------------------------------------------------------------------
+
+    def reply(self, request: Request) -> Reply:
+        """The reply to a request, faults included."""
+        request.part, reply = self._cdn(request) if request.on_cdn else self._hub(request)
+        self.requests.append(request)
+        for fault in self.faults:
+            if (
+                fault.times
+                and fault.where in ("*", request.part)
+                and fault.method in ("*", request.method)
+                and fnmatch.fnmatch(request.path, fault.match)
+            ):
+                fault.times -= 1
+                return fault.change(reply, request)
+        return reply
+
+    def _hub(self, request: Request) -> tuple[str, Reply]:
+        path = request.path
+        if path.startswith("/api/resolve-cache/models/"):
+            *name, commit, file = path.removeprefix("/api/resolve-cache/models/").split("/", 3)
+            return "resolve", self._content(request, "/".join(name), commit, file)
+        part, rest = (
+            ("api", path.removeprefix("/api/models/")) if path.startswith("/api/models/") else ("", path[1:])
+        )
+        pieces = rest.split("/")
+        cut = 2 if len(pieces) > 1 and pieces[1] not in ("resolve", "raw", "revision", "tree", "refs") else 1
+        asked, verb, tail = (
+            "/".join(pieces[:cut]),
+            pieces[cut] if len(pieces) > cut else "",
+            pieces[cut + 1 :],
+        )
+        part = part or verb or "page"
+        known = {name.lower(): name for name in self.repositories}
+        name = self.renamed.get(asked) or known.get(asked.lower(), asked)
+        if name != asked:
+            # Percent-escapes stay as they came: a revision may hold an escaped slash.
+            return part, Reply(307, {"Location": request.target.replace(asked, name, 1)})
+        repository = self.repositories.get(name)
+        entitled = request.headers.get("authorization") == f"Bearer {self.token}"
+        if repository is None or (repository.private and not entitled):
+            if "authorization" in request.headers:
+                return part, error(404, "RepoNotFound", "Repository not found")
+            return part, Reply(401, {}, b"Invalid username or password.")
+        if verb == "refs":
+            refs = {
+                kind: [{"name": n, "ref": f"refs/{kind}/{n}", "targetCommit": c} for n, c in pairs.items()]
+                for kind, pairs in (("branches", repository.branches), ("tags", repository.tags))
+            }
+            return part, self._json(request, {**refs, "converts": []})
+        revision = unquote(tail[0]) if tail else "main"
+        commit = repository.branches.get(revision) or repository.tags.get(revision) or revision
+        if len(commit) < 40:
+            commit = next((c for c in repository.commits if len(commit) > 6 and c.startswith(commit)), commit)
+        if commit not in repository.commits:
+            return part, error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        if part == "api":
+            if verb == "tree":
+                return part, self._tree(request, name, commit)
+            return part, self._json(request, self._info(name, commit, "blobs" in request.query))
+        if repository.gated and not entitled:
+            status = 403 if "authorization" in request.headers else 401
+            return part, error(status, "GatedRepo", f"Access to model {name} is restricted.")
+        file = "/".join(tail[1:])
+        if part == "raw":
+            return part, self._content(request, name, commit, file) if self.raw else Reply(
+                404, {}, b"Not Found"
+            )
+        return part, self._resolve(request, name, commit, file)
+
+    def _resolve(self, request: Request, name: str, commit: str, file: str) -> Reply:
+        place = self.repositories[name].commits[commit] / unquote(file)
+        if not place.is_file():
+            return error(404, "EntryNotFound", "Entry not found", {"X-Repo-Commit": commit})
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{self.digest(place)}"'}
+        if not self.is_large(place):
+            return Reply(307, {**headers, "Location": f"/api/resolve-cache/models/{name}/{commit}/{file}"})
+        covered = request.headers.get("range", "" if self.any_range else "none")
+        expires = time.time() + self.lifetime
+        address = f"/{name}/{commit}/{file}?expires={expires}&range={quote(covered)}"
+        headers |= {"X-Linked-Size": str(place.stat().st_size), "X-Linked-ETag": f'"{self.digest(place)}"'}
+        return Reply(302, {**headers, "Location": f"{self.cdn}{address}&signature={sign(address)}"})
+
+    def _cdn(self, request: Request) -> tuple[str, Reply]:
+        address, _, signature = request.target.rpartition("&signature=")
+        if not hmac.compare_digest(signature, sign(address)):
+            return "cdn", Reply(403, {}, b"SignatureDoesNotMatch")
+        if time.time() > float(request.query["expires"][0]):
+            return "cdn", Reply(403, {}, b"Request has expired")
+        covered = request.query.get("range", [""])[0]
+        if covered and covered != request.headers.get("range"):
+            return "cdn", Reply(403, {}, b"Auth failed: invalid range")
+        *name, commit, file = request.path[1:].split("/", 3)
+        place = self.repositories["/".join(name)].commits[commit] / unquote(file)
+        etag = f'"{hashlib.md5(str(place).encode()).hexdigest()}"'
+        return "cdn", ranged(request, place, {"ETag": etag, "Accept-Ranges": "bytes"})
+
+    def _content(self, request: Request, name: str, commit: str, file: str) -> Reply:
+        place = self.repositories[name].commits[commit] / unquote(file)
+        if not place.is_file():
+            return error(404, "EntryNotFound", "Entry not found", {"X-Repo-Commit": commit})
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{self.digest(place)}"'}
+        if self.is_large(place):
+            pointer = f"oid sha256:{self.digest(place)}\nsize {place.stat().st_size}\n"
+            return Reply(200, headers, f"version https://git-lfs.github.com/spec/v1\n{pointer}".encode())
+        if "range" in request.headers:
+            return ranged(request, place, headers)
+        return compressed(request, Reply(200, headers, place.read_bytes()))
+
+    def _info(self, name: str, commit: str, blobs: bool) -> Mapping[str, object]:
+        repository = self.repositories[name]
+        siblings = []
+        for entry in self._entries(name, commit):
+            sibling: dict[str, object] = {"rfilename": entry["path"]}
+            if blobs and self.blobs_in_api:
+                sibling |= {"blobId": entry["oid"], "size": entry["size"]}
+                if "lfs" in entry:
+                    sibling["lfs"] = {
+                        "sha256": entry["lfs"]["oid"],
+                        "size": entry["size"],
+                        "pointerSize": 135,
+                    }  # type: ignore[index]
+            siblings.append(sibling)
+        info: dict[str, object] = {
+            "_id": "6" * 24,
+            "id": name,
+            "modelId": name,
+            "sha": commit,
+            "siblings": siblings,
+        }
+        if repository.parameters:
+            info["safetensors"] = {
+                "parameters": {"BF16": repository.parameters},
+                "total": repository.parameters,
+            }
+        return {
+            **info,
+            "private": repository.private,
+            "gated": "auto" if repository.gated else False,
+            "tags": [],
+        }
+
+    def _tree(self, request: Request, name: str, commit: str) -> Reply:
+        entries = self._entries(name, commit)
+        start = int(request.query.get("cursor", ["0"])[0])
+        reply = self._json(request, entries[start : start + self.page])
+        if start + self.page < len(entries):
+            following = f"{self.endpoint}{request.path}?recursive=true&cursor={start + self.page}"
+            reply.headers["Link"] = f'<{following}>; rel="next"'
+        return reply
+
+    def _entries(self, name: str, commit: str) -> list[dict[str, object]]:
+        folder = self.repositories[name].commits[commit]
+        entries = []
+        for place in sorted(p for p in folder.rglob("*") if p.is_file()):
+            size, digest = place.stat().st_size, self.digest(place)
+            entry: dict[str, object] = {
+                "type": "file",
+                "path": place.relative_to(folder).as_posix(),
+                "size": size,
+            }
+            if self.is_large(place):
+                entry |= {"oid": digest[:40], "lfs": {"oid": digest, "size": size, "pointerSize": 135}}
+            else:
+                entry["oid"] = digest
+            entries.append(entry)
+        return entries
+
+    def is_large(self, place: Path) -> bool:
+        """Whether a file is kept outside git, behind a redirect to the other host."""
+        return place.suffix in LARGE or place.stat().st_size > 10_000_000
+
+    def digest(self, place: Path) -> str:
+        """sha256 of a large file, git blob id of a small one."""
+        stat = place.stat()
+        key = (place, stat.st_size, stat.st_mtime_ns)
+        if key not in self._digests:
+            if stat.st_size > 64_000_000:
+                digest = hashlib.sha256(str(key).encode()).hexdigest()
+            elif self.is_large(place):
+                digest = hashlib.sha256(place.read_bytes()).hexdigest()
+            else:
+                digest = hashlib.sha1(b"blob %d\0" % stat.st_size + place.read_bytes()).hexdigest()
+            self._digests[key] = digest
+        return self._digests[key]
+
+    def _json(self, request: Request, value: object) -> Reply:
+        limits = {"Content-Type": "application/json", "RateLimit": '"api";r=499;t=200'}
+        return compressed(request, Reply(200, limits, json.dumps(value).encode()))

@@ -1,0 +1,207 @@
+"""HTTP/1.1 under `hub_server`: sockets, latency, a shared line of limited bandwidth, broken deliveries."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, unquote, urlsplit
+
+if TYPE_CHECKING:
+    from hub_server import HubServer
+
+PIECE = 1 << 18
+PHRASES = {
+    200: "OK",
+    206: "Partial Content",
+    302: "Found",
+    307: "Temporary Redirect",
+    429: "Too Many Requests",
+}
+
+
+@dataclass
+class Request:
+    """A request as it arrived. `part` says what answered: api, raw, resolve or cdn."""
+
+    host: str
+    method: str
+    target: str
+    headers: dict[str, str]
+    on_cdn: bool
+    part: str = ""
+
+    @property
+    def path(self) -> str:
+        return unquote(urlsplit(self.target).path) if self.on_cdn else urlsplit(self.target).path
+
+    @property
+    def query(self) -> dict[str, list[str]]:
+        return parse_qs(urlsplit(self.target).query, keep_blank_values=True)
+
+
+@dataclass
+class Reply:
+    """What is sent: status, headers, and bytes from memory or ``[begin, end)`` of a file; and how it breaks.
+
+    Attributes:
+        length: Content-Length to claim, if not the true one.
+        cut: Body bytes after which the connection ends; -1 before even the status line.
+        reset: Whether that end is a reset instead of a close.
+        drip: Seconds between single bytes of the body.
+        stall: Seconds of silence before the status line.
+    """
+
+    status: int
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    place: Path | None = None
+    begin: int = 0
+    end: int = 0
+    length: int | None = None
+    cut: int | None = None
+    reset: bool = False
+    drip: float = 0.0
+    stall: float = 0.0
+
+    @property
+    def size(self) -> int:
+        return self.end - self.begin if self.place else len(self.body)
+
+
+async def serve(hub: HubServer) -> tuple[int, int]:
+    """Listen on two ports of loopback: the Hub's and the CDN's."""
+    loop = asyncio.get_running_loop()
+    line = Line(hub)
+    hub.servers = [
+        await loop.create_server(lambda cdn=cdn: Connection(hub, line, cdn), "127.0.0.1", 0, backlog=1024)
+        for cdn in (False, True)
+    ]
+    hub_port, cdn_port = (server.sockets[0].getsockname()[1] for server in hub.servers)
+    return hub_port, cdn_port
+
+
+class Line:
+    """The line that all connections share: when the next bytes may leave."""
+
+    def __init__(self, hub: HubServer) -> None:
+        self.hub, self.free = hub, 0.0
+
+    def delay(self, size: int) -> float:
+        now = asyncio.get_running_loop().time()
+        if not self.hub.bandwidth:
+            return 0.0
+        self.free = max(now, self.free) + size / self.hub.bandwidth
+        return self.free - now
+
+
+class Connection(asyncio.Protocol):
+    """One kept-alive connection; requests are answered one after the other."""
+
+    def __init__(self, hub: HubServer, line: Line, on_cdn: bool) -> None:
+        self.hub, self.line, self.on_cdn = hub, line, on_cdn
+        self.received = b""
+        self.first = True
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.writable.set()
+        for task in self.tasks:
+            task.cancel()
+
+    def pause_writing(self) -> None:
+        self.writable.clear()
+
+    def resume_writing(self) -> None:
+        self.writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        while (end := self.received.find(b"\r\n\r\n")) >= 0:
+            head, self.received = self.received[:end], self.received[end + 4 :]
+            first, *lines = head.decode("latin-1").split("\r\n")
+            method, target, _ = first.split(" ", 2)
+            headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+            request = Request(headers.get("host", ""), method, target, headers, self.on_cdn)
+            reply = self.hub.reply(request)
+            wait = self.hub.latency * (2 if self.first else 1) + reply.stall
+            self.first = False
+            if reply.size > PIECE or reply.drip or reply.stall:
+                task = asyncio.get_running_loop().create_task(self._stream(request, reply, wait))
+                self.tasks.add(task)
+                task.add_done_callback(self.tasks.discard)
+            else:
+                wait += self.line.delay(reply.size if method != "HEAD" else 0)
+                asyncio.get_running_loop().call_later(wait, self._send, request, reply)
+
+    def _head(self, reply: Reply) -> bytes:
+        length = reply.size if reply.length is None else reply.length
+        lines = [
+            f"HTTP/1.1 {reply.status} {PHRASES.get(reply.status, 'Status')}",
+            f"Content-Length: {length}",
+        ]
+        lines += [f"{name}: {value}" for name, value in reply.headers.items()]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+    def _send(self, request: Request, reply: Reply) -> None:
+        """A short reply in one piece."""
+        if reply.cut is not None and reply.cut < 0:
+            return self._end(reply)
+        body = reply.body
+        if reply.place and request.method != "HEAD":
+            with reply.place.open("rb") as file:
+                file.seek(reply.begin)
+                body = file.read(reply.size)
+        if request.method == "HEAD":
+            body = b""
+        if reply.cut is not None:
+            body = body[: reply.cut]
+        self.hub.sent += len(body)
+        self.transport.write(self._head(reply) + body)
+        if reply.cut is not None or (reply.length is not None and reply.length != reply.size):
+            self._end(reply)
+        return None
+
+    async def _stream(self, request: Request, reply: Reply, wait: float) -> None:
+        """A long or slow reply in pieces."""
+        await asyncio.sleep(wait)
+        self.transport.write(self._head(reply))
+        if request.method == "HEAD":
+            return
+        size = reply.size if reply.cut is None else min(reply.size, reply.cut)
+        file = reply.place.open("rb") if reply.place else None
+        try:
+            at = 0
+            while at < size and not self.transport.is_closing():
+                piece = min(1 if reply.drip else PIECE, size - at)
+                await asyncio.sleep(reply.drip or self.line.delay(piece))
+                await self.writable.wait()
+                if file:
+                    file.seek(reply.begin + at)
+                self.transport.write(file.read(piece) if file else reply.body[at : at + piece])
+                self.hub.sent += piece
+                at += piece
+        finally:
+            if file:
+                file.close()
+        if reply.cut is not None:
+            self._end(reply)
+
+    def _end(self, reply: Reply) -> None:
+        if reply.reset:
+            sock = self.transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.transport.abort()
+        else:
+            self.transport.close()
