@@ -7,6 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from lmeval_dispersion.errors import ScreeningError, UsageError
@@ -506,3 +509,60 @@ def test_the_documented_files_are_valid(tmp_path):
     assert list(token_set(f"{path}:elements,symbols").groups) == ["elements", "symbols"]
     (tmp_path / "families.yaml").write_text(families)
     assert family("ours", tmp_path / "families.yaml").scales == ("1B",)
+
+
+# --- whatever the files hold ----------------------------------------------------------------------------
+
+plain = [None, True, False, -1, 0, 2, 1.5, float("nan"), "", "a", " b", "space", "▁"]
+keys = ["type", "content", "id", "items", "a", "vocab", "model"]
+anything = st.recursive(
+    st.sampled_from(plain),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(keys), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+def paths(tree: object, prefix: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
+    """Where something could be changed in a tree of mappings and lists."""
+    keys = list(tree) if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else []
+    return [prefix, *(path for key in keys for path in paths(tree[key], (*prefix, key)))]
+
+
+def changed(tree: object, path: tuple[object, ...], value: object) -> object:
+    if not path:
+        return value
+    copy = dict(tree) if isinstance(tree, dict) else list(tree)
+    copy[path[0]] = changed(tree[path[0]], path[1:], value)
+    return copy
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_change_to_a_token_set_is_understood_or_refused(tmp_path_factory, data):
+    tree = yaml.safe_load(TINY)
+    tree = changed(tree, data.draw(st.sampled_from(paths(tree))), data.draw(anything))
+    path = tmp_path_factory.getbasetemp() / "changed.yaml"
+    path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    said = f"{path}: "
+    try:
+        token_set(str(path))
+    except UsageError as error:
+        said = str(error)
+    assert said.startswith(f"{path}: ")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_change_to_a_tokenizer_is_understood_or_refused(data):
+    added = [{"id": 3, "content": "x", "special": False, "single_word": False}]
+    sequence = {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}]}
+    tree = json.loads(tokenizer_json({"Ġcat": 0, "7": 1}, added, pre_tokenizer=sequence))
+    tree = changed(tree, data.draw(st.sampled_from(paths(tree))), data.draw(anything))
+    code = "BadTokenizer"
+    try:
+        words = Vocabulary.from_tokenizer_json(json.dumps(tree).encode())
+        words.row(" cat")
+        words.digit_scheme()
+    except ScreeningError as error:
+        code = error.code
+    assert code == "BadTokenizer"
