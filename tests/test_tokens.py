@@ -1,6 +1,7 @@
 """Token sets, vocabularies, resolution and its cache, on seven real tokenizers (trimmed, see tests/data)."""
 
 import json
+import random
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -166,6 +167,22 @@ def test_bundled_sets_are_disjoint_from_the_reference_in_any_case():
 # --- vocabularies ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("order", range(6))
+def test_the_order_of_a_file_does_not_matter(order, indent):
+    # Usually the merges come last and are left unread.
+    data = json.loads((DATA / "smollm2.json").read_bytes())
+    data["model"]["merges"] = [["]", '"merges": ['], ["\\", '"']]
+    random.Random(order).shuffle(top := list(data))
+    random.Random(order).shuffle(inner := list(data["model"]))
+    data["model"] = {key: data["model"][key] for key in inner}
+    text = json.dumps({key: data[key] for key in top}, indent=indent)
+    words = Vocabulary.from_tokenizer_json(text.encode())
+    assert resolve(token_set("code"), REFERENCE, words) == resolve(
+        token_set("code"), REFERENCE, vocabulary("smollm2")
+    )
+
+
 def test_added_tokens_take_their_text_before_the_model_does():
     vocab = {"Ġcat": 0, "Ġcatfish": 1, "7": 2, "Ġdog": 3, "Ġowl": 4}
     added = [
@@ -222,7 +239,12 @@ def test_pre_tokenizer_decides_the_digit_scheme(pre_tokenizer, scheme):
     ("content", "message"),
     [
         (b"<html>", "expected JSON in tokenizer.json"),
-        (b"[1]", "expected a mapping in tokenizer.json, got list"),
+        (b"[1]", "expected JSON in tokenizer.json, got: expected {"),
+        (b'{"a": 1,}', "expected JSON"),
+        (b'{"a": 1 "b": 2}', "expected JSON"),
+        (b"{[1]: 2}", "expected JSON"),
+        (b'{"model": 3}', "expected `model` to be a mapping"),
+        (b"\xff", "expected JSON"),
         (b"{}", "expected `model`"),
         (b"[" * 100_000, "expected JSON"),
         (tokenizer_json({}), "hold pieces"),
