@@ -159,7 +159,7 @@ def manifest(
     loaded = getattr(getattr(lm, "model", None), "config", None)
     return {
         "model": name if isinstance(name, str) else getattr(loaded, "_name_or_path", ""),
-        "revision": getattr(loaded, "_commit_hash", None) or getattr(lm, "revision", None),
+        "revision": _commit(name, getattr(lm, "revision", None)) if isinstance(name, str) else None,
         "model_args": json.loads(json.dumps(around.model_args, default=str)),
         "tasks": {task.task_name: task.VERSION},
         "default_layer": layers[0],
@@ -178,6 +178,17 @@ def manifest(
 def json_number(value: float) -> float | None:
     """A number for strict JSON: NaN becomes null."""
     return None if math.isnan(value) else float(value)
+
+
+def _commit(name: str, revision: Any) -> str | None:
+    """Commit of a model from the Hub as its files lie in the cache; the revision as given where they do not."""
+    if os.path.isdir(name):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    path = try_to_load_from_cache(name, "config.json", revision=revision)
+    found = Path(path).parent.name if isinstance(path, str) else ""
+    return found if len(found) == 40 else revision
 
 
 def _template(value: Any) -> str:

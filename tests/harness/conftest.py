@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
-from datasets_layout import DATA, FACTS, write_all
-from harness_world import tiny_llama
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-CHAT = (
-    "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
-)
+from datasets_layout import write_all
+from harness_world import tiny_llama, trained_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -30,26 +22,7 @@ def datasets_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
     """A byte-level BPE of 600 tokens trained on the excerpts, with a chat template."""
-    texts = json.dumps(json.loads((DATA / "excerpts.json").read_text("utf-8"))).split("\\n")
-    texts += [f"{q} {' '.join(c)}" for q, c, _ in FACTS] * 20
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    special = ["<|endoftext|>", "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"]
-    core.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(
-            vocab_size=600,
-            special_tokens=["!", *special],  # token 0 is a real one, as in GPT-2: lm-eval pads with it
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        ),
-    )
-    wrapped = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<|endoftext|>", pad_token="<|pad|>"
-    )
-    wrapped.chat_template = CHAT
-    return wrapped
+    return trained_tokenizer()
 
 
 @pytest.fixture(scope="session")
