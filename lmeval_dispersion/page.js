@@ -36,10 +36,28 @@
     mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false,
     tooltip: { disableDefaultStyle: true },
   };
+  // A legend is one row, unless that is wider than the page: then how many columns to draw it again with.
+  const columnsThatFit = (place) => {
+    const edge = place.getBoundingClientRect();
+    for (const legend of place.querySelectorAll(".role-legend")) {
+      const box = legend.getBoundingClientRect();
+      const entries = legend.querySelectorAll(".role-legend-label text").length;
+      if (box.right > edge.right + 1 && entries > 1) {
+        return Math.max(1, Math.floor((entries * (edge.right - box.left)) / box.width));
+      }
+    }
+    return 0;
+  };
   const draw = async (place) => {
     try {
       const spec = JSON.parse(document.getElementById(`${place.id}-spec`).textContent);
-      await window.vegaEmbed(place, spec, options);
+      const first = await window.vegaEmbed(place, spec, options);
+      const columns = columnsThatFit(place);
+      if (columns) {
+        first.finalize();
+        spec.config.legend.columns = columns;
+        await window.vegaEmbed(place, spec, options);
+      }
       // Vega makes every mark a thing to be read out; the description says more in one sentence.
       place.setAttribute("role", "img");
       place.removeAttribute("aria-roledescription");

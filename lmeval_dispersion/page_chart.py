@@ -48,7 +48,7 @@ _CHART_CONFIG: dict[str, Any] = {
     "rule": {"color": "var(--axis)"},
     "errorbar": {"color": "var(--ink)"},
     "line": {"strokeWidth": 2},
-    "point": {"filled": True, "size": 60},
+    "point": {"filled": True, "opacity": 1, "size": 60},
     "range": {
         "category": [f"var(--series-{i})" for i in range(1, 9)],
         "diverging": {"scheme": "blueorange"},

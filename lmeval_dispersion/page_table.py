@@ -71,7 +71,7 @@ def table_html(
     )
     return (
         f'<div class="table" role="region" tabindex="0" aria-labelledby="{name}">'
-        f'<table><caption id="{name}">{inline(caption)}</caption>'
+        f'<table><caption id="{name}"><span>{inline(caption)}</span></caption>'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>"
         + (f'<dl class="hints">{hints}</dl>' if hints else "")
     )

@@ -271,3 +271,20 @@ def test_fifty_seven_slices(browser, tmp_path):
     assert browser.value("document.querySelectorAll('.chart[data-state=drawn] svg').length") == 57
     assert browser.value("document.querySelectorAll('nav a').length") == 57
     assert browser.console == []
+
+
+def test_a_long_legend_is_wrapped(browser, tmp_path):
+    names = [f"organisation/model-number-{number}" for number in range(8)]
+    data = pd.DataFrame({"x": range(8), "y": range(8), "run": names})
+    chart = alt.Chart(data).mark_point().encode(x="x", y="y", color="run")
+    path = tmp_path / "legend.html"
+    path.write_text(Page("t").chart(chart, caption="c", description="d").html(), encoding="utf-8")
+    right = "document.querySelector('{}').getBoundingClientRect().right"
+    for width, rows_of_entries in ((360, 8), (1100, 2)):
+        browser.size(width, 900)
+        browser.open(path)
+        browser.wait("document.documentElement.dataset.charts === 'ready'")
+        assert browser.value(right.format(".role-legend")) <= browser.value(right.format(".chart"))
+        tops = "new Set([...document.querySelectorAll('.role-legend-label text')]"
+        tops += ".map(t => Math.round(t.getBoundingClientRect().top))).size"
+        assert browser.value(tops) >= rows_of_entries
