@@ -181,7 +181,7 @@ def json_number(value: float) -> float | None:
 
 
 def _commit(name: str, revision: Any) -> str | None:
-    """Commit of a model from the Hub as its files lie in the cache; the revision as given where they do not."""
+    """The commit of a Hub model, by the place of its files in the cache; else the revision as given."""
     if os.path.isdir(name):
         return None
     from huggingface_hub import try_to_load_from_cache

@@ -136,6 +136,7 @@ def test_truncated_few_shot_and_chat_prompts(
         ("m_mmlu_de", "okapi/mmlu_multilingual", {}),
         ("gsm8k", "gsm8k", {"gen_kwargs": {"max_gen_toks": 8}, "num_fewshot": 1}),
         ("ifeval", "ifeval", {"gen_kwargs": {"max_gen_toks": 8}}),
+        ("humaneval", "humaneval", {"gen_kwargs": {"max_gen_toks": 3}, "confirm_run_unsafe_code": True}),
         ("wikitext", "wikitext", {}),
         ("quail", "quail", {}),
     ],
