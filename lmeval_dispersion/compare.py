@@ -40,6 +40,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"expected --output in an existing folder, got {args.output}")
     suffix = args.output.suffix.removeprefix(".") if args.output else ""
     output_format = args.format or (suffix if suffix in FORMATS else "table")
+    for path in args.runs:
+        if not Path(path).is_dir():
+            raise UsageError(f"expected the folder of a run, got {path}, which is none; check the path")
     laboratory = [is_laboratory_run(path) for path in args.runs]
     if all(laboratory):
         text = _laboratory(args.runs, output_format)

@@ -101,9 +101,9 @@ def text_table(frame: pd.DataFrame) -> str:
 def _shown(value: Any, spec: str) -> str:
     if _undefined(value):
         return "undefined"
-    if isinstance(value, float) and not spec:
-        return format(value, ".4g")
-    return format(int(value) if spec == "d" else value, spec) if spec else str(value)
+    if isinstance(value, (str, bool)):
+        return str(value)
+    return format(int(value) if spec == "d" else value, spec or (".4g" if isinstance(value, float) else ""))
 
 
 def _undefined(value: Any) -> bool:

@@ -32,8 +32,9 @@ from lmeval_dispersion.errors import UsageError
 FORMAT = "dispersion-lab/1"
 KINDS = ("law", "sublayers", "condensation", "clusters")
 
-_RECORD_EVERY = 5.0  # seconds between records of what is done
-_OVERHEAD = 20.0  # and at least so many times the time that one record takes
+_FIRST_RECORD = 0.5  # seconds until what is done is first recorded
+_RECORD_EVERY = 5.0  # and between later records, at least
+_OVERHEAD = 20.0  # and so many times the time that one record takes
 
 Accumulators = dict[str, NDArray[np.int64]]
 
@@ -145,7 +146,7 @@ class Run:
         waiting = np.setdiff1d(np.arange(self.processes.index, units, self.processes.count), done)
         finished: list[int] = []
         last = time.monotonic()
-        pause = _RECORD_EVERY
+        pause = _FIRST_RECORD
         with self._progress(name, len(waiting)) as advance:
             try:
                 for unit in waiting.tolist():

@@ -1,0 +1,218 @@
+"""The laboratory's commands as a user runs them: killed, resumed, in two processes, compared, mistaken."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import tiny_models
+import torch
+
+from lmeval_dispersion.analysis.comparison import compared
+from lmeval_dispersion.cli import main
+from lmeval_dispersion.errors import UsageError
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+LAW = ("--segment", "24", "--bins", "6", "--bin-size", "10", "--layers", "all", "--contexts", "8")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("laboratory")
+    tiny_models.saved(folder / "model", tiny_models.llama())
+    tuned = tiny_models.llama()
+    with torch.no_grad():
+        tuned.model.layers[2].mlp.down_proj.weight *= 1.5
+    tiny_models.saved(folder / "tuned", tuned)
+    rng = np.random.default_rng(0)
+    rows = [" ".join(f"w{i}" for i in rng.zipf(1.3, 24) % 90) for _ in range(600)]
+    (folder / "text.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    (folder / "few.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows[:200]))
+    return folder
+
+
+def command(*arguments, launcher=()):
+    program = (
+        [sys.executable, "-m", "lmeval_dispersion"]
+        if not launcher
+        else [*launcher, "-m", "lmeval_dispersion"]
+    )
+    return [*program, *map(str, arguments)]
+
+
+def environment():
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "HF_"))}
+    return {**clean, "PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def ran(place, *arguments, launcher=()):
+    return subprocess.run(
+        command(*arguments, launcher=launcher), cwd=place, env=environment(), capture_output=True, text=True
+    )
+
+
+def tables(folder):
+    return {path.stem: pd.read_parquet(path) for path in sorted(Path(folder).glob("*.parquet"))}
+
+
+def same(a, b):
+    one, other = tables(a), tables(b)
+    assert one
+    assert one.keys() == other.keys()
+    for name, frame in one.items():
+        pd.testing.assert_frame_equal(frame, other[name], check_exact=True)
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    done = ran(place, "law", "model", "--data", "text.jsonl", *LAW, "--batch-size", "1", "--run", "whole")
+    assert done.returncode == 0, done.stderr
+    assert "600 of 600 segments from 600 texts" in done.stderr
+    assert done.stdout.startswith("Perplexity law")
+    return place / "whole"
+
+
+def test_a_killed_run_resumes_to_the_identical_result(place, whole):
+    arguments = ("law", "model", "--data", "text.jsonl", *LAW, "--batch-size", "1", "--run", "killed")
+    process = subprocess.Popen(
+        command(*arguments),
+        cwd=place,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    record = place / "killed" / "work" / "data.pass.0.npz"
+    deadline = time.monotonic() + 120
+    while not record.exists():
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    with np.load(record) as saved:
+        assert 0 < len(saved["units"]) < 600
+    with pytest.raises(UsageError, match="is not complete; give its command again to resume it"):
+        compared(whole, place / "killed")
+    done = ran(place, *arguments)
+    assert done.returncode == 0, done.stderr
+    same(whole, place / "killed")
+
+
+def test_two_processes_give_the_figures_of_one(place, whole):
+    launcher = (sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2")
+    arguments = (
+        "law",
+        "model",
+        "--data",
+        "text.jsonl",
+        *LAW,
+        "--batch-size",
+        "1",
+        "--run",
+        "two",
+        "-o",
+        "two.json",
+    )
+    done = ran(place, *arguments, launcher=launcher)
+    assert done.returncode == 0, done.stderr
+    same(whole, place / "two")
+    report = json.loads((place / "two.json").read_text())
+    assert report["format"] == "dispersion-lab-report/1"
+    assert len(report["tables"]["correlations"]) == len(tables(whole)["correlations"])
+
+
+def run_here(*arguments):
+    """The command in this process: what it prints is the same, and torch is loaded already."""
+    return main([str(argument) for argument in arguments])
+
+
+def test_a_comparison_pairs_on_the_same_text(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    options = ("--data", "few.jsonl", "--segment", 24, "--texts", 50)
+    for model in ("model", "tuned"):
+        folder = f"condensation-{model}"
+        assert run_here("condensation", model, *options, "--run", folder, "-o", f"{model}.html") == 0
+        page = (place / f"{model}.html").read_text()
+        assert "What these numbers do not say" in page
+        assert "Content-Security-Policy" in page
+    capsys.readouterr()
+    assert run_here("compare", "condensation-model", "condensation-tuned", "--format", "json") == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    early = [row for row in rows if row["figure"] == "mean" and row["depth"] in ("0", "1", "2")]
+    assert len(early) == 3
+    # Paired on the texts: where nothing changed, nothing is uncertain.
+    assert all(row["difference"] == row["low"] == row["high"] == 0 for row in early)
+    last = next(row for row in rows if row["figure"] == "mean" and row["depth"] == "3")
+    means = [tables(place / f"condensation-{m}")["layers"]["mean"].iloc[-1] for m in ("model", "tuned")]
+    assert last["difference"] == pytest.approx(means[1] - means[0])
+    assert last["low"] < last["difference"] < last["high"]
+    assert last["paired"] is True
+    assert run_here("compare", "condensation-model", "condensation-tuned", "-o", "difference.html") == 0
+    assert "intervals leave out 0" in (place / "difference.html").read_text()
+
+
+@pytest.mark.parametrize("kind", ["law", "sublayers", "clusters"])
+def test_every_kind_of_run_can_be_compared(place, whole, kind, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    options = {
+        "law": LAW,
+        "sublayers": ("--segment", 24, "--sizes", "10,20"),
+        "clusters": ("--ngram", 1, "--occurrences", 30, "--contexts", 20, "--context", 5, "--layers", "all"),
+    }[kind]
+    for model in ("model", "tuned"):
+        where = ("--run", f"{kind}-{model}", "--format", "csv")
+        assert run_here(kind, model, "--data", "few.jsonl", *options, *where) == 0
+        assert len(pd.read_csv(io.StringIO(capsys.readouterr().out))) > 1
+    assert run_here("compare", f"{kind}-model", f"{kind}-tuned", "--format", "csv") == 0
+    rows = pd.read_csv(io.StringIO(capsys.readouterr().out))
+    assert ((rows["low"] <= rows["difference"]) & (rows["difference"] <= rows["high"])).all()
+    untouched = rows[rows["layer"].isin(["layer.0", "layer.1", "layer.2.attn"]) & rows["paired"]]
+    assert len(untouched) > 0
+    assert (untouched[["difference"]].abs().to_numpy() < 1e-6).sum() >= len(untouched) / 2
+    last = rows[rows["layer"].isin(["last", "layer.2.ffn"]) & rows["paired"]]
+    assert (last["difference"] != 0).any()
+    assert run_here("compare", f"{kind}-model", "whole") == (2 if kind != "law" else 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("law", "./modle", "--data", "few.jsonl"), 2, "./modle does not exist; did you mean model?"),
+        (("law", "model", "--data", "fex.jsonl"), 2, "fex.jsonl does not exist; did you mean few.jsonl?"),
+        (("law", "model", "--data", "few.jsonl", "--segment", "24", "--bin-size", "500"), 1, "bin of 500"),
+        (("sublayers", "model", "--data", "few.jsonl", "--layers", "mlp"), 2, "expected layers among last"),
+        (("law", "model", "--data", "few.jsonl", "-o", "no/where.html"), 2, "--output in an existing folder"),
+        (("compare", "few.jsonl", "whole"), 2, "the folder of a run, got few.jsonl"),
+        (("compare", "model", "whole"), 2, "expected runs of one kind, got harness, laboratory"),
+        (("compare", "whole"), 2, "expected two runs, got 1"),
+    ],
+)
+def test_mistakes_are_one_sentence(place, whole, arguments, code, message, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert run_here(*arguments) == code
+    out, err = capsys.readouterr()
+    assert message in err
+    assert err.strip().splitlines()[-1].startswith(f"dispersion {arguments[0]}: ")
+    assert out == ""
+
+
+def test_too_short_a_text_for_the_largest_draw_is_said_and_partly_done(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    arguments = ("sublayers", "model", "--data", "few.jsonl", "--segment", "24", "--sizes", "10,5000")
+    assert run_here(*arguments) == 3
+    first = capsys.readouterr()
+    assert "has 200 segments, too few for draws of 5000" in first.err
+    assert "Recommended key" in first.out
+    assert run_here(*arguments) == 3
+    assert capsys.readouterr().out == first.out
