@@ -27,6 +27,10 @@ from lmeval_dispersion.paths import data_folder
 FOLDER = "lmeval_dispersion"
 _INCLUDE = re.compile(r"^(\s*(?:- )?include: |\s+- )(\.\./\.\./)(\S+)$", re.MULTILINE)
 
+# Beside saying whose this is, a file at the top makes pip remove the whole folder and not only what is in it.
+_NOTE = "README.md"
+_NOTE_TEXT = "Written by `dispersion enable` of lmeval-dispersion; `dispersion disable` removes it.\n"
+
 State = Literal["enabled", "out of date", "disabled"]
 
 
@@ -102,13 +106,14 @@ def enable() -> Status:
                 path = before.folder / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, "utf-8")
+            (before.folder / _NOTE).write_text(_NOTE_TEXT, "utf-8")
         except OSError as error:
             shutil.rmtree(before.folder, ignore_errors=True)
             raise UsageError(
                 f"{before.folder} cannot be written: {error.strerror}; use `dispersion run` in place of "
                 '`lm_eval`, or `--include_path "$(dispersion tasks-path)"`'
             ) from error
-    _enter_in_record(before.folder, sorted(before.folder.rglob("*.yaml")))
+    _enter_in_record(before.folder, [before.folder / _NOTE, *sorted(before.folder.rglob("*.yaml"))])
     return status()
 
 
@@ -165,6 +170,8 @@ def _remove(folder: Path) -> None:
     """Remove our files and the folders that they leave empty; a user's own files there stay."""
     for path in sorted(folder.rglob("*.yaml")):
         path.unlink()
+    if (folder / _NOTE).is_file():
+        (folder / _NOTE).unlink()
     for inner in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
         if not any(inner.iterdir()):
             inner.rmdir()
