@@ -64,6 +64,8 @@ def table_html(
         body += f"<tr>{cells}</tr>\n"
     if not rows:
         body = f'<tr><td colspan="{len(columns)}">none</td></tr>\n'
+    # The column of names may be broken into lines, but not into slivers.
+    name_width = max((len(str(row.get(columns[0].key))) for row in rows), default=0)
     hints = "".join(
         f"<div><dt>{html.escape(column.heading)}</dt><dd>{inline(column.hint)}</dd></div>"
         for column in columns
@@ -71,7 +73,7 @@ def table_html(
     )
     return (
         f'<div class="table" role="region" tabindex="0" aria-labelledby="{name}">'
-        f'<table><caption id="{name}"><span>{inline(caption)}</span></caption>'
+        f'<table style="--name:{name_width}ch"><caption id="{name}"><span>{inline(caption)}</span></caption>'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>"
         + (f'<dl class="hints">{hints}</dl>' if hints else "")
     )
