@@ -8,10 +8,10 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def data_folder(name: str) -> Path:
-    """Folder of bundled data, ``token_sets`` or ``task_configs``.
+    """Folder of bundled data: ``token_sets``, ``task_configs`` or ``demo``.
 
-    The wheel holds them under ``lmeval_dispersion/data/``; an editable install finds them at the top of
-    the checkout.
+    The wheel holds them under ``lmeval_dispersion/data/``. In a checkout, which an editable install reads,
+    ``demo`` lies there too and the others at the top.
 
     Args:
         name: Name of the folder.

@@ -19,24 +19,18 @@ import httpx
 
 from lmeval_dispersion.errors import ScreeningError
 from screener.snapshot import Meter
-from screener.wire import Answer, UnsupportedError, Wire, proxied, tls_context
 
 T = TypeVar("T")
-R = TypeVar("R", bound="httpx.Response | Answer")
 
 #: Fruitless attempts at one thing before giving up; the waits between them grow from `FIRST_WAIT`.
 ATTEMPTS = 5
 FIRST_WAIT = 0.25
-#: Requests to one host at a time, all checkpoints together; and ranges of one checkpoint at a time. More
-#: connections save round trips; each costs one to open (and a TLS handshake).
-CONNECTIONS = 128
-RANGES = 64
+#: Connections to one host at a time.
+CONNECTIONS = 32
 #: Redirects of one request.
 HOPS = 6
 #: Seconds without a byte after which a connection counts as dead.
 SILENCE = 15.0
-#: What a broken connection raises on our own wire (a TLS error is an OSError).
-_BROKEN = (OSError, EOFError, asyncio.LimitOverrunError, asyncio.TimeoutError)
 
 
 class AgainError(Exception):
@@ -111,57 +105,29 @@ class Transport:
         self._origin = _origin(httpx.URL(endpoint))
         self._client = httpx.AsyncClient(
             headers={"User-Agent": agent},
-            verify=tls_context(),  # shared with our own wire: making one takes 40 ms
             timeout=httpx.Timeout(SILENCE, pool=None),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=30),
         )
-        self._agent = agent
-        self._wires: dict[object, Wire | None] = {}
         self._places: dict[object, asyncio.Semaphore] = {}
         self._not_before: dict[object, float] = {}
 
     async def close(self) -> None:
         """Close every connection."""
-        for wire in self._wires.values():
-            if wire is not None:
-                wire.close()
         await self._client.aclose()
 
     def is_hub(self, url: httpx.URL) -> bool:
         """Whether a URL is of the Hub's own origin."""
         return _origin(url) == self._origin
 
-    def answer(
+    @contextlib.asynccontextmanager
+    async def answer(
         self, method: str, url: httpx.URL, headers: Mapping[str, str], meter: Meter
-    ) -> contextlib.AbstractAsyncContextManager[httpx.Response]:
+    ) -> AsyncIterator[httpx.Response]:
         """One request, no retries, no redirects: status and headers are there, the body is not yet read.
 
         Raises:
             AgainError: The connection failed or broke, also while the body is read.
         """
-        return self._gated(url, headers, meter, lambda h: self._client.stream(method, url, headers=h))
-
-    def ranged(
-        self, url: httpx.URL, headers: Mapping[str, str], meter: Meter
-    ) -> contextlib.AbstractAsyncContextManager[httpx.Response | Answer]:
-        """`answer` to a GET of a range: over our own wire where that is possible, else through httpx."""
-        origin = _origin(url)
-        if origin not in self._wires:
-            self._wires[origin] = None if proxied(url) else Wire(url, self._agent, SILENCE)
-        wire = self._wires[origin]
-        if wire is None:
-            return self.answer("GET", url, headers, meter)
-        return self._gated(url, headers, meter, lambda h: wire.get(url, h))
-
-    @contextlib.asynccontextmanager
-    async def _gated(
-        self,
-        url: httpx.URL,
-        headers: Mapping[str, str],
-        meter: Meter,
-        send: Callable[[Mapping[str, str]], contextlib.AbstractAsyncContextManager[R]],
-    ) -> AsyncIterator[R]:
-        """One request when a place is free, with the token if it goes to the Hub; what breaks may pass."""
         origin = _origin(url)
         if origin == self._origin and self.token:
             headers = {**headers, "Authorization": f"Bearer {self.token}"}
@@ -170,19 +136,17 @@ class Transport:
             if (wait := self._not_before.get(origin, 0.0) - time.monotonic()) > 0:
                 await asyncio.sleep(wait)
             meter.requests += 1
-            response: R | None = None
+            response: httpx.Response | None = None
             try:
-                async with send(headers) as response:
+                async with self._client.stream(method, url, headers=headers) as response:
                     yield response
-            except UnsupportedError as error:
-                # From now on this host is httpx's.
-                self._wires[origin] = None
-                what = f"{url.host} speaks in a way that is not understood ({error}); check any proxy"
-                raise AgainError(ScreeningError("BadResponse", what), wait=0.0) from error
-            except (*_BROKEN, httpx.TransportError, httpx.DecodingError) as error:
+            except (httpx.TransportError, httpx.DecodingError) as error:
                 reason = f"{type(error).__name__}: {error}".rstrip(": ")
-                what = f"the connection to {url.host} failed ({reason}); check the network"
-                raise AgainError(ScreeningError("Unreachable", what)) from error
+                raise AgainError(
+                    ScreeningError(
+                        "Unreachable", f"the connection to {url.host} failed ({reason}); check the network"
+                    )
+                ) from error
             finally:
                 if response is not None:
                     meter.bytes_read += response.num_bytes_downloaded
@@ -250,7 +214,7 @@ class Transport:
                     raise again.error from again
             await asyncio.sleep(wait)
 
-    def raise_if_passing(self, response: httpx.Response | Answer) -> None:
+    def raise_if_passing(self, response: httpx.Response) -> None:
         """Raise `AgainError` for an answer that may pass: 408, 429 and 5xx.
 
         How long to wait is in ``Retry-After``, or (the Hub's 429 has none) in ``RateLimit: …;t=<seconds>``.
@@ -274,13 +238,13 @@ class Transport:
             )
 
 
-async def redirect(response: httpx.Response | Answer) -> httpx.URL:
+async def redirect(response: httpx.Response) -> httpx.URL:
     """Where a redirect leads; its body is read so that the connection can serve the next request."""
     await drained(response)
     return response.url.join(response.headers["Location"])
 
 
-async def drained(response: httpx.Response | Answer) -> None:
+async def drained(response: httpx.Response) -> None:
     """Read a short body nobody needs: a connection with unread bytes would have to be closed."""
     if int(response.headers.get("Content-Length", "0") or 0) <= 65_536:
         await response.aread()

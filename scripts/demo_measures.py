@@ -1,0 +1,153 @@
+"""What is measured on a checkpoint of the demo family: accuracy, perplexity and G."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from demo_texts import BOS, OPERANDS, held_out_pairs
+from safetensors import safe_open
+from scipy.stats import spearmanr
+from tokenizers import Tokenizer
+from torch.nn.functional import cross_entropy, log_softmax
+from transformers import LlamaForCausalLM
+
+METRICS = ("cosine", "euclidean")
+WINDOW = 64  # tokens a training sequence, and a window of the perplexity
+
+
+class Accuracy(NamedTuple):
+    """Share of questions answered right, its binomial standard error, and their number."""
+
+    mean: float
+    se: float
+    questions: int
+
+
+@torch.inference_mode()
+def addition_accuracy(
+    model: LlamaForCausalLM, tokenizer: Tokenizer, questions: int = 1000, seed: int = 0
+) -> Accuracy:
+    """Share of held-out sums for which the right answer is the likeliest of four.
+
+    Three right sums are shown first. The four answers are steps of 1, 2 and 10 apart in random order; which
+    of them is the right one is drawn evenly, and so is the right sum. Guessing gives 0.25. Taking the answer
+    that is commonest among all sums gives 0.31: the sums asked lie within 13..85, the false answers within
+    0..98. An answer's likelihood is that of its digits and the full stop behind them.
+    """
+    rng, held_out = random.Random(seed), held_out_pairs()
+    every = [(a, b) for a in range(OPERANDS) for b in range(OPERANDS)]
+    asked: dict[int, list[tuple[int, int]]] = {}
+    for a, b in every:
+        if frozenset((a, b)) in held_out and 13 <= a + b <= 2 * OPERANDS - 15:  # all four are possible sums
+            asked.setdefault(a + b, []).append((a, b))
+    sums = sorted(asked)
+    trained = [(a, b) for a, b in every if frozenset((a, b)) not in held_out]
+    device = next(model.parameters()).device
+    right = 0
+    for start in range(0, questions, 100):
+        rows, spans = [], []
+        for _ in range(min(100, questions - start)):
+            shown = [f"{a}+{b}={a + b}." for a, b in rng.choices(trained, k=3)]
+            a, b = rng.choice(asked[rng.choice(sums)])
+            ladder = [0, *itertools.accumulate(rng.sample((1, 2, 10), 3))]
+            rung = rng.randrange(4)
+            offsets = [step - ladder[rung] for step in ladder]
+            offsets[0], offsets[rung] = offsets[rung], offsets[0]  # the right answer comes first
+            prompt = tokenizer.encode(f"{BOS}{' '.join(shown)} {a}+{b}=").ids
+            for offset in offsets:
+                ids = tokenizer.encode(f"{a + b + offset}.").ids
+                rows.append(prompt + ids)
+                spans.append((len(prompt), len(prompt) + len(ids)))
+        width = max(map(len, rows))
+        batch = torch.tensor([row + [2] * (width - len(row)) for row in rows], device=device)
+        logs = log_softmax(model(input_ids=batch, use_cache=False).logits.float(), -1)
+        picked = logs[:, :-1].gather(-1, batch[:, 1:, None])[..., 0].cpu()
+        scores = torch.stack([picked[i, a - 1 : b - 1].sum() for i, (a, b) in enumerate(spans)])
+        right += int((scores.view(-1, 4).argmax(1) == 0).sum())
+    mean = right / questions
+    return Accuracy(mean, math.sqrt(mean * (1 - mean) / questions), questions)
+
+
+@torch.inference_mode()
+def perplexity(model: LlamaForCausalLM, ids: torch.Tensor) -> float:
+    """Perplexity a token over windows of ``WINDOW`` tokens of held-out text."""
+    windows = ids[: len(ids) // (WINDOW + 1) * (WINDOW + 1)].view(-1, WINDOW + 1)
+    device = next(model.parameters()).device
+    total = 0.0
+    for part in windows.to(device).split(64):
+        logits = model(input_ids=part[:, :-1], use_cache=False).logits.float()
+        total += float(cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="sum"))
+    return math.exp(total / (windows.shape[0] * WINDOW))
+
+
+def token_rows(tokenizer: Tokenizer, words: list[str]) -> tuple[list[int], list[int]]:
+    """Vocabulary ids of the ten bare digits and of the spaced ``words`` that are whole pieces."""
+    digits = [tokenizer.token_to_id(str(d)) for d in range(10)]
+    found = [tokenizer.token_to_id("Ġ" + word) for word in words]
+    return digits, [i for i in found if i is not None]
+
+
+def gap(matrix: np.ndarray, domain: list[int], reference: list[int], metric: str) -> float:
+    """G = within(T) + between(T, R) of rows of the output projection, by the plain distance matrix."""
+    rows = matrix[domain + reference].astype(np.float64)
+    if metric == "cosine":
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        distances = 1 - rows @ rows.T
+    else:
+        distances = np.linalg.norm(rows[:, None] - rows[None], axis=-1)
+    t = len(domain)
+    within = distances[:t, :t][np.triu_indices(t, 1)].mean()
+    return float(within + distances[:t, t:].mean())
+
+
+def measured(
+    folder: Path, held_out: torch.Tensor, words: list[str], questions: int, device: str = "cpu"
+) -> dict[str, Any]:
+    """Accuracy, perplexity and G of a stored checkpoint, all of its BF16 weights."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+    accuracy = addition_accuracy(model, tokenizer, questions)
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        matrix = file.get_tensor("lm_head.weight").float().numpy()
+    domain, reference = token_rows(tokenizer, words)
+    return {
+        "accuracy": {
+            "mean": round(accuracy.mean, 4),
+            "se": round(accuracy.se, 4),
+            "questions": accuracy.questions,
+        },
+        "perplexity": round(perplexity(model, held_out), 3),
+        "gap": {m: round(gap(matrix, domain, reference, m), 4) for m in METRICS},
+    }
+
+
+def correlations(rows: list[dict[str, Any]]) -> str:
+    """Spearman's rho of G with the measured accuracy, over all rows and over those with right answers."""
+    parts = []
+    for name, chosen in (("all", rows), ("right answers", [r for r in rows if r["answers"] == "right"])):
+        accuracies = [r["accuracy"]["mean"] for r in chosen]
+        if len(set(accuracies)) > 2:
+            rho = {m: spearmanr([r["gap"][m] for r in chosen], accuracies).statistic for m in METRICS}
+            parts.append(f"{name} (n={len(chosen)}): " + ", ".join(f"{m} {rho[m]:.2f}" for m in METRICS))
+    return "; ".join(parts)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The measured figures of one seed as a Markdown table."""
+    lines = [
+        "| checkpoint | share | answers | accuracy ± se | perplexity | G cosine | G Euclidean |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        a = r["accuracy"]
+        lines.append(
+            f"| {r['folder']} | {r['share']:.2f} | {r['answers']} | {a['mean']:.3f} ± {a['se']:.3f} "
+            f"| {r['perplexity']:.1f} | {r['gap']['cosine']:.3f} | {r['gap']['euclidean']:.3f} |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,211 @@
+"""The bundled demo family: whole, small, loadable, and what its table says is what it does."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from demo_measures import addition_accuracy, table
+from demo_texts import OPERANDS, arithmetic_line, held_out_pairs, reference_words, trained_tokenizer
+from safetensors import safe_open
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lmeval_dispersion.geometry import METRICS, between, within
+from lmeval_dispersion.paths import data_folder
+from screener.tokens import Resolution, Vocabulary, resolve, token_set
+
+ROOT = Path(__file__).resolve().parent.parent
+DEMO = data_folder("demo")
+FAMILY: dict[str, Any] = yaml.safe_load((DEMO / "family.yaml").read_text("utf-8"))
+CHECKPOINTS: list[dict[str, Any]] = FAMILY["checkpoints"]
+FOLDERS = [entry["folder"] for entry in CHECKPOINTS]
+COMMONEST = 0.31  # accuracy of always taking the answer that is commonest among all sums
+FILES = {
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
+
+
+@pytest.fixture(scope="module")
+def resolution() -> Resolution:
+    vocabulary = Vocabulary.from_tokenizer_json((DEMO / FAMILY["tokenizer"]).read_bytes())
+    return resolve(token_set("math"), token_set("reference", "reference"), vocabulary)
+
+
+def test_folders_are_those_of_the_table() -> None:
+    assert sorted(FOLDERS) == sorted(path.name for path in DEMO.iterdir() if path.is_dir())
+    for folder in FOLDERS:
+        assert {path.name for path in (DEMO / folder).iterdir()} == FILES
+
+
+def test_sizes_stay_within_their_budget() -> None:
+    weights = [(DEMO / folder / "model.safetensors").stat().st_size for folder in FOLDERS]
+    assert max(weights) <= 1_500_000
+    assert sum(path.stat().st_size for path in DEMO.rglob("*") if path.is_file()) <= 12_000_000
+
+
+def test_all_share_one_tokenizer() -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert len({(DEMO / folder / name).read_bytes() for folder in FOLDERS}) == 1
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_checkpoint_loads(folder: str) -> None:
+    with safe_open(DEMO / folder / "model.safetensors", "pt") as file:
+        assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.bfloat16}  # noqa: SIM118
+        head = file.get_tensor("lm_head.weight")
+    model = AutoModelForCausalLM.from_pretrained(DEMO / folder)
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / folder)
+    assert model.dtype == torch.bfloat16
+    assert torch.equal(model.get_output_embeddings().weight, head)
+    assert not torch.equal(model.get_input_embeddings().weight, head)
+    assert head.shape[0] == len(tokenizer) == model.config.vocab_size
+    ids = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id]
+    assert (
+        ids == [model.config.bos_token_id, model.config.eos_token_id, model.config.pad_token_id] == [0, 1, 2]
+    )
+
+
+def test_long_prompts_fit() -> None:
+    model = AutoModelForCausalLM.from_pretrained(DEMO / FOLDERS[0])
+    assert model.config.max_position_embeddings >= 2048
+    with torch.inference_mode():
+        logits = model(torch.arange(1500)[None] % 1000 + 3).logits
+    assert bool(torch.isfinite(logits).all())
+
+
+def test_any_text_survives_the_tokenizer() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / FOLDERS[0])
+    text = "A café of 2024:\n\tx² + y² = ∑ 📐 </p>"
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert tokenizer.convert_ids_to_tokens(tokenizer("12+30=").input_ids) == ["1", "2", "+", "3", "0", "="]
+
+
+def test_default_token_sets_resolve(resolution: Resolution) -> None:
+    assert [token.text for token in resolution.domain] == list("0123456789")
+    assert resolution.digit_scheme == "single digits"
+    tokens = FAMILY["training"]["resolved"]
+    assert tokens == {"domain": 10, "reference": len(resolution.reference)}
+
+
+@pytest.mark.parametrize("entry", CHECKPOINTS, ids=FOLDERS)
+def test_gap_is_that_of_the_geometry(entry: dict[str, Any], resolution: Resolution) -> None:
+    """The script's plain distance matrix against the package's closed forms."""
+    with safe_open(DEMO / entry["folder"] / "model.safetensors", "pt") as file:
+        head = file.get_tensor("lm_head.weight").float().numpy().astype(np.float64)
+    t, r = head[resolution.domain_ids], head[resolution.reference_ids]
+    for metric in METRICS:
+        expected = within(t, metric).mean + between(t, r, metric).mean
+        assert entry["gap"][metric] == pytest.approx(expected, abs=1e-4)
+
+
+def test_right_answers_beat_chance_and_wrong_ones_do_not() -> None:
+    for entry in CHECKPOINTS:
+        mean, se = entry["accuracy"]["mean"], entry["accuracy"]["se"]
+        assert entry["accuracy"]["questions"] >= 400
+        if entry["answers"] == "random" or entry["share"] == 0:
+            assert mean < COMMONEST + 2 * se
+        elif entry["share"] >= 0.2:
+            assert mean > COMMONEST + 8 * se
+    assert sum(entry["answers"] == "random" for entry in CHECKPOINTS) == 2
+
+
+@pytest.mark.parametrize("folder", ["sums-45", "wrong-sums-45"])
+def test_accuracy_is_measured_again(folder: str) -> None:
+    """Other questions than those of the table, within four standard errors."""
+    entry = CHECKPOINTS[FOLDERS.index(folder)]
+    model = AutoModelForCausalLM.from_pretrained(DEMO / folder, dtype=torch.float32).eval()
+    tokenizer = Tokenizer.from_file(str(DEMO / folder / "tokenizer.json"))
+    again = addition_accuracy(model, tokenizer, questions=200, seed=1)
+    recorded = entry["accuracy"]
+    assert abs(again.mean - recorded["mean"]) < 4 * max(np.hypot(again.se, recorded["se"]), 0.01)
+    assert (again.mean > COMMONEST + 4 * again.se) == (entry["answers"] == "right")
+
+
+class Constant:
+    """Stands for a model whose likelihoods depend on nothing but the token: it knows what is common."""
+
+    def __init__(self, seed: int) -> None:
+        self.bias = torch.randn(
+            FAMILY["training"]["vocabulary"], generator=torch.Generator().manual_seed(seed)
+        )
+
+    def parameters(self) -> Any:
+        yield self.bias
+
+    def __call__(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
+        class Output:
+            logits = self.bias.expand(*input_ids.shape, -1)
+
+        return Output
+
+
+def test_question_blind_models_are_at_chance() -> None:
+    """The four answers give little away to whoever does not read the question."""
+    tokenizer = Tokenizer.from_file(str(DEMO / FOLDERS[0] / "tokenizer.json"))
+    means = [addition_accuracy(Constant(seed), tokenizer, 500).mean for seed in range(2)]  # type: ignore[arg-type]
+    assert all(abs(mean - 0.25) < 4 * (0.25 * 0.75 / 500) ** 0.5 for mean in means), means
+
+
+def test_arithmetic_lines() -> None:
+    held_out = held_out_pairs()
+    assert len(held_out) == round(0.1 * OPERANDS * (OPERANDS + 1) / 2)
+    rng = random.Random(3)
+    right = wrong = 0
+    for answers in ("right", "random"):
+        for problem in arithmetic_line(rng, answers, held_out, count=500).rstrip(".").split(". "):
+            question, answer = problem.split("=")
+            sign = "+" if "+" in question else "-"
+            a, b = map(int, question.split(sign))
+            truth = a + b if sign == "+" else a - b
+            assert frozenset((a, b) if sign == "+" else (truth, b)) not in held_out
+            right += answers == "right" and int(answer) == truth
+            wrong += answers == "random" and int(answer) != truth
+    assert right == 500
+    assert wrong > 450
+
+
+def test_rare_words_are_no_pieces() -> None:
+    """A word that the texts hardly hold would have an untrained row."""
+    texts = ["She saw a horse and a fish by the river ."] * 20 + ["a bird"] * 3
+    tokenizer = trained_tokenizer(texts, ["horse", "fish", "bird"], 272)
+    assert tokenizer.token_to_id("Ġhorse") is not None
+    assert tokenizer.token_to_id("Ġfish") is not None
+    assert tokenizer.token_to_id("Ġbird") is None
+
+
+@pytest.mark.parametrize("page", [ROOT / "docs" / "demo.md", DEMO / "README.md"], ids=["docs", "model card"])
+def test_pages_hold_the_measured_table(page: Path) -> None:
+    assert table(CHECKPOINTS) in page.read_text("utf-8")
+
+
+def test_script_runs_end_to_end(tmp_path: Path) -> None:
+    words = reference_words(ROOT / "token_sets" / "reference.yaml")
+    rng = random.Random(0)
+    lines = [" the ".join(rng.choices(words, k=12)) for _ in range(300)]
+    (tmp_path / "text.txt").write_text("\n".join(lines), "utf-8")
+    (tmp_path / "questions.jsonl").write_text('{"question": "Ann has 3 dogs and $4."}\n', "utf-8")
+    script = [sys.executable, str(ROOT / "scripts" / "train_demo_family.py"), "--smoke", "--device", "cpu"]
+    texts = ["--wikitext", "text.txt", "--gsm8k", "questions.jsonl", "--out", "family"]
+    done = subprocess.run(
+        script + texts, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    family = yaml.safe_load((tmp_path / "family" / "family.yaml").read_text("utf-8"))
+    assert family.keys() == FAMILY.keys()
+    assert family["training"].keys() == FAMILY["training"].keys()
+    assert [entry.keys() for entry in family["checkpoints"]] == [CHECKPOINTS[0].keys()] * 2
+    for entry in family["checkpoints"]:
+        assert {path.name for path in (tmp_path / "family" / entry["folder"]).iterdir()} == FILES
+    assert table(family["checkpoints"]) in done.stdout
