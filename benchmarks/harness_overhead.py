@@ -3,9 +3,10 @@
     python benchmarks/harness_overhead.py --pairs 7
     python benchmarks/harness_overhead.py --device cuda --dtype bfloat16 --size 1b --pairs 5
 
-Wall time is that of lm-eval's evaluation without loading (requests, model, metrics, store), order of the two
-alternating from pair to pair; the figure is the median over pairs with their range. Peak memory is that of
-a fresh process each (resident size) on CPUs, and torch's own count on a GPU.
+Time is that of lm-eval's evaluation without loading (requests, model, metrics, store), order of the two
+alternating from pair to pair; the figure is the median over pairs with their range. CPU time is what the process
+itself used, on a busy machine the steadier of the two. Peak memory is that of a fresh process each (resident
+size) on CPUs, and torch's own count on a GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent.parent / "tests" / "harness")]
 
 SIZES = {
-    "30m": {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8, "vocab_size": 32_000},
+    "20m": {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 6, "vocab_size": 32_000},
     "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocab_size": 128_256},
 }
 TASKS = {"stock": "mmlu_stem", "ours": "mmlu_stem_dispersion"}
@@ -50,8 +51,8 @@ def model(arguments: argparse.Namespace, batch_size: int) -> Any:
     return hflm(built, trained_tokenizer(), batch_size=batch_size)
 
 
-def evaluation(lm: Any, kind: str, folder: Path, limit: int) -> tuple[float, Any]:
-    """Seconds that lm-eval takes over tasks that are loaded already, and its results."""
+def evaluation(lm: Any, kind: str, folder: Path, limit: int) -> tuple[float, float, Any]:
+    """Wall and CPU seconds that lm-eval takes over tasks that are loaded already, and its results."""
     import lm_eval
     from lm_eval.tasks import TaskManager
 
@@ -68,13 +69,13 @@ def evaluation(lm: Any, kind: str, folder: Path, limit: int) -> tuple[float, Any
     for task in loaded["tasks"].values():
         task.set_config("num_fewshot", 2)
         task.set_fewshot_seed(1234)
-    start = time.perf_counter()
+    start, used = time.perf_counter(), time.process_time()
     results = lm_eval.evaluate(lm=lm, task_dict=loaded, limit=limit, bootstrap_iters=0, log_samples=False)
     if lm.device.type == "cuda":
         import torch
 
         torch.cuda.synchronize()
-    return time.perf_counter() - start, results
+    return time.perf_counter() - start, time.process_time() - used, results
 
 
 def peak(arguments: argparse.Namespace, kind: str, batch_size: int) -> int:
@@ -90,7 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--size", choices=SIZES, default="30m")
+    parser.add_argument("--size", choices=SIZES, default="20m")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--limit", type=int, default=4, help="questions of each of 19 subjects")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
@@ -128,15 +129,17 @@ def measure(arguments: argparse.Namespace, batch_size: int, folder: Path) -> Non
 
     lm = model(arguments, batch_size)
     evaluation(lm, "stock", folder, 1)  # warm-up: data set cache, allocator
-    seconds: dict[str, list[float]] = {"stock": [], "ours": []}
+    wall: dict[str, list[float]] = {"stock": [], "ours": []}
+    cpu: dict[str, list[float]] = {"stock": [], "ours": []}
     memory = {"stock": 0, "ours": 0}
     accuracies = {}
     for pair in range(arguments.pairs):
         for kind in ("stock", "ours") if pair % 2 == 0 else ("ours", "stock"):
             if arguments.device == "cuda":
                 torch.cuda.reset_peak_memory_stats()
-            taken, results = evaluation(lm, kind, folder, arguments.limit)
-            seconds[kind].append(taken)
+            taken, used, results = evaluation(lm, kind, folder, arguments.limit)
+            wall[kind].append(taken)
+            cpu[kind].append(used)
             if arguments.device == "cuda":
                 memory[kind] = max(memory[kind], torch.cuda.max_memory_allocated())
             figures = results["results"]
@@ -144,15 +147,20 @@ def measure(arguments: argparse.Namespace, batch_size: int, folder: Path) -> Non
     assert accuracies["stock"] == accuracies["ours"]
     if arguments.device != "cuda":
         memory = {kind: peak(arguments, kind, batch_size) for kind in memory}
-    ratios = [ours / stock for stock, ours in zip(seconds["stock"], seconds["ours"], strict=True)]
     print(
-        f"{arguments.device} {arguments.dtype} {arguments.size} batch {batch_size}: "
-        f"wall {statistics.median(seconds['stock']):.2f} s stock, "
-        f"{statistics.median(seconds['ours']):.2f} s ours, "
-        f"ratio {statistics.median(ratios):.4f} (pairs {min(ratios):.4f} to {max(ratios):.4f}); "
+        f"{arguments.device} {arguments.dtype} {arguments.size} batch {batch_size}, {arguments.pairs} pairs: "
+        f"wall {compared(wall)}; CPU {compared(cpu)}; "
         f"peak {memory['stock'] / 2**20:.1f} MiB stock, {memory['ours'] / 2**20:.1f} MiB ours, "
         f"ratio {memory['ours'] / memory['stock']:.4f}",
         flush=True,
+    )
+
+
+def compared(seconds: dict[str, list[float]]) -> str:
+    ratios = [ours / stock for stock, ours in zip(seconds["stock"], seconds["ours"], strict=True)]
+    return (
+        f"{statistics.median(seconds['stock']):.2f} s stock, {statistics.median(seconds['ours']):.2f} s ours, "
+        f"ratio {statistics.median(ratios):.4f} ({min(ratios):.4f} to {max(ratios):.4f})"
     )
 
 

@@ -36,12 +36,14 @@ class Figures:
 
     def __init__(self, task: str, records: Sequence[DocRecord], layers: Sequence[str]) -> None:
         self.task = task
-        self.layers = list(layers)
         # An empty text has no segment, and with it no state.
         unique = {record.doc_id: record for record in records if record.state.prompt_tokens}
         self.records = [unique[doc_id] for doc_id in sorted(unique)]
         if not self.records:
             raise HarnessError(f"{task}: no document brought a state back: all of its texts are empty")
+        # Names are canonical on the records; here only where lm-eval's model could be asked beforehand.
+        held = list(self.records[0].state.vectors)
+        self.layers = [name for name in layers if name in held] or held
         self.vectors: dict[str, Vectors] = {}
         for layer in self.layers:
             self.vectors[layer] = np.concatenate([r.state.vectors[layer] for r in self.records])

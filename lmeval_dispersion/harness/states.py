@@ -53,7 +53,7 @@ class DocRecord:
         target: The right answer in words, or None.
         logprobs: Log-probability of each continuation.
         doc_hash: lm-eval's hash of the document.
-        subject: The document's own ``subject``, or None.
+        subject: The document's own ``subject``, else the task's alias, or None.
     """
 
     state: DocState

@@ -180,7 +180,7 @@ class DispersionTask(ConfigurableTask):  # type: ignore[misc]
     def _save(self, figures: Figures) -> str | None:
         if self._folder is None:
             return None
-        about = run_store.manifest(self, self._layers, self._around, self._options)
+        about = run_store.manifest(self, figures.layers, self._around, self._options)
         about["figures"] = self._summary
         category = self._around.category(self.task_name)
         written = run_store.write(
@@ -206,6 +206,7 @@ class DispersionTask(ConfigurableTask):  # type: ignore[misc]
         elif isinstance(answers[0], str):
             prediction = answers[0]
         subject = doc.get("subject") if isinstance(doc, Mapping) else None
+        subject = subject if isinstance(subject, str) else self.config.task_alias
         dumped = json.dumps(doc, indent=2, default=handle_non_serializable, ensure_ascii=False)
         position = state.doc_id
         return DocRecord(
@@ -216,7 +217,7 @@ class DispersionTask(ConfigurableTask):  # type: ignore[misc]
             target=None if target is None else str(target),
             logprobs=logprobs,
             doc_hash=hash_string(dumped),
-            subject=subject if isinstance(subject, str) else None,
+            subject=subject,
         )
 
     _correct_metric: str | None = None
