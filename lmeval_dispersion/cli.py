@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sublayers": ("lmeval_dispersion.analysis.commands", "which sub-layer should key a kNN-LM"),
     "condensation": ("lmeval_dispersion.analysis.commands", "similarity of a text's tokens, layer by layer"),
     "clusters": ("lmeval_dispersion.analysis.commands", "distances in and between clusters of contexts"),
+    "train": ("lmeval_dispersion.training.command", "train with a dispersion loss, against a base"),
     "compare": ("lmeval_dispersion.compare", "two runs side by side, with the differences' intervals"),
     "audit": ("lmeval_dispersion.audit.commands", "judge a finished run: slices, calibration, ranking"),
     "calibrate": ("lmeval_dispersion.audit.commands", "fit dispersion to accuracy on a labelled run"),

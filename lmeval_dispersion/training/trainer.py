@@ -73,6 +73,7 @@ class DispersionTrainerMixin:
         self.regularizer: DispersionRegularizer | None = None
         self._sums: dict[str, Tensor] = {}
         self._summed_to = 0
+        trainer.add_callback(_Resumed(self))
         if dispersion is None:
             return
         if trainer.args.n_gpu > 1:
@@ -86,7 +87,6 @@ class DispersionTrainerMixin:
             seed=dispersion.seed,
             **dispersion.options,
         )
-        trainer.add_callback(_Resumed(self.regularizer))
 
     def compute_loss(
         self,
@@ -166,10 +166,13 @@ class DispersionTrainer(DispersionTrainerMixin, Trainer):  # type: ignore[misc]
 
 
 class _Resumed(TrainerCallback):  # type: ignore[misc]
-    """A resumed run draws the tokens that the uninterrupted one would have drawn."""
+    """A resumed run goes on counting: it draws the tokens that the uninterrupted one would have drawn."""
 
-    def __init__(self, regularizer: DispersionRegularizer) -> None:
-        self.regularizer = regularizer
+    def __init__(self, trainer: DispersionTrainerMixin) -> None:
+        self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.regularizer.step = state.global_step * args.gradient_accumulation_steps
+        """Set the counters to the checkpoint's step."""
+        self.trainer._summed_to = state.global_step
+        if self.trainer.regularizer is not None:
+            self.trainer.regularizer.step = state.global_step * args.gradient_accumulation_steps

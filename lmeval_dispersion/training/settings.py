@@ -1,0 +1,230 @@
+"""What ``dispersion train`` is asked to do: defaults, a YAML file, flags, in that order."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.training.schedule import SCHEDULES
+
+BASE, NOISE, FORGET = "base", "noisy_embeddings", "active_forgetting"
+# Written out, not taken from the table of losses: this module and `--help` do without torch.
+ARMS = (
+    BASE,
+    "push_away",
+    "cross_domain_push_away",
+    "squeeze",
+    "angular_spread",
+    "orthogonalization",
+    "l2_repel",
+    "decorrelation",
+    NOISE,
+    FORGET,
+)
+LAYER_WORDS = ("last", "all", "early_half", "late_half")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One comparison: every arm with every seed. Field names are the flags' with underscores.
+
+    Attributes:
+        model: Hub id or folder of the base model.
+        data: Texts to train on: a file or a Hub data set id.
+        out: Folder of the runs; the same command goes on in it after an interruption.
+        second_data: Texts of a second domain; the blocks of both are mixed one to one.
+        eval_data: Held-out texts; without them the last ``eval_tokens`` tokens of ``data``.
+        second_eval_data: The same for the second domain.
+        from_scratch: Start from random weights (the same for all arms of a seed).
+        arms: What to compare, names of :data:`ARMS`.
+        seeds: One run an arm and seed.
+        tokens: Tokens that each run sees.
+        block: Tokens of a sequence.
+        batch: Sequences of a micro-batch.
+        accumulate: Micro-batches of an optimizer step.
+        lr: Peak learning rate; linear warm-up over 5 % of the steps, then linear decay to 0.
+        weight: Weight of the loss.
+        layers: ``last``, ``all``, ``early_half``, ``late_half`` or comma-separated indices of blocks.
+        max_tokens: Tokens drawn of a sequence for the loss; 0 takes all.
+        schedule: Schedule of the weight.
+        noise_alpha: NEFTune's alpha, of the arm ``noisy_embeddings``.
+        forget_every: Steps between resets of the input embeddings, of the arm ``active_forgetting``.
+        eval_tokens: Tokens of each domain to evaluate on.
+        evals: Evaluations during a run, besides those before and after.
+        save_every: Steps between checkpoints.
+        bf16: Train under bf16 autocast.
+        column: Field of the text in JSONL, parquet and Hub data sets.
+        data_config: Configuration of Hub data sets.
+        split: Split of Hub data sets.
+    """
+
+    model: str
+    data: str
+    out: str
+    second_data: str | None = None
+    eval_data: str | None = None
+    second_eval_data: str | None = None
+    from_scratch: bool = False
+    arms: tuple[str, ...] = (BASE, "angular_spread")
+    seeds: tuple[int, ...] = (0,)
+    tokens: int = 200_000_000
+    block: int = 512
+    batch: int = 8
+    accumulate: int = 1
+    lr: float = 5e-5
+    weight: float = 0.1
+    layers: str = "all"
+    max_tokens: int = 256
+    schedule: str = "constant"
+    noise_alpha: float = 5.0
+    forget_every: int = 1000
+    eval_tokens: int = 50_000
+    evals: int = 4
+    save_every: int = 200
+    bf16: bool = False
+    column: str = "text"
+    data_config: str | None = None
+    split: str = "train"
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of a run."""
+        return self.tokens // (self.block * self.batch * self.accumulate)
+
+    @property
+    def domains(self) -> list[tuple[str, str | None]]:
+        """Training and evaluation source of each domain."""
+        pairs = [(self.data, self.eval_data)]
+        return [*pairs, (self.second_data, self.second_eval_data)] if self.second_data else pairs
+
+    def layer_choice(self) -> Any:
+        """``layers`` as the regularizer takes it."""
+        parts = [part.strip() for part in self.layers.split(",")]
+        return [int(p) for p in parts] if all(p.lstrip("-").isdigit() for p in parts) else self.layers
+
+
+def settings_from(flags: dict[str, Any], file: str | None) -> Settings:
+    """Settings from a YAML file and from flags, which win.
+
+    Raises:
+        UsageError: The file cannot be read, a name is unknown, or a value cannot be used.
+    """
+    given = {**(_read(file) if file else {}), **flags}
+    known = {field.name: field for field in fields(Settings)}
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise UsageError(f"there is no setting {name!r}" + (f"; did you mean {near[0]}?" if near else ""))
+    missing = [name for name in ("model", "data", "out") if not given.get(name)]
+    if missing:
+        raise UsageError(
+            f"expected {', '.join('--' + name for name in missing)}; see `dispersion train --help`"
+        )
+    values = {name: _converted(name, value, known[name].default) for name, value in given.items()}
+    settings = Settings(**values)
+    _check(settings)
+    return settings
+
+
+def count(text: Any) -> int:
+    """A number such as ``200M``, ``1.5k``, ``2e6`` or ``4096``.
+
+    >>> count("200M")
+    200000000
+    """
+    word = str(text).strip().replace("_", "")
+    factor = {"k": 10**3, "m": 10**6, "b": 10**9}.get(word[-1:].lower(), 1)
+    try:
+        return int(float(word[:-1] if factor > 1 else word) * factor)
+    except ValueError as error:
+        raise UsageError(f"expected a number such as 200M, 50k or 4096, got {text!r}") from error
+
+
+def agree_or_write(settings: Settings) -> Path:
+    """The folder of the runs, with the settings in it.
+
+    Raises:
+        UsageError: It holds runs with other settings, or files that are none of ours.
+    """
+    folder = Path(settings.out).expanduser()
+    path = folder / "settings.json"
+    ours = json.dumps(dataclasses.asdict(settings) | {"out": ""}, indent=1)
+    if path.is_file():
+        before = json.loads(path.read_text())
+        now = json.loads(ours)
+        other = [f"{k} {before.get(k)!r} -> {now[k]!r}" for k in now if before.get(k) != now[k]]
+        if other:
+            raise UsageError(
+                f"{folder} holds runs with other settings ({'; '.join(other)}); choose another --out"
+            )
+        return folder
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"expected a new or empty folder, got {folder}; choose another --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(ours + "\n")
+    return folder
+
+
+def _read(file: str) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(Path(file).expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"the settings file {file} cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"expected YAML in {file}: {str(error).splitlines()[0]}") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"expected names and values in {file}, got {type(found).__name__}")
+    return {str(name).replace("-", "_"): value for name, value in found.items()}
+
+
+def _converted(name: str, value: Any, default: Any) -> Any:
+    try:
+        if name in ("arms", "seeds"):
+            parts = value if isinstance(value, (list, tuple)) else str(value).split(",")
+            return tuple(str(p).strip() if name == "arms" else int(p) for p in parts)
+        if isinstance(default, bool):
+            return bool(value)
+        if isinstance(default, int):
+            return count(value)
+        return float(value) if isinstance(default, float) else value if value is None else str(value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"expected a number for {name}, got {value!r}") from error
+
+
+def _check(s: Settings) -> None:
+    for arm in s.arms:
+        if arm not in ARMS:
+            near = difflib.get_close_matches(arm, ARMS, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UsageError(f"expected arms of {', '.join(ARMS)}, got {arm!r}{hint}")
+    if s.schedule not in SCHEDULES:
+        raise UsageError(f"expected a schedule of {', '.join(SCHEDULES)}, got {s.schedule!r}")
+    if isinstance(s.layer_choice(), str) and s.layers not in LAYER_WORDS:
+        raise UsageError(f"expected layers of {', '.join(LAYER_WORDS)} or indices, got {s.layers!r}")
+    for name in ("block", "batch", "accumulate", "save_every", "forget_every"):
+        if getattr(s, name) < (2 if name == "block" else 1):
+            raise UsageError(
+                f"expected {name} of at least {2 if name == 'block' else 1}, got {getattr(s, name)}"
+            )
+    for name in ("weight", "lr", "noise_alpha"):
+        if not getattr(s, name) >= 0:
+            raise UsageError(f"expected {name} of at least 0, got {getattr(s, name)}")
+    if len(set(s.arms)) < len(s.arms) or len(set(s.seeds)) < len(s.seeds):
+        raise UsageError("expected each arm and each seed once")
+    if not s.steps:
+        size = s.block * s.batch * s.accumulate
+        raise UsageError(f"expected tokens for at least one step of {size}, got {s.tokens}")
+    if "cross_domain_push_away" in s.arms and not s.second_data:
+        raise UsageError("expected --second-data with cross_domain_push_away, whose pairs are of two domains")
+    if FORGET in s.arms and s.forget_every >= s.steps:
+        raise UsageError(
+            f"expected forget_every below the {s.steps} steps of a run, got {s.forget_every}; "
+            "with this the arm active_forgetting would be the base"
+        )

@@ -1,0 +1,237 @@
+"""``dispersion train`` as a user runs it: small runs, an interruption by SIGKILL, mistakes."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from lmeval_dispersion.cli import main
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.training.modules import LOSSES
+from lmeval_dispersion.training.places import LAYERS
+from lmeval_dispersion.training.settings import ARMS, LAYER_WORDS, agree_or_write, settings_from
+
+ROOT = Path(__file__).parents[2]
+WORDS = [
+    "the",
+    "of",
+    "a",
+    "to",
+    "in",
+    "and",
+    "on",
+    "river",
+    "stone",
+    "house",
+    "light",
+    "wind",
+    "old",
+    "new",
+    "small",
+    "green",
+    "walks",
+    "sees",
+    "holds",
+    "finds",
+]
+
+
+def prose(lines, seed):
+    draw = random.Random(seed)
+    return "\n\n".join(" ".join(draw.choices(WORDS, k=30)) + "." for _ in range(lines))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A tiny GPT-2 with dropout, its tokenizer, and two domains of text."""
+    folder = tmp_path_factory.mktemp("base")
+    text = prose(200, 0)
+    code = "\n\n".join(f"def f{i}(x):\n    return x + {i}" for i in range(400))
+    (folder / "prose.txt").write_text(text)
+    (folder / "short.txt").write_text("the river")
+    (folder / "code.jsonl").write_text("\n".join(json.dumps({"text": part}) for part in code.split("\n\n")))
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.train_from_iterator(
+        [text, code],
+        trainers.BpeTrainer(
+            vocab_size=300, special_tokens=["<end>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        ),
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<end>", pad_token="<end>")
+    torch.manual_seed(0)
+    config = GPT2Config(
+        n_layer=2, n_embd=16, n_head=2, n_positions=32, vocab_size=320, bos_token_id=0, eos_token_id=0
+    )
+    GPT2LMHeadModel(config).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return folder
+
+
+def arguments(base, out, **options):
+    values = {
+        "model": base / "model",
+        "data": base / "prose.txt",
+        "out": out,
+        "block": 16,
+        "batch": 4,
+        "lr": 5e-3,
+        "tokens": 16 * 4 * 12,
+        "eval_tokens": 160,
+        "evals": 1,
+        "save_every": 3,
+    } | options
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not True]
+    flags += [f"--{name.replace('_', '-')}" for name, value in values.items() if value is True]
+    return ["train", *flags]
+
+
+def environment():
+    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def started(base, out, **options):
+    call = "import sys; from lmeval_dispersion.cli import main; sys.exit(main())"
+    return subprocess.Popen(
+        [sys.executable, "-c", call, *arguments(base, out, **options)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ran(base, out, **options):
+    process = started(base, out, **options)
+    printed, said = process.communicate(timeout=280)
+    return process.returncode, printed, said
+
+
+def weights(out):
+    return load_file(out / "angular_spread-seed0" / "model" / "model.safetensors")
+
+
+def test_a_killed_run_goes_on_to_the_same_numbers(base, tmp_path, capsys):
+    options = {"arms": "angular_spread", "max_tokens": 6, "tokens": 16 * 4 * 60, "save_every": 5}
+    whole = started(base, tmp_path / "whole", **options)
+    killed = started(base, tmp_path / "killed", **options)
+    run = tmp_path / "killed" / "angular_spread-seed0"
+    deadline = time.monotonic() + 200
+    while not list(run.glob("checkpoint-*/trainer_state.json")) and killed.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert not (run / "result.json").exists(), "the run was over before it could be killed"
+    # What a kill in the middle of writing leaves behind.
+    (run / "checkpoint-59").mkdir()
+    (run / "checkpoint-59" / "trainer_state.json").write_text('{"global_st')
+    code, printed, said = ran(base, tmp_path / "killed", **options)
+    assert code == 0, said
+    wanted, _ = whole.communicate(timeout=280)
+    assert whole.returncode == 0
+    assert printed == wanted
+    found, plain = (
+        json.loads((tmp_path / kind / "angular_spread-seed0" / "result.json").read_text())
+        for kind in ("killed", "whole")
+    )
+    for result in (found, plain):
+        result.pop("seconds_since_last_start")
+    assert found == plain
+    for key, value in weights(tmp_path / "whole").items():
+        assert torch.equal(value, weights(tmp_path / "killed")[key]), key
+    assert not list((tmp_path / "killed").glob("*/checkpoint-*"))
+    # A third call does nothing but print.
+    assert main(arguments(base, tmp_path / "killed", **options)) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_all_arms_on_two_domains(base, tmp_path):
+    arms = "base,push_away,cross_domain_push_away,squeeze,noisy_embeddings,active_forgetting"
+    code, printed, said = ran(
+        base,
+        tmp_path / "out",
+        arms=arms,
+        second_data=base / "code.jsonl",
+        forget_every=5,
+        from_scratch=True,
+        weight=0.5,
+        max_tokens=0,
+        seeds="0,1",
+        tokens=16 * 4 * 24,
+        layers="last",
+        json=True,
+    )
+    assert code == 0, said
+    rows = json.loads(printed)
+    assert [(row["arm"], Path(row["domain"]).name) for row in rows[:4]] == [
+        ("base", "prose.txt"),
+        ("base", "code.jsonl"),
+        ("push_away", "prose.txt"),
+        ("push_away", "code.jsonl"),
+    ]
+    assert len(rows) == 12
+    by_arm = {row["arm"]: row for row in rows if row["domain"].endswith("prose.txt")}
+    assert all(row["before"] == by_arm["base"]["before"] for row in by_arm.values())  # one start a seed
+    assert all(row["seeds"] == 2 and row["sd"] > 0 for row in rows)
+    assert by_arm["squeeze"]["tokens"] < by_arm["base"]["tokens"] < by_arm["push_away"]["tokens"]
+    assert by_arm["base"]["versus_base"] is None
+    assert len({round(row["perplexity"], 6) for row in by_arm.values()}) == 6  # no arm is another in disguise
+    assert by_arm["active_forgetting"]["perplexity"] > by_arm["base"]["perplexity"]
+    result = json.loads((tmp_path / "out" / "push_away-seed0" / "result.json").read_text())
+    assert [entry["step"] for entry in result["evaluations"]] == [0, 12, 24]
+    assert {"ce_loss", "dispersion_loss", "dispersion", "loss"} <= set(result["log"][0])
+    assert (tmp_path / "out" / "comparison.md").read_text().startswith("| arm | domain |")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        ({"arms": "base,angular"}, 2, "did you mean angular_spread"),
+        ({"data": "/nowhere.txt"}, 2, "does not exist"),
+        ({"model": "/nowhere"}, 2, "nowhere"),
+        ({"tokens": "12"}, 2, "at least one step of 64"),
+        ({"layers": "middle"}, 2, "early_half"),
+        ({"block": "2000", "tokens": "8k"}, 2, "at most 32"),
+        ({"data": "BASE/short.txt"}, 2, "at least two blocks"),
+    ],
+)
+def test_mistakes_are_one_sentence(base, tmp_path, capsys, options, code, said):
+    given = {name: value.replace("BASE", str(base)) for name, value in options.items()}
+    assert main(arguments(base, tmp_path / "out", **given)) == code
+    printed, errors = capsys.readouterr()
+    assert said in errors
+    assert printed == ""
+
+
+def test_another_runs_folder_is_refused_and_settings_files_are_read(base, tmp_path):
+    (tmp_path / "settings.yaml").write_text(f"model: {base / 'model'}\ndata: {base / 'prose.txt'}\nblok: 4\n")
+    assert set(LOSSES) < set(ARMS)
+    assert LAYER_WORDS == LAYERS
+    with pytest.raises(UsageError, match="did you mean block"):
+        settings_from({}, str(tmp_path / "settings.yaml"))
+    (tmp_path / "settings.yaml").write_text(
+        f"model: {base / 'model'}\ndata: x.txt\ntokens: 2M\nseeds: [1, 2]\n"
+    )
+    settings = settings_from({"out": str(tmp_path / "out"), "data": "y.txt"}, str(tmp_path / "settings.yaml"))
+    assert (settings.tokens, settings.seeds, settings.data) == (2_000_000, (1, 2), "y.txt")
+    agree_or_write(settings)
+    with pytest.raises(UsageError, match=r"lr 5e-05 -> 0\.1"):
+        agree_or_write(
+            settings_from(
+                {"out": settings.out, "data": "y.txt", "lr": "0.1"}, str(tmp_path / "settings.yaml")
+            )
+        )
+    with pytest.raises(UsageError, match="empty folder"):
+        agree_or_write(settings_from({"out": str(tmp_path)}, str(tmp_path / "settings.yaml")))
