@@ -4,9 +4,9 @@
     python benchmarks/harness_overhead.py --device cuda --dtype bfloat16 --size 1b --pairs 5
 
 Time is that of lm-eval's evaluation without loading (requests, model, metrics, store), order of the two
-alternating from pair to pair; the figure is the median over pairs with their range. CPU time is what the process
-itself used, on a busy machine the steadier of the two. Peak memory is that of a fresh process each (resident
-size) on CPUs, and torch's own count on a GPU.
+alternating from pair to pair; the figure is the median over pairs with their range. CPU time is what the
+process itself used, on a busy machine the steadier of the two. Peak memory is that of a fresh process each
+(resident size) on CPUs, and torch's own count on a GPU.
 """
 
 from __future__ import annotations
@@ -159,7 +159,8 @@ def measure(arguments: argparse.Namespace, batch_size: int, folder: Path) -> Non
 def compared(seconds: dict[str, list[float]]) -> str:
     ratios = [ours / stock for stock, ours in zip(seconds["stock"], seconds["ours"], strict=True)]
     return (
-        f"{statistics.median(seconds['stock']):.2f} s stock, {statistics.median(seconds['ours']):.2f} s ours, "
+        f"{statistics.median(seconds['stock']):.2f} s stock, "
+        f"{statistics.median(seconds['ours']):.2f} s ours, "
         f"ratio {statistics.median(ratios):.4f} ({min(ratios):.4f} to {max(ratios):.4f})"
     )
 
