@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from lmeval_dispersion import geometry as g
+from lmeval_dispersion import pairs as pair_means
 from lmeval_dispersion.errors import GeometryError, NoDirectionError, TooFewVectorsError
 
 
@@ -94,7 +95,7 @@ def test_contribution_of_one_text_is_its_mean_distance_to_the_others():
 
 @pytest.mark.parametrize("metric", g.METRICS)
 def test_within_and_between_against_loops_with_their_errors(metric, monkeypatch):
-    monkeypatch.setattr(g, "_BLOCK", 4)  # so that several blocks are joined
+    monkeypatch.setattr(pair_means, "_BLOCK", 4)  # so that several blocks are joined
     x, y, d = rows(9, 5), rows(6, 5, seed=1, shift=0.3), DISTANCES[metric]
     inside, across = g.within(x, metric), g.between(x, y, metric)
     assert inside.mean == pytest.approx(slow_within(x, d), abs=1e-12)
