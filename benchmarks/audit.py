@@ -1,0 +1,151 @@
+"""How long the audit takes and how much memory, part by part, and how both grow with the documents.
+
+    python benchmarks/audit.py            a store of 14,042 documents of width 4,096 (MMLU, an 8B model)
+    python benchmarks/audit.py --growth   1,000 to 100,000 documents of width 1,024
+
+Every part runs in a process of its own, so that its peak memory is its own; each includes reading the store,
+which is also given alone. `pairwise` is the plain way to the same dispersion, a matrix of all pairs in
+float32, side by side with the closed form.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+PARTS = ["imports", "read", "slices", "mixtures", "calibration", "ranking", "hard_tail"]
+PARTS += ["whole audit", "page", "pairwise"]
+GROWTH = [(n, 1024) for n in (1_000, 3_000, 10_000, 30_000, 100_000)]
+
+
+def written_store(path: Path, n: int, d: int) -> Path:
+    """A store like that of MMLU: 57 subjects, four choices, right answers somewhat more dispersed."""
+    from lmeval_dispersion.store import write_store
+
+    rng = np.random.default_rng(0)
+    subject = rng.integers(57, size=n)
+    right = rng.random(n) < 0.3 + 0.5 * subject / 57
+    documents = pd.DataFrame(
+        {
+            "doc_id": np.arange(n),
+            "task": "mmlu",
+            "subject": [f"subject {i}" for i in subject],
+            "category": [f"category {i % 4}" for i in subject],
+            "correct": right.astype(float),
+            "logprobs": list(rng.normal(size=(n, 4)) - 3),
+            "query_perplexity": np.exp(rng.normal(2, 0.3, size=n)),
+            "prompt_tokens": rng.integers(20, 900, size=n),
+            "text": ["a question " * 20] * n,
+        }
+    )
+    x = np.empty((n, d), dtype=np.float32)
+    for i in range(0, n, 1000):
+        x[i : i + 1000] = rng.standard_normal((len(x[i : i + 1000]), d), dtype=np.float32)
+    x *= (0.5 + 0.1 * right[:, None]).astype(np.float32)
+    x[:, 0] += np.sqrt(d)
+    write_store(path, documents=documents, vectors={"last": x}, manifest={"model": "m", "tasks": {"mmlu": 1}})
+    return path
+
+
+def run_part(part: str, path: str) -> None:
+    """One part, with its seconds and the peak memory of this process."""
+    start = time.perf_counter()
+    if part != "imports":
+        from lmeval_dispersion.audit.run import read_run
+        from lmeval_dispersion.store import read_store
+
+        if part == "pairwise":
+            pairwise(read_store(path).vectors())
+        else:
+            run = read_run(path)
+            if part != "read":
+                audit_part(part, run)
+    else:
+        import lmeval_dispersion.audit.commands
+        import lmeval_dispersion.audit.report_page  # noqa: F401
+    seconds = time.perf_counter() - start
+    # getrusage would count what the parent held before this process began.
+    status = Path("/proc/self/status").read_text()
+    peak = int(status.split("VmHWM:")[1].split()[0]) / 1024
+    print(json.dumps({"seconds": seconds, "peak_mb": peak}))
+
+
+def audit_part(part: str, run) -> None:
+    from lmeval_dispersion.audit import (
+        calibration,
+        grouping,
+        mixtures,
+        ranking,
+        report,
+        report_page,
+        slices,
+        tail,
+    )
+
+    if part == "slices":
+        for groups in grouping.groupings(run).values():
+            slices.slice_table(run, groups)
+    elif part == "mixtures":
+        mixtures.mixture_curves(run)
+    elif part == "calibration":
+        calibration.calibration_report(run)
+    elif part == "ranking":
+        ranking.ranking_report(run)
+    elif part == "hard_tail":
+        tail.hard_tail(run, run.points.contributions())
+    elif part == "whole audit":
+        report.report_json(report.audit_report(run))
+    elif part == "page":
+        report_page.report_html(report.audit_report(run))
+
+
+def pairwise(u: np.ndarray) -> float:
+    """All pairs at once, as one would write it first."""
+    n = len(u)
+    gram = u @ u.T
+    return float(1 - (gram.sum(dtype=np.float64) - n) / (n * (n - 1)))
+
+
+def measured(part: str, path: Path) -> dict[str, float]:
+    command = [sys.executable, __file__, "--part", part, "--path", str(path)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return json.loads(output)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--documents", type=int, default=14_042)
+    parser.add_argument("--width", type=int, default=4_096)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--path", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.part:
+        run_part(args.part, args.path)
+        return
+    sizes = GROWTH if args.growth else [(args.documents, args.width)]
+    parts = ["read", "whole audit"] if args.growth else PARTS
+    for n, d in sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            path = written_store(Path(folder) / "store", n, d)
+            table = {part: [measured(part, path) for _ in range(args.repeats)] for part in parts}
+        print(f"{n} documents x {d}")
+        for part, runs in table.items():
+            seconds = sorted(run["seconds"] for run in runs)
+            peak = max(run["peak_mb"] for run in runs)
+            print(f"  {part:<12} {seconds[0]:7.2f} to {seconds[-1]:6.2f} s   peak {peak:6.0f} MB", flush=True)
+        if not args.growth:
+            best = {part: min(run["seconds"] for run in runs) for part, runs in table.items()}
+            ratio = best["whole audit"] / best["pairwise"]
+            print(f"  whole audit / one pairwise matrix: {ratio:.2f} of the time")
+
+
+if __name__ == "__main__":
+    main()
