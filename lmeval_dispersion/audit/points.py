@@ -5,8 +5,8 @@ With rows c_i = u_i - mean(u) of all n vectors, a subset S of m rows has
     D(S) = (sum |c_i|^2 - |sum c_i|^2 / m) / (m - 1),
 
 the mean cosine distance over its pairs. Both sums have the size of D itself, so rows stored in float32 keep
-about seven digits of it however close to parallel the vectors are; tests/test_audit_points.py compares with
-float64 and with the pairwise loop.
+about seven digits of it however close to parallel the vectors are; tests/test_audit_statistics.py compares
+with float64 and with the pairwise loop.
 
 Source: RD eq. 1, by the closed form of ``lmeval_dispersion.geometry``.
 """
@@ -24,8 +24,7 @@ from lmeval_dispersion.geometry import Estimate, jackknife_se
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
-_BLOCK = 1024  # rows or subsets held in a temporary at a time
-_WIDTH = 512  # columns summed at a time: the temporary of one block of subsets stays small
+_BLOCK = 256  # rows gathered at a time: a temporary that stays in the cache
 
 
 class Points:
@@ -47,6 +46,9 @@ class Points:
             block = unit[i : i + _BLOCK].astype(np.float64) - self.mean
             self.squares[i : i + _BLOCK] = np.einsum("ij,ij->i", block, block)
             unit[i : i + _BLOCK] = block
+        self._sum: Array = np.zeros(unit.shape[1])  # of all centred rows: zero but for rounding
+        for i in range(0, n, _BLOCK):
+            self._sum += unit[i : i + _BLOCK].sum(axis=0, dtype=np.float64)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -57,25 +59,13 @@ class Points:
         Raises:
             TooFewVectorsError: A subset has fewer than two rows.
         """
-        from scipy.sparse import csr_matrix
-
-        sizes = np.array([len(subset) for subset in subsets], dtype=np.int64)
-        if sizes.size and sizes.min() < 2:
-            raise TooFewVectorsError(f"expected subsets of at least 2 documents, got one of {sizes.min()}")
         found = np.empty(len(subsets))
-        for i in range(0, len(subsets), _BLOCK):
-            chosen, size = subsets[i : i + _BLOCK], sizes[i : i + _BLOCK]
-            columns = np.concatenate(chosen)
-            starts = np.concatenate([[0], np.cumsum(size)])
-            selection = csr_matrix(
-                (np.ones(len(columns), dtype=np.float32), columns, starts), shape=(len(chosen), len(self))
-            )
-            lengths = np.zeros(len(chosen))
-            for j in range(0, self.rows.shape[1], _WIDTH):
-                sums = (selection @ self.rows[:, j : j + _WIDTH]).astype(np.float64)
-                lengths += np.einsum("ij,ij->i", sums, sums)
-            squares = np.add.reduceat(self.squares[columns], starts[:-1])
-            found[i : i + _BLOCK] = (squares - lengths / size) / (size - 1)
+        for i, subset in enumerate(subsets):
+            m = len(subset)
+            if m < 2:
+                raise TooFewVectorsError(f"expected subsets of at least 2 documents, got one of {m}")
+            total = self._total(subset)
+            found[i] = (self.squares[subset].sum() - total @ total / m) / (m - 1)
         return found
 
     def contributions(self, rows: Rows | None = None) -> Array:
@@ -108,15 +98,22 @@ class Points:
     def _squares_around_own_mean(self, rows: Rows | None) -> Array:
         if rows is None:
             return self.squares
-        centre = np.zeros(self.rows.shape[1])
-        for i in range(0, len(rows), _BLOCK):
-            centre += self.rows[rows[i : i + _BLOCK]].sum(axis=0, dtype=np.float64)
-        centre /= len(rows)
+        centre = self._total(rows) / len(rows)
         inner = np.empty(len(rows))
         for i in range(0, len(rows), _BLOCK):
             block = rows[i : i + _BLOCK]
             inner[i : i + _BLOCK] = self.rows[block] @ centre.astype(np.float32)
         return np.asarray(self.squares[rows] - 2 * inner + centre @ centre)
+
+    def _total(self, rows: Rows) -> Array:
+        """Sum of these distinct centred rows, shape (d,): float32 inside a block, float64 over blocks."""
+        if 2 * len(rows) > len(self):  # the others are fewer
+            return np.asarray(self._sum - self._total(np.setdiff1d(np.arange(len(self)), rows)))
+        total: Array = np.zeros(self.rows.shape[1])
+        for i in range(0, len(rows), _BLOCK):
+            block = self.rows[rows[i : i + _BLOCK]]
+            total += np.ones(len(block), dtype=np.float32) @ block
+        return total
 
 
 def left_out(contributions: Array) -> Array:

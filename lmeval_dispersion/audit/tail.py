@@ -47,9 +47,9 @@ def clustered(x: NDArray[np.float32], k: int, *, seed: int = 0) -> tuple[NDArray
         if np.array_equal(new, labels):
             break
         labels = new
-        sums = np.zeros_like(centres)
-        np.add.at(sums, labels, x)
-        counts = np.bincount(labels, minlength=k)
+        member = (labels[:, None] == np.arange(len(centres))).astype(np.float32)
+        sums = (member.T @ x).astype(np.float64)
+        counts = member.sum(axis=0)
         centres = np.where(counts[:, None] > 0, sums / np.maximum(counts, 1)[:, None], centres)
     return labels, _distances(x, squares, centres)[np.arange(len(x)), labels]
 
