@@ -18,7 +18,7 @@ from typing import Any
 
 from lmeval_dispersion.errors import ScreeningError
 from screener.architectures import EMBEDDINGS, HEADS, NOT_THE_MODEL, UNTIED_BY_DEFAULT, WRAPPERS
-from screener.safetensors import FLOAT_DTYPES, Header, Tensor, header
+from screener.safetensors import FLOAT_DTYPES, Tensor, header
 from screener.snapshot import Snapshot
 
 SINGLE = "model.safetensors"
@@ -66,11 +66,12 @@ async def output_projection(snapshot: Snapshot) -> OutputProjection:
     if SINGLE in snapshot.files or INDEX not in snapshot.files:
         file = _only_file(snapshot, warnings)
         contents = await header(snapshot, file)
-        name, tied = chosen_tensor(contents.tensors, config, warnings)
+        stored: Iterable[str] = contents.tensors
+        name, tied = chosen_tensor(stored, config, warnings)
         parameters: int | None = snapshot.parameters or contents.parameters
     else:
         index = await _json(snapshot, INDEX, "BadIndex")
-        shards = _weight_map(snapshot, index)
+        stored = shards = _weight_map(snapshot, index)
         name, tied = chosen_tensor(shards, config, warnings)
         file = _shard(snapshot, name, shards[name])
         guess = _SOME + _PER_TENSOR * sum(shard == file for shard in shards.values())
@@ -83,7 +84,7 @@ async def output_projection(snapshot: Snapshot) -> OutputProjection:
             )
         parameters = snapshot.parameters or await _parameters(snapshot, index, set(shards.values()))
     tensor = contents.tensors[name]
-    v, d = _matrix(tensor, contents)
+    v, d = _matrix(tensor, {*stored, *contents.tensors})
     warnings += _size_warnings(config, v)
     return OutputProjection(name, file, tensor.dtype, (v, d), tied, tensor.begin, parameters, tuple(warnings))
 
@@ -250,14 +251,14 @@ async def _parameters(snapshot: Snapshot, index: Mapping[str, Any], shards: set[
     return sum(contents.parameters for contents in headers)
 
 
-def _matrix(tensor: Tensor, contents: Header) -> tuple[int, int]:
+def _matrix(tensor: Tensor, stored: Iterable[str]) -> tuple[int, int]:
     """Rows and width, if these are weights that can be read row by row."""
     stem = tensor.name.removesuffix("weight")
-    scales = [
-        name for name in contents.tensors if name.startswith(stem) and ("scale" in name or "absmax" in name)
-    ]
+    # Gemma's embed_scale belongs to the input side.
+    beside = [name.removeprefix(stem) for name in sorted(stored) if name.startswith(stem)]
+    scales = [name for name in beside if ("scale" in name and name != "embed_scale") or "absmax" in name]
     if tensor.dtype not in FLOAT_DTYPES or scales:
-        how = f"with {scales[0]} beside it" if scales else f"as {tensor.dtype}"
+        how = f"with {stem}{scales[0]} beside it" if scales else f"as {tensor.dtype}"
         raise _cannot("QuantizedTensor", f"{tensor.name} is stored {how}", "screen the unquantised model")
     if len(tensor.shape) != 2 or 0 in tensor.shape:
         raise _cannot(

@@ -140,7 +140,15 @@ class Transport:
             try:
                 async with self._client.stream(method, url, headers=headers) as response:
                     yield response
-            except (httpx.TransportError, httpx.DecodingError) as error:
+            except httpx.DecodingError as error:
+                raise AgainError(
+                    ScreeningError(
+                        "BadResponse",
+                        f"{url} came compressed and cannot be unpacked ({error}); try again later",
+                    ),
+                    last=True,
+                ) from error
+            except httpx.TransportError as error:
                 reason = f"{type(error).__name__}: {error}".rstrip(": ")
                 raise AgainError(
                     ScreeningError(

@@ -36,6 +36,8 @@ def shifted(by: int) -> Change:
     """The range before or after the one that was asked for."""
 
     def change(reply: Reply, request: Request) -> Reply:
+        if reply.begin + by < 0:
+            return reply
         begin, end = reply.begin + by, reply.end + by
         total = reply.headers["Content-Range"].rpartition("/")[2]
         where = {**reply.headers, "Content-Range": f"bytes {begin}-{end - 1}/{total}"}

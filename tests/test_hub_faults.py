@@ -1,0 +1,317 @@
+"""Every fault in every place ends in the right rows or in its named error; nothing hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+
+import numpy as np
+import pytest
+from checkpoints import head_and_embedding, header, write_checkpoint
+from hub_faults import (
+    HTML,
+    closed,
+    content,
+    drip,
+    shifted,
+    shorter,
+    stalled,
+    status,
+    truncated,
+    whole,
+    without,
+    zipped,
+)
+from hub_faults import header as reply_header
+from hub_wire import Reply
+
+from lmeval_dispersion.errors import ScreeningError
+from screener import remote
+from screener.hub import Hub
+from screener.projection import output_projection
+from screener.rows import rows
+
+IDS = [*range(10, 20), 3, 77, 400, 401, 403, 999]
+EVERYWHERE = ("api", "raw", "resolve", "cdn")
+
+
+@pytest.fixture
+def checkpoint(hub, tmp_path, monkeypatch):
+    """A checkpoint on the Hub, its expected rows, and how to read them."""
+    tensors = head_and_embedding(v=1000, d=32, dtype="BF16")
+    folder = write_checkpoint(tmp_path / "m", tensors, shards=2)
+    hub.add("org/m", folder)
+    # The files here are small; a whole one is accepted from a mirror only below this.
+    monkeypatch.setattr(remote, "WHOLE", 1000)
+    full = (tensors["lm_head.weight"][1].astype("<f4").view("<u4") >> 16 << 16).view("<f4")
+
+    async def work(timeout):
+        async with Hub(endpoint=hub.endpoint, cache=tmp_path / "cache", timeout=timeout) as pool:
+            snapshot = await pool.snapshot("org/m")
+            return await rows(snapshot, await output_projection(snapshot), IDS)
+
+    def read(timeout=3.0):
+        return asyncio.run(work(timeout))
+
+    read.expected = full[IDS]
+    read.folder = folder
+    return read
+
+
+def check(read, timeout=3.0):
+    np.testing.assert_array_equal(read(timeout), read.expected)
+
+
+def refusal(read, timeout=1.5):
+    start = time.monotonic()
+    with pytest.raises(ScreeningError) as error:
+        read(timeout)
+    assert time.monotonic() - start < timeout + 5, "bounded by its budget"
+    assert str(error.value).count(";") >= 1, "says what to do next"
+    return error.value.code
+
+
+def test_without_faults(checkpoint):
+    check(checkpoint)
+
+
+@pytest.mark.parametrize("where", EVERYWHERE)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(status(429, {"Retry-After": "0"}), id="429 with Retry-After"),
+        pytest.param(status(429, {"RateLimit": '"api";r=0;t=0'}), id="429 with RateLimit"),
+        pytest.param(status(429), id="429 bare"),
+        pytest.param(status(500), id="500"),
+        pytest.param(status(503, {"Retry-After": "0.1"}), id="503 with Retry-After"),
+        pytest.param(status(504), id="504"),
+        pytest.param(closed(), id="closed"),
+        pytest.param(closed(reset=True), id="reset"),
+        pytest.param(truncated(7), id="truncated"),
+        pytest.param(truncated(7, reset=True), id="reset in mid-body"),
+    ],
+)
+def test_what_passes_is_retried(hub, checkpoint, where, fault):
+    hub.fault(where, fault, times=2)
+    check(checkpoint, timeout=10)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(shifted(2), id="shifted"),
+        pytest.param(shifted(-2), id="shifted back"),
+        pytest.param(shorter(1), id="shorter"),
+        pytest.param(whole, id="200 for 206"),
+        pytest.param(zipped, id="compressed"),
+        pytest.param(status(200), id="a web page for 200"),
+        pytest.param(status(206), id="a web page for 206"),
+        pytest.param(content(HTML), id="other content"),
+        pytest.param(reply_header("Content-Range", "bytes 0-63/64"), id="another total"),
+        pytest.param(reply_header("Content-Range", "bytes 8-71/*"), id="an unknown total"),
+        pytest.param(without("Content-Range"), id="no Content-Range"),
+        pytest.param(reply_header("Content-Type", "text/html"), id="called a web page"),
+        pytest.param(status(416, {"Content-Range": "bytes */64"}), id="416"),
+        pytest.param(status(404), id="404"),
+    ],
+)
+@pytest.mark.parametrize("times", [1, -1])
+def test_a_delivery_that_contradicts_itself_is_never_believed(hub, checkpoint, fault, times):
+    """Once: asked again. Always: its named error, and never wrong rows."""
+    hub.fault("cdn", fault, times=times)
+    if times == 1:
+        check(checkpoint)
+    else:
+        assert refusal(checkpoint) in ("BadResponse", "RangeNotSupported")
+
+
+def test_a_whole_file_for_a_range_is_dropped_before_its_body(hub, checkpoint):
+    hub.fault("cdn", whole)
+    shard = checkpoint.folder / "model-00002-of-00002.safetensors"
+    with shard.open("r+b") as file:
+        file.truncate(10**9)
+    start = hub.sent
+    assert refusal(checkpoint) == "RangeNotSupported"
+    # What the kernel's buffers take before they notice is all that leaves.
+    assert hub.sent - start < 50_000_000
+
+
+def test_an_etag_that_changes_between_ranges_is_refused(hub, checkpoint):
+    count = iter(range(1000))
+
+    def another(reply, request):
+        return Reply(**{**vars(reply), "headers": {**reply.headers, "ETag": f'"{next(count)}"'}})
+
+    hub.fault("cdn", another)
+    assert refusal(checkpoint) == "BadResponse"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("X-Linked-Size", "12"), ("X-Linked-ETag", '"' + 64 * "0" + '"'), ("X-Repo-Commit", 40 * "0")],
+)
+def test_a_file_that_resolves_to_another_is_refused(hub, checkpoint, name, value):
+    hub.fault("resolve", reply_header(name, value), method="HEAD")
+    assert refusal(checkpoint) == "BadResponse"
+
+
+@pytest.mark.parametrize("where", ["raw", "resolve"])
+def test_a_text_with_another_content_is_refused(hub, checkpoint, where):
+    """The digest of the listing decides; nothing of the text is believed before."""
+    hub.raw = where == "raw"
+    hub.fault(where, content(b"{}"), match="*config.json")
+    assert refusal(checkpoint) == "BadResponse"
+
+
+def test_a_text_that_never_ends_is_cut_off(hub, checkpoint):
+    hub.fault("raw", content(gzip.compress(b" " * 30_000_000)), match="*index.json")
+    assert refusal(checkpoint) == "BadResponse"
+
+
+def test_a_text_that_cannot_be_unpacked_is_refused(hub, checkpoint):
+    hub.fault("raw", content(b"no gzip at all"), match="*index.json")
+    assert refusal(checkpoint) == "BadResponse"
+
+
+@pytest.mark.parametrize(
+    ("where", "fault", "code"),
+    [
+        ("api", status(503), "ServerError"),
+        ("cdn", status(503), "ServerError"),
+        ("resolve", status(502), "ServerError"),
+        ("api", status(429, {"Retry-After": "3600"}), "RateLimited"),
+        ("cdn", status(429, {"RateLimit": '"resolvers";r=0;t=200'}), "RateLimited"),
+        ("resolve", status(429), "RateLimited"),
+        ("api", closed(), "Unreachable"),
+        ("cdn", closed(reset=True), "Unreachable"),
+        ("api", stalled(60), "Timeout"),
+        ("cdn", stalled(60), "Timeout"),
+        ("resolve", stalled(60), "Timeout"),
+        ("cdn", drip(0.4), "Timeout"),
+        ("api", drip(0.4), "Timeout"),
+        ("api", status(200), "BadResponse"),
+        ("api", status(200, body=b"[]"), "BadResponse"),
+        ("api", status(200, body=b'{"sha": "main", "siblings": []}'), "BadResponse"),
+        ("api", status(200, body=b"[" * 100_000), "BadResponse"),
+        ("api", status(418), "ServerError"),
+        ("api", status(403), "AccessDenied"),
+        ("cdn", status(403), "AccessDenied"),
+        ("resolve", status(403), "AccessDenied"),
+        ("api", status(307, {"Location": "/api/models/org/m/revision/main"}), "BadResponse"),
+        ("resolve", status(302, {"Location": "/org/m/resolve/main/config.json"}), "BadResponse"),
+    ],
+)
+def test_what_stays_wrong_ends_in_its_named_error(hub, checkpoint, where, fault, code):
+    hub.fault(where, fault)
+    assert refusal(checkpoint) == code
+
+
+def test_a_rate_limit_without_end_is_reported_at_once(hub, checkpoint):
+    hub.fault("api", status(429, {"Retry-After": "3600"}))
+    start = time.monotonic()
+    assert refusal(checkpoint, timeout=60) == "RateLimited"
+    assert time.monotonic() - start < 10, "nobody waits for an hour that is not in the budget"
+
+
+def test_a_slow_early_text_holds_nothing_up(hub, checkpoint):
+    """Texts that are asked for before the commit is known are a favour, not a need."""
+    hub.fault("raw", stalled(60), times=2)
+    check(checkpoint, timeout=10)
+
+
+def test_a_body_that_breaks_again_and_again_is_resumed_where_it_broke(hub, checkpoint):
+    hub.fault("cdn", truncated(200))
+    check(checkpoint, timeout=30)
+    begins = [int(r.headers["range"][6:].split("-")[0]) for r in hub.seen("cdn")]
+    assert len(begins) == len(set(begins)), "no byte is asked for twice"
+
+
+def test_an_address_that_expires_is_resolved_again(hub, checkpoint):
+    hub.lifetime = 0.5
+    hub.fault("cdn", stalled(0.6), times=1)
+    check(checkpoint, timeout=10)
+    hub.fault("cdn", status(403, body=b"Request has expired"), times=1)
+    check(checkpoint, timeout=10)
+
+
+def test_one_expiry_costs_one_resolve_however_many_wait(hub, checkpoint):
+    first = []
+
+    def expired(reply, request):
+        # Whatever carries the first signature is refused, after the header was read with it.
+        first.append(request.query["signature"]) if not first else None
+        if request.query["signature"] == first[0] and not request.headers["range"].startswith("bytes=0-"):
+            return Reply(403, {}, b"Request has expired")
+        return reply
+
+    hub.fault("cdn", expired)
+    check(checkpoint)
+    assert len(hub.seen("resolve")) == 2
+
+
+def test_addresses_that_serve_one_range_only_are_resolved_range_by_range(hub, checkpoint):
+    hub.any_range = False
+    check(checkpoint, timeout=10)
+    assert any("range" in request.headers for request in hub.seen("resolve"))
+    assert not any("authorization" in request.headers for request in hub.seen("cdn"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda body: b"\0\0\0\0\0\0\0\x10" + body[8:], id="length 2^60"),
+        pytest.param(lambda body: body[:8] + b"<" + body[9:], id="no JSON"),
+        pytest.param(lambda body: body + b"\0" * 16, id="longer than its tensors"),
+        pytest.param(lambda body: body[:-16], id="shorter than its tensors"),
+        pytest.param(lambda body: body[:4], id="no header"),
+        pytest.param(lambda body: header([("a", "F32", (2, 2), 16)]) + bytes(16), id="another file"),
+    ],
+)
+def test_a_corrupt_shard_is_named(hub, checkpoint, change):
+    for place in checkpoint.folder.glob("*.safetensors"):
+        place.write_bytes(change(place.read_bytes()))
+    assert refusal(checkpoint) in ("BadHeader", "BadIndex")
+
+
+def test_one_bad_checkpoint_does_not_stop_the_others(hub, checkpoint, tmp_path):
+    hub.add("org/bad", checkpoint.folder)
+    hub.fault("cdn", stalled(60), match="*org/bad*")
+
+    async def work():
+        async def one(pool, repo):
+            snapshot = await pool.snapshot(repo)
+            return await rows(snapshot, await output_projection(snapshot), IDS)
+
+        async with Hub(endpoint=hub.endpoint, cache=tmp_path / "c", timeout=2) as pool:
+            # Without the digest both would be one file; the bad one is asked first.
+            return await asyncio.gather(one(pool, "org/bad"), one(pool, "org/m"), return_exceptions=True)
+
+    bad, good = asyncio.run(work())
+    assert isinstance(bad, ScreeningError)
+    assert bad.code == "Timeout"
+    np.testing.assert_array_equal(good, checkpoint.expected)
+
+
+def test_being_cancelled_leaves_nothing_running_and_nothing_half_written(hub, checkpoint, tmp_path):
+    hub.fault("cdn", drip(0.2))
+
+    async def work():
+        async with Hub(endpoint=hub.endpoint, cache=tmp_path / "cache", timeout=60) as pool:
+
+            async def one():
+                snapshot = await pool.snapshot("org/m")
+                await rows(snapshot, await output_projection(snapshot), IDS)
+
+            task = asyncio.create_task(one())
+            await asyncio.sleep(0.5)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.sleep(0.1)
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+        return left
+
+    assert not asyncio.run(work())
+    hub.faults.clear()
+    check(checkpoint)

@@ -1,0 +1,270 @@
+"""Which tensor is the output projection: every naming, tied or not, wrapped, sharded, packed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+from checkpoints import head_and_embedding, header, write_checkpoint, write_index, write_safetensors
+
+from lmeval_dispersion.errors import ScreeningError
+from screener.architectures import EMBEDDINGS, HEADS, UNTIED_BY_DEFAULT, WRAPPERS
+from screener.local import local_snapshot
+from screener.projection import chosen_tensor, output_projection
+from screener.rows import rows
+
+V, D = 40, 8
+
+
+def matrix(seed=0, v=V, d=D):
+    return np.random.default_rng(seed).normal(size=(v, d))
+
+
+def found(folder):
+    return asyncio.run(output_projection(local_snapshot(folder)))
+
+
+def refusal(folder):
+    with pytest.raises(ScreeningError) as error:
+        found(folder)
+    return error.value
+
+
+@pytest.mark.parametrize("head", [wrapper + name for name in HEADS for wrapper in WRAPPERS])
+def test_every_naming_of_a_stored_head(tmp_path, head):
+    tensors = {
+        "model.embed_tokens.weight": ("F32", matrix(1)),
+        "model.layers.0.lm_head.weight": ("F32", matrix(2)),
+    }
+    tensors |= {"mtp.lm_head.weight": ("F32", matrix(3)), head: ("F32", matrix(4))}
+    projection = found(write_checkpoint(tmp_path / "m", tensors, config={"model_type": "llama"}))
+    assert (projection.name, projection.tied, projection.shape) == (head, False, (V, D))
+    assert projection.warnings == ()
+
+
+@pytest.mark.parametrize("config", [{"tie_word_embeddings": True}, {"model_type": "gemma2"}])
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_every_naming_of_a_tied_embedding(name, config):
+    for wrapper in WRAPPERS:
+        check_tied(wrapper + name, config)
+
+
+def check_tied(name, config):
+    warnings = []
+    assert chosen_tensor([name, "model.norm.weight", "visual.embed_tokens.weight"], config, warnings) == (
+        name,
+        True,
+    )
+    assert warnings == []
+
+
+def test_a_head_under_an_unknown_wrapper_is_found_and_a_draft_head_is_not():
+    names = ["base.wrapper.lm_head.weight", "model.embed_tokens.weight", "mtp.0.lm_head.weight"]
+    assert chosen_tensor(names, {"tie_word_embeddings": False}, []) == ("base.wrapper.lm_head.weight", False)
+    names = ["draft_model.lm_head.weight", "model.mtp.lm_head.weight", "model.embed_tokens.weight"]
+    assert chosen_tensor(names, {"tie_word_embeddings": True}, []) == ("model.embed_tokens.weight", True)
+
+
+@pytest.mark.parametrize("inner", ["text_config", "llm_config"])
+def test_a_wrapper_may_say_tied_inside(inner):
+    config = {"model_type": "some_vlm", inner: {"model_type": "llama", "tie_word_embeddings": True}}
+    name = "language_model.model.embed_tokens.weight"
+    assert chosen_tensor([name], config, []) == (name, True)
+
+
+def test_tied_in_the_config_but_stored_reads_the_stored_one_and_says_so(tmp_path):
+    folder = write_checkpoint(tmp_path / "m", head_and_embedding(), config={"tie_word_embeddings": True})
+    projection = found(folder)
+    assert (projection.name, projection.tied) == ("lm_head.weight", False)
+    assert "lm_head.weight is stored" in projection.warnings[0]
+
+
+@pytest.mark.parametrize("config", [{"tie_word_embeddings": False}, {"model_type": "llama"}])
+def test_untied_without_a_head_is_a_contradiction(tmp_path, config):
+    tensors = {"model.embed_tokens.weight": ("F32", matrix())}
+    error = refusal(write_checkpoint(tmp_path / "m", tensors, config=config))
+    assert error.code == "NoOutputProjection"
+    assert str(error).startswith("cannot be screened because config.json says")
+
+
+def test_no_config_at_all_ties_with_a_warning(tmp_path):
+    folder = write_checkpoint(tmp_path / "m", {"wte.weight": ("F32", matrix())})
+    (folder / "config.json").unlink()
+    projection = found(folder)
+    assert projection.tied
+    assert "silent" in projection.warnings[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_defaults_are_those_of_the_installed_transformers():
+    """Every default that transformers' own configurations have is the one we know."""
+    transformers = pytest.importorskip("transformers")
+    wrong = []
+    for config_class in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        try:
+            config = config_class()
+        except Exception:
+            continue
+        says = getattr(config, "tie_word_embeddings", None)
+        if says is False and config.model_type not in UNTIED_BY_DEFAULT:
+            inner = getattr(config.get_text_config(), "tie_word_embeddings", False)
+            if not inner:
+                wrong.append(config.model_type)
+        if says is True and config.model_type in UNTIED_BY_DEFAULT:
+            wrong.append(config.model_type)
+    assert wrong == []
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"])
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize(
+    ("names", "config"),
+    [
+        (("model.embed_tokens.weight", "lm_head.weight"), {"model_type": "llama"}),
+        (("gpt_neox.embed_in.weight", "embed_out.weight"), {"model_type": "gpt_neox"}),
+        (("wte.weight",), {"model_type": "gpt2"}),
+        (("model.language_model.embed_tokens.weight",), {"model_type": "gemma3"}),
+        (
+            ("language_model.model.embed_tokens.weight", "language_model.lm_head.weight"),
+            {"model_type": "llava"},
+        ),
+    ],
+)
+def test_rows_equal_an_independent_read_of_the_full_matrix(tmp_path, dtype, shards, names, config):
+    torch = pytest.importorskip("safetensors.torch")
+    tensors = {name: (dtype, matrix(seed)) for seed, name in enumerate(names)}
+    tensors = {"first.norm.weight": ("F32", np.ones(D)), **tensors, "last.norm.weight": ("F32", np.ones(3))}
+    folder = write_checkpoint(tmp_path / "m", tensors, config=config, shards=shards)
+    snapshot, ids = local_snapshot(folder), [7, 0, V - 1, 8, 9, 7]
+    projection = asyncio.run(output_projection(snapshot))
+    assert projection.name == names[-1]
+    full = torch.load_file(folder / projection.file)[projection.name].float().numpy()
+    np.testing.assert_array_equal(asyncio.run(rows(snapshot, projection, ids)), full[ids])
+    assert projection.parameters == sum(tensor.size for _, tensor in tensors.values())
+
+
+def test_a_width_that_is_not_the_hidden_size_is_read_as_stored(tmp_path):
+    config = {"model_type": "opt", "hidden_size": 32, "word_embed_proj_dim": D}
+    tensors = {"model.decoder.embed_tokens.weight": ("F16", matrix())}
+    assert found(write_checkpoint(tmp_path / "m", tensors, config=config)).shape == (V, D)
+
+
+def test_padding_is_silent_and_a_short_vocabulary_is_not(tmp_path):
+    config = {"model_type": "llama", "vocab_size": V - 5}
+    assert found(write_checkpoint(tmp_path / "a", head_and_embedding(V, D), config=config)).warnings == ()
+    config["vocab_size"] = V + 5
+    warnings = found(write_checkpoint(tmp_path / "b", head_and_embedding(V, D), config=config)).warnings
+    assert f"only {V} rows" in warnings[0]
+
+
+@pytest.mark.parametrize("dtype", ["U8", "I8", "U32"])
+def test_a_packed_head_under_the_usual_name(tmp_path, dtype):
+    tensors = {"model.embed_tokens.weight": ("F16", matrix()), "lm_head.weight": (dtype, matrix())}
+    error = refusal(write_checkpoint(tmp_path / "m", tensors))
+    assert error.code == "QuantizedTensor"
+    assert str(error).startswith("cannot be screened because lm_head.weight is stored as")
+
+
+@pytest.mark.parametrize("scale", ["lm_head.weight_scale", "lm_head.weight_scale_inv", "lm_head.scales"])
+def test_a_scaled_head(tmp_path, scale):
+    tensors = {"lm_head.weight": ("F8_E4M3", matrix()), scale: ("F32", np.ones((V, 1)))}
+    assert refusal(write_checkpoint(tmp_path / "m", tensors)).code == "QuantizedTensor"
+
+
+def test_a_head_packed_under_another_name(tmp_path):
+    tensors = {"model.embed_tokens.weight": ("F16", matrix()), "lm_head.qweight": ("U32", matrix())}
+    assert refusal(write_checkpoint(tmp_path / "m", tensors)).code == "QuantizedTensor"
+
+
+def test_a_scale_in_another_shard_is_seen(tmp_path):
+    tensors = {"lm_head.weight": ("F8_E4M3", matrix()), "lm_head.weight_scale": ("F32", np.ones((V, 1)))}
+    assert refusal(write_checkpoint(tmp_path / "m", tensors, shards=2)).code == "QuantizedTensor"
+
+
+@pytest.mark.parametrize("shape", [(V,), (V, D, 2), (0, D)])
+def test_a_head_that_is_no_matrix(tmp_path, shape):
+    tensors = {"lm_head.weight": ("F32", np.zeros(shape))}
+    assert refusal(write_checkpoint(tmp_path / "m", tensors)).code == "NoOutputProjection"
+
+
+def test_an_encoder_has_no_projection(tmp_path):
+    tensors = {"pooler.dense.weight": ("F32", matrix())}
+    assert refusal(write_checkpoint(tmp_path / "m", tensors)).code == "NoOutputProjection"
+
+
+@pytest.mark.parametrize(
+    ("files", "code", "says"),
+    [
+        (["pytorch_model.bin"], "NoSafetensors", ".bin"),
+        (["model-Q4_K_M.gguf"], "NoSafetensors", ".gguf"),
+        (["consolidated.00.pth"], "NoSafetensors", ".pth"),
+        ([], "NoSafetensors", "no weights"),
+        (["adapter_config.json", "adapter_model.safetensors"], "AdapterOnly", "adapter"),
+        (["adapter_config.json", "adapter_model.bin"], "AdapterOnly", "adapter"),
+        (["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"], "NoSafetensors", "index"),
+    ],
+)
+def test_what_cannot_be_screened_says_why(tmp_path, files, code, says):
+    (tmp_path / "config.json").write_text("{}")
+    for file in files:
+        (tmp_path / file).write_bytes(header([]))
+    error = refusal(tmp_path)
+    assert error.code == code
+    assert says in str(error)
+    assert str(error).startswith("cannot be screened because")
+
+
+def test_an_adapter_beside_its_base_does_not_disturb(tmp_path):
+    folder = write_checkpoint(tmp_path / "m", head_and_embedding())
+    write_safetensors(folder / "adapter_model.safetensors", {"x.lora_A.weight": ("F32", matrix())})
+    (folder / "adapter_config.json").write_text("{}")
+    assert found(folder).file == "model.safetensors"
+
+
+def test_a_single_file_under_another_name_is_read_with_a_warning(tmp_path):
+    folder = write_checkpoint(tmp_path / "m", {"output.weight": ("BF16", matrix())})
+    (folder / "model.safetensors").rename(folder / "consolidated.safetensors")
+    projection = found(folder)
+    assert (projection.name, projection.file) == ("output.weight", "consolidated.safetensors")
+    assert "only safetensors file" in projection.warnings[0]
+
+
+def test_an_index_beside_a_single_file_is_stale(tmp_path):
+    folder = write_checkpoint(tmp_path / "m", head_and_embedding())
+    write_index(folder, {"lm_head.weight": "model-00001-of-00002.safetensors"})
+    projection = found(folder)
+    assert projection.file == "model.safetensors"
+    assert "both" in projection.warnings[0]
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        b"{",
+        b"[]",
+        b"{}",
+        b'{"weight_map": []}',
+        b'{"weight_map": {"lm_head.weight": 3}}',
+        b'{"weight_map": {"lm_head.weight": "model-00009-of-00002.safetensors"}}',
+        b'{"weight_map": {"lm_head.weight": "../../etc/passwd"}}',
+        b'{"weight_map": {"lm_head.weight": "config.json"}}',
+        b'{"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}',
+    ],
+)
+def test_a_broken_or_stale_index_is_refused(tmp_path, index):
+    folder = write_checkpoint(tmp_path / "m", head_and_embedding(), shards=2)
+    assert json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    shard = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]["lm_head.weight"]
+    if b"00001-of" in index and shard == "model-00001-of-00002.safetensors":
+        index = index.replace(b"00001-of", b"00002-of")
+    (folder / "model.safetensors.index.json").write_bytes(index)
+    assert refusal(folder).code == "BadIndex"
+
+
+@pytest.mark.parametrize("config", [b"{", b"[1]", b'{"a":' * 50_000, b"\xff"])
+def test_a_broken_config_is_refused(tmp_path, config):
+    folder = write_checkpoint(tmp_path / "m", head_and_embedding())
+    (folder / "config.json").write_bytes(config)
+    assert refusal(folder).code == "BadConfig"

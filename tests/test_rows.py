@@ -1,0 +1,196 @@
+"""Rows: coalescing, the cache, and rows that are not fit to be compared."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from checkpoints import head_and_embedding, stored, write_checkpoint
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmeval_dispersion.errors import ScreeningError
+from screener.cache import Cache
+from screener.hub import Hub
+from screener.local import local_snapshot
+from screener.projection import output_projection
+from screener.rows import SLACK, coalesced, rows
+
+
+@given(st.sets(st.integers(0, 300), min_size=1), st.floats(0, 1))
+def test_runs_cover_all_rows_within_the_slack(ids, slack):
+    order = sorted(ids)
+    runs = coalesced(order, slack)
+    covered = [i for a, b in runs for i in range(a, b)]
+    assert covered == sorted(set(covered))
+    assert ids <= set(covered)
+    assert len(covered) - len(ids) <= slack * len(ids)
+    assert all(a in ids and b - 1 in ids for a, b in runs)
+    assert all(b < c for (_, b), (c, _) in pairwise(runs)), "neighbours are one run"
+
+
+@given(st.sets(st.integers(0, 60), min_size=2, max_size=12))
+def test_no_other_choice_of_gaps_needs_fewer_runs(ids):
+    order = sorted(ids)
+    gaps = [b - a - 1 for a, b in pairwise(order)]
+    budget = int(SLACK * len(order))
+    best = max(
+        bin(chosen).count("1")
+        for chosen in range(2 ** len(gaps))
+        if sum(gap for at, gap in enumerate(gaps) if chosen >> at & 1) <= budget
+    )
+    assert len(coalesced(order)) == len(order) - best
+
+
+def test_no_rows_are_no_runs():
+    assert coalesced([]) == []
+
+
+def local(tmp_path, tensors):
+    snapshot = local_snapshot(write_checkpoint(tmp_path / "m", tensors))
+    return snapshot, asyncio.run(output_projection(snapshot))
+
+
+def test_order_and_repetitions_are_those_of_the_ids(tmp_path):
+    tensors = head_and_embedding()
+    snapshot, projection = local(tmp_path, tensors)
+    expected = tensors["lm_head.weight"][1].astype(np.float32)
+    for ids in ([5, 3, 5], [119], [0, 1, 2], []):
+        got = asyncio.run(rows(snapshot, projection, ids))
+        assert got.shape == (len(ids), 16)
+        np.testing.assert_array_equal(got, expected[ids])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_rows_that_are_not_finite_are_named(tmp_path, value):
+    tensors = head_and_embedding()
+    tensors["lm_head.weight"][1][[4, 9], 3] = value
+    snapshot, projection = local(tmp_path, tensors)
+    assert asyncio.run(rows(snapshot, projection, [3, 5])).shape == (2, 16)
+    with pytest.raises(ScreeningError, match=r"rows 4, 9 of .* NaN or Inf") as refusal:
+        asyncio.run(rows(snapshot, projection, [3, 9, 4]))
+    assert refusal.value.code == "BadRows"
+
+
+def test_zero_rows_are_named(tmp_path):
+    tensors = head_and_embedding()
+    tensors["lm_head.weight"][1][7] = 0
+    snapshot, projection = local(tmp_path, tensors)
+    with pytest.raises(ScreeningError, match=r"rows 7 of .* are zero") as refusal:
+        asyncio.run(rows(snapshot, projection, [7, 8]))
+    assert refusal.value.code == "BadRows"
+
+
+@pytest.mark.parametrize("ids", [[0, 120], [-1]])
+def test_rows_outside_the_matrix_are_named(tmp_path, ids):
+    snapshot, projection = local(tmp_path, head_and_embedding())
+    with pytest.raises(ScreeningError, match="outside the 120 rows") as refusal:
+        asyncio.run(rows(snapshot, projection, ids))
+    assert refusal.value.code == "BadRows"
+
+
+@pytest.fixture
+def read(hub, tmp_path):
+    """Reads rows of org/m from the loopback Hub with a cache: rows and meter."""
+
+    async def work(ids, repo, offline):
+        async with Hub(endpoint=hub.endpoint, cache=tmp_path / "cache", offline=offline, timeout=5) as pool:
+            snapshot = await pool.snapshot(repo)
+            projection = await output_projection(snapshot)
+            return await rows(snapshot, projection, ids), snapshot.meter
+
+    return lambda ids, repo="org/m", offline=False: asyncio.run(work(ids, repo, offline))
+
+
+def test_rows_read_once_are_never_read_again(hub, tmp_path, read):
+    tensors = head_and_embedding()
+    expected = tensors["lm_head.weight"][1].astype(np.float32)
+    folder = write_checkpoint(tmp_path / "m", tensors)
+    hub.add("org/m", folder)
+    hub.add("other/copy", folder)
+    read([1, 2, 50])
+    before = len(hub.requests)
+    got, meter = read([2, 1])
+    np.testing.assert_array_equal(got, expected[[2, 1]])
+    assert [request.part for request in hub.requests[before:]] == ["api"]
+    assert meter.requests == 1
+
+    before = len(hub.requests)
+    got, _ = read([2, 1, 90])
+    np.testing.assert_array_equal(got, expected[[2, 1, 90]])
+    fetched = [request.headers["range"] for request in hub.requests[before:] if request.part == "cdn"]
+    assert len(fetched) == 1, "only the missing row travels"
+
+    before = len(hub.requests)
+    got, _ = read([1, 2, 50, 90], repo="other/copy")
+    np.testing.assert_array_equal(got, expected[[1, 2, 50, 90]])
+    assert {request.part for request in hub.requests[before:]} <= {"api", "raw"}, (
+        "the same file by its digest"
+    )
+
+    before = len(hub.requests)
+    got, meter = read([50, 90, 1], offline=True)
+    np.testing.assert_array_equal(got, expected[[50, 90, 1]])
+    assert (len(hub.requests), meter.requests, meter.bytes_read) == (before, 0, 0)
+    with pytest.raises(ScreeningError, match="HF_HUB_OFFLINE") as refusal:
+        read([77], offline=True)
+    assert refusal.value.code == "Offline"
+    with pytest.raises(ScreeningError) as refusal:
+        read([1], repo="org/never", offline=True)
+    assert refusal.value.code == "Offline"
+
+
+def damaged(raw):
+    """Ways in which an entry of the cache breaks."""
+    head, _, content = raw.partition(b"\n")
+    entry = json.loads(head)
+    flipped = content[:-3] + bytes([content[-3] ^ 1]) + content[-2:]
+    return {
+        "cut": raw[: len(raw) // 2],
+        "empty": b"",
+        "flipped": head + b"\n" + flipped,
+        "no newline": head,
+        "no json": b"\xff\xff\n" + content,
+        "deep json": b"[" * 100_000 + b"\n" + content,
+        "other key": json.dumps({**entry, "key": "another"}).encode() + b"\n" + content,
+    }
+
+
+@pytest.mark.parametrize("how", damaged(b'{"key": "", "sha256": ""}\nxxxx'))
+def test_a_damaged_cache_entry_is_noticed_and_read_again(hub, tmp_path, read, how):
+    tensors = head_and_embedding()
+    hub.add("org/m", write_checkpoint(tmp_path / "m", tensors))
+    read([1, 2, 50])
+    places = [place for place in (tmp_path / "cache").rglob("*") if place.is_file()]
+    assert len(places) >= 4
+    for place in places:
+        place.write_bytes(damaged(place.read_bytes())[how])
+    got, _ = read([1, 2, 50])
+    np.testing.assert_array_equal(got, tensors["lm_head.weight"][1].astype(np.float32)[[1, 2, 50]])
+    before = len(hub.requests)
+    read([1, 2, 50])
+    assert len(hub.requests) == before + 1
+
+
+def test_a_cache_that_cannot_be_written_costs_only_the_keeping(hub, tmp_path, read):
+    tensors = head_and_embedding()
+    hub.add("org/m", write_checkpoint(tmp_path / "m", tensors))
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    for _ in range(2):
+        got, meter = read([1, 2, 50])
+        np.testing.assert_array_equal(got, tensors["lm_head.weight"][1].astype(np.float32)[[1, 2, 50]])
+        assert meter.requests > 1
+
+
+def test_an_interrupted_write_leaves_no_entry(tmp_path):
+    cache = Cache(tmp_path)
+    cache.write("rows", "key", b"old")
+    leftover = next(place for place in tmp_path.rglob("*") if place.is_file()).with_name(".new-1234")
+    leftover.write_bytes(b"half of")
+    assert cache.read("rows", "key") == b"old"
+    assert cache.read("rows", "another") is None
+    cache.write("rows", "key", stored(np.zeros((2, 2)), "F32"))
+    assert cache.read("rows", "key") == bytes(16)

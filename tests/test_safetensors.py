@@ -1,0 +1,172 @@
+"""The safetensors reader: what it accepts, what it refuses, and every value of every dtype."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+
+import numpy as np
+import pytest
+from checkpoints import head_and_embedding, header, write_checkpoint
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmeval_dispersion.errors import ScreeningError
+from screener.local import local_snapshot
+from screener.safetensors import decoded_rows, header_length, parsed_header
+from screener.safetensors import header as read_header
+
+GOOD = {
+    "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+    "b": {"dtype": "BF16", "shape": [4], "data_offsets": [24, 32]},
+}
+
+
+def parsed(fields, data=32):
+    body = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
+    return parsed_header(body, 8 + len(body) + data, "a file")
+
+
+def changed(name="a", **entry):
+    return {**GOOD, name: {**GOOD[name], **entry}}
+
+
+def test_a_good_header_gives_absolute_places_and_parameters():
+    found = parsed(GOOD)
+    start = 8 + len(json.dumps(GOOD).encode())
+    assert (found.tensors["a"].begin, found.tensors["a"].end) == (start, start + 24)
+    assert found.tensors["b"].shape == (4,)
+    assert found.parameters == 10
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param(b'{"a": ', id="cut"),
+        pytest.param(b"\xff\xfe{}", id="not utf-8"),
+        pytest.param(b"[1]", id="a list"),
+        pytest.param(b'{"a":' * 100_000, id="deep"),
+        pytest.param(b"[" * 100_000 + b"]" * 100_000, id="deep lists"),
+        pytest.param(json.dumps(GOOD).replace('"b"', '"a"').encode(), id="a name twice"),
+        pytest.param(
+            json.dumps(GOOD).replace('"dtype": "F32"', '"dtype": "F32", "dtype": "I32"').encode(),
+            id="a key twice",
+        ),
+        pytest.param(changed(data_offsets=[0, 25]), id="ends inside the next"),
+        pytest.param(changed(data_offsets=[0, 20]), id="too few bytes"),
+        pytest.param(changed(shape=[2, 4]), id="shape too large"),
+        pytest.param(changed(shape=[2, -3]), id="negative"),
+        pytest.param(changed(shape=[-2, -3]), id="twice negative"),
+        pytest.param(changed(shape=[2, 3.0]), id="float"),
+        pytest.param(changed(shape=[True, 6]), id="bool"),
+        pytest.param(changed(shape=["2", 3]), id="string"),
+        pytest.param(changed(shape=6), id="shape no list"),
+        pytest.param(changed(shape=[2**40, 2**40]), id="overflow"),
+        pytest.param(changed(dtype="F64"), id="wide dtype"),
+        pytest.param(changed(dtype="F33"), id="unknown dtype"),
+        pytest.param(changed(dtype=["F32"]), id="dtype no string"),
+        pytest.param(changed(dtype=None), id="no dtype"),
+        pytest.param(changed(data_offsets=[0]), id="one offset"),
+        pytest.param(changed(data_offsets=[0, 24.0]), id="float offset"),
+        pytest.param(changed(data_offsets=[False, 24]), id="bool offset"),
+        pytest.param(changed(data_offsets=[24, 0]), id="backwards"),
+        pytest.param(changed(data_offsets=[8, 32]), id="overlap"),
+        pytest.param(changed("b", data_offsets=[32, 40]), id="gap"),
+        pytest.param(changed("b", data_offsets=[2**50, 2**50 + 8]), id="outside"),
+        pytest.param(changed(strides=[1]), id="a key too many"),
+        pytest.param({**GOOD, "a": {"dtype": "F32", "shape": [2, 3]}}, id="a key missing"),
+        pytest.param({**GOOD, "a": [0, 24]}, id="entry no object"),
+        pytest.param({"b": GOOD["b"]}, id="first bytes unclaimed"),
+        pytest.param({"a": GOOD["a"]}, id="last bytes unclaimed"),
+        pytest.param({}, id="nothing claimed"),
+    ],
+)
+def test_a_corrupt_header_is_refused(fields):
+    with pytest.raises(ScreeningError, match="broken") as refusal:
+        parsed(fields)
+    assert refusal.value.code == "BadHeader"
+
+
+@pytest.mark.parametrize("length", [2**60, 2**64 - 1, 100_000_001, 10_000, 0])
+def test_a_wrong_length_is_refused(tmp_path, length):
+    place = write_checkpoint(tmp_path / "m", head_and_embedding()) / "model.safetensors"
+    body = place.read_bytes()
+    place.write_bytes(struct.pack("<Q", length) + body[8:])
+    with pytest.raises(ScreeningError) as refusal:
+        asyncio.run(read_header(local_snapshot(tmp_path / "m"), "model.safetensors"))
+    assert refusal.value.code == "BadHeader"
+
+
+@pytest.mark.parametrize("off", [-16, -10, -8, -1, 1, 8, 10, 16])
+def test_a_length_that_is_a_little_off_is_refused(tmp_path, off):
+    """Padding makes the JSON parse nevertheless; only the file's size shows that every row is shifted."""
+    head = header([("lm_head.weight", "F32", (4, 4), 64)])
+    (length,) = struct.unpack("<Q", head[:8])
+    padded = head[8:].rstrip() + b" " * 40
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(padded) + off) + padded + b" " * 64)
+    assert length < len(padded)
+    with pytest.raises(ScreeningError) as refusal:
+        asyncio.run(read_header(local_snapshot(tmp_path), "model.safetensors"))
+    assert refusal.value.code == "BadHeader"
+
+
+@pytest.mark.parametrize("body", [b"", b"12345", b"\x02\0\0\0\0\0\0\0{}"[:9]])
+def test_a_file_too_short_is_refused(tmp_path, body):
+    (tmp_path / "model.safetensors").write_bytes(body)
+    with pytest.raises(ScreeningError) as refusal:
+        asyncio.run(read_header(local_snapshot(tmp_path), "model.safetensors"))
+    assert refusal.value.code == "BadHeader"
+
+
+@given(st.binary(max_size=80), st.integers(0, 200))
+def test_no_bytes_end_in_anything_but_a_header_or_its_error(body, size):
+    try:
+        parsed_header(body, size, "a file")
+    except ScreeningError as error:
+        assert error.code == "BadHeader"  # noqa: PT017
+    try:
+        length = header_length(body, size, "a file")
+    except ScreeningError as error:
+        assert error.code == "BadHeader"  # noqa: PT017
+    else:
+        assert 8 + length <= size
+
+
+def test_a_header_longer_than_the_first_request_takes_two(tmp_path):
+    write_checkpoint(tmp_path / "m", head_and_embedding())
+    snapshot = local_snapshot(tmp_path / "m")
+    asked = []
+    ranges = snapshot.ranges
+
+    async def counted(path, spans):
+        asked.append(spans)
+        return await ranges(path, spans)
+
+    snapshot.ranges = counted
+    whole = asyncio.run(read_header(snapshot, "model.safetensors"))
+    assert len(asked) == 1
+    asked.clear()
+    assert asyncio.run(read_header(snapshot, "model.safetensors", guess=20)).tensors == whole.tensors
+    assert len(asked) == 2
+
+
+def test_16_bit_floats_decode_as_wider_arithmetic_says():
+    codes = np.arange(2**16, dtype="<u2")
+    half = decoded_rows(codes.tobytes(), "F16", 256)
+    np.testing.assert_array_equal(half.ravel(), codes.view("<f2").astype(np.float32))
+    brain = decoded_rows(codes.tobytes(), "BF16", 256).ravel()
+    for code in [0, 1, 0x7F, 0x80, 0x3F80, 0x4049, 0x7F7F, 0x8000, 0xBF80, 0xC2F7]:
+        exponent, mantissa = (code >> 7) & 0xFF, code & 0x7F
+        value = 2.0 ** (max(exponent, 1) - 127) * (mantissa / 128 + (exponent > 0)) * (-1) ** (code >> 15)
+        assert brain[code] == value
+    assert np.isnan(brain[0x7FC0])
+    assert brain[0xFF80] == -np.inf
+
+
+def test_8_bit_floats_decode_as_torch_does():
+    torch = pytest.importorskip("torch")
+    codes = torch.arange(256, dtype=torch.uint8)
+    for dtype, kind in (("F8_E4M3", torch.float8_e4m3fn), ("F8_E5M2", torch.float8_e5m2)):
+        expected = codes.view(kind).float().numpy()
+        np.testing.assert_array_equal(decoded_rows(bytes(range(256)), dtype, 16).ravel(), expected)
