@@ -181,8 +181,9 @@ def _families(path: str | None) -> str:
 
     lines = []
     for name, family in load_families(path).items():
-        scales = ", ".join(family.scales)
-        lines.append(f"{name}\t{len(family.checkpoints)} checkpoints\t{scales}")
+        lines.append(
+            f"{name}\t{len(family.checkpoints)} entries\t{', '.join(family.scales)}\t{family.note}".rstrip()
+        )
     return "\n".join(lines)
 
 

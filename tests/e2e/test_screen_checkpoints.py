@@ -409,3 +409,18 @@ def test_the_families_are_listed(command):
 def test_help_and_version_answer(command):
     assert "screen-checkpoints --family qwen2.5 --domain math" in command("--help").stdout
     assert command("--version").stdout.startswith("lmeval-dispersion ")
+
+
+def test_the_demo_needs_no_network_and_shows_measured_accuracy_beside_the_gap(command):
+    done = command("--demo", HF_ENDPOINT="http://127.0.0.1:9")
+    assert done.returncode == 0, done.stdout
+    assert "0 requests" in done.stdout
+    document = json.loads(command("--demo", "--format", "json").stdout)
+    found = {Path(c["repo"]).name: c for c in document["checkpoints"]}
+    assert len(found) == 11
+    # The family's own truth: who can add has a larger gap than who learned from wrong answers.
+    assert found["sums-80"]["accuracy"] > 0.9 > 0.4 > found["wrong-sums-80"]["accuracy"]
+    wrong = [c["rank"] for name, c in found.items() if name.startswith("wrong")]
+    assert min(wrong) > found["sums-20"]["rank"]
+    overall = document["agreement"][0]
+    assert (overall["n"], overall["scope"]) == (11, "group")
