@@ -151,3 +151,15 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"| {r['perplexity']:.1f} | {r['gap']['cosine']:.3f} | {r['gap']['euclidean']:.3f} |"
         )
     return "\n".join(lines)
+
+
+def spread(rows: list[dict[str, Any]]) -> str:
+    """Mean, lowest and highest figure of each checkpoint over the seeds, as a Markdown table."""
+    lines = ["| checkpoint | accuracy | G cosine | G Euclidean |", "|---|---|---|---|"]
+    for folder in dict.fromkeys(row["folder"] for row in rows):
+        same = [row for row in rows if row["folder"] == folder]
+        figures = [[row["accuracy"]["mean"] for row in same]]
+        figures += [[row["gap"][metric] for row in same] for metric in METRICS]
+        cells = [f"{np.mean(f):.3f} ({min(f):.3f} – {max(f):.3f})" for f in figures]
+        lines.append(f"| {folder} | {' | '.join(cells)} |")
+    return "\n".join(lines)

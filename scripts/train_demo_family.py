@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 import yaml
-from demo_measures import WINDOW, correlations, measured, table, token_rows
+from demo_measures import WINDOW, correlations, measured, spread, table, token_rows
 from demo_texts import (
     BOS,
     EOS,
@@ -131,7 +131,7 @@ def train(
         schedule.step()
 
 
-def arithmetic_sequences(tokenizer: Tokenizer, answers: str, seed: int, count: int = 20_000) -> torch.Tensor:
+def arithmetic_sequences(tokenizer: Tokenizer, answers: str, seed: int, count: int) -> torch.Tensor:
     """Lines of arithmetic as token ids, shape (count, WINDOW + 1)."""
     rng, held_out = random.Random(seed), held_out_pairs()
     texts = [BOS + arithmetic_line(rng, answers, held_out) for _ in range(count)]
@@ -192,8 +192,8 @@ def train_member(run: Run, out: Path, seed: int, share: float, answers: str) -> 
     model = new_model(run.recipe)
     model.load_state_dict(torch.load(run.work / f"base-{seed}.pt", map_location="cpu"))
     text = torch.load(run.work / "text.pt")
-    lines = arithmetic_sequences(tokenizer, answers, seed=1000 * seed + 1)
     steps, lr = run.recipe["steps"], run.recipe["lr"]
+    lines = arithmetic_sequences(tokenizer, answers, seed=1000 * seed + 1, count=min(20_000, 100 * steps))
     train(model, text, lines, share=share, steps=steps, lr=lr, seed=1000 * seed + 2, device=run.device)
     folder = out / folder_name(share, answers)
     write_checkpoint(model, run.work / "tokenizer", folder)
@@ -248,6 +248,9 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     unknown = sorted(set(args.recipe) - set(RECIPE))
     if unknown:
         parser.error(f"expected recipe keys of {', '.join(RECIPE)}, got {', '.join(unknown)}")
+    for file in (*(args.wikitext or ()), *([args.gsm8k] if args.gsm8k else ()), args.reference):
+        if not file.is_file():
+            parser.error(f"expected a file, got {file}, which there is not")
     return args
 
 
@@ -303,7 +306,11 @@ def main(argv: list[str] | None = None) -> None:
     (args.out / "family.yaml").write_text(yaml.safe_dump(family, sort_keys=False, width=100), "utf-8")
     for seed in args.seeds:
         chosen = [row for row in rows if row["seed"] == seed]
-        print(f"seed {seed}\n\n{table(chosen)}\n\nSpearman of G with accuracy, {correlations(chosen)}\n")
+        print(f"seed {seed}\n\n{table(chosen)}\n")
+        if rho := correlations(chosen):
+            print(f"Spearman of G with accuracy, {rho}\n")
+    if len(args.seeds) > 1:
+        print(f"all seeds\n\n{spread(rows)}\n")
 
 
 if __name__ == "__main__":

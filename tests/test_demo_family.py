@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from demo_measures import addition_accuracy, table
+from demo_measures import addition_accuracy, correlations, spread, table
 from demo_texts import OPERANDS, arithmetic_line, held_out_pairs, reference_words, trained_tokenizer
 from safetensors import safe_open
 from tokenizers import Tokenizer
@@ -188,6 +188,14 @@ def test_rare_words_are_no_pieces() -> None:
 @pytest.mark.parametrize("page", [ROOT / "docs" / "demo.md", DEMO / "README.md"], ids=["docs", "model card"])
 def test_pages_hold_the_measured_table(page: Path) -> None:
     assert table(CHECKPOINTS) in page.read_text("utf-8")
+
+
+def test_page_holds_the_spread_over_seeds() -> None:
+    page = (ROOT / "docs" / "demo.md").read_text("utf-8")
+    rows = CHECKPOINTS + FAMILY["replicates"]
+    assert spread(rows) in page
+    for seed in sorted({row["seed"] for row in rows}):
+        assert f"- seed {seed}: {correlations([r for r in rows if r['seed'] == seed])}\n" in page
 
 
 def test_script_runs_end_to_end(tmp_path: Path) -> None:
