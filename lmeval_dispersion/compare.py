@@ -6,11 +6,12 @@ Stores of harness runs go to the audit, folders of laboratory runs to the labora
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from lmeval_dispersion.errors import UsageError
 
@@ -81,20 +82,28 @@ def _laboratory(runs: list[str], output_format: str) -> str:
     if output_format == "csv":
         return str(frame.to_csv(index=False, float_format="%.9g"))
     if output_format == "html":
-        from lmeval_dispersion.analysis.comparison_page import comparison_page
+        from lmeval_dispersion.analysis.report_page import page_columns
+        from lmeval_dispersion.compare_page import laboratory_page
 
-        return comparison_page(frame, runs[0], runs[1]).html()
+        return laboratory_page(frame, page_columns(frame), runs[0], runs[1]).html()
     return f"{runs[1]} minus {runs[0]}\n\n{text_table(frame)}\n"
 
 
 def _stores(args: argparse.Namespace, output_format: str) -> str:
-    stores = importlib.import_module("lmeval_dispersion.audit.compare")
-    found: dict[str, Any] = stores.compared_stores(args.runs, by=args.by, layer=args.layer)
+    from lmeval_dispersion.audit.compare import compared_stores, comparison_text
+    from lmeval_dispersion.audit.report import report_json
+
+    found: dict[str, Any] = compared_stores(args.runs, by=args.by, layer=args.layer)
     if output_format == "json":
-        return str(importlib.import_module("lmeval_dispersion.audit.report").report_json(found)) + "\n"
+        return report_json(found) + "\n"
     if output_format == "table":
-        return str(stores.comparison_text(found)) + "\n"
-    raise UsageError(f"expected --format table or json for runs of the harness, got {output_format}")
+        return comparison_text(found) + "\n"
+    rows = [{"run": other["run"], **row} for other in found["others"] for row in other["slices"]]
+    if output_format == "csv":
+        return str(pd.DataFrame(rows).to_csv(index=False, float_format="%.9g"))
+    from lmeval_dispersion.compare_page import stores_page
+
+    return stores_page(found, rows).html()
 
 
 COMMANDS = {"compare": (add_arguments, run)}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pandas as pd
+
 from lmeval_dispersion.analysis import plots
 from lmeval_dispersion.analysis.report import known_columns, shown_tables
 from lmeval_dispersion.analysis.wording import COLUMNS, LEADS, LIMITS, TITLES
@@ -22,8 +24,7 @@ def report_page(result: Any) -> Page:
         page.chart(chart, caption=caption, description=description)
     page.section("Tables")
     for caption, frame in shown_tables(result):
-        columns = [Column(name, *COLUMNS[name][:2], hint=COLUMNS[name][2]) for name in known_columns(frame)]
-        page.table(frame, columns, caption=caption)
+        page.table(frame, page_columns(frame), caption=caption)
     page.section("What these numbers do not say").note(LIMITS[result.kind], "warning")
     page.section("What was run")
     for model in models:
@@ -31,6 +32,11 @@ def report_page(result: Any) -> Page:
     page.facts({key: _plain(value) for key, value in manifest["settings"].items() if key != "models"})
     page.facts({**manifest["versions"], "created": manifest["created"]})
     return page
+
+
+def page_columns(frame: pd.DataFrame) -> list[Column]:
+    """The columns of a frame that a page shows, with headings and how to read them."""
+    return [Column(name, *COLUMNS[name][:2], hint=COLUMNS[name][2]) for name in known_columns(frame)]
 
 
 def _charts(result: Any) -> list[tuple[Any, str, str]]:
