@@ -1,11 +1,12 @@
-"""The laboratory's cost: memory over 100,000 segments, and condensation beside the package embedding-condensation.
+"""The laboratory's cost: memory over 100,000 segments; condensation beside embedding-condensation of PyPI.
 
     python benchmarks/laboratory.py memory
     python benchmarks/laboratory.py peer --peer-python /path/to/an/environment/bin/python
 
-The peer is another group's package under a non-commercial licence: it is installed by whoever runs this, in an
-environment of its own beside torch and transformers (pip install --no-deps embedding-condensation), and only called.
-Each measurement is a process of its own; both sides run the same model on the same texts, in turns, one thread.
+The peer is another group's package under a non-commercial licence: whoever runs this installs it, in an
+environment of its own beside torch and transformers (pip install --no-deps embedding-condensation), and it
+is only called. Each measurement is a process of its own; both sides run the same model on the same texts, in
+turns, on one thread, and CPU seconds are counted, forward passes included.
 """
 
 from __future__ import annotations
@@ -101,11 +102,11 @@ def child_ours(spec: dict) -> dict:
 
     model = load_model(spec["model"])
     with Peak() as peak:
-        started = time.perf_counter()
+        started = time.process_time()
         found = condensation(
             model, spec["data"], segment=spec["length"], texts=spec["texts"], reference=spec["reference"]
         )
-        seconds = time.perf_counter() - started
+        seconds = time.process_time() - started
     means = found.layers["reference_mean"].tolist() if spec["reference"] else []
     return {"seconds": seconds, "total": peak.total, "anonymous": peak.anonymous, "means": means}
 
@@ -117,13 +118,13 @@ def child_peer(spec: dict) -> dict:
     model, tokenizer = AutoModel.from_pretrained(spec["model"]), AutoTokenizer.from_pretrained(spec["model"])
     rows = [json.loads(line)["text"] for line in Path(spec["data"]).read_text().splitlines()]
     with Peak() as peak:
-        started = time.perf_counter()
+        started = time.process_time()
         found = measure_embedding_condensation(
             model, tokenizer, texts=rows, repetitions=len(rows), max_length=spec["length"],
             plot=False, save_path=None, show_progress=False,
         )  # fmt: skip
         means = [float(matrix.mean()) for matrix in found.cossim_by_layer]
-        seconds = time.perf_counter() - started
+        seconds = time.process_time() - started
     return {"seconds": seconds, "total": peak.total, "anonymous": peak.anonymous, "means": means}
 
 
@@ -159,12 +160,11 @@ def memory(sizes: list[int], length: int) -> None:
 def peer(python: str, count: int, repeats: int) -> None:
     import numpy as np
 
-    print(
-        f"{count} texts, width 256, one thread, medians of {repeats} turns; growth is peak minus that of 5 texts"
-    )
-    print(
-        "layers  tokens   ours s  as released s   peer s  peer/ours  peer/as released   ours MB  peer MB   difference"
-    )
+    print(f"{count} texts, width 256, one thread, CPU seconds, medians of {repeats} turns")
+    print("as released: ours with reference=True; MB: peak minus that of 5 texts")
+    print("difference: of our released layer means and the peer's, at most; spread: (max - min) / median")
+    heads = ("layers", "tokens", "ours s", "as released s", "peer s", "peer/ours", "peer/as released")
+    print("  ".join((*heads, "ours MB", "as released MB", "peer MB", "difference", "spread")))
     for layers, length in ((4, 128), (4, 512), (12, 128), (12, 512)):
         with tempfile.TemporaryDirectory() as folder:
             saved_model(Path(folder) / "model", layers=layers, width=256, positions=512)
@@ -180,16 +180,20 @@ def peer(python: str, count: int, repeats: int) -> None:
                 runs["released"].append(measured(sys.executable, "ours", full))
                 runs["peer"].append(measured(python, "peer", full))
             small = {name: measured(p, name, few) for name, p in (("ours", sys.executable), ("peer", python))}
-        seconds = {name: statistics.median(run["seconds"] for run in found) for name, found in runs.items()}
+        every = {name: [run["seconds"] for run in found] for name, found in runs.items()}
+        seconds = {name: statistics.median(times) for name, times in every.items()}
+        spread = max((max(times) - min(times)) / seconds[name] for name, times in every.items())
+        base = {"ours": small["ours"], "released": small["ours"], "peer": small["peer"]}
         grown = {
-            name: statistics.median(run["anonymous"] for run in runs[name]) - small[name]["anonymous"]
-            for name in ("ours", "peer")
+            name: statistics.median(run["anonymous"] for run in found) - base[name]["anonymous"]
+            for name, found in runs.items()
         }
         worst = np.abs(np.subtract(runs["released"][0]["means"], runs["peer"][0]["means"])).max()
+        ours, released, other = seconds["ours"], seconds["released"], seconds["peer"]
         print(
-            f"{layers:6d}  {length:6d}  {seconds['ours']:7.2f}  {seconds['released']:13.2f}  {seconds['peer']:7.2f}  "
-            f"{seconds['peer'] / seconds['ours']:9.2f}  {seconds['peer'] / seconds['released']:16.2f}  "
-            f"{grown['ours']:8.0f}  {grown['peer']:7.0f}  {worst:11.1e}",
+            f"{layers:6d}  {length:6d}  {ours:6.2f}  {released:13.2f}  {other:6.2f}  {other / ours:9.2f}  "
+            f"{other / released:16.2f}  {grown['ours']:7.0f}  {grown['released']:14.0f}  {grown['peer']:7.0f}  "
+            f"{worst:10.1e}  {spread:6.2f}",
             flush=True,
         )
 
@@ -204,7 +208,7 @@ def main() -> None:
     one.add_argument("--length", type=int, default=64)
     two = commands.add_parser("peer")
     two.add_argument("--peer-python", required=True)
-    two.add_argument("--texts", type=int, default=40)
+    two.add_argument("--texts", type=int, default=100)
     two.add_argument("--repeats", type=int, default=3)
     child = commands.add_parser("child")
     child.add_argument("name")
