@@ -12,6 +12,7 @@ from screener.wording import (
     ACROSS_SCALES,
     UNSUPPORTED,
     Grid,
+    accuracy_digits,
     across_scales_grid,
     agreement_grid,
     digits_for,
@@ -75,7 +76,7 @@ def _group(page: Page, group: Group, result: Result) -> None:
         )
     )
     if any(c.accuracy is not None for c in members):
-        columns.append(Column("accuracy", "Accuracy", ".4g"))
+        columns.append(Column("accuracy", "Accuracy", f".{accuracy_digits(members)}f"))
     columns += [Column(key, name, digits, error=f"{key}_se") for key, name in _PARTS.items()]
     columns += [
         Column("bytes", "Bytes read", ",d"),

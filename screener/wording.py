@@ -48,6 +48,11 @@ def digits_for(checkpoints: Sequence[Screened], result: Result) -> int:
     return digits
 
 
+def accuracy_digits(checkpoints: Sequence[Screened]) -> int:
+    """Decimals of accuracies: 3 where they are shares, 1 where they are percentages."""
+    return 3 if all((c.accuracy or 0) <= 1 for c in checkpoints) else 1
+
+
 def not_separated(checkpoint: Screened, group: Group) -> str:
     """The ranks of the siblings that a checkpoint is not separated from: ``2, 3``."""
     others = [c for c in group.checkpoints if c.label in checkpoint.not_separated_from]
@@ -74,13 +79,11 @@ def group_grid(group: Group, result: Result, *, narrow: bool = False) -> Grid:
     members = trajectory or group.checkpoints
     digits = digits_for(members, result)
     with_accuracy = any(c.accuracy is not None for c in members)
-    # A share or a percentage: three digits either way.
-    accuracy_digits = 3 if all((c.accuracy or 0) <= 1 for c in members) else 1
     rows = []
     for c in members:
         gap = c.gaps[result.metric]
         parts = (gap.within_domain, gap.between, gap.within_reference)
-        accuracy = "" if c.accuracy is None else f"{c.accuracy:.{accuracy_digits}f}"
+        accuracy = "" if c.accuracy is None else f"{c.accuracy:.{accuracy_digits(members)}f}"
         cost = (size(c.bytes_read), str(c.requests), f"{c.seconds:.2f}")
         rows.append(
             (
@@ -163,7 +166,7 @@ def lead(result: Result) -> str:
     """What was computed."""
     return (
         f"{result.domain}: {result.metric} gap G = within(T) + between(T, R); within R is a control, no part "
-        f"of G; reference {result.reference}; ± is one jackknife standard error"
+        f"of G; everyday tokens R: {result.reference}; ± is one jackknife standard error"
     )
 
 
