@@ -100,7 +100,8 @@ def references(body: bytes, asked: str) -> list[str]:
     refs = _parsed(body, dict, asked)
     names = []
     for kind in ("branches", "tags"):
-        for ref in refs.get(kind) or []:
+        listed = refs.get(kind) or []
+        for ref in listed if isinstance(listed, list) else [None]:
             if not isinstance(ref, dict) or not isinstance(ref.get("name"), str):
                 raise _bad(asked)
             names.append(ref["name"])

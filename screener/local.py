@@ -42,7 +42,11 @@ class LocalSnapshot:
 
     async def size(self, path: str) -> int:
         """Size of a file; see `Snapshot.size`."""
-        return self._place(path).stat().st_size
+        place = self._place(path)
+        try:
+            return place.stat().st_size
+        except OSError as error:
+            raise ScreeningError("FileNotFound", f"cannot read {path} of {self.repo}: {error}") from error
 
     def _place(self, path: str) -> Path:
         if path not in self.files:

@@ -182,10 +182,11 @@ class HubSnapshot:
                         raise AgainError(_contradiction(got), last=True)
                     way.etag = way.etag or response.headers.get("ETag")
                     async for piece in response.aiter_raw():
-                        received += piece[: end - begin]
+                        received += piece
                         begin += len(piece)
-                    if begin > end:
-                        received.clear()
+                        if begin > end:
+                            received.clear()
+                            break
                     if begin != end:
                         raise AgainError(
                             _contradiction(f"a range of {path} of {self.repo} has the wrong length")
@@ -242,7 +243,6 @@ class HubSnapshot:
         transport, url = self._transport_or_offline(path), self._url("resolve", path)
         for _ in range(HOPS):
             async with transport.answer("HEAD", url, {"Accept-Encoding": "identity"}, self.meter) as response:
-                await response.aread()
                 transport.raise_if_passing(response)
                 if not (response.has_redirect_location or response.is_success):
                     raise self._refused(response)
@@ -255,7 +255,7 @@ class HubSnapshot:
                     )
                 if response.is_success:
                     return response.url
-                url = response.url.join(response.headers["Location"])
+                url = await redirect(response)
                 if not transport.is_hub(url):
                     return url
         raise _contradiction(f"{url.host} redirects in circles for {path} of {self.repo}")

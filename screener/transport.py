@@ -51,10 +51,16 @@ class AgainError(Exception):
 
 
 class Budget:
-    """Seconds that one checkpoint may take; the clock runs only while something is done for it."""
+    """Seconds that one checkpoint may take; the clock runs only while something is done for it.
+
+    Attributes:
+        seconds: The whole of it.
+        trouble: Why what is being tried again failed the last time: the reason to give when time runs out.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+        self.trouble: ScreeningError | None = None
         self._spent, self._since, self._running = 0.0, 0.0, 0
 
     @property
@@ -79,13 +85,13 @@ class Budget:
         """Result of some work, if it comes in time.
 
         Raises:
-            ScreeningError: ``Timeout``.
+            ScreeningError: ``Timeout``, or the trouble that the time went into.
         """
         with self._clock():
             try:
                 return await asyncio.wait_for(work, max(self.remaining, 0.0))
             except asyncio.TimeoutError:
-                raise ScreeningError(
+                raise self.trouble or ScreeningError(
                     "Timeout", f"took longer than {self.seconds:g} s; allow more time or try again later"
                 ) from None
 
@@ -126,7 +132,8 @@ class Transport:
         """One request, no retries, no redirects: status and headers are there, the body is not yet read.
 
         Raises:
-            AgainError: The connection failed or broke, also while the body is read.
+            AgainError: The connection failed or broke, also while the body is read; or the server has asked
+                to be left alone for a while.
         """
         origin = _origin(url)
         if origin == self._origin and self.token:
@@ -134,7 +141,7 @@ class Transport:
         async with self._places.setdefault(origin, asyncio.Semaphore(CONNECTIONS)):
             # A server that asked one of us to wait means all of us.
             if (wait := self._not_before.get(origin, 0.0) - time.monotonic()) > 0:
-                await asyncio.sleep(wait)
+                raise AgainError(_rate_limited(url.host, wait), wait=wait, fruitful=True)
             meter.requests += 1
             response: httpx.Response | None = None
             try:
@@ -211,8 +218,11 @@ class Transport:
         fruitless = 0
         while True:
             try:
-                return await attempt()
+                result = await attempt()
+                budget.trouble = None
+                return result
             except AgainError as again:
+                budget.trouble = again.error
                 fruitless = 0 if again.fruitful else fruitless + 1
                 wait = again.wait
                 if wait is None:
@@ -230,15 +240,9 @@ class Transport:
         status, host = response.status_code, response.url.host
         if status == 429:
             wait = _asked_wait(response.headers)
-            until = f"in {wait:.0f} s" if wait else "later"
             if wait:
                 self._not_before[_origin(response.url)] = time.monotonic() + min(wait, 300.0)
-            raise AgainError(
-                ScreeningError(
-                    "RateLimited", f"{host} allows no more requests now (429); try again {until}, or log in"
-                ),
-                wait=wait,
-            )
+            raise AgainError(_rate_limited(host, wait), wait=wait)
         if status == 408 or status >= 500:
             raise AgainError(
                 ScreeningError("ServerError", f"{host} answered {status} again and again; try again later"),
@@ -247,15 +251,27 @@ class Transport:
 
 
 async def redirect(response: httpx.Response) -> httpx.URL:
-    """Where a redirect leads; its body is read so that the connection can serve the next request."""
+    """Where a redirect leads; its body is read so that the connection can serve the next request.
+
+    Raises:
+        ScreeningError: ``BadResponse`` if that is no address.
+    """
     await drained(response)
-    return response.url.join(response.headers["Location"])
+    try:
+        return response.url.join(response.headers["Location"])
+    except (httpx.InvalidURL, ValueError):
+        raise ScreeningError(
+            "BadResponse", f"{response.url.host} redirects to what is no address; check HF_ENDPOINT"
+        ) from None
 
 
 async def drained(response: httpx.Response) -> None:
     """Read a short body nobody needs: a connection with unread bytes would have to be closed."""
-    if int(response.headers.get("Content-Length", "0") or 0) <= 65_536:
-        await response.aread()
+    received = 0
+    async for piece in response.aiter_raw():
+        received += len(piece)
+        if received > 65_536:
+            break
 
 
 async def side_by_side(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -267,6 +283,13 @@ async def side_by_side(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _rate_limited(host: str, wait: float | None) -> ScreeningError:
+    until = f"in {wait:.0f} s" if wait else "later"
+    return ScreeningError(
+        "RateLimited", f"{host} allows no more requests now (429); try again {until}, or log in"
+    )
 
 
 def _origin(url: httpx.URL) -> tuple[str, str, int | None]:

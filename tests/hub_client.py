@@ -1,0 +1,107 @@
+"""Reading of the loopback Hub (or of a folder) in this process, and the slow truth to compare it with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from screener.hub import Hub
+from screener.local import local_snapshot
+from screener.projection import OutputProjection, output_projection
+from screener.rows import rows
+from screener.snapshot import Snapshot
+
+#: Rows that tests ask for: neighbours, a gap that is bridged, one far away, the last, out of order.
+IDS = (7, 3, 4, 6, 90, 119)
+HEAD = "lm_head.weight"
+FILE = "model.safetensors"
+#: Exponent bits, mantissa bits, whether the largest exponent is reserved for Inf and NaN.
+FORMATS = {
+    "F32": (8, 23, True),
+    "F16": (5, 10, True),
+    "BF16": (8, 7, True),
+    "F8_E4M3": (4, 3, False),
+    "F8_E5M2": (5, 2, True),
+}
+
+
+@dataclass
+class Read:
+    """What one reading brought."""
+
+    rows: NDArray[np.float32]
+    projection: OutputProjection
+    snapshot: Snapshot
+
+
+def ours(hub: Any, cache: Path, **settings: Any) -> Hub:
+    """The client under test against the loopback Hub, with a cache of its own."""
+    return Hub(**{"endpoint": hub.endpoint, "cache": cache, "offline": False, "timeout": 20.0, **settings})
+
+
+def read(
+    hub: Any,
+    cache: Path,
+    repo: str = "org/model",
+    revision: str | None = None,
+    *,
+    ids: tuple[int, ...] = IDS,
+    **settings: Any,
+) -> Read:
+    """Rows of the output projection of a checkpoint on the loopback Hub; fails if it hangs."""
+
+    async def work() -> Read:
+        async with ours(hub, cache, **settings) as client:
+            snapshot = await client.snapshot(repo, revision)
+            return await read_of(snapshot, ids)
+
+    return asyncio.run(asyncio.wait_for(work(), 40))
+
+
+async def read_of(snapshot: Snapshot, ids: tuple[int, ...] = IDS) -> Read:
+    """Rows of the output projection of a snapshot."""
+    projection = await output_projection(snapshot)
+    return Read(await rows(snapshot, projection, ids), projection, snapshot)
+
+
+def read_folder(folder: Path, ids: tuple[int, ...] = IDS) -> Read:
+    """Rows of the output projection of a checkpoint in a folder."""
+    return asyncio.run(read_of(local_snapshot(folder), ids))
+
+
+def full_matrix(file: Path, name: str) -> NDArray[np.float64]:
+    """A whole matrix in float64: bits as unsigned integers, taken apart by the definition of the format."""
+    raw = file.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    entry = json.loads(raw[8 : 8 + length])[name]
+    begin, end = (8 + length + offset for offset in entry["data_offsets"])
+    exponent_bits, mantissa_bits, reserved = FORMATS[entry["dtype"]]
+    width = (1 + exponent_bits + mantissa_bits) // 8
+    code = np.frombuffer(raw[begin:end], f"<u{width}").astype(np.int64).reshape(entry["shape"])
+    return decoded(code, exponent_bits, mantissa_bits, reserved)
+
+
+def decoded(
+    code: NDArray[np.int64], exponent_bits: int, mantissa_bits: int, reserved: bool
+) -> NDArray[np.float64]:
+    """Values of binary floating-point codes, in float64."""
+    bias = 2 ** (exponent_bits - 1) - 1
+    mantissa = code % 2**mantissa_bits
+    exponent = code // 2**mantissa_bits % 2**exponent_bits
+    sign = 1 - 2.0 * (code // 2 ** (exponent_bits + mantissa_bits))
+    subnormal = np.ldexp(mantissa.astype(float), 1 - bias - mantissa_bits)
+    normal = np.ldexp((mantissa + 2**mantissa_bits).astype(float), exponent - bias - mantissa_bits)
+    value = sign * np.where(exponent == 0, subnormal, normal)
+    if reserved:
+        top = exponent == 2**exponent_bits - 1
+        value[top & (mantissa == 0)] = np.inf * sign[top & (mantissa == 0)]
+        value[top & (mantissa != 0)] = np.nan
+    else:
+        value[(exponent == 2**exponent_bits - 1) & (mantissa == 2**mantissa_bits - 1)] = np.nan
+    return value

@@ -1,0 +1,111 @@
+"""Checkpoints in folders: transformers' layout, the Hub's cache, and what is wrong with a folder."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+
+import numpy as np
+import pytest
+from checkpoints import head_and_embedding, write_checkpoint
+from hub_client import FILE, HEAD, IDS, full_matrix, read_folder, read_of
+
+from lmeval_dispersion.errors import ScreeningError
+from screener.local import local_snapshot, read_ranges
+from screener.snapshot import Meter
+
+COMMITS = ["a" * 40, "b" * 40]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_checkpoint(tmp_path / "model", head_and_embedding())
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_folder_as_transformers_saves_it(tmp_path, shards):
+    folder = write_checkpoint(tmp_path / "model", head_and_embedding(), shards=shards)
+    found = read_folder(folder)
+    file = found.projection.file
+    np.testing.assert_array_equal(found.rows, full_matrix(folder / file, HEAD)[list(IDS)])
+    assert found.projection.parameters == 2 * 120 * 16 + 16
+    assert found.snapshot.revision is None
+    assert found.snapshot.meter == Meter(0, 0)
+
+
+def in_cache(tmp_path, folder, commits, main=None):
+    place = tmp_path / "models--org--model"
+    (place / "refs").mkdir(parents=True)
+    if main:
+        (place / "refs" / "main").write_text(main)
+    for commit in commits:
+        snapshot = place / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        for file in folder.iterdir():
+            os.symlink(file, snapshot / file.name)
+    return place
+
+
+def test_a_snapshot_of_the_hubs_cache_and_the_repository_around_it(tmp_path, folder):
+    place = in_cache(tmp_path, folder, COMMITS, main=COMMITS[1])
+    truth = read_folder(folder).rows
+    np.testing.assert_array_equal(read_folder(place).rows, truth)
+    np.testing.assert_array_equal(read_folder(place / "snapshots" / COMMITS[0]).rows, truth)
+
+
+def test_the_only_snapshot_is_taken_without_a_reference(tmp_path, folder):
+    place = in_cache(tmp_path, folder, COMMITS[:1], main="no commit")
+    assert local_snapshot(place).folder.name == COMMITS[0]
+
+
+@pytest.mark.parametrize("commits", [[], COMMITS])
+def test_several_snapshots_or_none_are_a_question(tmp_path, folder, commits):
+    place = in_cache(tmp_path, folder, commits)
+    (place / "snapshots").mkdir(exist_ok=True)
+    with pytest.raises(ScreeningError, match="several snapshots or none") as raised:
+        local_snapshot(place)
+    assert raised.value.code == "FolderNotFound"
+
+
+def test_what_is_no_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "none", tmp_path / "file"):
+        with pytest.raises(ScreeningError) as raised:
+            local_snapshot(path)
+        assert raised.value.code == "FolderNotFound"
+
+
+def test_a_tilde_is_the_home_folder(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert local_snapshot("~/model").folder == folder
+
+
+def test_a_download_that_is_not_complete(folder):
+    whole = (folder / FILE).read_bytes()
+    for size in (0, 5, 100, len(whole) - 1):
+        (folder / FILE).write_bytes(whole[:size])
+        with pytest.raises(ScreeningError) as raised:
+            read_folder(folder)
+        assert raised.value.code == "BadHeader"
+    (folder / FILE).unlink()
+    with pytest.raises(ScreeningError) as raised:
+        read_folder(folder)
+    assert raised.value.code == "NoSafetensors"
+
+
+def test_a_file_that_disappears_or_shrinks_while_it_is_read(folder):
+    snapshot = local_snapshot(folder)
+    with pytest.raises(ScreeningError, match="still being written") as raised:
+        read_ranges(folder / FILE, [(0, 8), (0, 10**6)])
+    assert raised.value.code == "BadResponse"
+    shutil.rmtree(folder)
+    for work in (snapshot.small_file("config.json"), snapshot.ranges(FILE, [(0, 8)]), snapshot.size(FILE)):
+        with pytest.raises(ScreeningError) as raised:
+            asyncio.run(work)
+        assert raised.value.code == "FileNotFound"
+
+
+def test_a_link_to_nothing_is_no_file(folder):
+    os.symlink(folder / "none", folder / "model.safetensors.index.json")
+    assert asyncio.run(read_of(local_snapshot(folder))).projection.name == HEAD

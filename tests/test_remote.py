@@ -1,0 +1,172 @@
+"""The way to a file: waits that all keep, servers that ignore Range, redirects, and who gets the token."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+
+import hub_faults as faults
+import numpy as np
+import pytest
+from checkpoints import head_and_embedding, header, write_checkpoint
+from hub_client import FILE, HEAD, IDS, full_matrix, ours, read
+from hub_server import HubServer
+
+from lmeval_dispersion.errors import ScreeningError
+from screener.local import read_ranges
+
+
+@pytest.fixture
+def truth(hub, tmp_path):
+    """A small checkpoint on the Hub; its rows."""
+    folder = write_checkpoint(tmp_path / "repo", head_and_embedding())
+    hub.add("org/model", folder)
+    return full_matrix(folder / FILE, HEAD)[list(IDS)]
+
+
+def test_one_asked_to_wait_means_all_of_us(hub, truth, tmp_path):
+    """Another checkpoint does not knock while the server asked to be left alone, and says why it failed."""
+    hub.fault("api", faults.status(429, {"RateLimit": '"api";r=0;t=100'}), times=1)
+
+    async def both():
+        async with ours(hub, tmp_path / "cache", timeout=5) as client:
+            with pytest.raises(ScreeningError) as first:
+                await client.snapshot("org/model")
+            before = len(hub.requests)
+            with pytest.raises(ScreeningError) as second:
+                await client.snapshot("org/model", "main")
+            assert len(hub.requests) == before
+            return first.value.code, second.value.code
+
+    assert asyncio.run(both()) == ("RateLimited", "RateLimited")
+
+
+def test_a_short_wait_is_waited_for(hub, truth, tmp_path):
+    hub.fault("resolve", faults.status(429, {"RateLimit": '"resolvers";r=0;t=1'}), times=1)
+    np.testing.assert_array_equal(read(hub, tmp_path / "cache").rows, truth)
+    assert len(hub.seen("resolve")) == 2
+
+
+def sparse(place, gigabytes):
+    """A checkpoint whose head is far into a huge file that holds nothing but holes."""
+    place.mkdir()
+    (place / "config.json").write_text('{"model_type": "llama", "tie_word_embeddings": false}')
+    v, d = 150_000, gigabytes * 2**30 // 150_000 // 4
+    head = header([(HEAD, "F32", (v, d), 4 * v * d)])
+    with (place / FILE).open("wb") as file:
+        file.write(head)
+        file.seek(len(head) + 4 * d * 5)
+        file.write(np.ones(d, "<f4").tobytes())
+        file.truncate(len(head) + 4 * v * d)
+
+
+@pytest.mark.parametrize("where", ["header", "rows"])
+def test_200_for_206_on_a_large_file_is_noticed_before_the_body_is_read(hub, tmp_path, where):
+    sparse(tmp_path / "repo", 2)
+    hub.add("org/model", tmp_path / "repo")
+    if where == "rows":
+        # The header was served properly; from then on Range is ignored.
+        with pytest.raises(ScreeningError, match="are zero"):
+            read(hub, tmp_path / "cache", ids=(9,))
+    hub.fault("cdn", faults.whole)
+    before = hub.sent
+    with pytest.raises(ScreeningError) as raised:
+        read(hub, tmp_path / "cache", ids=(5,))
+    assert raised.value.code == "RangeNotSupported"
+    assert "download the checkpoint" in str(raised.value)
+    # What lay in buffers between the two sides when the connection was closed, of 2 GB.
+    assert hub.sent - before < 64_000_000
+
+
+def test_200_for_206_once_is_retried(hub, tmp_path):
+    sparse(tmp_path / "repo", 1)
+    hub.add("org/model", tmp_path / "repo")
+    hub.fault("cdn", faults.whole, times=1)
+    assert read(hub, tmp_path / "cache", ids=(5,)).rows.all()
+
+
+def test_a_small_file_is_accepted_whole_and_read_once(hub, truth, tmp_path):
+    hub.fault("cdn", faults.whole)
+    np.testing.assert_array_equal(read(hub, tmp_path / "cache").rows, truth)
+    assert len(hub.seen("cdn")) == 1
+
+
+def test_a_whole_file_that_is_another_one_is_refused(hub, truth, tmp_path):
+    size = (tmp_path / "repo" / FILE).stat().st_size
+    hub.fault("cdn", lambda reply, request: faults.Reply(200, {}, b"x" * size))
+    with pytest.raises(ScreeningError) as raised:
+        read(hub, tmp_path / "cache", timeout=5)
+    assert raised.value.code == "BadResponse"
+
+
+@pytest.mark.parametrize("where", ["resolve", "cdn"])
+@pytest.mark.parametrize(
+    "address", ["http://[", "gopher://localhost/x", "//", "http://localhost:0/x", "http://localhost:1/x"]
+)
+def test_a_redirect_to_nowhere(hub, truth, tmp_path, where, address):
+    hub.fault(where, faults.status(302, {"Location": address}))
+    with pytest.raises(ScreeningError) as raised:
+        read(hub, tmp_path / "cache", timeout=0.6)
+    assert raised.value.code in ("BadResponse", "Unreachable")
+
+
+def test_redirects_in_circles_end(hub, truth, tmp_path):
+    hub.fault("cdn", lambda reply, request: faults.Reply(307, {"Location": request.target}))
+    with pytest.raises(ScreeningError, match="circles") as raised:
+        read(hub, tmp_path / "cache", timeout=5)
+    assert raised.value.code == "BadResponse"
+
+
+def test_the_token_goes_to_the_hub_and_nowhere_else(hub, truth, tmp_path):
+    hub.repositories["org/model"].gated = True
+    read(hub, tmp_path / "cache", token=hub.token)
+    assert all("authorization" not in r.headers for r in hub.seen("cdn"))
+    assert all(r.headers["authorization"] == f"Bearer {hub.token}" for r in hub.requests if not r.on_cdn)
+
+
+@pytest.mark.parametrize("part", ["api", "raw", "resolve"])
+def test_a_redirect_to_another_host_does_not_get_the_token(hub, truth, tmp_path, part):
+    with HubServer() as other:
+        hub.fault(part, lambda reply, request: faults.Reply(302, {"Location": other.endpoint + "/x"}))
+        with contextlib.suppress(ScreeningError):
+            read(hub, tmp_path / "cache", token="hf_secret", timeout=0.6)
+        assert other.requests
+        assert all("authorization" not in r.headers for r in other.requests)
+
+
+def test_the_listing_that_goes_on_at_another_host_is_refused(hub, truth, tmp_path):
+    hub.blobs_in_api = False
+    hub.fault("api", faults.header("Link", '<http://example.org/x>; rel="next"'), match="*/tree/*")
+    with pytest.raises(ScreeningError) as raised:
+        read(hub, tmp_path / "cache", timeout=5)
+    assert raised.value.code == "BadResponse"
+
+
+def test_cancelling_leaves_nothing_behind(hub, truth, tmp_path):
+    hub.fault("cdn", faults.stalled(30))
+
+    async def work():
+        async with ours(hub, tmp_path / "cache") as client:
+            snapshot = await client.snapshot("org/model")
+            before = asyncio.all_tasks()
+            task = asyncio.create_task(snapshot.ranges(FILE, [(k, k + 8) for k in range(0, 800, 8)]))
+            while not hub.seen("cdn"):
+                await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert asyncio.all_tasks() == before
+            # The pool is whole: the next reading works.
+            hub.faults.clear()
+            (body,) = await snapshot.ranges(FILE, [(0, 8)])
+            return body
+
+    assert asyncio.run(asyncio.wait_for(work(), 10)) == read_ranges(tmp_path / "repo" / FILE, [(0, 8)])[0]
+
+
+def test_time_that_runs_out_while_trying_again_says_why(hub, truth, tmp_path):
+    hub.fault("cdn", lambda reply, request: replace(faults.status(502)(reply, request), stall=0.4))
+    with pytest.raises(ScreeningError, match="answered 502") as raised:
+        read(hub, tmp_path / "cache", timeout=0.9)
+    assert raised.value.code == "ServerError"
