@@ -31,8 +31,6 @@ def model_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("models") / "tiny"
     tiny_llama(tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / "additional_chat_templates").mkdir()
-    (folder / "additional_chat_templates" / "README.md").write_text("none\n")
     return folder
 
 

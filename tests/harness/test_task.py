@@ -467,6 +467,30 @@ def test_the_recipe_for_any_task(tokenizer: Any, task_manager: Callable[..., Any
     assert math.isfinite(results["results"]["boolq_dispersion"]["dispersion,none"])
 
 
+def test_plain_loglikelihood_tasks(tokenizer: Any, tmp_path: Path) -> None:
+    from lm_eval.tasks import TaskManager
+
+    (tmp_path / "stock.yaml").write_text(
+        "task: endings\ndataset_path: aps/super_glue\ndataset_name: boolq\noutput_type: loglikelihood\n"
+        'validation_split: validation\ndoc_to_text: "{{passage}}"\ndoc_to_target: " {{question}}"\n'
+        "metric_list:\n  - metric: acc\n    aggregation: mean\n    higher_is_better: true\n"
+        "  - metric: perplexity\n    aggregation: perplexity\n    higher_is_better: false\n"
+    )
+    (tmp_path / "ours.yaml").write_text(
+        "include: stock.yaml\n"
+        "task: endings_dispersion\n"
+        "class: !function lmeval_dispersion.harness.DispersionTask\n"
+    )
+    lm = hflm(tiny_llama(tokenizer), tokenizer)
+    manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
+    plain = evaluate(lm, ["endings"], manager)
+    results = evaluate(lm, ["endings_dispersion"], manager)
+    check_vectors(lm, results, "endings_dispersion")
+    ours = results["results"]["endings_dispersion"]
+    assert ours["perplexity,none"] == plain["results"]["endings"]["perplexity,none"]
+    assert math.isfinite(ours["dispersion,none"])
+
+
 def test_every_configuration_that_is_shipped_loads_and_answers(
     tokenizer: Any, task_manager: Callable[..., Any]
 ) -> None:
