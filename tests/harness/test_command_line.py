@@ -124,16 +124,7 @@ def run(command: list[str], site: Path, hub: dict[str, str]) -> subprocess.Compl
 def test_the_stock_command_runs_mmlu(hub: dict[str, str], installation: Path, tmp_path: Path) -> None:
     # Categories rather than all 57 subjects, for time; test_task.py runs the whole group.
     arguments = ["--model_args", "pretrained=demo/sums-20,dtype=float32", "--device", "cpu", "--log_samples"]
-    arguments += [
-        "--tasks",
-        "mmlu_stem_dispersion",
-        "--limit",
-        "3",
-        "--num_fewshot",
-        "1",
-        "--batch_size",
-        "16",
-    ]
+    arguments += ["--tasks", "mmlu_stem_dispersion", "--limit", "3", "--num_fewshot", "1"]
     arguments += ["--batch_size", "16", "--output_path", str(tmp_path)]
     arguments += ["--metadata", "dispersion_layers=last+layer.-1.attn"]
     done = run([str(BIN / "lm_eval"), "--model", "hf", *arguments], installation, hub)
@@ -146,14 +137,14 @@ def test_the_stock_command_runs_mmlu(hub: dict[str, str], installation: Path, tm
     store = read_store(next(folder.glob("dispersion_*")))
     assert len(store.documents) == 19 * 3 == group["sample_len"]
     assert set(store.documents["category"]) == {"stem"}
-    assert store.layers == ["last", "layer.1.attn"]
+    assert store.layers == ["last", "layer.2.attn"]
     assert store.model == "demo/sums-20"
     assert len(str(store.manifest["revision"])) == 40
     assert store.manifest["versions"]["lm_eval"]
     assert group["dispersion,none"] == pytest.approx(dispersion(store.vectors()), abs=2e-5)
     noted = results["configs"]["mmlu_anatomy_dispersion"]["metadata"]["dispersion"]
     assert Path(noted["store"]).is_dir()
-    assert noted["layers"]["layer.1.attn"]["dispersion_n"] == 3
+    assert noted["layers"]["layer.2.attn"]["dispersion_n"] == 3
     samples = next(folder.glob("samples_mmlu_anatomy_dispersion_*.jsonl")).read_text().splitlines()
     assert len(samples) == 3
     assert json.loads(samples[0])["dispersion"] == "<state of document 0>"
