@@ -33,7 +33,7 @@ def report_text(report: Mapping[str, Any]) -> str:
     """The audit as text: sentences first, then a table a part."""
     run = report["run"]
     parts = [
-        f"{run['model']}, layer {run['layer']}, {run['documents']} documents of {', '.join(run['tasks'])}",
+        f"{run['model']}, layer {run['layer']}, {run['documents']} documents of {_tasks(run['tasks'])}",
         "\n".join(wrapped(sentence) for sentence in report["summary"]),
     ]
     if report["notes"]:
@@ -48,6 +48,10 @@ def report_text(report: Mapping[str, Any]) -> str:
     limits = [textwrap.fill(f"- {line}", _WIDTH, subsequent_indent="  ") for line in report["not_supported"]]
     parts.append("\n".join(["What this does not support", *limits]))
     return "\n\n".join(parts)
+
+
+def _tasks(tasks: Mapping[str, Any]) -> str:
+    return ", ".join(tasks) if len(tasks) <= 4 else f"{len(tasks)} tasks"
 
 
 def wrapped(text: str) -> str:
