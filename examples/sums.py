@@ -25,32 +25,28 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
     pairs = [(a, b) for a in range(50) for b in range(50)]
     pairs = random.Random(0).sample(pairs, COUNT)
+    texts = [f"{SHOWN}{a}+{b}=" for a, b in pairs]
     lines = []
-    for a, b in pairs:
-        text = f"{SHOWN}{a}+{b}="
-        answer = continued(model, tokenizer, text)
-        correct = float(answer.startswith(f"{a + b}."))
-        subject = f"{a // 10}_+{b // 10}_"
-        line = {
-            "text": text,
-            "correct": correct,
-            "prediction": answer,
-            "target": str(a + b),
-            "subject": subject,
-        }
-        lines.append(json.dumps(line) + "\n")
+    for (a, b), text, answer in zip(pairs, texts, continued(model, tokenizer, texts), strict=True):
+        line = {"text": text, "correct": float(answer.startswith(f"{a + b}.")), "prediction": answer}
+        lines.append(json.dumps({**line, "target": str(a + b), "subject": f"{a // 10}_+{b // 10}_"}) + "\n")
     args.out.write_text("".join(lines))
 
 
-def continued(model, tokenizer, text: str) -> str:
-    """The three likeliest next tokens, one after the other."""
-    ids = torch.tensor([tokenizer(text)["input_ids"]])
-    start = ids.shape[1]
-    with torch.inference_mode():
-        for _ in range(3):
-            following = model(ids).logits[0, -1].argmax()
-            ids = torch.cat([ids, following.view(1, 1)], dim=1)
-    return tokenizer.decode(ids[0, start:].tolist()).strip()
+def continued(model, tokenizer, texts: list[str]) -> list[str]:
+    """The three likeliest next tokens of every text, one after the other; texts of one length together."""
+    ids = [tokenizer(text)["input_ids"] for text in texts]
+    answers = [""] * len(texts)
+    for length in sorted({len(tokens) for tokens in ids}):
+        rows = [row for row, tokens in enumerate(ids) if len(tokens) == length]
+        batch = torch.tensor([ids[row] for row in rows])
+        with torch.inference_mode():
+            for _ in range(3):
+                following = model(batch).logits[:, -1].argmax(dim=-1)
+                batch = torch.cat([batch, following[:, None]], dim=1)
+        for row, tokens in zip(rows, batch[:, length:].tolist(), strict=True):
+            answers[row] = tokenizer.decode(tokens).strip()
+    return answers
 
 
 if __name__ == "__main__":

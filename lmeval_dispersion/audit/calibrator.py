@@ -77,6 +77,7 @@ def fitted_calibrator(run: Run, *, size: int = SIZE, seed: int = 0) -> dict[str,
         "dispersion_range": [float(training.dispersion.min()), float(training.dispersion.max())],
         "interval": {"level": LEVEL, "half_width": float(np.sort(residuals[kind])[rank - 1])},
         "validation_mae": {name: 100 * float(values.mean()) for name, values in residuals.items()},
+        "blind_mae": 100 * float(np.abs(validation.accuracy - np.median(training.accuracy)).mean()),
         "seed": seed,
         "run_created": about["created"],
         "version": __version__,
@@ -105,6 +106,7 @@ def read_calibrator(path: str | Path) -> dict[str, Any]:
     if kind != FORMAT:
         raise UsageError(f"{file} was written as {kind!r} and this version reads {FORMAT!r}; calibrate again")
     wanted = {*_MUST_AGREE, "tasks", "slice_size", "labelled", "regression", "dispersion_range", "interval"}
+    wanted |= {"validation_mae", "blind_mae"}
     if missing := sorted(wanted - set(content)):
         raise UsageError(f"{file} lacks {missing[0]!r}; it is damaged, calibrate again")
     return dict(content)
@@ -162,6 +164,8 @@ def predictions(
         "regression": calibrator["regression"]["kind"],
         "level": calibrator["interval"]["level"],
         "labelled_accuracy": calibrator["labelled"]["accuracy"],
+        "validation_mae": calibrator["validation_mae"][calibrator["regression"]["kind"]],
+        "blind_mae": calibrator["blind_mae"],
         "slices": rows,
     }
 

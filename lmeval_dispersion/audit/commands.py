@@ -92,6 +92,7 @@ def run_calibrate(args: argparse.Namespace) -> int:
     )
     half = 100 * found["interval"]["half_width"]
     print(f"\n{found['regression']['kind']} chosen; predictions are ± {half:.1f} points (95 %)")
+    print(_worth(found["validation_mae"][found["regression"]["kind"]], found["blind_mae"]))
     if found["slice_size"] < args.slice_size:
         print(
             f"slices of {found['slice_size']} documents instead of {args.slice_size}: "
@@ -139,11 +140,18 @@ def run_predict(args: argparse.Namespace) -> int:
         about = (
             f"{result['regression']} on slices of {result['slice_size']} documents; the "
             f"{labelled['documents']} labelled documents had an accuracy of {labelled['accuracy']:.3f}. "
-            "Intervals hold for mixtures of such documents, not for other ones."
+            "Intervals hold for mixtures of such documents, not for other ones. "
+            + _worth(result["validation_mae"], result["blind_mae"])
         )
         text = f"{text_table(rows, columns)}\n\n{wrapped(about)}"
     _emit(text, args.output)
     return 3 if any(row["reason"] for row in rows) else 0
+
+
+def _worth(error: float, blind: float) -> str:
+    """What a calibration is worth beside guessing the middle of all mixtures."""
+    text = f"On mixtures held out it is {error:.1f} points off, a guess blind to dispersion {blind:.1f}"
+    return f"{text}." if error < 0.8 * blind else f"{text}: dispersion says little about accuracy here."
 
 
 def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
