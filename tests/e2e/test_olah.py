@@ -1,0 +1,179 @@
+"""The command against a mirror that nobody here wrote: olah, serving plain git repositories.
+
+olah answers a ranged request for a file of a local repository with 200 and the whole file, knows no `raw` and
+gives no sizes in its listing. What is small enough is read nevertheless; the rest ends in its named error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import write_checkpoint
+
+from screener.tokens import Vocabulary, resolve, token_set
+
+TOKENIZER = Path(__file__).parent.parent / "data" / "tokenizers" / "gpt2.json"
+V = 50_257
+
+
+def olah():
+    """The program, where this Python's environment has it."""
+    beside = Path(sys.executable).with_name("olah-cli")
+    return str(beside) if beside.exists() else shutil.which("olah-cli")
+
+
+pytestmark = pytest.mark.skipif(
+    olah() is None, reason="olah is not installed here; it is in the extra `dev` (pip install olah==0.5.4)"
+)
+
+
+def git(folder, *args):
+    """Run git with an identity of its own and nobody's settings; what it prints."""
+    env = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    identity = ["-c", "user.name=Nobody", "-c", "user.email=nobody@example.org", "-c", "gc.auto=0"]
+    done = subprocess.run(
+        ["git", "-C", str(folder), *identity, *args], capture_output=True, text=True, env=env, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def committed(folder, matrix, *, branch="main", lfs=False):
+    """A checkpoint as the head of a branch of a git repository; its commit."""
+    if not (folder / ".git").exists():
+        folder.mkdir(parents=True)
+        git(folder, "init", "--quiet", "--initial-branch", branch)
+    else:
+        git(folder, "checkout", "--quiet", "-b", branch)
+    write_checkpoint(folder, {"lm_head.weight": ("F16", matrix), "model.norm.weight": ("F32", np.ones(4))})
+    shutil.copy(TOKENIZER, folder / "tokenizer.json")
+    if lfs:
+        weights = (folder / "model.safetensors").read_bytes()
+        oid = hashlib.sha256(weights).hexdigest()
+        place = folder / ".git" / "lfs" / "objects" / oid[:2] / oid[2:4] / oid
+        place.parent.mkdir(parents=True)
+        place.write_bytes(weights)
+        (folder / "model.safetensors").write_text(
+            f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize {len(weights)}\n"
+        )
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "A checkpoint")
+    return git(folder, "rev-parse", "HEAD")
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory):
+    """olah over a folder of git repositories: the folder of org's models, and the address."""
+    home = tmp_path_factory.mktemp("olah")
+    models = home / "mirrors" / "models" / "org"
+    models.mkdir(parents=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (home / "olah.toml").write_text(
+        f'[basic]\nhost = "127.0.0.1"\nport = {port}\nrepos-path = "{home / "cache"}"\n'
+        f'mirrors-path = ["{home / "mirrors"}"]\n[accessibility]\noffline = true\n'
+    )
+    with (home / "log").open("wb") as log:
+        server = subprocess.Popen(
+            [olah(), "--config", str(home / "olah.toml"), "--log-path", str(home / "logs")],
+            cwd=home, stdout=log, stderr=log,
+        )  # fmt: skip
+    address = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(300):
+            try:
+                urllib.request.urlopen(address, timeout=5).close()
+                break
+            except urllib.error.HTTPError as error:
+                error.close()
+                break
+            except OSError:
+                assert server.poll() is None, (home / "log").read_text()
+                time.sleep(0.1)
+        else:
+            pytest.fail((home / "log").read_text())
+        yield models, address
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+@pytest.fixture
+def command(mirror, tmp_path):
+    """Runs the command against the mirror with a fresh home."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    env |= {"HF_ENDPOINT": mirror[1], "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+
+    def run(*args):
+        return subprocess.run(
+            [sys.executable, "-m", "screener", *args, "--format", "json"],
+            capture_output=True, text=True, timeout=120, cwd=tmp_path, env=env,
+        )  # fmt: skip
+
+    return run
+
+
+def matrix(seed, d):
+    draw = np.random.default_rng(seed)
+    return (draw.normal(size=(V, d)) + 0.3 * seed).astype("f2")
+
+
+def slow_gap(rows):
+    """G from the full matrix, by loops in float64."""
+    vocabulary = Vocabulary.from_file("tokenizer.json", TOKENIZER.read_bytes())
+    found = resolve(token_set("math", "domain"), token_set("reference", "reference"), vocabulary)
+    t, r = (
+        [rows[i].astype(np.float64) / np.linalg.norm(rows[i].astype(np.float64)) for i in ids]
+        for ids in (found.domain_ids, found.reference_ids)
+    )
+    inside = [1 - t[i] @ t[j] for i in range(len(t)) for j in range(i)]
+    return np.mean(inside) + np.mean([1 - a @ b for a in t for b in r])
+
+
+def test_checkpoints_in_git_are_screened_through_a_mirror(mirror, command):
+    models, _ = mirror
+    expected, commits = {}, {}
+    for seed, (name, branch, lfs) in enumerate(
+        [("org/plain", "main", False), ("org/plain", "step200", False), ("org/lfs", "main", True)]
+    ):
+        rows = matrix(seed, 32)
+        commits[name, branch] = committed(models / name[4:], rows, branch=branch, lfs=lfs)
+        expected[name, branch] = slow_gap(rows)
+    done = command("org/plain", "org/plain@step200", "org/lfs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)["checkpoints"]
+    assert len(found) == 3
+    for c in found:
+        key = c["repo"], c["requested_revision"] or "main"
+        assert c["revision"] == commits[key]
+        assert c["gap"]["cosine"]["mean"] == pytest.approx(expected[key], abs=1e-9)
+    by_rank = [expected[c["repo"], c["requested_revision"] or "main"] for c in found]
+    assert by_rank == sorted(by_rank, reverse=True)
+
+    done = command("org/plain@step*")
+    (c,) = json.loads(done.stdout)["checkpoints"]
+    assert (c["requested_revision"], c["revision"]) == ("step200", commits["org/plain", "step200"])
+
+
+def test_what_the_mirror_cannot_serve_ends_in_its_named_error(mirror, command):
+    models, _ = mirror
+    committed(models / "large", matrix(5, 64))
+    done = command("org/large", "org/none", "org/large@step9")
+    assert done.returncode == 1
+    errors = {(f["repo"], f["revision"]): f["error"] for f in json.loads(done.stdout)["failed"]}
+    assert errors[("org/large", None)] == "RangeNotSupported"
+    assert errors[("org/none", None)] == "RepoNotFound"
+    assert errors[("org/large", "step9")] in ("RevisionNotFound", "RepoNotFound")
