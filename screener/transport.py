@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import httpx
 
 from lmeval_dispersion.errors import ScreeningError
+from screener import lanes
 from screener.snapshot import Meter
 
 T = TypeVar("T")
@@ -26,7 +27,7 @@ T = TypeVar("T")
 ATTEMPTS = 5
 FIRST_WAIT = 0.25
 #: Connections to one host at a time.
-CONNECTIONS = 32
+CONNECTIONS = 48
 #: Redirects of one request.
 HOPS = 6
 #: Seconds without a byte after which a connection counts as dead.
@@ -112,6 +113,7 @@ class Transport:
         self._client = httpx.AsyncClient(
             headers={"User-Agent": agent},
             timeout=httpx.Timeout(SILENCE, pool=None),
+            transport=lanes.transport(),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=30),
         )
         self._places: dict[object, asyncio.Semaphore] = {}

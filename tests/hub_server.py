@@ -88,6 +88,7 @@ class HubServer:
         self.requests: list[Request] = []
         self.faults: list[Fault] = []
         self.sent = 0
+        self.connections = [0, 0]
         self._digests: dict[tuple[Path, int, int], str] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
