@@ -361,6 +361,7 @@ def test_memory_is_linear_in_the_tokens(variant):
         (lambda z: losses.decorrelation(z, axis="rows"), UsageError, "features, tokens, got 'rows'"),
         (lambda z: losses.cross_domain_push_away(z, domains=torch.ones(3)), GeometryError, "got (3,)"),
         (lambda z: losses.push_away(z, pairs="sequence", across_ranks=True), UsageError, "across_ranks"),
+        (lambda z: losses.push_away(z, across_ranks=True), UsageError, "torchrun"),
     ],
 )
 def test_errors_say_expected_given_and_next_step(call, error, said):

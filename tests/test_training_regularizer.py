@@ -228,17 +228,23 @@ def test_left_padding_with_its_position_ids():
     torch.testing.assert_close(reg.pop(), losses.angular_spread(out.hidden_states[-1], mask=mask.bool()))
 
 
-def test_domains_are_told():
+@pytest.mark.parametrize("mode", ["add", "inject"])
+def test_domains_are_told_of_one_pass(mode):
     model, ids = tiny_gpt2(), tokens()
-    reg = DispersionRegularizer(model, "cross_domain_push_away", weight=1.0)
+    reg = DispersionRegularizer(model, "cross_domain_push_away", weight=1.0, mode=mode)
     domains = torch.tensor([0, 1, 1, 0])
     reg.describe(domains=domains)
     out = model(ids, output_hidden_states=True)
     wanted = losses.cross_domain_push_away(out.hidden_states[-1], domains=domains)
-    torch.testing.assert_close(reg.pop(), wanted)
-    model(ids)
-    with pytest.raises(UsageError, match="one number a sequence"):
+    reg.pop()
+    torch.testing.assert_close(reg.value, wanted.detach())
+
+    def untold():
+        model(ids)
         reg.pop()
+
+    with pytest.raises(UsageError, match="one number a sequence"):
+        untold()
 
 
 def test_draws_repeat_from_a_step_on():

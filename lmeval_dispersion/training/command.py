@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
     settings = settings_from(flags, args.settings)
     try:
         import torch
+        from transformers.utils.logging import disable_progress_bar
 
         from lmeval_dispersion.training.run import start_tokenizer
     except ImportError as error:
@@ -84,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.getLogger("transformers").setLevel(logging.ERROR)
+        disable_progress_bar()  # transformers' own, for every checkpoint
         results = _all_runs(settings, folder, tokenizer)
     _report(settings, folder, results, as_json=args.json)
     return 0

@@ -26,6 +26,7 @@ import math
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from lmeval_dispersion.errors import GeometryError, UsageError
@@ -84,6 +85,8 @@ def push_away(
     """
     if across_ranks and pairs != "batch":
         raise UsageError(f"expected pairs of batch with across_ranks, got {pairs!r}")
+    if across_ranks and not (dist.is_available() and dist.is_initialized()):
+        raise UsageError("expected a process group with across_ranks, got none; launch with torchrun")
     p = points(layers_of(z), **_common(mask, segments, pairs, max_tokens, generator))
     cosine, counted = mean_cosine(p, across_ranks=across_ranks)
     return like_given(z, layer_means(p, cosine - 1.0, counted))

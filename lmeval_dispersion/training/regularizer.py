@@ -90,7 +90,8 @@ class DispersionRegularizer:
         self._armed, self._forward = False, "none"
         self._states: dict[int, Tensor] = {}
         self._arguments: dict[str, Any] = {}
-        self._described: dict[str, Tensor | None] = {}
+        self._told: dict[str, Tensor | None] = {}  # of the next pass
+        self._described: dict[str, Tensor | None] = {}  # of the latest
         self._latest: tuple[Tensor, Tensor | None] | None = None
         self._watch = FiniteWatch()
         self._handles = self._attach(model, decoder)
@@ -124,7 +125,7 @@ class DispersionRegularizer:
         values = self._losses([states[k] for k in self.layers], shape)
         self._note(dict(zip(self.layers, values.detach().unbind(), strict=True)))
         self._latest = (states[self.layers[-1]].detach(), shape.mask)
-        self._described, self.step = {}, self.step + 1
+        self.step += 1
         return values.mean() * self.weight
 
     def describe(
@@ -141,7 +142,7 @@ class DispersionRegularizer:
             segments: (b, t), document ids of packed rows.
             domains: (b,), for the cross-domain loss.
         """
-        self._described = {"mask": mask, "segments": segments, "domains": domains}
+        self._told = {"mask": mask, "segments": segments, "domains": domains}
 
     @property
     def value(self) -> Tensor | None:
@@ -185,7 +186,7 @@ class DispersionRegularizer:
                 self._forward = "idle"
             return
         self._forward = "armed"
-        self._states = {}
+        self._states, self._described, self._told = {}, self._told, {}
         given = dict(zip(self._names, args, strict=False)) | kwargs
         self._arguments = {name: given[name] for name in READ if given.get(name) is not None}
 

@@ -1,0 +1,123 @@
+"""Every example of docs/training.md runs, and its help text is the command's."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_decoders import VOCABULARY, tiny_gpt2, tokens
+
+PAGE = Path(__file__).parents[1] / "docs" / "training.md"
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def title(code):
+    """The last thing an example names from another package, or what it calls."""
+    found = re.findall(
+        r"^from (\w+)[\w.]* import (\w+)|(torch\.compile|mode=.inject|describe\(\w+)", code, re.M
+    )
+    return next((b or c or a for a, b, c in found if a != "lmeval_dispersion"), "plain")
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def tokenizer():
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"w{i}": i for i in range(VOCABULARY)}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")), pad_token="w0", eos_token="w1"
+    )
+
+
+@pytest.mark.parametrize("code", EXAMPLES, ids=[f"{i}-{title(code)}" for i, code in enumerate(EXAMPLES)])
+def test_example_runs(code, request, tokenizer, tmp_path, monkeypatch):
+    from datasets import Dataset
+    from transformers import TrainingArguments
+
+    from lmeval_dispersion.training.regularizer import DispersionRegularizer
+
+    for module, name in (("peft", "peft"), ("trl", "trl")):
+        if f"from {module} " in code:
+            pytest.importorskip(name)
+    monkeypatch.chdir(tmp_path)
+    if "DistributedDataParallel" in code or "fully_shard" in code:
+        request.getfixturevalue("one_rank")
+    # The examples leave the place to the library; a test machine may have no compiler and wants no logger.
+    code = code.replace("torch.compile(model)", "torch.compile(model, backend='aot_eager')")
+    code = code.replace('("out", ', '("out", use_cpu=True, report_to="none", disable_tqdm=True, bf16=False, ')
+    ids = tokens(4, 12)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    model = tiny_gpt2()
+    rows = [{"input_ids": row.tolist()} for row in tokens(8, 12)]
+    space = {
+        "torch": torch,
+        "model": model,
+        "batch": batch,
+        "batches": [batch, batch],
+        "data": Dataset.from_list(
+            rows if "SFT" in code else [row | {"labels": row["input_ids"]} for row in rows]
+        ),
+        "tokenizer": tokenizer,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "DispersionRegularizer": DispersionRegularizer,
+        "TrainingArguments": TrainingArguments,
+    }
+    exec(compile(code, str(PAGE), "exec"), space)
+    stepped = "trainer" in space or "optimizer.step" in code
+    if stepped:
+        fresh = tiny_gpt2()
+        assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True))
+    elif "backward" in code:
+        assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+    else:
+        assert space["loss"] < 0 < space["dispersion"]
+
+
+def test_there_is_an_example_for_every_integration():
+    text = "\n".join(EXAMPLES)
+    for name in (
+        "accelerate",
+        "DistributedDataParallel",
+        "fully_shard",
+        "torch.compile",
+        "peft",
+        "position_ids",
+        "inject",
+        "DispersionTrainer(",
+        "SFTTrainer",
+        "gradient_checkpointing",
+        "autocast",
+        "domains",
+    ):
+        assert name in text, name
+
+
+def test_help_text_is_the_commands():
+    call = "from lmeval_dispersion.cli import main; main(['train', '--help'])"
+    printed = subprocess.run(
+        [sys.executable, "-c", call],
+        env=os.environ | {"COLUMNS": "110", "PYTHONPATH": str(PAGE.parents[1])},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    shown = re.search(
+        r"<!-- help: dispersion train -->\n```text\n(.*?)```\n<!-- end -->", PAGE.read_text(), re.S
+    )
+    assert shown is not None
+    assert shown.group(1) == printed
