@@ -102,9 +102,8 @@ class DispersionRegularizer:
         None where the latest pass was in evaluation or without gradients, and always with ``mode="inject"``.
 
         Raises:
-            CaptureError: The model did not run since the last call, or not all layers were seen: hooks that
-            are
-                set after the first call of a compiled model never fire.
+            CaptureError: The model did not run since the last call, or not all layers were seen: hooks set
+                after the first call of a compiled model never fire.
             NonFiniteLossError: The loss is NaN or infinite. On a GPU it is found one step later, so that no
                 step waits for it.
             GeometryError: Mask and states do not fit.
