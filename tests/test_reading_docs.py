@@ -1,0 +1,48 @@
+"""docs/reading.md says what the reading layer does: error codes, names of tensors, numbers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lmeval_dispersion.errors import SCREENING_CODES
+from screener import remote, rows, transport
+from screener.architectures import EMBEDDINGS, HEADS
+from screener.safetensors import FLOAT_DTYPES
+
+PAGE = (Path(__file__).parent.parent / "docs" / "reading.md").read_text()
+
+
+def part(name):
+    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", PAGE, re.DOTALL)
+    assert found
+    return found[1]
+
+
+def test_the_table_of_codes_is_the_programs_own():
+    lines = [f"| `{code}` | {meaning} |" for code, meaning in SCREENING_CODES.items()]
+    table = "\n".join(["| word | meaning |", "|---|---|", *lines])
+    assert part("codes").strip() == table, f"put this between the markers:\n{table}"
+
+
+def test_every_known_name_is_listed():
+    named = re.findall(r"`([\w.]+\.weight)`", part("names"))
+    assert named == [*HEADS, *EMBEDDINGS]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"Up to {transport.CONNECTIONS} requests to one host",
+        f"without a byte for {transport.SILENCE:g} s is dead",
+        f"within {rows.SLACK:.0%} of the needed ones".replace("%", " %"),
+        f"at most {remote.WHOLE / 2**20:g} MiB",
+        f"again after {transport.FIRST_WAIT:g} s, ",
+        "after five fruitless attempts" if transport.ATTEMPTS == 5 else "a number that the page does not say",
+        f"{', '.join(FLOAT_DTYPES[:-1])} and {FLOAT_DTYPES[-1]} are decoded",
+    ],
+)
+def test_numbers_are_those_of_the_code(words):
+    assert words in " ".join(PAGE.split())
