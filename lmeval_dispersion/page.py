@@ -113,10 +113,10 @@ class Page:
         records = list(rows.to_dict("records") if hasattr(rows, "to_dict") else rows)
         if columns is None:
             columns = [str(key) for key in (rows.columns if hasattr(rows, "columns") else records[0])]
-        shown = [Column(column, column) if isinstance(column, str) else column for column in columns]
+        chosen = [Column(column, column) if isinstance(column, str) else column for column in columns]
         self._tables += 1
         self._parts.append(
-            table_html(records, shown, f"table-{self._tables}", caption, sortable and len(records) > 1)
+            table_html(records, chosen, f"table-{self._tables}", caption, sortable and len(records) > 1)
         )
         return self
 

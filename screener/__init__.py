@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from screener.result import Failed, Group, Result, Screened
-    from screener.screen import screen
+    from screener.screening import screen
 
 __all__ = ["Failed", "Group", "Result", "Screened", "screen"]
 
@@ -16,7 +16,7 @@ __all__ = ["Failed", "Group", "Result", "Screened", "screen"]
 def __getattr__(name: str) -> Any:
     # Loaded on first use: `screen-checkpoints --help` and `import screener` stay light.
     if name == "screen":
-        from screener.screen import screen
+        from screener.screening import screen
 
         return screen
     if name in __all__:

@@ -17,7 +17,7 @@ from lmeval_dispersion import __version__
 from lmeval_dispersion.errors import DispersionError, UsageError
 
 if TYPE_CHECKING:
-    from screener.screen import Progress
+    from screener.screening import Progress
 
 FORMATS = ("table", "json", "csv", "markdown", "html")
 _SUFFIXES = {
@@ -125,7 +125,7 @@ def _screen(args: argparse.Namespace) -> int:
         raise UsageError(f"expected --output in an existing folder, got {args.output}")
 
     from screener.demo import demo_targets
-    from screener.screen import family_targets, screen_targets
+    from screener.screening import family_targets, screen_targets
     from screener.targets import target
     from screener.tokens import token_set
 

@@ -40,7 +40,6 @@ class ResolutionCache:
             dropped_reference=tuple(content["dropped_reference"]),
             shared=_tokens(content["shared"]),
             digit_scheme=content["digit_scheme"],
-            variants=dict(content["variants"]),
         )
 
     def put(
@@ -54,7 +53,6 @@ class ResolutionCache:
             "dropped_reference": resolution.dropped_reference,
             "shared": resolution.shared,
             "digit_scheme": resolution.digit_scheme,
-            "variants": resolution.variants,
         }
         self._cache.write("tokens", _key(tokenizer_digest, domain, reference), json.dumps(content).encode())
 

@@ -64,7 +64,6 @@ class TokenSet:
         name: What reports call the set; with selected groups ``math:digits,operators``.
         role: ``domain`` or ``reference``.
         min_tokens: The set is refused where fewer of its words resolve.
-        default_groups: The groups that the file takes when none is selected.
         groups: The groups that *are* taken, by name, in order.
         source: The file.
         digest: sha256 over all that decides a resolution (not over notes).
@@ -73,7 +72,6 @@ class TokenSet:
     name: str
     role: Role
     min_tokens: int
-    default_groups: tuple[str, ...]
     groups: dict[str, Group]
     source: str
     digest: str
@@ -151,7 +149,6 @@ def _read(path: Path, role: Role, selected: tuple[str, ...] | None) -> TokenSet:
         name=f"{name}:{','.join(taken)}" if selected else name,
         role=role,
         min_tokens=min_tokens,
-        default_groups=defaults,
         groups=taken,
         source=str(path),
         digest=_digest(min_tokens, taken),
@@ -166,6 +163,8 @@ def _group(name: str, fields: Fields) -> Group:
             raise fields.error(
                 f"items[{position}]", "a word without spaces around it", item, "use `variant: space`"
             )
+        if not item.isprintable():
+            raise fields.error(f"items[{position}]", "printable signs", item)
     return Group(
         name=name,
         variant=cast(Variant, fields.choice("variant", ("bare", "space"))),

@@ -17,14 +17,12 @@ from screener.vocabulary import TOKENIZER_FILES, DigitScheme, Vocabulary
 __all__ = [
     "TOKENIZER_FILES",
     "Group",
-    "Mismatch",
     "Resolution",
     "Token",
     "TokenSet",
     "Vocabulary",
     "bundled_token_sets",
     "resolve",
-    "same_pieces",
     "token_set",
 ]
 
@@ -49,7 +47,6 @@ class Resolution:
         dropped_reference: The same of R.
         shared: Tokens of R that are rows of T, and so were taken out of R.
         digit_scheme: How numbers are cut up; see ``Vocabulary.digit_scheme``.
-        variants: Group → ``bare`` or ``space``, for all groups of both sets.
     """
 
     domain: tuple[Token, ...]
@@ -58,7 +55,6 @@ class Resolution:
     dropped_reference: tuple[str, ...]
     shared: tuple[Token, ...]
     digit_scheme: DigitScheme
-    variants: dict[str, str]
 
     @property
     def domain_ids(self) -> list[int]:
@@ -69,14 +65,6 @@ class Resolution:
     def reference_ids(self) -> list[int]:
         """Row ids of R, in its order."""
         return [token.id for token in self.reference]
-
-
-class Mismatch(NamedTuple):
-    """A piece that a resolution needs and that another vocabulary has at another row (or, None, lacks)."""
-
-    piece: str
-    expected: int
-    found: int | None
 
 
 def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Resolution:
@@ -100,7 +88,6 @@ def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Re
     _enough(
         reference, len(kept), dropped_reference, f", {len(shared)} belong to {domain.name}" if shared else ""
     )
-    variants = {group.name: group.variant for set_ in (reference, domain) for group in set_.groups.values()}
     return Resolution(
         tokens,
         kept,
@@ -108,7 +95,6 @@ def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Re
         tuple(dropped_reference),
         shared,
         vocabulary.digit_scheme(),
-        dict(variants),
     )
 
 
@@ -148,14 +134,3 @@ def _enough(words: TokenSet, found: int, dropped: list[str], also: str = "") -> 
 def _shown(texts: list[str]) -> str:
     first = ", ".join(text.strip() for text in texts[:6])
     return first if len(texts) <= 6 else f"{first} and {len(texts) - 6} more"
-
-
-def same_pieces(resolution: Resolution, vocabulary: Vocabulary) -> list[Mismatch]:
-    """The tokens of a resolution that are other rows in another vocabulary; empty where all are the same.
-
-    This is the second check of *same tokenizer*, for files whose hashes differ (a fine-tune that adds chat
-    tokens, say): only the rows that are read have to agree.
-    """
-    wanted = [*resolution.domain, *resolution.reference]
-    found = [(token, vocabulary.row_of_piece(token.piece)) for token in wanted]
-    return [Mismatch(token.piece, token.id, row) for token, row in found if row != token.id]

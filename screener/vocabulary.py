@@ -115,9 +115,6 @@ class Vocabulary:
         kind: Kind = "byte-level" if spaced["Ġ"] >= spaced["▁"] else "sentencepiece"
         return cls(pieces, kind, digest=hashlib.sha256(content).hexdigest())
 
-    def __len__(self) -> int:
-        return len(self._pieces)
-
     def piece(self, text: str) -> str:
         """How this vocabulary spells ``text``, whose leading space (if any) is part of it.
 
@@ -150,11 +147,6 @@ class Vocabulary:
             return None
         row = self._pieces.get(piece)
         return None if row is None else (row, piece)
-
-    def row_of_piece(self, piece: str) -> int | None:
-        """Row id of a piece as ``row`` returns it, or None where this vocabulary lacks it."""
-        added = self._added.get(piece)
-        return added.id if added is not None else self._pieces.get(piece)
 
     def digit_scheme(self) -> DigitScheme:
         """How numbers are cut up, to be read beside a gap that is measured on the ten digits.

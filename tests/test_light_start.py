@@ -23,7 +23,7 @@ def loaded_after(code: str) -> set[str]:
     "code",
     [
         "from screener import screen, Result",
-        "import screener.cli, screener.screen, screener.page",
+        "import screener.cli, screener.screening, screener.page",
         "import lmeval_dispersion, lmeval_dispersion.geometry, lmeval_dispersion.cli",
     ],
 )
@@ -43,3 +43,14 @@ with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
 
 def test_the_check_can_fail():
     assert "numpy" in loaded_after("import numpy")
+
+
+def test_screen_stays_a_function_however_often_it_is_imported():
+    code = """
+from screener import screen
+from screener import screen as again
+import screener.screening
+from screener import screen as third
+assert callable(screen) and screen is again is third
+"""
+    assert "screener" in loaded_after(code)
