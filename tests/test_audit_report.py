@@ -74,6 +74,19 @@ def test_mixtures_have_the_expected_dispersion_and_rise(planted):
     assert abs(found["query_perplexity_trend"]["spearman"]) < 0.9
 
 
+def test_pools_have_the_dispersions_of_their_documents(planted, noise):
+    u = planted.points.rows.astype(np.float64) + planted.points.mean
+    found = mixture_curves(planted)["pools"]
+    first, second = dispersion_estimate(u[planted.right]), dispersion_estimate(u[~planted.right])
+    assert found["correct"] == pytest.approx(first.mean, rel=1e-5)
+    assert found["incorrect_se"] == pytest.approx(second.se, rel=1e-3)
+    half = 1.959964 * np.hypot(first.se, second.se)
+    assert found["difference_high"] == pytest.approx(first.mean - second.mean + half, rel=1e-3)
+    assert found["difference_low"] > 0
+    none = mixture_curves(noise)["pools"]
+    assert none["difference_low"] < 0 < none["difference_high"]
+
+
 def test_mixtures_of_noise_have_no_trend(noise):
     found = mixture_curves(noise)["dispersion_trend"]
     assert found["shape"] == "not monotone"
@@ -339,7 +352,7 @@ def test_a_calibrator_refuses_another_layer_and_smaller_slices(tmp_path):
         ("[1]", "is not a calibrator"),
         ('{"format": "dispersion-audit/1"}', "is not a calibrator"),
         ('{"format": "dispersion-calibrator/9"}', "written as 'dispersion-calibrator/9'"),
-        ('{"format": "dispersion-calibrator/1"}', "lacks 'chat_template'"),
+        ('{"format": "dispersion-calibrator/1"}', "lacks 'blind_mae'"),
     ],
 )
 def test_what_is_no_calibrator_is_refused(tmp_path, text, message):

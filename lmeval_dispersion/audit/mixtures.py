@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from lmeval_dispersion.audit.run import Run
 from lmeval_dispersion.audit.trend import trend
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.geometry import Estimate
 
 Rows = NDArray[np.int64]
 
 SIZE, SEEDS = 100, 10
+_Z = 1.959963984540054  # 97.5 % point of the normal distribution
 TARGETS = tuple(range(0, 101, 10))
 SMALLEST = 20  # documents a slice may shrink to
 
@@ -99,6 +101,7 @@ def mixture_curves(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int 
         "seeds": seeds,
         "correct_documents": len(pool.correct),
         "incorrect_documents": len(pool.incorrect),
+        "pools": pool_contrast(run, pool),
         "unreachable_targets": [target for target in TARGETS if target not in reached],
         # Near 1 the draws are nearly the same documents, and their spread says nothing.
         "share_of_smaller_pool": min(size_used / smaller, 1.0),
@@ -112,6 +115,27 @@ def mixture_curves(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int 
         ],
         "dispersion_trend": _trend(reached, dispersions, seed),
         "query_perplexity_trend": _trend(reached, perplexities, seed),
+    }
+
+
+def pool_contrast(run: Run, pool: Pools) -> dict[str, float]:
+    """Dispersion of all correct and of all incorrect documents, and their difference with a 95 % interval.
+
+    The curves' error bars are about draws from these documents; this interval is about other documents of
+    the same kind. NaN where a pool has fewer than three.
+    """
+    nan = float("nan")
+    found: dict[str, float] = {}
+    for name, rows in (("correct", pool.correct), ("incorrect", pool.incorrect)):
+        estimate = run.points.estimate(rows) if len(rows) >= 3 else Estimate(nan, nan, len(rows))
+        found |= {name: estimate.mean, f"{name}_se": estimate.se}
+    difference = found["correct"] - found["incorrect"]
+    half = _Z * float(np.hypot(found["correct_se"], found["incorrect_se"]))
+    return {
+        **found,
+        "difference": difference,
+        "difference_low": difference - half,
+        "difference_high": difference + half,
     }
 
 

@@ -13,7 +13,7 @@ from lmeval_dispersion.audit.charts import (
     ranking_figures,
     slice_figure,
 )
-from lmeval_dispersion.audit.text import trend_text
+from lmeval_dispersion.audit.text import pools_text, trend_text
 from lmeval_dispersion.page import Column, Page
 
 _SLICES = [
@@ -121,9 +121,13 @@ def _mixtures(page: Page, part: Mapping[str, Any]) -> None:
         page.note("The draws at one end share most of their documents, so their error bars are too short.")
     for figure in mixture_figures(part):
         _figure(page, figure)
-    trends = (("dispersion", "dispersion_trend"), ("perplexity", "query_perplexity_trend"))
+    trends = (("Dispersion", "dispersion_trend"), ("Perplexity", "query_perplexity_trend"))
     for name, key in trends:
-        page.text(f"{trend_text(name, part[key]).capitalize()}.")
+        page.text(f"{trend_text(name, part[key])}.")
+    page.text(
+        f"Dispersion of {pools_text(part['pools'])}. This interval is about other documents of the same "
+        "kind; the error bars of the curves are about other draws from these ones, and shorter."
+    )
     page.table(
         part["curve"],
         [

@@ -122,7 +122,19 @@ def _mixtures(part: Mapping[str, Any]) -> str:
         )
     for name, key in (("dispersion", "dispersion_trend"), ("perplexity", "query_perplexity_trend")):
         lines.append(trend_text(name, part[key]))
+    lines.append(pools_text(part["pools"]))
     return "\n".join(lines)
+
+
+def pools_text(pools: Mapping[str, Any]) -> str:
+    """One line on the two pools: their dispersions and the difference."""
+    if math.isnan(pools["difference"]):
+        return "too few correct or incorrect documents to compare their dispersions"
+    return (
+        f"all correct documents {pools['correct']:.4f} ± {pools['correct_se']:.4f}, all incorrect "
+        f"{pools['incorrect']:.4f} ± {pools['incorrect_se']:.4f}; difference {pools['difference']:+.4f} "
+        f"(95 % {pools['difference_low']:+.4f} to {pools['difference_high']:+.4f})"
+    )
 
 
 def trend_text(name: str, trend: Mapping[str, Any]) -> str:
