@@ -12,6 +12,7 @@ import httpx
 
 from lmeval_dispersion.errors import ScreeningError
 from screener.snapshot import FileEntry
+from screener.wire import Answer
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -109,7 +110,7 @@ def references(body: bytes, asked: str) -> list[str]:
 
 
 def refusal(
-    response: httpx.Response, repo: str, revision: str, endpoint: str, *, token: bool
+    response: httpx.Response | Answer, repo: str, revision: str, endpoint: str, *, token: bool
 ) -> ScreeningError:
     """What a final status other than 2xx and 3xx of the Hub means.
 

@@ -21,12 +21,13 @@ import httpx
 from lmeval_dispersion import __version__
 from lmeval_dispersion.errors import ScreeningError
 from screener.answers import Listing, listing, references, refusal, tree_files
+from screener.budget import Budget
 from screener.cache import Cache
 from screener.local import hub_cache_snapshot
 from screener.remote import HubSnapshot
 from screener.snapshot import FileEntry, Meter, Snapshot
 from screener.targets import matching, step_key
-from screener.transport import AgainError, Budget, Transport
+from screener.transport import AgainError, Transport
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)

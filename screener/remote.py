@@ -19,10 +19,12 @@ import httpx
 from lmeval_dispersion.errors import ScreeningError
 from screener.acceptance import fits, range_problem, resolve_problem
 from screener.answers import Listing, refusal
+from screener.budget import Budget
 from screener.cache import Cache
 from screener.local import read_ranges
 from screener.snapshot import FileEntry, Meter
-from screener.transport import HOPS, AgainError, Budget, Transport, drained, redirect, side_by_side
+from screener.transport import HOPS, RANGES, AgainError, Transport, drained, redirect, side_by_side
+from screener.wire import Answer
 
 #: Small files are at most so long: the largest tokenizers have some 40 MB.
 SMALL = 64 * 2**20
@@ -140,7 +142,13 @@ class HubSnapshot:
             raise ValueError(f"expected ranges inside {path} of {size} bytes, got {outside[0]}")
         if place := self._downloaded(entry):
             return await asyncio.to_thread(read_ranges, place, ranges)
-        return await side_by_side(self._range(path, begin, end) for begin, end in ranges)
+        limit = asyncio.Semaphore(RANGES)
+
+        async def one(begin: int, end: int) -> bytes:
+            async with limit:
+                return await self._range(path, begin, end)
+
+        return await side_by_side(one(begin, end) for begin, end in ranges)
 
     async def _range(self, path: str, begin: int, end: int) -> bytes:
         """One range; a body that breaks is resumed where it broke."""
@@ -170,7 +178,7 @@ class HubSnapshot:
         resolved = await self._address(path, way) if way.refused < 2 else None
         url = resolved or self._url("resolve", path)
         for _ in range(HOPS):
-            async with transport.answer("GET", url, headers, self.meter) as response:
+            async with transport.ranged(url, headers, self.meter) as response:
                 if response.has_redirect_location:
                     url = await redirect(response)
                     continue
@@ -209,7 +217,9 @@ class HubSnapshot:
                 raise AgainError(_contradiction(what), last=True)
         raise _contradiction(f"{url.host} redirects in circles for {path} of {self.repo}")
 
-    async def _whole(self, response: httpx.Response, path: str, way: _Way, span: tuple[int, int]) -> bytes:
+    async def _whole(
+        self, response: httpx.Response | Answer, path: str, way: _Way, span: tuple[int, int]
+    ) -> bytes:
         """A whole file where a range was asked for: from mirrors that ignore Range, if it is small."""
         entry, size = self._entry(path)
         if size > WHOLE and span != (0, size):
@@ -286,7 +296,7 @@ class HubSnapshot:
     def _url(self, verb: str, path: str) -> httpx.URL:
         return httpx.URL(f"{self._endpoint}/{self.repo}/{verb}/{self.revision}/{quote(path)}")
 
-    def _refused(self, response: httpx.Response) -> ScreeningError:
+    def _refused(self, response: httpx.Response | Answer) -> ScreeningError:
         token = self._transport is not None and self._transport.token is not None
         return refusal(response, self.repo, str(self.revision), self._endpoint, token=token)
 

@@ -12,26 +12,32 @@ import email.utils
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 import httpx
 
 from lmeval_dispersion.errors import ScreeningError
-from screener import lanes
+from screener.budget import Budget
 from screener.snapshot import Meter
+from screener.wire import Answer, UnsupportedError, Wire, proxied, tls_context
 
 T = TypeVar("T")
+R = TypeVar("R", bound="httpx.Response | Answer")
 
 #: Fruitless attempts at one thing before giving up; the waits between them grow from `FIRST_WAIT`.
 ATTEMPTS = 5
 FIRST_WAIT = 0.25
-#: Connections to one host at a time.
-CONNECTIONS = 48
+#: Requests to one host at a time, all checkpoints together; and ranges of one checkpoint at a time. More
+#: connections save round trips; each costs one to open (and a TLS handshake).
+CONNECTIONS = 128
+RANGES = 64
 #: Redirects of one request.
 HOPS = 6
 #: Seconds without a byte after which a connection counts as dead.
 SILENCE = 15.0
+#: What a broken connection raises on our own wire (a TLS error is an OSError).
+_BROKEN = (OSError, EOFError, asyncio.LimitOverrunError, asyncio.TimeoutError)
 
 
 class AgainError(Exception):
@@ -51,52 +57,6 @@ class AgainError(Exception):
         self.error, self.wait, self.fruitful, self.last = error, wait, fruitful, last
 
 
-class Budget:
-    """Seconds that one checkpoint may take; the clock runs only while something is done for it.
-
-    Attributes:
-        seconds: The whole of it.
-        trouble: Why what is being tried again failed the last time: the reason to give when time runs out.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.trouble: ScreeningError | None = None
-        self._spent, self._since, self._running = 0.0, 0.0, 0
-
-    @property
-    def remaining(self) -> float:
-        """Seconds left."""
-        running = time.monotonic() - self._since if self._running else 0.0
-        return self.seconds - self._spent - running
-
-    @contextlib.contextmanager
-    def _clock(self) -> Iterator[None]:
-        if not self._running:
-            self._since = time.monotonic()
-        self._running += 1
-        try:
-            yield
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._spent += time.monotonic() - self._since
-
-    async def bounded(self, work: Coroutine[Any, Any, T]) -> T:
-        """Result of some work, if it comes in time.
-
-        Raises:
-            ScreeningError: ``Timeout``, or the trouble that the time went into.
-        """
-        with self._clock():
-            try:
-                return await asyncio.wait_for(work, max(self.remaining, 0.0))
-            except asyncio.TimeoutError:
-                raise self.trouble or ScreeningError(
-                    "Timeout", f"took longer than {self.seconds:g} s; allow more time or try again later"
-                ) from None
-
-
 class Transport:
     """One pool of connections for all checkpoints of a run.
 
@@ -112,31 +72,58 @@ class Transport:
         self._origin = _origin(httpx.URL(endpoint))
         self._client = httpx.AsyncClient(
             headers={"User-Agent": agent},
+            verify=tls_context(),  # shared with our own wire: making one takes 40 ms
             timeout=httpx.Timeout(SILENCE, pool=None),
-            transport=lanes.transport(),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=30),
         )
+        self._agent = agent
+        self._wires: dict[object, Wire | None] = {}
         self._places: dict[object, asyncio.Semaphore] = {}
         self._not_before: dict[object, float] = {}
 
     async def close(self) -> None:
         """Close every connection."""
+        for wire in self._wires.values():
+            if wire is not None:
+                wire.close()
         await self._client.aclose()
 
     def is_hub(self, url: httpx.URL) -> bool:
         """Whether a URL is of the Hub's own origin."""
         return _origin(url) == self._origin
 
-    @contextlib.asynccontextmanager
-    async def answer(
+    def answer(
         self, method: str, url: httpx.URL, headers: Mapping[str, str], meter: Meter
-    ) -> AsyncIterator[httpx.Response]:
+    ) -> contextlib.AbstractAsyncContextManager[httpx.Response]:
         """One request, no retries, no redirects: status and headers are there, the body is not yet read.
 
         Raises:
             AgainError: The connection failed or broke, also while the body is read; or the server has asked
                 to be left alone for a while.
         """
+        return self._gated(url, headers, meter, lambda h: self._client.stream(method, url, headers=h))
+
+    def ranged(
+        self, url: httpx.URL, headers: Mapping[str, str], meter: Meter
+    ) -> contextlib.AbstractAsyncContextManager[httpx.Response | Answer]:
+        """`answer` to a GET of a range: over our own wire where that is possible, else through httpx."""
+        origin = _origin(url)
+        if origin not in self._wires:
+            self._wires[origin] = None if proxied(url) else Wire(url, self._agent, SILENCE)
+        wire = self._wires[origin]
+        if wire is None:
+            return self.answer("GET", url, headers, meter)
+        return self._gated(url, headers, meter, lambda h: wire.get(url, h))
+
+    @contextlib.asynccontextmanager
+    async def _gated(
+        self,
+        url: httpx.URL,
+        headers: Mapping[str, str],
+        meter: Meter,
+        send: Callable[[Mapping[str, str]], contextlib.AbstractAsyncContextManager[R]],
+    ) -> AsyncIterator[R]:
+        """One request when a place is free, with the token if it goes to the Hub; what breaks may pass."""
         origin = _origin(url)
         if origin == self._origin and self.token:
             headers = {**headers, "Authorization": f"Bearer {self.token}"}
@@ -145,25 +132,22 @@ class Transport:
             if (wait := self._not_before.get(origin, 0.0) - time.monotonic()) > 0:
                 raise AgainError(_rate_limited(url.host, wait), wait=wait, fruitful=True)
             meter.requests += 1
-            response: httpx.Response | None = None
+            response: R | None = None
             try:
-                async with self._client.stream(method, url, headers=headers) as response:
+                async with send(headers) as response:
                     yield response
             except httpx.DecodingError as error:
-                raise AgainError(
-                    ScreeningError(
-                        "BadResponse",
-                        f"{url} came compressed and cannot be unpacked ({error}); try again later",
-                    ),
-                    last=True,
-                ) from error
-            except httpx.TransportError as error:
+                what = f"{url} came compressed and cannot be unpacked ({error}); try again later"
+                raise AgainError(ScreeningError("BadResponse", what), last=True) from error
+            except UnsupportedError as error:
+                # From now on this host is httpx's.
+                self._wires[origin] = None
+                what = f"{url.host} speaks in a way that is not understood ({error}); check any proxy"
+                raise AgainError(ScreeningError("BadResponse", what), wait=0.0) from error
+            except (*_BROKEN, httpx.TransportError) as error:
                 reason = f"{type(error).__name__}: {error}".rstrip(": ")
-                raise AgainError(
-                    ScreeningError(
-                        "Unreachable", f"the connection to {url.host} failed ({reason}); check the network"
-                    )
-                ) from error
+                what = f"the connection to {url.host} failed ({reason}); check the network"
+                raise AgainError(ScreeningError("Unreachable", what)) from error
             finally:
                 if response is not None:
                     meter.bytes_read += response.num_bytes_downloaded
@@ -234,7 +218,7 @@ class Transport:
                     raise again.error from again
             await asyncio.sleep(wait)
 
-    def raise_if_passing(self, response: httpx.Response) -> None:
+    def raise_if_passing(self, response: httpx.Response | Answer) -> None:
         """Raise `AgainError` for an answer that may pass: 408, 429 and 5xx.
 
         How long to wait is in ``Retry-After``, or (the Hub's 429 has none) in ``RateLimit: …;t=<seconds>``.
@@ -252,7 +236,7 @@ class Transport:
             )
 
 
-async def redirect(response: httpx.Response) -> httpx.URL:
+async def redirect(response: httpx.Response | Answer) -> httpx.URL:
     """Where a redirect leads; its body is read so that the connection can serve the next request.
 
     Raises:
@@ -267,7 +251,7 @@ async def redirect(response: httpx.Response) -> httpx.URL:
         ) from None
 
 
-async def drained(response: httpx.Response) -> None:
+async def drained(response: httpx.Response | Answer) -> None:
     """Read a short body nobody needs: a connection with unread bytes would have to be closed."""
     received = 0
     async for piece in response.aiter_raw():

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import httpx
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint
-from hub_faults import header, truncated
+from hub_faults import chunked, header, truncated
 
-from screener import lanes
 from screener.hub import Hub
-from screener.transport import CONNECTIONS
+from screener.transport import RANGES
+from screener.wire import proxied
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_one_after_the_other_is_one_connection(hub, read):
 def test_side_by_side_opens_no_more_than_the_limit(hub, read):
     hub.latency = 0.1
     read(300, together=True)
-    assert 4 < hub.connections[1] <= CONNECTIONS
+    assert 4 < hub.connections[1] <= RANGES
     assert len(hub.seen("cdn")) == 300
 
 
@@ -57,8 +58,20 @@ def test_a_proxy_is_left_to_httpx(monkeypatch):
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
-    assert isinstance(lanes.transport(), httpx.AsyncBaseTransport)
-    monkeypatch.setenv("NO_PROXY", "localhost")
-    assert lanes.transport() is not None
+    url = httpx.URL("https://cdn.example/file")
+    assert not proxied(url)
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
-    assert lanes.transport() is None
+    assert proxied(url)
+    monkeypatch.setenv("NO_PROXY", "cdn.example")
+    assert not proxied(url)
+
+
+def test_an_answer_without_a_length_goes_through_httpx(hub, read):
+    """Chunked answers, HTTP/1.0 and the like are httpx's: the same bytes come, by another way."""
+    hub.fault("cdn", chunked)
+    read(10, together=False)
+
+
+def test_interim_answers_are_skipped(hub, read):
+    hub.fault("cdn", lambda reply, request: replace(reply, interim=True))
+    read(3, together=False)
