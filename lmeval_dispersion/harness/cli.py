@@ -115,7 +115,7 @@ def _harness(arguments: list[str]) -> int:
     except DispersionError:
         raise
     except Exception as error:
-        sentence = _sentence(error)
+        sentence = failure_sentence(error)
         if sentence is None or os.environ.get("DISPERSION_DEBUG"):
             raise
         raise DispersionError(sentence) from error
@@ -124,7 +124,7 @@ def _harness(arguments: list[str]) -> int:
     return 3 if run_store.failures else 0
 
 
-def _sentence(error: Exception) -> str | None:
+def failure_sentence(error: Exception) -> str | None:
     """One sentence for what users meet; None for what is a defect and deserves its traceback."""
     text = str(error).strip()
     first = text.splitlines()[0].rstrip(".") if text else type(error).__name__

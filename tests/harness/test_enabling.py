@@ -12,6 +12,7 @@ import pytest
 from harness_world import environment
 
 from lmeval_dispersion.harness import enabling
+from lmeval_dispersion.harness.cli import failure_sentence
 
 MAIN = "from lmeval_dispersion.cli import main; raise SystemExit(main())"
 OURS = Path(enabling.__file__).resolve().parents[2]
@@ -137,6 +138,34 @@ def test_misspelt_tasks_are_refused_with_the_nearest(tmp_path: Path) -> None:
         "dispersion run: there is no task 'arc_eazy_dispersion'; did you mean arc_easy_dispersion, "
     )
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError("4 GB"), "out of memory: 4 GB; lower --batch_size"),
+        (
+            RuntimeError("CUDA out of memory. Tried to allocate 2 GiB.\nmore"),
+            "out of memory: CUDA out of memory",
+        ),
+        (ValueError("Tasks not found: mmlu_dispertion"), "did you mean mmlu_dispersion"),
+        (ValueError("Tasks not found: qqq"), "`dispersion run ls tasks` lists what there is"),
+        (
+            OSError("x/y is not a local folder and is not a valid model identifier.\n"),
+            "check the name of the model",
+        ),
+    ],
+)
+def test_failures_that_users_meet_are_one_sentence(error: Exception, expected: str) -> None:
+    sentence = failure_sentence(error)
+    assert sentence is not None
+    assert expected in sentence
+    assert "\n" not in sentence
+
+
+def test_defects_keep_their_traceback() -> None:
+    assert failure_sentence(KeyError("x")) is None
+    assert failure_sentence(ValueError("anything else")) is None
 
 
 def test_the_stubs_match_this_lm_eval() -> None:

@@ -401,6 +401,37 @@ def test_encoder_decoders_are_refused(tokenizer: Any, task_manager: Callable[...
         evaluate(lm, ["arc_easy_dispersion"], task_manager())
 
 
+def test_a_backend_that_runs_requests_otherwise_ends_the_run_loudly(
+    tokenizer: Any, task_manager: Callable[..., Any]
+) -> None:
+    from lm_eval.models.huggingface import HFLM
+
+    class Elsewhere(HFLM):  # type: ignore[misc]
+        """Scores without the model: what a later lm-eval with another way of running would look like."""
+
+        def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
+            return [(-1.0, False)] * len(requests)
+
+    lm = Elsewhere(pretrained=tiny_llama(tokenizer), tokenizer=tokenizer)
+    with pytest.raises(
+        HarnessError, match=r"the states of 8 of 8 requests were not seen: lm-eval .* use lm-eval"
+    ):
+        evaluate(lm, ["arc_easy_dispersion"], task_manager())
+    assert not hooks_left(lm.model)
+
+
+def test_an_lm_eval_without_what_recording_stands_on_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lm_eval.models.huggingface import HFLM
+
+    from lmeval_dispersion.harness import backend
+
+    monkeypatch.delattr(HFLM, "_select_cont_toks")
+    with pytest.raises(
+        HarnessError, match=r"has no HFLM\._select_cont_toks, which dispersion tasks need; install"
+    ):
+        backend.install()
+
+
 def test_a_full_disk_costs_the_store_and_not_the_run(
     tokenizer: Any, task_manager: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
