@@ -247,6 +247,8 @@ class HubSnapshot:
         async with way.lock:
             if way.address is None:
                 way.address = await transport.retried(lambda: self._resolved(path), self._budget)
+                if self._entry(path)[1] > WHOLE and path.endswith(".safetensors"):
+                    transport.open_ahead(way.address)
             return way.address
 
     async def _resolved(self, path: str) -> httpx.URL:

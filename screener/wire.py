@@ -120,6 +120,13 @@ class Wire:
         self._ssl = tls_context() if url.scheme == "https" else None
         self._netloc, self._agent, self._silence = url.netloc.decode(), agent, silence
         self._idle: list[_Connection] = []
+        self._opening: list[asyncio.Task[_Connection]] = []
+        self._closed = False
+
+    def open_ahead(self, count: int) -> None:
+        """Begin to open connections, until so many are free: the next requests need not wait for them."""
+        missing = count - len(self._idle) - len(self._opening)
+        self._opening += [asyncio.ensure_future(self._opened()) for _ in range(missing)]
 
     @contextlib.asynccontextmanager
     async def get(self, url: httpx.URL, headers: Mapping[str, str]) -> AsyncIterator[Answer]:
@@ -146,16 +153,23 @@ class Wire:
             answer = Answer(url, status, received, connection)
             yield answer
         finally:
-            if answer and answer.complete and answer.headers.get("Connection", "").lower() != "close":
+            kept = answer is not None and answer.complete and not self._closed
+            if kept and answer and answer.headers.get("Connection", "").lower() != "close":
                 self._idle.append(connection)
             else:
                 connection.close()
 
-    def close(self) -> None:
-        """Close every connection."""
-        for connection in self._idle:
-            connection.close()
+    async def close(self) -> None:
+        """Close every connection; those in use when they are done with."""
+        self._closed = True
+        for task in self._opening:
+            task.cancel()
+        opened = await asyncio.gather(*self._opening, return_exceptions=True)
+        for connection in (*self._idle, *opened):
+            if isinstance(connection, _Connection):
+                connection.close()
         self._idle.clear()
+        self._opening.clear()
 
     async def _connection(self) -> _Connection:
         while self._idle:
@@ -163,6 +177,11 @@ class Wire:
             if not connection.reader.at_eof() and not connection.writer.is_closing():
                 return connection
             connection.close()
+        if self._opening:
+            return await self._opening.pop(0)
+        return await self._opened()
+
+    async def _opened(self) -> _Connection:
         opening = asyncio.open_connection(
             self._host, self._port, ssl=self._ssl, server_hostname=self._host if self._ssl else None
         )

@@ -108,7 +108,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, hub: HubServer, line: Line, on_cdn: bool) -> None:
         self.hub, self.line, self.on_cdn = hub, line, on_cdn
         self.received = b""
-        self.first = True
+        # Opening a connection costs a round trip, which loopback does not have.
+        self.open_at = asyncio.get_running_loop().time() + hub.latency
         self.writable = asyncio.Event()
         self.writable.set()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -140,8 +141,8 @@ class Connection(asyncio.Protocol):
             headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
             request = Request(headers.get("host", ""), method, target, headers, self.on_cdn)
             reply = self.hub.reply(request)
-            wait = self.hub.latency * (2 if self.first else 1) + reply.stall
-            self.first = False
+            now = asyncio.get_running_loop().time()
+            wait = max(self.open_at - now, 0.0) + self.hub.latency + reply.stall
             if reply.size > PIECE or reply.drip or reply.stall:
                 task = asyncio.get_running_loop().create_task(self._stream(request, reply, wait))
                 self.tasks.add(task)
