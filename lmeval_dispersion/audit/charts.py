@@ -81,22 +81,20 @@ def slice_figure(name: str, table: Mapping[str, Any]) -> Figure | None:
         f"Accuracy against dispersion by {name}",
         f"{len(rows)} points. {order}. Least dispersed: {lowest['slice']}, {_where(lowest)}; "
         f"most dispersed: {highest['slice']}, {_where(highest)}.",
-        "Bars are 95 % intervals. If points rise to the right, the slices that the model spreads out are the "
-        "ones it answers better. Slices also differ in topic and length, so one slice below another "
-        "is a place "
-        "to look, not a proof.",
+        "Bars are 95 % intervals. If points rise to the right, the slices that the model spreads out are "
+        "the ones it answers better. Slices also differ in topic and length, so one slice below another is "
+        "a place to look, not a proof.",
     )
 
 
 def mixture_figures(part: Mapping[str, Any]) -> list[Figure]:
     """The curves of dispersion and of query perplexity over the share of correct documents."""
     meaning = {
-        "dispersion": "Every point is the mean of "
-        f"{part['seeds']} draws of {part['documents_per_mixture']} documents with exactly that share "
-        "of right "
-        "answers; bars are one standard error over the draws. A rising line says that dispersion follows the "
-        "share of right answers when nothing else is changed on purpose. It does not say that real slices of "
-        "equal accuracy have equal dispersion.",
+        "dispersion": f"Every point is the mean of {part['seeds']} draws of "
+        f"{part['documents_per_mixture']} documents with exactly that share of right answers; bars are one "
+        "standard error over the draws. A rising line says that dispersion follows the share of right "
+        "answers when nothing else is changed on purpose. It does not say that real slices of equal "
+        "accuracy have equal dispersion.",
         "query_perplexity": "The same draws measured by how surprising the queries are to the model: the "
         "baseline that dispersion has to beat.",
     }

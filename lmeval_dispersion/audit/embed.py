@@ -44,14 +44,18 @@ def store_texts(
     path: str | Path,
     *,
     layers: Sequence[str] = ("last",),
+    task: str | None = None,
 ) -> Path:
     """Run the model over every text and write the store; returns its folder.
 
-    Texts longer than the model's context keep their end and are marked as truncated.
+    Texts longer than the model's context keep their end and are marked as truncated. ``task`` names the
+    data (default: the file's name); a calibrator holds for one task, so files that belong together need
+    one name.
 
     Raises:
         UsageError: No text, or no such layer.
     """
+    name = task or Path(texts.source).name
     names = [site.name for site in resolve(loaded.model, layers)]
     found = list(texts)
     if not found:
@@ -64,7 +68,7 @@ def store_texts(
     documents = pd.DataFrame(
         {
             "doc_id": [text.id for text in found],
-            "task": Path(texts.source).name,
+            "task": name,
             "doc_hash": [hashlib.sha256(text.text.encode()).hexdigest() for text in found],
             "prompt_tokens": [min(len(tokens), limit) for tokens in ids],
             "truncated": [len(tokens) > limit for tokens in ids],
@@ -78,10 +82,10 @@ def store_texts(
         states, values = _forward(loaded, batch, names)
         rows = [item.row for item in batch]
         perplexity[rows] = values
-        for name, rows_of_states in states.items():
+        for layer, rows_of_states in states.items():
             width = rows_of_states.shape[1]
             # A text without a token keeps a row without direction.
-            store = vectors.setdefault(name, np.full((len(found), width), np.nan, dtype=np.float32))
+            store = vectors.setdefault(layer, np.full((len(found), width), np.nan, dtype=np.float32))
             store[rows] = rows_of_states
     if not vectors:
         raise UsageError(f"no text of {texts.source} has a token; check the file and the tokenizer")
@@ -90,7 +94,7 @@ def store_texts(
         "model": loaded.name,
         "revision": loaded.revision,
         "model_args": {"dtype": str(next(loaded.model.parameters()).dtype).removeprefix("torch.")},
-        "tasks": {Path(texts.source).name: None},
+        "tasks": {name: None},
         "num_fewshot": 0,
         "chat_template": None,
         "prompt_format": "plain texts",
@@ -98,7 +102,7 @@ def store_texts(
         "versions": {"torch": torch.__version__},
     }
     return write_store(
-        path, documents=documents, vectors={name: vectors[name] for name in names}, manifest=manifest
+        path, documents=documents, vectors={layer: vectors[layer] for layer in names}, manifest=manifest
     )
 
 
@@ -208,6 +212,7 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="layer to keep: last (default), norm, layer.K, layer.K.attn, layer.K.ffn; may be repeated",
     )
+    parser.add_argument("--task", help="name of the data; a calibrator holds for one (default: the file's)")
     add_model_arguments(parser)
 
 
@@ -215,7 +220,7 @@ def run_store(args: argparse.Namespace) -> int:
     """Run ``dispersion store``."""
     texts = Texts(args.texts, column=args.column)
     loaded = load_model(args.model, revision=args.revision, dtype=args.dtype, device=args.device)
-    folder = store_texts(loaded, texts, args.output, layers=args.layer or ["last"])
+    folder = store_texts(loaded, texts, args.output, layers=args.layer or ["last"], task=args.task)
     print(folder)
     print(f"next: dispersion audit {folder}", file=sys.stderr)
     return 0

@@ -96,9 +96,9 @@ def _slices(page: Page, report: Mapping[str, Any]) -> None:
         found = table["association"]
         if "spearman" in found:
             page.text(
-                f"Over these {found['slices']} slices the Spearman correlation of dispersion with "
-                "accuracy is "
-                f"{found['spearman']:.2f}, 95 % bootstrap interval {found['low']:.2f} to {found['high']:.2f}."
+                f"Over these {found['slices']} slices the Spearman correlation of dispersion with accuracy "
+                f"is {found['spearman']:.2f}, 95 % bootstrap interval {found['low']:.2f} to "
+                f"{found['high']:.2f}."
             )
         elif report["run"]["labelled"]:
             page.text(f"No correlation with accuracy is given: {found['missing']}.")
@@ -108,9 +108,8 @@ def _mixtures(page: Page, part: Mapping[str, Any]) -> None:
     if part["unreachable_targets"]:
         targets = ", ".join(f"{target} %" for target in part["unreachable_targets"])
         page.note(
-            f"{part['correct_documents']} correct and {part['incorrect_documents']} incorrect "
-            "documents do not "
-            f"reach these targets with {part['documents_per_mixture']} documents a mixture: {targets}."
+            f"{part['correct_documents']} correct and {part['incorrect_documents']} incorrect documents do "
+            f"not reach these targets with {part['documents_per_mixture']} documents a mixture: {targets}."
         )
     if part["documents_per_mixture"] < part["asked_documents_per_mixture"]:
         page.note(
@@ -161,11 +160,10 @@ def _calibration(page: Page, part: Mapping[str, Any]) -> None:
             caption=f"{title}: dispersion is {judged['verdict']}; best is {judged['winner']}",
         )
     page.text(
-        "`dispersion` is the regression chosen on the validation part; `trivial` is the calibration "
-        "part's own "
-        "accuracy; `constant` the middle of all targets; `mean confidence` and `ATC` (average thresholded "
-        "confidence) use the model's answer probabilities and no vectors. Splits share documents, so the "
-        "intervals are a little too narrow."
+        "`dispersion` is the regression chosen on the validation part; `trivial` is the calibration part's "
+        "own accuracy; `constant` the middle of all targets; `mean confidence` and `ATC` (average "
+        "thresholded confidence) use the model's answer probabilities and no vectors. Splits share "
+        "documents, so the intervals are a little too narrow."
     )
     _figure(page, calibration_figure(part))
 
@@ -221,9 +219,8 @@ def _ranking(page: Page, part: Mapping[str, Any]) -> None:
 def _tail(page: Page, part: Mapping[str, Any]) -> None:
     page.text(
         f"The {part['documents']} documents of lowest contribution in {len(part['clusters'])} clusters, each "
-        "with the texts nearest to its centre. They show what the model hardly tells apart, whether "
-        "or not it "
-        "answers it well."
+        "with the texts nearest to its centre. They show what the model hardly tells apart, whether or not "
+        "it answers it well."
     )
     page.table(
         [
