@@ -108,10 +108,9 @@ class _EuclideanPairs(torch.autograd.Function):
         ok = torch.ones(z.shape[:2], dtype=torch.bool, device=z.device) if p.valid is None else p.valid
         counts = group_counts(p, ok)
         owner = _pair_owner(p, ok)
-        if p.owner is None:
-            # Distances do not see a common shift; without it their differences keep more digits.
-            centre = z.sum(1, keepdim=True) / counts.clamp(min=1.0).view(-1, 1, 1)
-            z = (z - centre).mul_(ok.unsqueeze(-1))
+        # Distances do not see a shift of a whole row; without it their differences keep more digits.
+        centre = z.sum(1, keepdim=True) / ok.sum(1).clamp(min=1).view(-1, 1, 1)
+        z = (z - centre).mul_(ok.unsqueeze(-1))
         squares = z.square().sum(-1)
         rate = at_points(p, inverse_tau).expand_as(squares)
         top = torch.full_like(squares, -math.inf)

@@ -53,7 +53,7 @@ def trained(
     """
     here = run_folder(folder, arm, seed)
     here.mkdir(exist_ok=True)
-    checkpoint = _last_whole(here)
+    checkpoint = _last_whole(here, settings.steps)
     model = start_model(settings, seed)
     notes = _Notes(here / "evaluations.jsonl", settings, domains, tell)
     trainer = DispersionTrainer(
@@ -209,17 +209,23 @@ class _Notes(TrainerCallback):  # type: ignore[misc]
         self.latest = dict(logs or {})
 
 
-def _last_whole(here: Path) -> Path | None:
-    """The newest checkpoint that was written to its end; a half-written one is removed."""
+def _last_whole(here: Path, steps: int) -> Path | None:
+    """The newest checkpoint before the last step that was written to its end; others are removed.
+
+    A run that is killed after its last checkpoint and before its result does the steps since the one before
+    again: the Trainer would take one step too many from the last.
+    """
     whole = {}
     for path in here.glob("checkpoint-*"):
         try:
             # The Trainer writes this file last.
             step = json.loads((path / "trainer_state.json").read_text())["global_step"]
         except (OSError, ValueError, KeyError):
+            step = steps
+        if step < steps:
+            whole[step] = path
+        else:
             shutil.rmtree(path)
-            continue
-        whole[step] = path
     return whole[max(whole)] if whole else None
 
 

@@ -137,6 +137,9 @@ def test_a_killed_run_goes_on_to_the_same_numbers(base, tmp_path, capsys):
     # What a kill in the middle of writing leaves behind.
     (run / "checkpoint-59").mkdir()
     (run / "checkpoint-59" / "trainer_state.json").write_text('{"global_st')
+    # And one between the last step and the result.
+    (run / "checkpoint-60").mkdir()
+    (run / "checkpoint-60" / "trainer_state.json").write_text('{"global_step": 60}')
     code, printed, said = ran(base, tmp_path / "killed", **options)
     assert code == 0, said
     wanted, _ = whole.communicate(timeout=280)
