@@ -229,7 +229,8 @@ def _candidates(folder: Path) -> list[Path]:
 
 def _stores(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        raise StoreError(f"expected the folder of a run, got {folder}, which is no folder")
+        hint = "; `dispersion store MODEL FILE` makes a run of texts" if folder.exists() else ""
+        raise StoreError(f"expected the folder of a run, got {folder}, which is no folder{hint}")
     found = _candidates(folder)
     if not found:
         raise StoreError(f"{folder} holds no store: no {MANIFEST} in it or below it")

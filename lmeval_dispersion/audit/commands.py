@@ -16,7 +16,13 @@ import pandas as pd
 from lmeval_dispersion.audit import calibrator as calibrators
 from lmeval_dispersion.audit.grouping import by_column
 from lmeval_dispersion.audit.mixtures import SIZE
-from lmeval_dispersion.audit.ranked import FORMATS, check_output, ranked_documents, save_ranked
+from lmeval_dispersion.audit.ranked import (
+    FORMATS,
+    check_output,
+    check_writable,
+    ranked_documents,
+    save_ranked,
+)
 from lmeval_dispersion.audit.ranking import ranking_report
 from lmeval_dispersion.audit.report import audit_report, report_json
 from lmeval_dispersion.audit.run import Run, read_run
@@ -25,6 +31,7 @@ from lmeval_dispersion.audit.text import ranking_text, report_text, tail_text, t
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.store import is_store
 
+_AUDIT_FORMATS, _PREDICT_FORMATS = ("table", "json", "csv", "html"), ("table", "json", "csv")
 _HEAD = 20  # documents of the low tail that `rank` prints
 
 
@@ -38,20 +45,22 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="COLUMN",
         help="also slice by this column of the documents; may be repeated",
     )
-    parser.add_argument("--format", choices=("table", "json", "csv", "html"), default="table")
-    _add_output(parser)
+    _add_output(parser, _AUDIT_FORMATS)
     _add_seed(parser)
 
 
 def run_audit(args: argparse.Namespace) -> int:
     """Run ``dispersion audit``; 3 where a part of the report is missing."""
+    if args.output:
+        check_writable(args.output)
     with _doing(f"auditing {args.run}"):
         report = audit_report(read_run(args.run, args.layer), slices=args.slice, seed=args.seed)
-        if args.format == "json":
+        chosen = _format(args, _AUDIT_FORMATS)
+        if chosen == "json":
             text = report_json(report)
-        elif args.format == "csv":
+        elif chosen == "csv":
             text = _slices_csv(report)
-        elif args.format == "html":
+        elif chosen == "html":
             from lmeval_dispersion.audit.report_page import report_html
 
             text = report_html(report)
@@ -79,6 +88,8 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_calibrate(args: argparse.Namespace) -> int:
     """Run ``dispersion calibrate``."""
+    if args.output:
+        check_writable(args.output)
     with _doing(f"calibrating on {args.run}"):
         run = read_run(args.run, args.layer)
         found = calibrators.fitted_calibrator(run, size=args.slice_size, seed=args.seed)
@@ -108,21 +119,23 @@ def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("calibrator", help="file of `dispersion calibrate`")
     parser.add_argument("run", help="folder of the run whose accuracy is to be estimated")
     parser.add_argument("--by", default="subject", metavar="COLUMN", help="slices (default: subject)")
-    parser.add_argument("--format", choices=("table", "json", "csv"), default="table")
-    _add_output(parser)
+    _add_output(parser, _PREDICT_FORMATS)
     _add_seed(parser)
 
 
 def run_predict(args: argparse.Namespace) -> int:
     """Run ``dispersion predict``; 3 where some slices are too small."""
+    if args.output:
+        check_writable(args.output)
     found = calibrators.read_calibrator(args.calibrator)
     run = _run_for(found, args.run)
     groups = by_column(run, args.by)
     result = calibrators.predictions(found, run, groups if len(groups) > 1 else [], seed=args.seed)
     rows = result["slices"]
-    if args.format == "json":
+    chosen = _format(args, _PREDICT_FORMATS)
+    if chosen == "json":
         text = report_json(result)
-    elif args.format == "csv":
+    elif chosen == "csv":
         text = _csv(pd.DataFrame(rows))
     else:
         columns = [
@@ -259,10 +272,7 @@ def _emit(text: str, output: str | None) -> None:
     if output is None:
         print(text)
         return
-    path = Path(output)
-    if not path.parent.is_dir():
-        raise UsageError(f"the folder {path.parent} does not exist; create it or choose another output")
-    path.write_text(text + "\n", "utf-8")
+    Path(output).write_text(text + "\n", "utf-8")
     print(f"written: {output}", file=sys.stderr)
 
 
@@ -271,8 +281,14 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layer", help="layer of the vectors (default: the store's own)")
 
 
-def _add_output(parser: argparse.ArgumentParser) -> None:
+def _add_output(parser: argparse.ArgumentParser, formats: tuple[str, ...]) -> None:
+    parser.add_argument("--format", choices=formats, help="default: by the suffix of --output, else table")
     parser.add_argument("-o", "--output", help="write to this file instead of the screen")
+
+
+def _format(args: argparse.Namespace, formats: tuple[str, ...]) -> str:
+    suffix = Path(args.output or "").suffix.removeprefix(".")
+    return str(args.format or (suffix if suffix in formats else "table"))
 
 
 def _add_seed(parser: argparse.ArgumentParser) -> None:

@@ -63,6 +63,8 @@ def by_column(run: Run, name: str) -> list[Group]:
         known = ", ".join([*columns, "length", "confidence"])
         raise UsageError(f"there is no column {name!r} to slice by; choose from {known}")
     values = run.documents[name]
+    if values.isna().all():
+        raise UsageError(f"the column {name!r} is empty in this run; choose another")
     if values.dtype.kind in "fiu" and values.nunique() > _DISTINCT:
         return by_band(values.to_numpy(dtype=np.float64))
     return by_value(values.tolist())

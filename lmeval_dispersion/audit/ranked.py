@@ -42,13 +42,21 @@ def ranked_documents(run: Run) -> pd.DataFrame:
     )
 
 
+def check_writable(path: str | Path) -> None:
+    """Raise UsageError, before the work is done, where a file of this name could not be written."""
+    file = Path(path)
+    if not file.parent.is_dir():
+        raise UsageError(f"the folder {file.parent} does not exist; create it or choose another output")
+    if file.is_dir():
+        raise UsageError(f"expected a file to write, got the folder {file}")
+
+
 def check_output(path: str | Path) -> None:
     """Raise UsageError unless the file can be written by its suffix."""
     file = Path(path)
     if file.suffix not in FORMATS:
         raise UsageError(f"expected an output ending in {', '.join(FORMATS)}, got {file.name!r}")
-    if not file.parent.is_dir():
-        raise UsageError(f"the folder {file.parent} does not exist; create it or choose another output")
+    check_writable(file)
 
 
 def save_ranked(frame: pd.DataFrame, path: str | Path) -> None:

@@ -82,7 +82,7 @@ def test_audit_in_every_format(store, tmp_path):
     assert [row["by"] for row in rows[:2]] == ["all", "subject"]
     assert {row["by"] for row in rows} == {"all", "subject", "category", "length", "confidence", "truncated"}
     assert float(rows[0]["dispersion"]) == pytest.approx(report["overall"]["dispersion"])
-    page = dispersion_command("audit", store, "--format", "html", "-o", tmp_path / "page.html")
+    page = dispersion_command("audit", store, "-o", tmp_path / "page.html")
     assert page.stdout == ""
     assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
 
@@ -225,6 +225,10 @@ def test_rank_of_texts_runs_the_model(model, tmp_path):
         (["audit", "STORE", "--layer", "first"], "has no layer 'first'; it has last"),
         (["audit", "STORE", "--slice", "nothing"], "there is no column 'nothing' to slice by"),
         (["audit", "STORE", "-o", "absent/x.txt"], "the folder absent does not exist"),
+        (["calibrate", "STORE", "-o", "absent/c.json"], "the folder absent does not exist"),
+        (["calibrate", "STORE", "-o", "."], "expected a file to write, got the folder"),
+        (["audit", "TEXTS"], "which is no folder; `dispersion store MODEL FILE` makes a run of texts"),
+        (["audit", "STORE", "--slice", "target"], "the column 'target' is empty"),
         (["rank", "STORE", "-o", "ranked.xlsx"], "expected an output ending in .parquet, .csv, .jsonl"),
         (["predict", "absent.json", "STORE"], "expected a calibrator from `dispersion calibrate`"),
         (["store", "no/such/folder/at-all", "TEXTS", "-o", "s"], "does not exist"),
