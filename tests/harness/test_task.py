@@ -371,7 +371,7 @@ def test_wrong_layers_and_finished_stores_are_refused_before_the_model_runs(
     lm = hflm(tiny_llama(tokenizer), tokenizer)
     calls = []
     lm.model.register_forward_hook(lambda *_: calls.append(1))
-    with pytest.raises(UsageError, match=r"expected layers among last, norm, layer\.0"):
+    with pytest.raises(UsageError, match=r"expected layers among last, norm, embeddings, layer\.0"):
         evaluate(lm, ["arc_easy_dispersion"], task_manager(dispersion_layers="layer.9"))
     assert not calls
     manager = task_manager(dispersion_store=str(tmp_path))
