@@ -1,12 +1,16 @@
 """The regularizer in every kind of loop gives the gradient that a hand-written loss gives."""
 
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 from tiny_decoders import assert_same_gradients, gradients, tiny_gpt2, tiny_llama, tokens
 from torch import nn
 
+from lmeval_dispersion import training
 from lmeval_dispersion.errors import CaptureError, GeometryError, NonFiniteLossError, UsageError
 from lmeval_dispersion.training import losses
 from lmeval_dispersion.training.places import layer_indices
@@ -328,6 +332,16 @@ def test_a_mask_that_says_nothing_is_refused():
     reg.describe(mask=torch.ones(2, 6))
     model(ids, attention_mask=four)
     assert reg.pop() is not None
+
+
+def test_public_names_are_found_and_cost_nothing_before():
+    assert training.DispersionRegularizer is DispersionRegularizer
+    for name in training.__all__:
+        assert getattr(training, name).__name__ == name
+    with pytest.raises(AttributeError, match="Regulariser"):
+        _ = training.Regulariser
+    code = "import sys, lmeval_dispersion.training.settings; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
 
 
 def test_layer_words():

@@ -5,9 +5,8 @@ slope; both are added up for the rows and, transposed, for the columns, so that 
 The gradient is made in the same pass (sum over j of slope_ij x_j, one number a row away from the final one)
 and is all that is kept besides the points: memory is linear in t.
 
-Formulas are those of LD, as means over ordered pairs i != j: of exp(-D/tau) under a logarithm
-(:class:`Angular`, :class:`Euclidean`) or of max(0, margin - D)^2 (:class:`Hinge`), with the angular
-distance D = arccos(cos)/pi in [0, 1] or the squared Euclidean one.
+Formulas are those of LD, as means over ordered pairs i != j: of a term of the angular distance
+(:mod:`lmeval_dispersion.training.terms`), or of exp(-|z_i - z_j|^2 / tau) under a logarithm.
 """
 
 from __future__ import annotations
