@@ -56,6 +56,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise StoreError(f"{file} is not JSON ({error}); run it again") from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), str):
         raise StoreError(f"{file} is not the manifest of a store; expected a `format` of {FORMAT!r}")
+    if not manifest["format"].startswith("dispersion-store/"):
+        raise StoreError(
+            f"{folder} holds {manifest['format']!r}, which is no store; name the folder of a harness run, "
+            "or one that `dispersion store` made"
+        )
     if manifest["format"] != FORMAT:
         raise StoreVersionError(
             f"{folder} was written as {manifest['format']!r} and this version reads {FORMAT!r}; "

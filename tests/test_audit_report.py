@@ -171,8 +171,38 @@ def test_a_planted_confound_shows_in_the_slices_and_in_the_ranking(tmp_path):
     assert area > 0.65
     assert length_row["spearman"] > 0.7
     assert length_row["auroc_within_bands"] < 0.5 + (area - 0.5) / 2
+    subject = next(row for row in ranking["confounds"] if row["quantity"] == "subject")
+    assert subject["auroc_within_bands"] == pytest.approx(area, abs=0.03)
     confounds = {row["quantity"]: row["spearman"] for row in ranking["confounds"]}
     assert abs(confounds["query perplexity"]) < 0.1
+
+
+def test_the_auroc_inside_subjects_is_that_of_a_loop_over_pairs(planted):
+    contribution = planted.points.contributions()
+    found = next(r for r in ranking_report(planted)["confounds"] if r["quantity"] == "subject")
+    wins = pairs = 0
+    for _, frame in planted.documents.groupby("subject"):
+        right = frame.index[planted.right[frame.index]]
+        wrong = frame.index[~planted.right[frame.index]]
+        wins += sum((contribution[i] > contribution[wrong]).sum() for i in right)
+        pairs += len(right) * len(wrong)
+    assert found["auroc_within_bands"] == pytest.approx(wins / pairs)
+    assert np.isnan(found["spearman"])
+
+
+def test_a_subject_effect_vanishes_inside_subjects(tmp_path):
+    """Subjects differ in spread and in accuracy; inside one, answers are luck."""
+    rng = np.random.default_rng(0)
+    subject = rng.integers(6, size=2400)
+    right = rng.random(2400) < 0.2 + 0.1 * subject
+    frame = documents(right, rng=rng).assign(subject=[f"s{i}" for i in subject])
+    write_store(
+        tmp_path, documents=frame, vectors={"last": vectors(0.6 + 0.2 * subject, rng=rng)}, manifest={}
+    )
+    ranking = ranking_report(read_run(tmp_path))
+    inside = next(row for row in ranking["confounds"] if row["quantity"] == "subject")
+    assert ranking["signals"][0]["auroc"] > 0.58
+    assert abs(inside["auroc_within_bands"] - 0.5) < 0.05
 
 
 def test_slices_can_be_any_column_and_unusable_ones_are_refused(planted, tmp_path):
@@ -422,11 +452,11 @@ def test_same_store_and_seed_same_bytes(planted, tmp_path):
     assert report_json(audit_report(planted, seed=1)) != report_json(audit_report(planted))
 
 
-def test_the_json_has_no_nan_and_keeps_nine_digits(planted):
+def test_the_json_has_no_nan_and_keeps_seven_digits(planted):
     report = json.loads(report_json(audit_report(planted)))
     assert report["format"] == "dispersion-audit/1"
     assert len(report["summary"]) == 3
-    assert plain({"a": float("nan"), "b": [1 / 3, 2]}) == {"a": None, "b": [0.333333333, 2]}
+    assert plain({"a": float("nan"), "b": [1 / 3, 2]}) == {"a": None, "b": [0.3333333, 2]}
 
 
 def missing_parts(report):

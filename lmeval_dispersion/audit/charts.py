@@ -273,10 +273,10 @@ def _where(row: Mapping[str, Any]) -> str:
 
 
 def _plain(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with nine significant digits, NaN as null, and nothing nested."""
+    """Rows with seven significant digits, NaN as null, and nothing nested."""
     return [
         {
-            key: (float(f"{value:.9g}") if math.isfinite(value) else None)
+            key: (float(f"{value:.7g}") if math.isfinite(value) else None)
             if isinstance(value, float)
             else value
             for key, value in row.items()

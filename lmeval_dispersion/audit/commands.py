@@ -259,7 +259,7 @@ def _slices_csv(report: dict[str, Any]) -> str:
 
 def _csv(frame: pd.DataFrame) -> str:
     stream = io.StringIO()
-    frame.to_csv(stream, index=False, float_format="%.9g")
+    frame.to_csv(stream, index=False, float_format="%.7g")
     return stream.getvalue().rstrip("\n")
 
 

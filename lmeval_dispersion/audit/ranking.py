@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.grouping import by_band
+from lmeval_dispersion.audit.grouping import Group, by_band, by_value
 from lmeval_dispersion.audit.run import Run
 from lmeval_dispersion.audit.slices import wilson
 from lmeval_dispersion.audit.trend import rank_correlations
@@ -164,12 +164,17 @@ def _against(found: dict[str, Array], run: Run) -> list[dict[str, Any]]:
 
 
 def confounds(run: Run, contribution: Array) -> list[dict[str, Any]]:
-    """What else the contribution follows: Spearman with length, perplexity and confidence.
+    """What else the contribution follows: subject, length, perplexity and confidence.
 
-    For each also the AUROC of the contribution inside five bands of that quantity, averaged with the number
-    of (right, wrong) pairs as weights: what is left of the ranking once that quantity is held about equal.
+    For each the AUROC of the contribution inside slices of it (five bands of a number), averaged with the
+    number of (right, wrong) pairs as weights: what is left of the ranking once that is held about equal. For
+    numbers also the Spearman correlation with the contribution; NaN for subjects, which have no order.
     """
     rows = []
+    subjects = by_value(run.documents["subject"].tolist())
+    if len(subjects) > 1:
+        inside = _inside(subjects, contribution, run)
+        rows.append({"quantity": "subject", "spearman": float("nan"), "auroc_within_bands": inside})
     candidates = {
         "prompt length": run.length,
         "query perplexity": run.perplexity,
@@ -180,16 +185,16 @@ def confounds(run: Run, contribution: Array) -> list[dict[str, Any]]:
         if len(known) < 10 or np.ptp(values[known]) == 0:
             continue
         rho = float(rank_correlations(values[known], contribution[known][None])[0])
-        rows.append(
-            {"quantity": name, "spearman": rho, "auroc_within_bands": _banded(values, contribution, run)}
-        )
+        bands = by_band(np.where(np.isfinite(values), values, np.nan))
+        inside = _inside(bands, contribution, run)
+        rows.append({"quantity": name, "spearman": rho, "auroc_within_bands": inside})
     return rows
 
 
-def _banded(values: Array, contribution: Array, run: Run) -> float:
+def _inside(groups: list[Group], contribution: Array, run: Run) -> float:
     total = weight = 0.0
-    for band in by_band(np.where(np.isfinite(values), values, np.nan)):
-        rows = band.rows[~np.isnan(run.score[band.rows])]
+    for group in groups:
+        rows = group.rows[~np.isnan(run.score[group.rows])]
         right = run.right[rows]
         pairs = int(right.sum()) * int((~right).sum())
         if pairs:

@@ -1,7 +1,7 @@
 """The whole audit of one run as one JSON-able dict; docs/audit.md is its contract.
 
 A part that cannot be had is ``{"missing": sentence}``, and the others still appear. Numbers are rounded to
-nine significant digits, and undefined ones are null, so that the same store and seed give the same bytes.
+seven significant digits, and undefined ones are null, so that the same store and seed give the same bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lmeval_dispersion.audit.tail import hard_tail
 from lmeval_dispersion.errors import DispersionError
 
 FORMAT = "dispersion-audit/1"
-_DIGITS = 9
+_DIGITS = 7
 
 NOT_SUPPORTED = [
     "Dispersion is relative: it compares slices of one model, or a model with its siblings, never two "
@@ -58,7 +58,7 @@ def audit_report(run: Run, *, slices: Sequence[str] = (), seed: int = 0) -> dict
 
 
 def report_json(report: dict[str, Any]) -> str:
-    """The report as JSON text: undefined numbers are null, others have nine significant digits."""
+    """The report as JSON text: undefined numbers are null, others have seven significant digits."""
     return json.dumps(plain(report), indent=1, ensure_ascii=False, allow_nan=False)
 
 

@@ -209,8 +209,8 @@ def _ranking(page: Page, part: Mapping[str, Any]) -> None:
             [
                 Column("quantity", "Quantity"),
                 Column("spearman", "Spearman with contribution", ".2f"),
-                Column("auroc_within_bands", "AUROC inside bands of it", ".3f", hint="What is left of the "
-                       "ranking when the quantity is held about equal."),
+                Column("auroc_within_bands", "AUROC where it is held equal", ".3f", hint="The ranking inside "
+                       "single subjects, or inside five bands of the quantity, averaged."),
             ],
             caption="What else the contribution follows",
         )  # fmt: skip

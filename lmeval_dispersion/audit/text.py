@@ -194,8 +194,8 @@ def ranking_text(part: Mapping[str, Any]) -> str:
         for row in part["against"]
     ]
     lines += [
-        f"contribution follows {row['quantity']}: Spearman {row['spearman']:.2f}; AUROC "
-        f"{_cell(row['auroc_within_bands'], '.3f')} inside bands of it"
+        f"contribution and {row['quantity']}: Spearman {_cell(row['spearman'], '.2f')}; AUROC "
+        f"{_cell(row['auroc_within_bands'], '.3f')} where it is held equal"
         for row in part["confounds"]
     ]
     return "\n".join(lines)
