@@ -122,6 +122,7 @@ def measured(server: object, home: Path, name: str, repos: list[str]) -> dict[st
     assert isinstance(server, HubServer)
     env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     env |= {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    env["OPENBLAS_NUM_THREADS"] = "1"  # as the command sets it
     requests, sent, start = len(server.requests), server.sent, time.perf_counter()
     command = [sys.executable, __file__, "--child", name, *repos]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)

@@ -50,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``screen-checkpoints``; returns the exit code. ``DISPERSION_DEBUG=1`` shows tracebacks."""
     parser = _parser()
     args = parser.parse_args(argv)
+    if "numpy" not in sys.modules:
+        # A hundred rows need one thread; a pool that spins for them is five times slower on a busy machine.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         return _screen(args)
     except DispersionError as error:

@@ -143,13 +143,22 @@ def screen_targets(
 
 
 def _finished(work: Coroutine[Any, Any, T]) -> T:
+    results: list[T] = []
+
+    async def kept() -> None:
+        # Not returned: asyncio.run prints its task's result when it puts the signal handler back, which
+        # takes 0.1 s for the arrays of a family.
+        results.append(await work)
+
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work)
-    # A notebook's thread already runs a loop, which cannot run another one.
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, work).result()
+        asyncio.run(kept())
+    else:
+        # A notebook's thread already runs a loop, which cannot run another one.
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(asyncio.run, kept()).result()
+    return results[0]
 
 
 class _Run:
