@@ -12,13 +12,16 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.harness.states import DocRecord, Vectors
 from lmeval_dispersion.harness.surroundings import Surroundings
 from lmeval_dispersion.store import write_store
 from lmeval_dispersion.store_files import DOCUMENTS, MANIFEST
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 VARIABLE = "LMEVAL_DISPERSION_STORE"
 
@@ -91,16 +94,25 @@ def write(
         manifest: What is known of the run.
         category: Group slice, or None.
     """
+    try:
+        documents = _documents(task, records, category)
+        return write_store(folder, documents=documents, vectors=vectors, manifest=manifest)
+    except Exception as error:  # whatever it is: hours of evaluation must not end for want of a store
+        failures.append(folder)
+        log.error("%s: the store %s could not be written: %s; the figures stand", task, folder, error)
+        return None
+
+
+def _documents(task: str, records: Sequence[DocRecord], category: str | None) -> pd.DataFrame:
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
     for record in records:
         state = record.state
-        segments = len(state.prompt_tokens)
-        for i in range(segments):
+        for i, tokens in enumerate(state.prompt_tokens):
             rows.append(
                 {
-                    "doc_id": record.doc_id if segments == 1 else len(rows),
+                    "doc_id": record.doc_id,
                     "task": task,
                     "subject": record.subject or task,
                     "category": category,
@@ -111,24 +123,17 @@ def write(
                     "target": record.target,
                     "logprobs": record.logprobs,
                     "query_perplexity": state.perplexity[i],
-                    "prompt_tokens": state.prompt_tokens[i],
+                    "prompt_tokens": tokens,
                     "truncated": state.truncated[i],
                     "text": state.query,
-                    "document": record.doc_id,
                     "segment": i,
                 }
             )
-    documents = pd.DataFrame(rows)
-    if documents["segment"].max() == 0:
-        documents = documents.drop(columns=["document", "segment"])
-    else:  # a document has several rows: number the rows, keep the document beside
-        documents["doc_id"] = range(len(documents))
-    try:
-        return write_store(folder, documents=documents, vectors=vectors, manifest=manifest)
-    except Exception as error:  # whatever it is: hours of evaluation must not end for want of a store
-        failures.append(folder)
-        log.error("%s: the store %s could not be written: %s; the figures stand", task, folder, error)
-        return None
+    frame = pd.DataFrame(rows)
+    if frame["segment"].max() == 0:
+        return frame.drop(columns="segment")
+    # A document has several rows: number the rows, keep the document beside.
+    return frame.assign(document=frame["doc_id"], doc_id=range(len(frame)))
 
 
 def manifest(

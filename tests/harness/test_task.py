@@ -200,13 +200,19 @@ def hidden(lm: Any, tokens: list[int], layer: str) -> Any:
 
 
 def test_rolling_requests_give_every_segments_last_state_and_perplexity(
-    tokenizer: Any, task_manager: Callable[..., Any]
+    tokenizer: Any, task_manager: Callable[..., Any], tmp_path: Path
 ) -> None:
     lm = hflm(tiny_llama(tokenizer), tokenizer, batch_size=3, max_length=128)
-    results = evaluate(lm, ["wikitext_dispersion"], task_manager())
+    results = evaluate(lm, ["wikitext_dispersion"], task_manager(dispersion_store=str(tmp_path)))
+    documents = read_store(tmp_path).documents
+    assert documents["doc_id"].tolist() == list(range(len(documents)))
     for sample in results["samples"]["wikitext_dispersion"]:
         state = sample["dispersion"].state
         tokens = lm.tok_encode(sample["arguments"][0][0])
+        own = documents[documents["document"] == sample["doc_id"]]
+        assert own["segment"].tolist() == list(range(len(state.perplexity)))
+        assert own["query_perplexity"].tolist() == state.perplexity
+        assert own["correct"].isna().all()
         assert len(state.perplexity) == len(state.prompt_tokens) == math.ceil(len(tokens) / 128)
         assert sum(state.prompt_tokens) == len(tokens)
         total = -sum(n * math.log(p) for n, p in zip(state.prompt_tokens, state.perplexity, strict=True))
@@ -538,3 +544,29 @@ def test_every_configuration_that_is_shipped_loads_and_answers(
     group = thai["groups"]["mmlu_th_llama_dispersion"]
     rows = np.concatenate([r.state.vectors["last"] for t in thai["samples"] for r in records(thai, t)])
     assert group["dispersion,strict_match"] == pytest.approx(dispersion(rows), rel=1e-9)
+
+
+def test_a_model_spread_over_devices(
+    tokenizer: Any, task_manager: Callable[..., Any], tmp_path: Path
+) -> None:
+    import accelerate
+
+    # Without GPUs, "disk" is the second device: accelerate's hooks move weights and inputs all the same.
+    model = accelerate.dispatch_model(
+        tiny_llama(tokenizer),
+        {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.norm": "cpu"}
+        | {"model.layers.0": "cpu", "model.layers.1": "disk", "lm_head": "disk"},
+        main_device="cpu",
+        offload_dir=str(tmp_path),
+    )
+    lm = hflm(model, tokenizer)
+    results = evaluate(lm, ["arc_easy_dispersion"], task_manager(dispersion_layers="last+layer.1.attn"))
+    check_vectors(lm, results, "arc_easy_dispersion")
+    plain = hflm(tiny_llama(tokenizer), tokenizer)
+    expected = evaluate(plain, ["arc_easy_dispersion"], task_manager(dispersion_layers="layer.1.attn"))
+    for mine, theirs in zip(
+        records(results, "arc_easy_dispersion"), records(expected, "arc_easy_dispersion"), strict=True
+    ):
+        np.testing.assert_allclose(
+            mine.state.vectors["layer.1.attn"], theirs.state.vectors["layer.1.attn"], atol=1e-5
+        )
