@@ -117,7 +117,7 @@ class Transport:
     def open_ahead(self, url: httpx.URL) -> None:
         """Open connections for many ranges while the first is on its way: saves one round trip or three."""
         if wire := self._wire(url):
-            wire.open_ahead(AHEAD)
+            wire.open_ahead(AHEAD, CONNECTIONS)
 
     def _wire(self, url: httpx.URL) -> Wire | None:
         origin = _origin(url)

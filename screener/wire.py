@@ -48,8 +48,13 @@ class Answer:
 
     @property
     def complete(self) -> bool:
-        """Whether the whole body was read, so that the connection can serve another request."""
+        """Whether the whole body was read."""
         return self.num_bytes_downloaded == self._length
+
+    @property
+    def again(self) -> bool:
+        """Whether the connection can serve another request."""
+        return self.complete and self.headers.get("Connection", "").lower() != "close"
 
     async def aiter_raw(self) -> AsyncIterator[bytes]:
         """The body as it comes. Raises OSError or EOFError when it breaks."""
@@ -121,11 +126,18 @@ class Wire:
         self._netloc, self._agent, self._silence = url.netloc.decode(), agent, silence
         self._idle: list[_Connection] = []
         self._opening: list[asyncio.Task[_Connection]] = []
+        self._used = 0
         self._closed = False
 
-    def open_ahead(self, count: int) -> None:
-        """Begin to open connections, until so many are free: the next requests need not wait for them."""
-        missing = count - len(self._idle) - len(self._opening)
+    def open_ahead(self, count: int, limit: int) -> None:
+        """Begin to open connections, until `count` are free: the next requests need not wait for them.
+
+        Args:
+            count: Free connections that are wanted.
+            limit: Connections that there may be in all.
+        """
+        free = len(self._idle) + len(self._opening)
+        missing = min(count - free, limit - free - self._used)
         self._opening += [asyncio.ensure_future(self._opened()) for _ in range(missing)]
 
     @contextlib.asynccontextmanager
@@ -140,9 +152,10 @@ class Wire:
         if any(sign in value for value in lines.values() for sign in "\r\n"):
             raise UnsupportedError("a header with a line break")
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-        connection = await self._connection()
-        answer = None
+        self._used += 1
+        connection = answer = None
         try:
+            connection = await self._connection()
             connection.writer.write(
                 b"GET " + url.raw_path + b" HTTP/1.1\r\n" + head.encode("latin-1") + b"\r\n"
             )
@@ -153,11 +166,10 @@ class Wire:
             answer = Answer(url, status, received, connection)
             yield answer
         finally:
-            kept = answer is not None and answer.complete and not self._closed
-            if kept and answer and answer.headers.get("Connection", "").lower() != "close":
-                self._idle.append(connection)
-            else:
-                connection.close()
+            self._used -= 1
+            again = answer is not None and answer.again and not self._closed
+            if connection is not None:
+                self._idle.append(connection) if again else connection.close()
 
     async def close(self) -> None:
         """Close every connection; those in use when they are done with."""

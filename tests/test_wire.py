@@ -6,12 +6,15 @@ import asyncio
 from dataclasses import replace
 
 import httpx
+import numpy as np
 import pytest
-from checkpoints import head_and_embedding, write_checkpoint
+from checkpoints import head_and_embedding, write_checkpoint, write_qwen_7b
 from hub_faults import chunked, header, truncated
 
 from screener.hub import Hub
-from screener.transport import RANGES
+from screener.projection import output_projection
+from screener.rows import rows as rows_of
+from screener.transport import CONNECTIONS, RANGES
 from screener.wire import proxied
 
 
@@ -75,3 +78,25 @@ def test_an_answer_without_a_length_goes_through_httpx(hub, read):
 def test_interim_answers_are_skipped(hub, read):
     hub.fault("cdn", lambda reply, request: replace(reply, interim=True))
     read(3, together=False)
+
+
+def test_a_family_opens_no_more_than_the_limit(hub, tmp_path):
+    """Connections are opened ahead for each checkpoint; together they stay below what one host may get."""
+    hub.latency = 0.05
+    repos = [f"org/m{number}" for number in range(8)]
+    for number, repo in enumerate(repos):
+        rows = {row: np.full((1, 64), row + number + 1.0) for row in range(0, 4000, 40)}
+        hub.add(repo, write_qwen_7b(tmp_path / repo, rows=rows, v=20_000, d=64))
+
+    async def one(pool, repo):
+        snapshot = await pool.snapshot(repo)
+        return await rows_of(snapshot, await output_projection(snapshot), list(range(0, 4000, 40)))
+
+    async def work():
+        async with Hub(endpoint=hub.endpoint, cache=tmp_path / "cache", timeout=60) as pool:
+            return await asyncio.gather(*(one(pool, repo) for repo in repos))
+
+    for number, matrix in enumerate(asyncio.run(work())):
+        assert matrix[2, 0] == 81 + number
+    assert len(hub.seen("cdn")) > 800
+    assert 48 <= hub.connections[1] <= CONNECTIONS
