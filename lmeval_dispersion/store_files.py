@@ -115,8 +115,17 @@ def document_table(documents: pd.DataFrame) -> Any:
         columns[name] = pa.array(values, type=type_)
     for name in given.columns:
         if name not in columns:
-            columns[str(name)] = pa.Array.from_pandas(given[name])
+            columns[str(name)] = _any_column(given[name])
     return pa.table(columns)
+
+
+def _any_column(values: pd.Series[Any]) -> Any:
+    """A further column as it comes; one of mixed types, which parquet does not have, as text."""
+    pa = _pyarrow()
+    try:
+        return pa.Array.from_pandas(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.array([_text_or_none(value) for value in values], type=pa.string())
 
 
 def _text_or_none(value: object) -> str | None:

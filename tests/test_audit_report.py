@@ -523,6 +523,11 @@ def test_no_vector_at_all_is_one_sentence(tmp_path):
         read_run(tmp_path / "a", "x")
 
 
+def test_scores_outside_the_unit_interval_are_refused(tmp_path):
+    with pytest.raises(StoreError, match=r"scores in \[0, 1\] .* got 50 outside"):
+        read_run(planted_store(tmp_path, n=50, correct=70.0))
+
+
 def test_fractional_scores_and_missing_confidences_are_said(tmp_path):
     rng = np.random.default_rng(0)
     columns = {"correct": rng.random(400), "logprobs": [[]] * 400, "truncated": True}

@@ -71,6 +71,14 @@ def test_everything_comes_back(tmp_path):
         assert dispersion(u) == pytest.approx(dispersion(rows), rel=1e-4)
 
 
+def test_a_further_column_of_mixed_types_is_kept_as_text(tmp_path):
+    mixed = [1, "two", None] * 10
+    write_store(tmp_path, documents=documents(note=mixed), vectors={"last": vectors()}, manifest={})
+    found = read_store(tmp_path).documents["note"]
+    assert found[:2].tolist() == ["1", "two"]
+    assert found.isna().sum() == 10
+
+
 @pytest.mark.parametrize("spread", [1.0, 0.1, 0.02])
 def test_half_precision_costs_less_than_a_thousandth_of_the_dispersion(tmp_path, spread):
     rng = np.random.default_rng(3)

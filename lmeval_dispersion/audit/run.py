@@ -97,6 +97,12 @@ def prepared_run(store: Store, layer: str | None = None) -> Run:
     if without:
         unit, documents = unit[usable], documents[usable].reset_index(drop=True)
     score = documents["correct"].to_numpy(dtype=np.float64)
+    outside = int(((score < 0) | (score > 1)).sum())
+    if outside:
+        raise StoreError(
+            f"expected scores in [0, 1] in the column `correct` of {store.path}, got {outside} outside; "
+            "divide them by their maximum"
+        )
     run = Run(
         store, name, documents, Points(unit), score, confidences(documents["logprobs"].tolist()), without
     )
