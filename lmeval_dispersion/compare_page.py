@@ -66,7 +66,8 @@ def stores_page(comparison: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 
 
 def _add_plot(page: Page, shown: pd.DataFrame, caption: str) -> None:
-    base = alt.Chart(shown).encode(y=alt.Y("row:N", title=None, sort=None))
+    every_row = alt.Axis(labelOverlap=False)
+    base = alt.Chart(shown).encode(y=alt.Y("row:N", title=None, sort=None, axis=every_row))
     bars = base.mark_rule().encode(x=alt.X("low:Q", title="Difference, with 95 % interval"), x2="high:Q")
     points = base.mark_point(filled=True).encode(
         x="difference:Q", tooltip=["row", "difference", "low", "high"]
