@@ -71,9 +71,11 @@ def _run(args: argparse.Namespace) -> int:
         return 0 if arguments else 2
     if arguments[0] not in ("run", "ls", "validate"):
         arguments.insert(0, "run")
-    _check_tasks(arguments)
+    more_tasks = any(a == "--include_path" or a.startswith("--include_path=") for a in arguments)
+    if not more_tasks:  # a user's own tasks may be called anything
+        _check_tasks(arguments)
     if enabling.status().state != "enabled":
-        if any(a == "--include_path" or a.startswith("--include_path=") for a in arguments):
+        if more_tasks:
             raise UsageError(
                 "lm-eval takes one --include_path and the dispersion tasks need it here; run `dispersion "
                 "enable` first"

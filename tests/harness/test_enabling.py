@@ -140,6 +140,14 @@ def test_misspelt_tasks_are_refused_with_the_nearest(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_run_with_a_users_own_tasks_wants_enabling_first(tmp_path: Path) -> None:
+    done = dispersion(
+        "run", "--tasks", "boolq_dispersion", "--include_path", str(tmp_path), path=tmp_path, cache=tmp_path
+    )
+    assert done.returncode == 2
+    assert done.stderr.endswith("run `dispersion enable` first\n")
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
