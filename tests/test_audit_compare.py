@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from browser import Browser
 from synthetic import documents, planted_store, vectors
 
 from lmeval_dispersion.audit.compare import compared_stores, comparison_text
@@ -117,3 +118,23 @@ def test_the_command_prints_both_and_speaks_json(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["format"] == "dispersion-comparison/1"
     assert found["by"] == "length"
+
+
+def test_the_page_of_a_comparison_draws_and_names_every_slice(tmp_path, capsys):
+    a, b = store(tmp_path / "a"), store(tmp_path / "b", seed=1, model="m2")
+    assert main(["compare", str(a), str(b), "-o", str(tmp_path / "page.html")]) == 0
+    with Browser() as browser:
+        browser.open(tmp_path / "page.html")
+        browser.wait("document.documentElement.dataset.charts === 'ready'")
+        assert browser.value("document.querySelector('.chart').dataset.state") == "drawn"
+        text = browser.value("document.querySelector('.chart svg').textContent")
+        assert all(f"subject {i}" in text for i in range(6))
+        assert browser.console == []
+
+
+def test_the_csv_has_a_row_a_slice(tmp_path, capsys):
+    a, b = store(tmp_path / "a"), store(tmp_path / "b", seed=1, model="m2")
+    assert main(["compare", str(a), str(b), "--format", "csv"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 8
+    assert lines[1].startswith("m2,all documents,300,")
