@@ -192,8 +192,8 @@ def peer(python: str, count: int, repeats: int) -> None:
         ours, released, other = seconds["ours"], seconds["released"], seconds["peer"]
         print(
             f"{layers:6d}  {length:6d}  {ours:6.2f}  {released:13.2f}  {other:6.2f}  {other / ours:9.2f}  "
-            f"{other / released:16.2f}  {grown['ours']:7.0f}  {grown['released']:14.0f}  {grown['peer']:7.0f}  "
-            f"{worst:10.1e}  {spread:6.2f}",
+            f"{other / released:16.2f}  {grown['ours']:7.0f}  {grown['released']:14.0f}  "
+            f"{grown['peer']:7.0f}  {worst:10.1e}  {spread:6.2f}",
             flush=True,
         )
 
