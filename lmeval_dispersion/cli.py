@@ -66,6 +66,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"dispersion {name}: {error}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        package = (error.name or "").split(".")[0]
+        if os.environ.get(_DEBUG) or package in ("", "lmeval_dispersion", "screener"):
+            raise
+        extra = "audit" if package in ("pyarrow", "safetensors", "sklearn") else "models"
+        print(
+            f"dispersion {name}: needs {package}, which is not installed; "
+            f"run: pip install 'lmeval-dispersion[{extra}]'",
+            file=sys.stderr,
+        )
+        return 1
     except BrokenPipeError:
         # `dispersion … | head` closed the pipe: nobody reads the rest, also not what Python flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -97,6 +97,26 @@ def test_the_audit_loads_neither_torch_nor_transformers(store):
     assert result.stderr.strip().endswith("[]"), result.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "package", "extra"),
+    [
+        (["store", "m", "t.txt", "-o", "s"], "torch", "models"),
+        (["rank", "t.txt", "--model", "m"], "torch", "models"),
+        (["audit", "STORE"], "pyarrow", "audit"),
+        (["audit", "STORE"], "safetensors", "audit"),
+    ],
+)
+def test_a_package_that_is_not_installed_is_named_with_its_extra(store, arguments, package, extra):
+    script = (
+        f"import sys; sys.modules[{package!r}] = None; from lmeval_dispersion.cli import main;"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    arguments = [store if argument == "STORE" else argument for argument in arguments]
+    result = fresh(sys.executable, "-c", script, *arguments)
+    assert f"needs {package}, which" in sentence(result, 1).replace("need ", "needs ")
+    assert f"pip install 'lmeval-dispersion[{extra}]'" in result.stderr
+
+
 def test_calibrate_then_predict(store, tmp_path):
     done = dispersion_command("calibrate", store, "-o", tmp_path / "cal.json")
     assert done.returncode == 0, done.stderr
