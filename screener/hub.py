@@ -19,7 +19,7 @@ from urllib.parse import quote
 import httpx
 
 from lmeval_dispersion import __version__
-from lmeval_dispersion.errors import ScreeningError
+from lmeval_dispersion.errors import ScreeningError, UsageError
 from screener.answers import Listing, listing, references, refusal, tree_files
 from screener.budget import Budget
 from screener.cache import Cache
@@ -31,6 +31,7 @@ from screener.transport import AgainError, Transport
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+_TOKEN = re.compile(r"[!-~]+")
 #: Listings of repositories with thousands of files have some megabytes.
 _LISTING_LIMIT = 64 * 2**20
 #: Texts that nearly every checkpoint needs, asked for beside the listing when nothing is cached.
@@ -52,6 +53,9 @@ class Hub:
         endpoint: Origin of the Hub; None: as huggingface_hub is set.
         token: A token; None: as huggingface_hub finds it.
 
+    Raises:
+        UsageError: The endpoint is no address, or (on entering) the token no token.
+
     Attributes:
         meter: What travelled for `revisions`, which belongs to no checkpoint.
         cache: Where everything that was read once is kept.
@@ -68,7 +72,7 @@ class Hub:
     ) -> None:
         from huggingface_hub import constants
 
-        self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
+        self.endpoint = _address(endpoint or constants.ENDPOINT)
         self.offline = constants.HF_HUB_OFFLINE if offline is None else offline
         self.meter = Meter()
         self._timeout, self._token = timeout, token
@@ -80,6 +84,12 @@ class Hub:
         """Open the pool."""
         if not self.offline:
             token = self._token or await asyncio.to_thread(_implicit_token)
+            if token and not _TOKEN.fullmatch(token):
+                # Refused here: what refuses it later would show it.
+                raise UsageError(
+                    "expected a token of ASCII letters, digits and signs, got another; check HF_TOKEN, "
+                    "or log in again (hf auth login)"
+                )
             self._transport = Transport(self.endpoint, token, f"screen-checkpoints/{__version__}")
         return self
 
@@ -242,6 +252,19 @@ class Hub:
 
     def _key(self, repo: str, revision: str | None) -> str:
         return f"{self.endpoint} {repo}@{revision or 'main'}"
+
+
+def _address(endpoint: str) -> str:
+    """An endpoint that requests can be sent to, without a slash at its end."""
+    try:
+        url = httpx.URL(endpoint)
+    except httpx.InvalidURL:
+        url = httpx.URL("")
+    if url.scheme not in ("http", "https") or not url.host:
+        raise UsageError(
+            f"expected HF_ENDPOINT such as https://huggingface.co, got {endpoint!r}; correct or unset it"
+        )
+    return endpoint.rstrip("/")
 
 
 def _implicit_token() -> str | None:

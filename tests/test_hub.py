@@ -17,9 +17,10 @@ import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from hub_client import FILE, HEAD, IDS, full_matrix, ours, read, read_of
 
-from lmeval_dispersion.errors import ScreeningError
+from lmeval_dispersion.errors import ScreeningError, UsageError
 from screener.answers import listing, references, tree_files
 from screener.cache import Cache
+from screener.hub import Hub
 from screener.local import hub_cache_snapshot
 from screener.remote import HubSnapshot
 from screener.snapshot import FileEntry, Meter
@@ -106,6 +107,22 @@ def test_a_private_repository(hub, add, tmp_path):
     assert anonymous.code == stranger.code == "RepoNotFound"
     assert "private" in str(anonymous)
     np.testing.assert_array_equal(read(hub, tmp_path / "cache", token=hub.token).rows, truth)
+
+
+@pytest.mark.parametrize("token", ["hf_“secret”", "hf_secret\nX-Other: 1", "hf secret", "hf_secret\x00"])
+def test_a_token_that_is_none_is_refused_and_not_shown(hub, tmp_path, token):
+    with pytest.raises(UsageError, match="HF_TOKEN") as raised:
+        read(hub, tmp_path / "cache", token=token)
+    assert "secret" not in str(raised.value)
+    assert not hub.requests
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["huggingface.co", "localhost:8080", "http://", "ftp://host", "http://[::1"]
+)
+def test_an_endpoint_that_is_no_address_is_refused(tmp_path, endpoint):
+    with pytest.raises(UsageError, match="expected HF_ENDPOINT such as"):
+        Hub(endpoint=endpoint, cache=tmp_path)
 
 
 @pytest.mark.parametrize(
