@@ -57,7 +57,7 @@ class Hub:
         UsageError: The endpoint is no address, or (on entering) the token no token.
 
     Attributes:
-        meter: What travelled for `revisions`, which belongs to no checkpoint.
+        meter: What travelled for no checkpoint that came of it: for `revisions`, and for refused ones.
         cache: Where everything that was read once is kept.
     """
 
@@ -116,7 +116,12 @@ class Hub:
             raise ScreeningError("RepoNotFound", f"expected a name such as org/model, got {repo!r}; check it")
         if self._transport is None:
             return self._from_cache(repo, revision, budget, meter)
-        found, early = await budget.bounded(self._found(repo, revision, budget, meter))
+        try:
+            found, early = await budget.bounded(self._found(repo, revision, budget, meter))
+        except BaseException:
+            self.meter.bytes_read += meter.bytes_read
+            self.meter.requests += meter.requests
+            raise
         return self._snapshot(found, revision, budget, meter, early)
 
     async def revisions(self, repo: str, pattern: str) -> list[str]:

@@ -158,7 +158,7 @@ class Transport:
                 raise AgainError(ScreeningError("BadResponse", what), wait=0.0) from error
             except (*_BROKEN, httpx.TransportError) as error:
                 reason = f"{type(error).__name__}: {error}".rstrip(": ")
-                what = f"the connection to {url.host} failed ({reason}); check the network"
+                what = f"the connection to {url.host} failed ({reason}); check the network and HF_ENDPOINT"
                 raise AgainError(ScreeningError("Unreachable", what)) from error
             finally:
                 if response is not None:

@@ -315,3 +315,15 @@ def test_being_cancelled_leaves_nothing_running_and_nothing_half_written(hub, ch
     assert not asyncio.run(work())
     hub.faults.clear()
     check(checkpoint)
+
+
+def test_what_travelled_in_vain_is_counted(hub, checkpoint, tmp_path):
+    async def work():
+        async with Hub(endpoint=hub.endpoint, cache=tmp_path / "c", timeout=5) as pool:
+            with pytest.raises(ScreeningError, match="org/missing"):
+                await pool.snapshot("org/missing")
+            return pool.meter
+
+    meter = asyncio.run(work())
+    assert meter.requests == len(hub.requests) > 0
+    assert meter.bytes_read > 0
