@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import re
 import ssl
 import urllib.request
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -65,10 +66,6 @@ class Answer:
 
     # A range is asked for with Accept-Encoding: identity, so there is nothing to unpack.
     aiter_bytes = aiter_raw
-
-    async def aread(self) -> bytes:
-        """The rest of the body."""
-        return b"".join([piece async for piece in self.aiter_raw()])
 
 
 class _Connection:
@@ -161,7 +158,7 @@ class Wire:
             )
             status, received = await connection.head()
             length = received.get("Content-Length", "" if status != 304 else "0")
-            if "Transfer-Encoding" in received or not length.isdecimal():
+            if "Transfer-Encoding" in received or not re.fullmatch("[0-9]{1,18}", length):
                 raise UnsupportedError("an answer without a length")
             answer = Answer(url, status, received, connection)
             yield answer

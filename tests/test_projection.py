@@ -178,6 +178,35 @@ def test_a_head_packed_under_another_name(tmp_path):
     assert refusal(write_checkpoint(tmp_path / "m", tensors)).code == "QuantizedTensor"
 
 
+@pytest.mark.parametrize(
+    ("stored", "screened"),
+    [
+        pytest.param({"qweight": "U32", "qzeros": "U32", "scales": "F16", "g_idx": "U32"}, False, id="GPTQ"),
+        pytest.param({"qweight": "U32", "qzeros": "U32", "scales": "F16"}, False, id="AWQ"),
+        pytest.param(
+            {"weight_packed": "U32", "weight_scale": "BF16"}, False, id="compressed-tensors, packed"
+        ),
+        pytest.param({"weight": "F8_E4M3", "weight_scale": "F32"}, False, id="compressed-tensors, FP8"),
+        pytest.param({"weight": "I8", "SCB": "F32"}, False, id="bitsandbytes, 8 bits"),
+        pytest.param({"weight": "U8", "weight.absmax": "F32"}, False, id="bitsandbytes, 4 bits"),
+        pytest.param({"weight": "BF16"}, True, id="only the layers are quantised"),
+    ],
+)
+@pytest.mark.parametrize("shards", [1, 3])
+def test_layouts_of_quantised_models(tmp_path, stored, screened, shards):
+    inner = {f"model.layers.0.mlp.up_proj.{part}": ("U32", matrix()) for part in ("qweight", "scales")}
+    head = {f"lm_head.{part}": (dtype, matrix()) for part, dtype in stored.items()}
+    tensors = {"model.embed_tokens.weight": ("F16", matrix()), **inner, **head}
+    config = {"model_type": "llama", "tie_word_embeddings": False, "quantization_config": {"bits": 4}}
+    folder = write_checkpoint(tmp_path / "m", tensors, config=config, shards=shards)
+    if screened:
+        assert found(folder).name == "lm_head.weight"
+    else:
+        error = refusal(folder)
+        assert error.code == "QuantizedTensor"
+        assert "unquantised" in str(error)
+
+
 def test_a_scale_in_another_shard_is_seen(tmp_path):
     tensors = {"lm_head.weight": ("F8_E4M3", matrix()), "lm_head.weight_scale": ("F32", np.ones((V, 1)))}
     assert refusal(write_checkpoint(tmp_path / "m", tensors, shards=2)).code == "QuantizedTensor"
