@@ -269,6 +269,9 @@ def test_association_over_slices():
     assert 0.5 < found["low"] < found["spearman"] < found["high"] <= 1
     null = association(table(zip(rng.random(30), rng.random(30), strict=True)))
     assert null["low"] < 0 < null["high"]
+    few = association(noisy[:7])
+    assert np.isnan(few["low"])
+    assert not np.isnan(few["spearman"])
     assert "4 slices" in association(noisy[:3])["missing"]
     assert "same accuracy" in association(table([(k, 0.5) for k in range(6)]))["missing"]
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lmeval_dispersion.audit.text import interval_text
+
 if TYPE_CHECKING:
     import altair
 
@@ -70,10 +72,7 @@ def slice_figure(name: str, table: Mapping[str, Any]) -> Figure | None:
     ]
     found = table["association"]
     if "spearman" in found:
-        order = (
-            f"Spearman {found['spearman']:.2f} (95 % {found['low']:.2f} to {found['high']:.2f}) over "
-            f"{found['slices']} slices"
-        )
+        order = f"Spearman {interval_text(found)} over {found['slices']} slices"
     else:
         order = f"no correlation: {found['missing']}"
     return Figure(

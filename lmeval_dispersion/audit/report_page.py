@@ -13,7 +13,7 @@ from lmeval_dispersion.audit.charts import (
     ranking_figures,
     slice_figure,
 )
-from lmeval_dispersion.audit.text import pools_text, trend_text
+from lmeval_dispersion.audit.text import interval_text, pools_text, trend_text
 from lmeval_dispersion.page import Column, Page
 
 _SLICES = [
@@ -97,8 +97,7 @@ def _slices(page: Page, report: Mapping[str, Any]) -> None:
         if "spearman" in found:
             page.text(
                 f"Over these {found['slices']} slices the Spearman correlation of dispersion with accuracy "
-                f"is {found['spearman']:.2f}, 95 % bootstrap interval {found['low']:.2f} to "
-                f"{found['high']:.2f}."
+                f"is {interval_text(found)}."
             )
         elif report["run"]["labelled"]:
             page.text(f"No correlation with accuracy is given: {found['missing']}.")

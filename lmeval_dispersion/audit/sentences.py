@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from lmeval_dispersion.audit.text import interval_text
+
 _PROTOCOLS = {
     "slices": "of unlabelled slices",
     "whole": "of the unlabelled rest of the data",
@@ -59,10 +61,8 @@ def _weak_slices(report: dict[str, Any]) -> str:
         sign = "falls with"
     else:
         sign = "shows no clear order by"
-    return (
-        f"{text}, and over {found['slices']} slices accuracy {sign} dispersion (Spearman "
-        f"{found['spearman']:.2f}, 95 % {found['low']:.2f} to {found['high']:.2f})."
-    )
+    order = f"{sign} dispersion (Spearman {interval_text(found)})"
+    return f"{text}, and over {found['slices']} slices accuracy {order}."
 
 
 def _ranking(ranking: dict[str, Any]) -> str:

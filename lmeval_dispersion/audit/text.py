@@ -96,8 +96,7 @@ def _slices(name: str, table: Mapping[str, Any], whole: Mapping[str, Any]) -> st
     found = table["association"]
     if "spearman" in found:
         text += (
-            f"\nSpearman of dispersion with accuracy over {found['slices']} slices: {found['spearman']:.2f} "
-            f"(95 % {found['low']:.2f} to {found['high']:.2f})"
+            f"\nSpearman of dispersion with accuracy over {found['slices']} slices: {interval_text(found)}"
         )
     return text
 
@@ -135,6 +134,13 @@ def pools_text(pools: Mapping[str, Any]) -> str:
         f"{pools['incorrect']:.4f} ± {pools['incorrect_se']:.4f}; difference {pools['difference']:+.4f} "
         f"(95 % {pools['difference_low']:+.4f} to {pools['difference_high']:+.4f})"
     )
+
+
+def interval_text(found: Mapping[str, Any]) -> str:
+    """A Spearman correlation with its interval, or why it has none."""
+    if math.isnan(found["low"]):
+        return f"{found['spearman']:.2f} (too few slices for an interval)"
+    return f"{found['spearman']:.2f} (95 % {found['low']:.2f} to {found['high']:.2f})"
 
 
 def trend_text(name: str, trend: Mapping[str, Any]) -> str:
