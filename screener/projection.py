@@ -18,7 +18,7 @@ from typing import Any
 
 from lmeval_dispersion.errors import ScreeningError
 from screener.architectures import EMBEDDINGS, HEADS, NOT_THE_MODEL, UNTIED_BY_DEFAULT, WRAPPERS
-from screener.safetensors import FLOAT_DTYPES, Tensor, header
+from screener.safetensors import DTYPE_BITS, FLOAT_DTYPES, Tensor, header
 from screener.snapshot import Snapshot
 
 SINGLE = "model.safetensors"
@@ -82,7 +82,8 @@ async def output_projection(snapshot: Snapshot) -> OutputProjection:
                 f"{INDEX} of {snapshot.repo} says that {name} is in {file}, which does not hold it: the "
                 "index is stale; ask for another revision",
             )
-        parameters = snapshot.parameters or await _parameters(snapshot, index, set(shards.values()))
+        bits = DTYPE_BITS[contents.tensors[name].dtype]
+        parameters = snapshot.parameters or await _parameters(snapshot, index, set(shards.values()), bits)
     tensor = contents.tensors[name]
     v, d = _matrix(tensor, {*stored, *contents.tensors})
     warnings += _size_warnings(config, v)
@@ -239,14 +240,22 @@ def _shard(snapshot: Snapshot, name: str, file: str) -> str:
     return file
 
 
-async def _parameters(snapshot: Snapshot, index: Mapping[str, Any], shards: set[str]) -> int | None:
-    """Parameters where the Hub does not count them: by the index, else (a folder: cheap) by every header."""
+async def _parameters(
+    snapshot: Snapshot, index: Mapping[str, Any], shards: set[str], bits: int
+) -> int | None:
+    """Parameters where the Hub does not count them.
+
+    By every header in a folder, where they cost nothing; else by the index, whose ``total_size`` is of bytes:
+    all matrices are taken to have as many bits an element as the output projection.
+    """
     metadata = index.get("metadata")
     total = metadata.get("total_parameters") if isinstance(metadata, dict) else None
     if type(total) is int and total > 0:
         return total
     if snapshot.cache is not None or not all(shard in snapshot.files for shard in shards):
-        return None
+        size: Any = metadata.get("total_size") if isinstance(metadata, dict) else None
+        known = isinstance(size, (int, float)) and not isinstance(size, bool) and 0 < size < 2**62
+        return int(size) * 8 // bits if known else None
     headers = [await header(snapshot, shard) for shard in sorted(shards)]
     return sum(contents.parameters for contents in headers)
 

@@ -20,6 +20,7 @@ import fnmatch
 import hashlib
 import hmac
 import json
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -67,6 +68,7 @@ class HubServer:
         lifetime: Seconds that a signed address is valid.
         any_range: Whether an address resolved without Range serves every range, as the Hub's do.
         page: Files per page of the tree.
+        tls: Certificate and key for 127.0.0.1 and localhost: both hosts then speak https.
     """
 
     def __init__(
@@ -78,8 +80,9 @@ class HubServer:
         lifetime: float = 3600.0,
         any_range: bool = True,
         page: int = 1000,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.latency, self.bandwidth, self.token = latency, bandwidth, token
+        self.latency, self.bandwidth, self.token, self.tls = latency, bandwidth, token, tls
         self.lifetime, self.any_range, self.page = lifetime, any_range, page
         self.blobs_in_api = True
         self.raw = True
@@ -98,9 +101,10 @@ class HubServer:
     def __enter__(self) -> HubServer:
         self._thread.start()
         hub_port, cdn_port = asyncio.run_coroutine_threadsafe(serve(self), self._loop).result()
-        self.endpoint = f"http://127.0.0.1:{hub_port}"
+        scheme = "https" if self.tls else "http"
+        self.endpoint = f"{scheme}://127.0.0.1:{hub_port}"
         # Another name for the same machine: to a client, another host.
-        self.cdn = f"http://localhost:{cdn_port}"
+        self.cdn = f"{scheme}://localhost:{cdn_port}"
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -81,7 +81,9 @@ async def serve(hub: HubServer) -> tuple[int, int]:
     loop = asyncio.get_running_loop()
     line = Line(hub)
     hub.servers = [
-        await loop.create_server(lambda cdn=cdn: Connection(hub, line, cdn), "127.0.0.1", 0, backlog=1024)
+        await loop.create_server(
+            lambda cdn=cdn: Connection(hub, line, cdn), "127.0.0.1", 0, backlog=1024, ssl=hub.tls
+        )
         for cdn in (False, True)
     ]
     hub_port, cdn_port = (server.sockets[0].getsockname()[1] for server in hub.servers)

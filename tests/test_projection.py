@@ -11,6 +11,7 @@ from checkpoints import head_and_embedding, header, write_checkpoint, write_inde
 
 from lmeval_dispersion.errors import ScreeningError
 from screener.architectures import EMBEDDINGS, HEADS, UNTIED_BY_DEFAULT, WRAPPERS
+from screener.hub import Hub
 from screener.local import local_snapshot
 from screener.projection import chosen_tensor, output_projection
 from screener.rows import rows
@@ -297,3 +298,29 @@ def test_a_broken_config_is_refused(tmp_path, config):
     folder = write_checkpoint(tmp_path / "m", head_and_embedding())
     (folder / "config.json").write_bytes(config)
     assert refusal(folder).code == "BadConfig"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({"total_parameters": 77, "total_size": 9999}, 77),
+        ({"total_size": 15_231_233_024}, 7_615_616_512),
+        ({"total_size": 15_231_233_024.0}, 7_615_616_512),
+        ({"total_size": "much"}, None),
+        ({"total_size": True}, None),
+        ({"total_size": float("inf")}, None),
+        (["nothing"], None),
+    ],
+)
+def test_parameters_of_a_remote_checkpoint_that_nobody_counted(hub, tmp_path, metadata, expected):
+    """Mirrors and private repositories do not say how many there are; the index says it in bytes."""
+    folder = write_checkpoint(tmp_path / "m", head_and_embedding(V, D, dtype="BF16"), shards=2)
+    place = folder / "model.safetensors.index.json"
+    place.write_text(json.dumps({**json.loads(place.read_text()), "metadata": metadata}))
+    hub.add("org/m", folder)
+
+    async def work():
+        async with Hub(endpoint=hub.endpoint, cache=tmp_path / "cache", timeout=10) as pool:
+            return await output_projection(await pool.snapshot("org/m"))
+
+    assert asyncio.run(work()).parameters == expected
