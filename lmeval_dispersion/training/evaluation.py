@@ -21,9 +21,10 @@ def evaluated(model: Any, blocks: Blocks, batch: int) -> dict[str, Any]:
     Returns:
         ``perplexity``: exp of the mean negative log-likelihood over all predicted tokens, n (t - 1) of them.
         ``tokens``: for each layer the mean cosine distance between the tokens of a block, averaged over
-        blocks (1 - it is LD's condensation). ``texts``: for each layer the dispersion of the blocks' last
-        tokens (RD eq. 1), None for one block. Layers are the outputs of the blocks of the model, the last one
-        after the final norm.
+        blocks (1 - it is LD's condensation). ``texts``: for each layer the dispersion over blocks (RD eq. 1)
+        of the state at the last position that predicts a token, None for one block: the very last has no
+        label in training, so that there a loss on states alone decides. Layers are the outputs of the
+        blocks of the model, the last one after the final norm.
     """
     decoder = Decoder.of(model)
     names = [f"layer.{k}" for k in range(len(decoder))]
@@ -37,7 +38,7 @@ def evaluated(model: Any, blocks: Blocks, batch: int) -> dict[str, Any]:
     def see(name: str, state: Tensor) -> None:
         # One mean a block: their sum is kept, so that the last, smaller batch weighs what it should.
         within[name] -= float(push_away(state, pairs="sequence")) * len(state)
-        last = state[:, -1].float().cpu().numpy()
+        last = state[:, -2].float().cpu().numpy()
         over.setdefault(name, Dispersion(last.shape[1])).update(last)
 
     model.eval()
