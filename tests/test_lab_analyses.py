@@ -319,3 +319,21 @@ def test_plots_are_charts(model, data):
         sublayers(model, data, segment=30, sizes=(5,)),
     ):
         assert "vega-lite" in found.plot().to_dict()["$schema"]
+
+
+def test_half_precision_and_adapters_are_the_same_study(model, data, place):
+    peft = pytest.importorskip("peft")
+    plain = condensation(model, data, segment=30, texts=30)
+    half = condensation(ModelChoice(str(model), dtype="bfloat16"), data, segment=30, texts=30)
+    assert half.manifest["models"][0]["dtype"] == "bfloat16"
+    assert np.allclose(plain.layers["mean"], half.layers["mean"], atol=0.02)
+    assert not np.array_equal(plain.layers["mean"], half.layers["mean"])
+    torch.manual_seed(0)
+    config = peft.LoraConfig(
+        r=2, target_modules=["down_proj"], layers_to_transform=[2], init_lora_weights=False
+    )
+    peft.get_peft_model(tiny_models.llama(), config).save_pretrained(place / "adapter")
+    tuned = condensation(ModelChoice(str(model), adapter=str(place / "adapter")), data, segment=30, texts=30)
+    assert tuned.summary["model"].item() == f"{model} + {place / 'adapter'}"
+    assert np.allclose(plain.layers["mean"][:3], tuned.layers["mean"][:3], atol=1e-6)  # the last block has it
+    assert abs(plain.layers["mean"][3] - tuned.layers["mean"][3]) > 1e-4
