@@ -181,10 +181,14 @@ class _Run:
                 if common is None:
                     self._fail(reading.target, mismatch(family, reading, members))
                     continue
-                if common.resolution != reading.resolution:
-                    # Its tokenizer also has words that the others lack: rank it on the common ones.
-                    reading = await with_rows_of(reading, common.resolution)
-                found.append(screened(reading, family, common.tokenizer))
+                try:
+                    if common.resolution != reading.resolution:
+                        # Its tokenizer also has words that the others lack: rank it on the common ones.
+                        reading = await with_rows_of(reading, common.resolution)
+                except ScreeningError as error:
+                    self._fail(reading.target, error)
+                else:
+                    found.append(screened(reading, family, common.tokenizer))
         return found
 
     async def _expanded(self, targets: Sequence[Target]) -> list[Target]:

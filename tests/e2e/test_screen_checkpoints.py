@@ -424,3 +424,22 @@ def test_the_demo_needs_no_network_and_shows_measured_accuracy_beside_the_gap(co
     assert min(wrong) > found["sums-20"]["rank"]
     overall = document["agreement"][0]
     assert (overall["n"], overall["scope"]) == (11, "group")
+
+
+def test_a_tokenizer_with_more_words_is_ranked_on_the_common_ones(command, small, tmp_path):
+    lacking = tmp_path / "lacking.json"
+    tokenizer = json.loads(QWEN.read_text())
+    del tokenizer["model"]["vocab"]["Ġkitchen"]
+    lacking.write_text(json.dumps(tokenizer))
+    for name in ("org/a", "org/b"):
+        small(name, 1.0)
+        shutil.copy(lacking, tmp_path / "repos" / f"{name}-main".replace("/", "--") / "tokenizer.json")
+    small("org/c", 0.5)
+    families = tmp_path / "mine.yaml"
+    entries = "".join(f"      - {{repo: org/{x}, scale: 1B, kind: base}}\n" for x in "abc")
+    families.write_text(f"schema: 1\nfamilies:\n  ours:\n    checkpoints:\n{entries}")
+    done = command("--families", families, "--family", "ours", "--format", "json")
+    assert done.returncode == 0, done.stdout
+    tokens = {c["repo"]: c["tokens"] for c in json.loads(done.stdout)["checkpoints"]}
+    assert {t["reference"] for t in tokens.values()} == {104}
+    assert all("kitchen" in t["dropped"] for t in tokens.values())
