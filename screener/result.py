@@ -116,11 +116,6 @@ class Group:
     scale: str
     checkpoints: tuple[Screened, ...]
 
-    @property
-    def name(self) -> str:
-        """``family scale``, for headings."""
-        return f"{self.family} {self.scale}"
-
     def trajectory(self) -> tuple[Screened, ...] | None:
         """The members in the order of their steps where all are revisions of one repository, else None."""
         if len(self.checkpoints) < 2 or len({c.repo for c in self.checkpoints}) > 1:
