@@ -56,12 +56,12 @@ def evaluation(lm: Any, kind: str, folder: Path, limit: int) -> tuple[float, flo
     import lm_eval
     from lm_eval.tasks import TaskManager
 
-    from lmeval_dispersion.harness import enabling
+    from lmeval_dispersion.harness import install
 
-    theirs = str(enabling.harness_tasks() / "mmlu")
+    theirs = str(install.harness_tasks() / "mmlu")
     store = tempfile.mkdtemp(dir=folder)
     manager = TaskManager(
-        include_path=[theirs, str(enabling.tasks_path())],
+        include_path=[theirs, str(install.tasks_path())],
         include_defaults=False,
         metadata={"dispersion_store": store},
     )

@@ -83,7 +83,7 @@ class Peak:
 
 
 def child_law(spec: dict) -> dict:
-    from lmeval_dispersion.analysis import law
+    from lmeval_dispersion.laboratory import law
 
     started = time.perf_counter()
     with Peak() as peak:
@@ -97,8 +97,8 @@ def child_law(spec: dict) -> dict:
 
 
 def child_ours(spec: dict) -> dict:
-    from lmeval_dispersion.analysis import condensation
-    from lmeval_dispersion.models import load_model
+    from lmeval_dispersion.laboratory import condensation
+    from lmeval_dispersion.model.loading import load_model
 
     model = load_model(spec["model"])
     with Peak() as peak:

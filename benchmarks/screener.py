@@ -34,7 +34,7 @@ TENSOR = "lm_head.weight"
 
 
 def token_ids() -> list[int]:
-    from screener.tokens import Vocabulary, resolve, token_set
+    from lmeval_screener.tokens.resolution import Vocabulary, resolve, token_set
 
     vocabulary = Vocabulary.from_file("tokenizer.json", TOKENIZER.read_bytes())
     found = resolve(token_set("math", "domain"), token_set("reference", "reference"), vocabulary)
@@ -45,7 +45,7 @@ def token_ids() -> list[int]:
 
 
 def ours(repos: list[str]) -> None:
-    from screener import screen
+    from lmeval_screener import screen
 
     result = screen(repos)
     if result.failed:
@@ -105,7 +105,7 @@ def child(name: str, repos: list[str]) -> None:
 
     huggingface_hub.utils.disable_progress_bars()
     if name == "ours":
-        import screener.screening  # noqa: F401  (imports are not the work)
+        import lmeval_screener.screening  # noqa: F401  (imports are not the work)
     elif "safe_open" in name:
         import safetensors.torch  # noqa: F401
     start = time.perf_counter()

@@ -20,10 +20,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "disable": ("lmeval_dispersion.harness.cli", "undo `enable` without a trace"),
     "status": ("lmeval_dispersion.harness.cli", "whether the stock lm_eval command finds the tasks"),
     "tasks-path": ("lmeval_dispersion.harness.cli", "print a folder for lm_eval's --include_path"),
-    "law": ("lmeval_dispersion.analysis.commands", "perplexity against dispersion over texts, per layer"),
-    "sublayers": ("lmeval_dispersion.analysis.commands", "which sub-layer should key a kNN-LM"),
-    "condensation": ("lmeval_dispersion.analysis.commands", "similarity of a text's tokens, layer by layer"),
-    "clusters": ("lmeval_dispersion.analysis.commands", "distances in and between clusters of contexts"),
+    "law": ("lmeval_dispersion.laboratory.commands", "perplexity against dispersion over texts, per layer"),
+    "sublayers": ("lmeval_dispersion.laboratory.commands", "which sub-layer should key a kNN-LM"),
+    "condensation": (
+        "lmeval_dispersion.laboratory.commands",
+        "similarity of a text's tokens by layer",
+    ),
+    "clusters": ("lmeval_dispersion.laboratory.commands", "distances in and between clusters of contexts"),
     "train": ("lmeval_dispersion.training.command", "train with a dispersion loss, against a base"),
     "compare": ("lmeval_dispersion.compare", "two runs side by side, with the differences' intervals"),
     "audit": ("lmeval_dispersion.audit.commands", "judge a finished run: slices, calibration, ranking"),
@@ -68,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
-        if os.environ.get(_DEBUG) or package in ("", "lmeval_dispersion", "screener"):
+        if os.environ.get(_DEBUG) or package in ("", "lmeval_dispersion", "lmeval_screener"):
             raise
         extra = "audit" if package in ("pyarrow", "safetensors", "sklearn") else "models"
         print(

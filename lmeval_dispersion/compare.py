@@ -72,8 +72,8 @@ def is_laboratory_run(folder: str | Path) -> bool:
 def _laboratory(runs: list[str], output_format: str) -> str:
     if len(runs) != 2:
         raise UsageError(f"expected two laboratory runs, got {len(runs)}; compare them pair by pair")
-    from lmeval_dispersion.analysis.comparison import compared
-    from lmeval_dispersion.analysis.report import records, text_table
+    from lmeval_dispersion.laboratory.comparison import compared
+    from lmeval_dispersion.laboratory.report import records, text_table
 
     frame = compared(runs[0], runs[1])
     if output_format == "json":
@@ -82,8 +82,8 @@ def _laboratory(runs: list[str], output_format: str) -> str:
     if output_format == "csv":
         return str(frame.to_csv(index=False, float_format="%.9g"))
     if output_format == "html":
-        from lmeval_dispersion.analysis.report_page import page_columns
         from lmeval_dispersion.compare_page import laboratory_page
+        from lmeval_dispersion.laboratory.report_page import page_columns
 
         return laboratory_page(frame, page_columns(frame), runs[0], runs[1]).html()
     return f"{runs[1]} minus {runs[0]}\n\n{text_table(frame)}\n"

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from lmeval_dispersion.page import Column, Page
+from lmeval_dispersion.report.page import Column, Page
 
 _CHANCE = (
     "Intervals are for the texts that were drawn. With many rows some leave out 0 by chance: about one in "

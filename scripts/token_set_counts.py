@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from lmeval_screener.tokens.resolution import Vocabulary, resolve, token_set
+
 from lmeval_dispersion.errors import ScreeningError
-from screener.tokens import Vocabulary, resolve, token_set
 
 SELECTIONS = (
     "math",

@@ -14,10 +14,11 @@ import json
 import sys
 from pathlib import Path
 
+from lmeval_screener.schema import yaml_file
+from lmeval_screener.tokens.resolution import Resolution, Vocabulary, bundled_token_sets, resolve, token_set
+
 from lmeval_dispersion.errors import ScreeningError, UsageError
 from lmeval_dispersion.paths import data_folder
-from screener.schema import yaml_file
-from screener.tokens import Resolution, Vocabulary, bundled_token_sets, resolve, token_set
 
 OTHERS = 2000
 LIMIT = 200_000

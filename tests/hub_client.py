@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.local import local_snapshot
+from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.weights.projection import OutputProjection, output_projection
+from lmeval_screener.weights.rows import rows
 from numpy.typing import NDArray
-
-from screener.hub import Hub
-from screener.local import local_snapshot
-from screener.projection import OutputProjection, output_projection
-from screener.rows import rows
-from screener.snapshot import Snapshot
 
 #: Rows that tests ask for: neighbours, a gap that is bridged, one far away, the last, out of order.
 IDS = (7, 3, 4, 6, 90, 119)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lmeval_screener.agreement import accuracies_from_file, agreement
 from scipy import stats
 
 from lmeval_dispersion.errors import UsageError
-from screener.agreement import accuracies_from_file, agreement
 
 TABLES = json.loads((Path(__file__).parent / "data" / "paper_gap_tables.json").read_text())
 

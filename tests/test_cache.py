@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-from screener.cache import Cache
+from lmeval_screener.checkpoints.cache import Cache
 
 
 @pytest.fixture
@@ -56,7 +54,7 @@ def test_a_damaged_entry_counts_as_missing_and_is_replaced(cache, damage):
 WRITER = """
 import sys
 from pathlib import Path
-from screener.cache import Cache
+from lmeval_screener.checkpoints.cache import Cache
 
 cache, mine = Cache(Path(sys.argv[1])), sys.argv[2].encode()
 seen = set()
@@ -71,7 +69,7 @@ print(sorted(seen))
 
 def test_processes_that_write_the_same_entry(cache):
     run = [sys.executable, "-c", WRITER, str(cache.folder)]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     writers = [
         subprocess.Popen([*run, letter], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
         for letter in "abc"

@@ -9,8 +9,8 @@ import torch
 import transformers
 from torch import nn
 
-from lmeval_dispersion.capture import Decoder, capture, resolve, unwrapped
 from lmeval_dispersion.errors import CaptureError, UsageError
+from lmeval_dispersion.model.capture import Decoder, capture, resolve, unwrapped
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

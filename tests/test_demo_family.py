@@ -14,13 +14,13 @@ import torch
 import yaml
 from demo_measures import addition_accuracy, correlations, spread, table
 from demo_texts import OPERANDS, arithmetic_line, held_out_pairs, reference_words, trained_tokenizer
+from lmeval_screener.tokens.resolution import Resolution, Vocabulary, resolve, token_set
 from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lmeval_dispersion.geometry import METRICS, between, within
 from lmeval_dispersion.paths import data_folder
-from screener.tokens import Resolution, Vocabulary, resolve, token_set
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = data_folder("demo")

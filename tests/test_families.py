@@ -4,9 +4,9 @@ import re
 from fnmatch import fnmatchcase
 
 import pytest
+from lmeval_screener.families import family, load_families
 
 from lmeval_dispersion.errors import UsageError
-from screener.families import family, load_families
 
 OWN = """
 schema: 1

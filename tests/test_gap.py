@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 import pytest
+from lmeval_screener.gap import difference, gap, ranks
 
 from lmeval_dispersion.errors import GeometryError
 from lmeval_dispersion.geometry import METRICS
-from screener.gap import difference, gap, ranks
 
 
 def slow_gap(t, r, metric):

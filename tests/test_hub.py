@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from hub_client import FILE, HEAD, IDS, full_matrix, ours, read, read_of
+from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.hub_responses import listing, references, tree_files
+from lmeval_screener.checkpoints.local import hub_cache_snapshot
+from lmeval_screener.checkpoints.remote import HubSnapshot
+from lmeval_screener.checkpoints.snapshot import FileEntry, Meter
+from lmeval_screener.checkpoints.transport import Budget
 
 from lmeval_dispersion.errors import ScreeningError, UsageError
-from screener.answers import listing, references, tree_files
-from screener.cache import Cache
-from screener.hub import Hub
-from screener.local import hub_cache_snapshot
-from screener.remote import HubSnapshot
-from screener.snapshot import FileEntry, Meter
-from screener.transport import Budget
 
 
 @pytest.fixture
@@ -338,7 +338,7 @@ import asyncio, sys
 from pathlib import Path
 import huggingface_hub
 from hub_client import read_of
-from screener.hub import Hub
+from lmeval_screener.checkpoints.hub import Hub
 
 async def work(offline):
     async with Hub(cache=Path(sys.argv[1]), offline=offline) as hub:
@@ -359,9 +359,8 @@ def test_settings_and_downloads_of_the_real_huggingface_hub(hub, add, tmp_path):
     home.mkdir()
     (home / "token").write_text(f"{hub.token}\n")
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
-    here = Path(__file__).parent
     env |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
-    env |= {"PYTHONPATH": f"{here}:{here.parent}", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    env |= {"PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", DOWNLOAD, str(tmp_path / "cache")],
         capture_output=True, text=True, timeout=120, env=env,

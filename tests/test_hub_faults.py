@@ -25,12 +25,12 @@ from hub_faults import (
 )
 from hub_faults import header as reply_header
 from hub_wire import Reply
+from lmeval_screener import remote
+from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.weights.projection import output_projection
+from lmeval_screener.weights.rows import rows
 
 from lmeval_dispersion.errors import ScreeningError
-from screener import remote
-from screener.hub import Hub
-from screener.projection import output_projection
-from screener.rows import rows
 
 IDS = [*range(10, 20), 3, 77, 400, 401, 403, 999]
 EVERYWHERE = ("api", "raw", "resolve", "cdn")

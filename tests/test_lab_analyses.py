@@ -11,14 +11,14 @@ import pytest
 import tiny_models
 import torch
 
-from lmeval_dispersion.analysis import clusters, condensation, sublayers
-from lmeval_dispersion.analysis.condensing import similarity_counts
-from lmeval_dispersion.analysis.knn import _index, _Votes
-from lmeval_dispersion.analysis.ngrams import recurring_contexts, write_corpus
 from lmeval_dispersion.errors import NonFiniteStateError, UsageError
 from lmeval_dispersion.geometry import cluster_distances, dispersion
-from lmeval_dispersion.models import ModelChoice, load_model
-from lmeval_dispersion.texts import Texts
+from lmeval_dispersion.laboratory import clusters, condensation, sublayers
+from lmeval_dispersion.laboratory.condensing import similarity_counts
+from lmeval_dispersion.laboratory.knn import _index, _Votes
+from lmeval_dispersion.laboratory.ngrams import recurring_contexts, write_corpus
+from lmeval_dispersion.model.loading import ModelChoice, load_model
+from lmeval_dispersion.model.texts import Texts
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -141,7 +141,7 @@ def test_sublayer_draws_are_those_of_the_same_segments(model, data):
             loaded.model(torch.tensor([ids]))
         rows[tuple(ids)] = [seen[k].reshape(1, 30, -1)[0, -1].numpy().copy() for k in ("attn", "ffn")]
     # The pool's order is a draw of its own: read it as the study does.
-    from lmeval_dispersion.analysis.segments import write_segments
+    from lmeval_dispersion.laboratory.segments import write_segments
 
     pool = write_segments(data.parent, "again", Texts(data), loaded.tokenizer, length=30, count=500)
     for name, which in (("layer.2.attn", 0), ("layer.2.ffn", 1)):

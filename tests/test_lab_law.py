@@ -9,10 +9,10 @@ import pytest
 import tiny_models
 import torch
 
-from lmeval_dispersion.analysis import law
-from lmeval_dispersion.analysis.study import as_texts
 from lmeval_dispersion.errors import NonFiniteStateError, TooFewVectorsError, UsageError
-from lmeval_dispersion.models import load_model
+from lmeval_dispersion.laboratory import law
+from lmeval_dispersion.laboratory.study import as_texts
+from lmeval_dispersion.model.loading import load_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -217,7 +217,7 @@ def test_a_model_that_reads_both_ways_is_refused(data):
             out.logits = out.logits + out.logits.mean(dim=1, keepdim=True)
             return out
 
-    from lmeval_dispersion.models import LoadedModel, ModelChoice
+    from lmeval_dispersion.model.loading import LoadedModel, ModelChoice
 
     inner = tiny_models.llama()
     loaded = LoadedModel(

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lmeval_dispersion.analysis.runs import Run, read_run
-from lmeval_dispersion.analysis.sums import GROUPS, add_vectors, dispersion_of, empty_sums
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import dispersion, dispersion_estimate
+from lmeval_dispersion.laboratory.runs import Run, read_run
+from lmeval_dispersion.laboratory.sums import GROUPS, add_vectors, dispersion_of, empty_sums
 
 UNITS = 23
 

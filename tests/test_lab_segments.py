@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tiny_models
 
-from lmeval_dispersion.analysis.segments import prefix_of, read_segments, write_segments
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.texts import Texts
+from lmeval_dispersion.laboratory.segments import prefix_of, read_segments, write_segments
+from lmeval_dispersion.model.texts import Texts
 
 
 def words(*numbers):

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from lmeval_dispersion.analysis.statistics import (
+from lmeval_dispersion.errors import GeometryError, TooFewVectorsError
+from lmeval_dispersion.laboratory.statistics import (
     bootstrap_correlation,
     correlation,
     depth_trend,
@@ -19,7 +20,6 @@ from lmeval_dispersion.analysis.statistics import (
     sorted_bins,
     uniform_bins,
 )
-from lmeval_dispersion.errors import GeometryError, TooFewVectorsError
 
 
 def slow_algorithm_1(means, k):

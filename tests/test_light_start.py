@@ -22,8 +22,8 @@ def loaded_after(code: str) -> set[str]:
 @pytest.mark.parametrize(
     "code",
     [
-        "from screener import screen, Result",
-        "import screener.cli, screener.screening, screener.page",
+        "from lmeval_screener import screen, Result",
+        "import lmeval_screener.cli, lmeval_screener.screening, lmeval_screener.page",
         "import lmeval_dispersion, lmeval_dispersion.geometry, lmeval_dispersion.cli",
     ],
 )
@@ -34,7 +34,7 @@ def test_the_screener_loads_no_model_library(code):
 def test_help_loads_no_library_at_all():
     code = """
 import contextlib, io
-from screener.cli import main
+from lmeval_screener.cli import main
 with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
     main(["--help"])
 """
@@ -47,10 +47,10 @@ def test_the_check_can_fail():
 
 def test_screen_stays_a_function_however_often_it_is_imported():
     code = """
-from screener import screen
-from screener import screen as again
-import screener.screening
-from screener import screen as third
+from lmeval_screener import screen
+from lmeval_screener import screen as again
+import lmeval_screener.screening
+from lmeval_screener import screen as third
 assert callable(screen) and screen is again is third
 """
-    assert "screener" in loaded_after(code)
+    assert "lmeval_screener" in loaded_after(code)

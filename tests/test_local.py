@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from hub_client import FILE, HEAD, IDS, full_matrix, read_folder, read_of
+from lmeval_screener.checkpoints.local import local_snapshot, read_ranges
+from lmeval_screener.checkpoints.snapshot import Meter
 
 from lmeval_dispersion.errors import ScreeningError
-from screener.local import local_snapshot, read_ranges
-from screener.snapshot import Meter
 
 COMMITS = ["a" * 40, "b" * 40]
 

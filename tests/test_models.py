@@ -15,7 +15,7 @@ import tiny_models
 import torch
 
 from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
-from lmeval_dispersion.models import load_model
+from lmeval_dispersion.model.loading import load_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")
 
@@ -124,7 +124,7 @@ class _Hub(http.server.BaseHTTPRequestHandler):
 
 _ASK = """
 from lmeval_dispersion.errors import DispersionError
-from lmeval_dispersion.models import load_model
+from lmeval_dispersion.model.loading import load_model
 for name in ("org/missing", "org/gated", "org/old"):
     try:
         load_model(name, revision="v9" if name == "org/old" else None)

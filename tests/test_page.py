@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from browser import Browser
 
-from lmeval_dispersion.page import Column, Page
+from lmeval_dispersion.report.page import Column, Page
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u2028&\"'"
 

@@ -8,13 +8,13 @@ import json
 import numpy as np
 import pytest
 from checkpoints import head_and_embedding, header, write_checkpoint, write_index, write_safetensors
+from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.local import local_snapshot
+from lmeval_screener.weights.architectures import EMBEDDINGS, HEADS, UNTIED_BY_DEFAULT, WRAPPERS
+from lmeval_screener.weights.projection import chosen_tensor, output_projection
+from lmeval_screener.weights.rows import rows
 
 from lmeval_dispersion.errors import ScreeningError
-from screener.architectures import EMBEDDINGS, HEADS, UNTIED_BY_DEFAULT, WRAPPERS
-from screener.hub import Hub
-from screener.local import local_snapshot
-from screener.projection import chosen_tensor, output_projection
-from screener.rows import rows
 
 V, D = 40, 8
 

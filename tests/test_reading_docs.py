@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from lmeval_screener import remote, rows, transport
+from lmeval_screener.weights.architectures import EMBEDDINGS, HEADS
+from lmeval_screener.weights.safetensors import FLOAT_DTYPES
 
 from lmeval_dispersion.errors import SCREENING_CODES
-from screener import remote, rows, transport
-from screener.architectures import EMBEDDINGS, HEADS
-from screener.safetensors import FLOAT_DTYPES
 
 PAGE = (Path(__file__).parent.parent / "docs" / "reading.md").read_text()
 

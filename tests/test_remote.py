@@ -12,9 +12,9 @@ import pytest
 from checkpoints import head_and_embedding, header, write_checkpoint
 from hub_client import FILE, HEAD, IDS, full_matrix, ours, read
 from hub_server import HubServer
+from lmeval_screener.checkpoints.local import read_ranges
 
 from lmeval_dispersion.errors import ScreeningError
-from screener.local import read_ranges
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ import pytest
 from checkpoints import head_and_embedding, stored, write_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
+from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.local import local_snapshot
+from lmeval_screener.weights.projection import output_projection
+from lmeval_screener.weights.rows import SLACK, coalesced, rows
 
 from lmeval_dispersion.errors import ScreeningError
-from screener.cache import Cache
-from screener.hub import Hub
-from screener.local import local_snapshot
-from screener.projection import output_projection
-from screener.rows import SLACK, coalesced, rows
 
 
 @given(st.sets(st.integers(0, 300), min_size=1), st.floats(0, 1))

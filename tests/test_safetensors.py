@@ -11,11 +11,11 @@ import pytest
 from checkpoints import head_and_embedding, header, write_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
+from lmeval_screener.checkpoints.local import local_snapshot
+from lmeval_screener.weights.safetensors import decoded_rows, header_length, parsed_header
+from lmeval_screener.weights.safetensors import header as read_header
 
 from lmeval_dispersion.errors import ScreeningError
-from screener.local import local_snapshot
-from screener.safetensors import decoded_rows, header_length, parsed_header
-from screener.safetensors import header as read_header
 
 GOOD = {
     "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from browser import Browser
-
-from screener.gap import gap
-from screener.grouping import ranked
-from screener.page import page_html
-from screener.report import markdown_text
-from screener.result import Failed, Result, Screened, TensorInfo, TokenInfo
-from screener.table import table_text
+from lmeval_screener.gap import gap
+from lmeval_screener.page import page_html
+from lmeval_screener.ranking import ranked
+from lmeval_screener.report import markdown_text
+from lmeval_screener.result import Failed, Result, Screened, TensorInfo, TokenInfo
+from lmeval_screener.table import table_text
 
 
 def screened(repo, scale, spread, *, revision=None, accuracy=None, seed=0):

@@ -13,7 +13,7 @@ import pytest
 from lmeval_dispersion.errors import MixedStoresError, PartialStoreError, StoreError, StoreVersionError
 from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.store import is_store, read_store, write_store
-from lmeval_dispersion.store_files import COLUMNS
+from lmeval_dispersion.store.files import COLUMNS
 
 ROOT = Path(__file__).parents[1]
 

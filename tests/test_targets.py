@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from lmeval_screener.targets import matching, step_number, target
 
 from lmeval_dispersion.errors import UsageError
-from screener.targets import matching, step_number, target
 
 
 def test_repositories_revisions_and_globs():

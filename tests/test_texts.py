@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.texts import Texts
+from lmeval_dispersion.model.texts import Texts
 
 TEXTS = ["one two", "three\nfour", "fünf sechs"]
 
@@ -80,6 +80,7 @@ def test_mistakes_are_told_with_the_next_step(tmp_path):
 
 def test_reading_texts_imports_no_torch():
     code = (
-        "import sys, lmeval_dispersion.texts; sys.exit('torch' in sys.modules or 'datasets' in sys.modules)"
+        "import sys, lmeval_dispersion.model.texts; "
+        "sys.exit('torch' in sys.modules or 'datasets' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

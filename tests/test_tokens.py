@@ -11,19 +11,19 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
-
-from lmeval_dispersion.errors import ScreeningError, UsageError
-from screener.cache import Cache
-from screener.families import family
-from screener.resolution_cache import ResolutionCache
-from screener.tokens import (
+from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.families import family
+from lmeval_screener.tokens.cache import ResolutionCache
+from lmeval_screener.tokens.resolution import (
     TokenSet,
     Vocabulary,
     bundled_token_sets,
     resolve,
     token_set,
 )
+from tokenizers import Tokenizer
+
+from lmeval_dispersion.errors import ScreeningError, UsageError
 
 DATA = Path(__file__).parent / "data" / "tokenizers"
 TOKENIZERS = sorted(path.stem for path in DATA.glob("*.json"))

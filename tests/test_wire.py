@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint, write_qwen_7b
 from hub_faults import chunked, header, truncated
-
-from screener.hub import Hub
-from screener.projection import output_projection
-from screener.rows import rows as rows_of
-from screener.transport import CONNECTIONS, RANGES
-from screener.wire import proxied
+from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.transport import CONNECTIONS, RANGES
+from lmeval_screener.checkpoints.wire import proxied
+from lmeval_screener.weights.projection import output_projection
+from lmeval_screener.weights.rows import rows as rows_of
 
 
 @pytest.fixture

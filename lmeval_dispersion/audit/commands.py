@@ -223,8 +223,8 @@ def _print_ranking(run: Run, frame: pd.DataFrame, seed: int) -> None:
 
 def _embedded(args: argparse.Namespace, folder: Path) -> Run:
     from lmeval_dispersion.audit.embed import store_texts
-    from lmeval_dispersion.models import load_model
-    from lmeval_dispersion.texts import Texts
+    from lmeval_dispersion.model.loading import load_model
+    from lmeval_dispersion.model.texts import Texts
 
     texts = Texts(args.source, column=args.column)
     with _doing(f"running {args.model} over {args.source}"):

@@ -21,12 +21,12 @@ import numpy as np
 import pandas as pd
 import torch
 
-from lmeval_dispersion.capture import capture, resolve
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.models import DTYPES, LoadedModel, load_model
+from lmeval_dispersion.model.capture import capture, resolve
+from lmeval_dispersion.model.loading import DTYPES, LoadedModel, load_model
+from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.store import write_store
-from lmeval_dispersion.store_files import COLUMNS
-from lmeval_dispersion.texts import Texts
+from lmeval_dispersion.store.files import COLUMNS
 
 _BATCH_TOKENS = 2048
 _NO_LIMIT = 10**6  # tokenizers without a limit say 1e30

@@ -14,7 +14,7 @@ from lmeval_dispersion.audit.charts import (
     slice_figure,
 )
 from lmeval_dispersion.audit.text import interval_text, pools_text, trend_text
-from lmeval_dispersion.page import Column, Page
+from lmeval_dispersion.report.page import Column, Page
 
 _SLICES = [
     Column("documents", "Documents", "d"),

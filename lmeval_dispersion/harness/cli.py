@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
-from lmeval_dispersion.harness import enabling
+from lmeval_dispersion.harness import install
 
 Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 
@@ -19,8 +19,8 @@ def _no_arguments(_parser: argparse.ArgumentParser) -> None:
 
 
 def _enable(_args: argparse.Namespace) -> int:
-    before = enabling.status().state
-    now = enabling.enable()
+    before = install.status().state
+    now = install.enable()
     what = "already enabled" if before == "enabled" else "enabled"
     print(f"{what}: {now.files} task files in {now.folder}")
     if now.editable:
@@ -34,13 +34,13 @@ def _enable(_args: argparse.Namespace) -> int:
 
 
 def _disable(_args: argparse.Namespace) -> int:
-    before = enabling.disable()
+    before = install.disable()
     print("already disabled" if before.state == "disabled" else f"disabled: removed {before.folder}")
     return 0
 
 
 def _status(_args: argparse.Namespace) -> int:
-    now = enabling.status()
+    now = install.status()
     there = {
         "enabled": f"enabled: {now.files} task files in {now.folder}",
         "out of date": f"out of date: {now.folder} was written by another version; run `dispersion enable`",
@@ -51,7 +51,7 @@ def _status(_args: argparse.Namespace) -> int:
 
 
 def _tasks_path(_args: argparse.Namespace) -> int:
-    print(enabling.tasks_path())
+    print(install.tasks_path())
     return 0
 
 
@@ -74,19 +74,19 @@ def _run(args: argparse.Namespace) -> int:
     more_tasks = any(a == "--include_path" or a.startswith("--include_path=") for a in arguments)
     if not more_tasks:  # a user's own tasks may be called anything
         _check_tasks(arguments)
-    if enabling.status().state != "enabled":
+    if install.status().state != "enabled":
         if more_tasks:
             raise UsageError(
                 "lm-eval takes one --include_path and the dispersion tasks need it here; run `dispersion "
                 "enable` first"
             )
-        arguments += ["--include_path", str(enabling.tasks_path())]
+        arguments += ["--include_path", str(install.tasks_path())]
     return _harness(arguments)
 
 
 def _check_tasks(arguments: Sequence[str]) -> None:
     """Refuse misspelt names of ours with the nearest ones, before lm-eval loads a model."""
-    ours = enabling.task_names()
+    ours = install.task_names()
     for i, argument in enumerate(arguments):
         if argument not in ("--tasks", "-t"):
             continue
@@ -135,7 +135,7 @@ def failure_sentence(error: Exception) -> str | None:
         return f"out of memory: {first}; lower --batch_size, or try --batch_size auto"
     if text.startswith("Tasks not found"):
         missing = first.partition(": ")[2].split(",")
-        near = [n for name in missing for n in difflib.get_close_matches(name.strip(), enabling.task_names())]
+        near = [n for name in missing for n in difflib.get_close_matches(name.strip(), install.task_names())]
         hint = (
             f"did you mean {', '.join(near[:3])}?"
             if near

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmeval_dispersion.capture import Site, resolve
 from lmeval_dispersion.harness.states import Vectors
+from lmeval_dispersion.model.capture import Site, resolve
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Recorder:
 
     Args:
         lm: lm-eval's HFLM, or a subclass of it.
-        layers: Names as :mod:`lmeval_dispersion.capture` takes them.
+        layers: Names as :mod:`lmeval_dispersion.model.capture` takes them.
     """
 
     shadows: tuple[str, ...] = ()

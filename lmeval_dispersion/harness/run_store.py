@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.harness.compat import Surroundings
 from lmeval_dispersion.harness.states import DocRecord, Vectors
-from lmeval_dispersion.harness.surroundings import Surroundings
 from lmeval_dispersion.store import write_store
-from lmeval_dispersion.store_files import DOCUMENTS, MANIFEST
+from lmeval_dispersion.store.files import DOCUMENTS, MANIFEST
 
 if TYPE_CHECKING:
     import pandas as pd

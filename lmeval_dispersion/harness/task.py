@@ -12,13 +12,13 @@ from typing import Any
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.utils import handle_non_serializable, hash_string
 
-from lmeval_dispersion.capture import resolve
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.harness import backend, run_store
+from lmeval_dispersion.harness.compat import Surroundings, surroundings
 from lmeval_dispersion.harness.figures import METRICS, Figures
 from lmeval_dispersion.harness.pooled import check_groups
 from lmeval_dispersion.harness.states import DocRecord, DocState, plain, state_of, with_state
-from lmeval_dispersion.harness.surroundings import Surroundings, surroundings
+from lmeval_dispersion.model.capture import resolve
 
 log = logging.getLogger(__name__)
 backend.install()
@@ -39,9 +39,9 @@ class DispersionTask(ConfigurableTask):  # type: ignore[misc]
     Adds the metrics ``dispersion``, ``dispersion_correct`` and ``dispersion_incorrect`` with jackknife
     errors, their figures for every captured layer in the results JSON under
     ``configs.<task>.metadata.dispersion``, and a store of the vectors. ``--metadata`` takes
-    ``dispersion_layers`` (names as in :mod:`lmeval_dispersion.capture` with ``+`` between them; the first one
-    is reported; default ``last``), ``dispersion_store`` (a folder) and ``dispersion_correct`` (the metric
-    that says what is correct).
+    ``dispersion_layers`` (names as in :mod:`lmeval_dispersion.model.capture` with ``+`` between
+    them; the first one is reported; default ``last``), ``dispersion_store`` (a folder) and
+    ``dispersion_correct`` (the metric that says what is correct).
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None, **options: Any) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.texts import Texts
+from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.training.settings import Settings
 
 Blocks = NDArray[np.int32]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lmeval_dispersion.capture import Decoder, capture
 from lmeval_dispersion.geometry import Dispersion
+from lmeval_dispersion.model.capture import Decoder, capture
 from lmeval_dispersion.training.blocks import Blocks
 from lmeval_dispersion.training.losses import push_away
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from lmeval_dispersion.capture import Decoder
-from lmeval_dispersion.decoder_parts import unwrapped
 from lmeval_dispersion.errors import CaptureError, UsageError
+from lmeval_dispersion.model.capture import Decoder
+from lmeval_dispersion.model.parts import unwrapped
 from lmeval_dispersion.training.finite import FiniteWatch
 from lmeval_dispersion.training.layout import READ, Layout, layout
 from lmeval_dispersion.training.losses import push_away

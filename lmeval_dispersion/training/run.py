@@ -15,7 +15,7 @@ import transformers
 from transformers import TrainerCallback, TrainingArguments
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.models import load_model
+from lmeval_dispersion.model.loading import load_model
 from lmeval_dispersion.training.blocks import Blocks, mixed
 from lmeval_dispersion.training.evaluation import evaluated
 from lmeval_dispersion.training.forgetting import ActiveForgetting

@@ -13,16 +13,15 @@ import numpy as np
 import pytest
 from checkpoints import write_checkpoint
 from hub_client import FORMATS, full_matrix
-
-from screener.architectures import EMBEDDINGS, HEADS, WRAPPERS
-from screener.tokens import Vocabulary, resolve, token_set
+from lmeval_screener.tokens.resolution import Vocabulary, resolve, token_set
+from lmeval_screener.weights.architectures import EMBEDDINGS, HEADS, WRAPPERS
 
 HERE = Path(__file__).parent
 TOKENIZER = HERE.parent / "data" / "tokenizers" / "smollm2.json"
 D = 8
 SCREEN = """
 import json, sys
-from screener import screen
+from lmeval_screener import screen
 
 if __name__ == "__main__":
     result = screen(sys.argv[1:], domain="math")
@@ -79,7 +78,7 @@ def test_gaps_equal_the_full_matrix_for_every_naming_dtype_and_sharding(tmp_path
         (file,) = [f for f in folder.glob("*.safetensors") if names[-1].encode() in f.read_bytes()[:1000]]
         expected[str(folder)] = label, plain_gaps(full_matrix(file, names[-1]), domain, reference)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-    env |= {"HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(HERE.parent.parent)}
+    env |= {"HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", SCREEN, *expected], capture_output=True, text=True, timeout=120, env=env
     )

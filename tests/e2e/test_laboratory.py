@@ -17,9 +17,9 @@ import pytest
 import tiny_models
 import torch
 
-from lmeval_dispersion.analysis.comparison import compared
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.laboratory.comparison import compared
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

@@ -21,8 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoints import write_checkpoint
-
-from screener.tokens import Vocabulary, resolve, token_set
+from lmeval_screener.tokens.resolution import Vocabulary, resolve, token_set
 
 TOKENIZER = Path(__file__).parent.parent / "data" / "tokenizers" / "gpt2.json"
 V = 50_257
@@ -119,7 +118,7 @@ def command(mirror, tmp_path):
 
     def run(*args):
         return subprocess.run(
-            [sys.executable, "-m", "screener", *args, "--format", "json"],
+            [sys.executable, "-m", "lmeval_screener", *args, "--format", "json"],
             capture_output=True, text=True, timeout=120, cwd=tmp_path, env=env,
         )  # fmt: skip
 

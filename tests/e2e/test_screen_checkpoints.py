@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 from checkpoints import write_checkpoint, write_qwen_7b
 from hub_faults import stalled, status
-
-from screener.tokens import Vocabulary, resolve, token_set
+from lmeval_screener.tokens.resolution import Vocabulary, resolve, token_set
 
 TOKENIZERS = Path(__file__).parent.parent / "data" / "tokenizers"
 QWEN = TOKENIZERS / "qwen2.5.json"
@@ -64,7 +63,7 @@ def command(hub, tmp_path):
 
     def run(*args, **more):
         return subprocess.run(
-            [sys.executable, "-m", "screener", *map(str, args)],
+            [sys.executable, "-m", "lmeval_screener", *map(str, args)],
             capture_output=True,
             text=True,
             timeout=120,
@@ -360,7 +359,7 @@ def test_ctrl_c_keeps_and_prints_what_is_done(command, small, hub, tmp_path):
     small("org/slow", 0.5)
     hub.fault("*", stalled(60), match="*org/slow*")
     process = subprocess.Popen(
-        [sys.executable, "-m", "screener", "org/a", "org/slow", "--format", "json"],
+        [sys.executable, "-m", "lmeval_screener", "org/a", "org/slow", "--format", "json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

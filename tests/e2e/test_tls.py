@@ -15,8 +15,7 @@ import pytest
 from checkpoints import write_qwen_7b
 from hub_faults import truncated
 from hub_server import HubServer
-
-from screener.tokens import Vocabulary, resolve, token_set
+from lmeval_screener.tokens.resolution import Vocabulary, resolve, token_set
 
 TOKENIZER = Path(__file__).parent.parent / "data" / "tokenizers" / "qwen2.5.json"
 
@@ -54,7 +53,7 @@ def hub(certificate, tmp_path):
 def screened(hub, tmp_path, **more):
     env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "SSL_"))}
     env |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": hub.token, **more}
-    command = [sys.executable, "-m", "screener", "org/m", "--format", "json", "--timeout", "20"]
+    command = [sys.executable, "-m", "lmeval_screener", "org/m", "--format", "json", "--timeout", "20"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     return json.loads(done.stdout)
 

@@ -92,14 +92,14 @@ def task_manager() -> Callable[..., Any]:
     """Makes task managers that know our tasks and, of lm-eval's, those that a test names."""
     from lm_eval.tasks import TaskManager
 
-    from lmeval_dispersion.harness import enabling
+    from lmeval_dispersion.harness import install
 
-    theirs = enabling.harness_tasks()
+    theirs = install.harness_tasks()
 
     def make(*families: str, **metadata: Any) -> Any:
         paths = [str(theirs / family) for family in families]
         return TaskManager(
-            include_path=[*paths, str(enabling.tasks_path())], include_defaults=False, metadata=metadata
+            include_path=[*paths, str(install.tasks_path())], include_defaults=False, metadata=metadata
         )
 
     return make

@@ -21,13 +21,13 @@ from harness_world import environment, evaluate, hflm
 
 from lmeval_dispersion.errors import PartialStoreError
 from lmeval_dispersion.geometry import dispersion
-from lmeval_dispersion.harness import enabling
+from lmeval_dispersion.harness import install
 from lmeval_dispersion.paths import data_folder
 from lmeval_dispersion.store import read_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
-OURS = Path(enabling.__file__).resolve().parents[2]
+OURS = Path(install.__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 DISPERSION = [
     sys.executable,
@@ -94,7 +94,7 @@ def hub(datasets_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 def trimmed_copy(site: Path) -> Path:
     """A copy of lm-eval with a few of its tasks: it starts faster, and may be written to."""
-    theirs = enabling.harness_tasks()
+    theirs = install.harness_tasks()
     shutil.copytree(theirs.parent, site / "lm_eval", ignore=shutil.ignore_patterns("tasks", "__pycache__"))
     tasks = site / "lm_eval" / "tasks"
     tasks.mkdir()
@@ -204,7 +204,7 @@ import torch
 from accelerate import Accelerator
 from harness_world import evaluate, hflm
 from lm_eval.tasks import TaskManager
-from lmeval_dispersion.harness import enabling
+from lmeval_dispersion.harness import install
 from lmeval_dispersion.paths import data_folder
 import transformers
 
@@ -214,7 +214,7 @@ tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
 lm = hflm(transformers.AutoModelForCausalLM.from_pretrained(folder).float(), tokenizer, batch_size=3)
 lm.accelerator, lm._rank, lm._world_size = accelerator, accelerator.process_index, accelerator.num_processes
 assert lm.world_size == 2
-manager = TaskManager(include_path=str(enabling.tasks_path()), include_defaults=False,
+manager = TaskManager(include_path=str(install.tasks_path()), include_defaults=False,
                       metadata={"dispersion_store": out + "/store"})
 tasks = ["arc_easy_dispersion", "mmlu_astronomy_dispersion", "wikitext_dispersion", "ifeval_dispersion"]
 results = evaluate(lm, tasks, manager, gen_kwargs={"max_gen_toks": 4}, limit=7)

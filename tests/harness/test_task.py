@@ -18,6 +18,7 @@ from harness_world import evaluate, hflm, reference, tiny_llama
 
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.geometry import dispersion, dispersion_estimate
+from lmeval_dispersion.harness import install
 from lmeval_dispersion.harness.states import DocRecord
 from lmeval_dispersion.store import read_store
 
@@ -489,9 +490,7 @@ def test_a_store_that_does_not_fit_is_partial(tmp_path: Path) -> None:
 def test_the_recipe_for_any_task(tokenizer: Any, task_manager: Callable[..., Any], tmp_path: Path) -> None:
     from lm_eval.tasks import TaskManager
 
-    from lmeval_dispersion.harness import enabling
-
-    boolq = enabling.harness_tasks() / "super_glue/boolq/default.yaml"
+    boolq = install.harness_tasks() / "super_glue/boolq/default.yaml"
     (tmp_path / "boolq_dispersion.yaml").write_text(
         f"include: {boolq}\n"
         "task: boolq_dispersion\n"

@@ -1,0 +1,216 @@
+"""Dispersion of one set of vectors: at once, streamed, accumulated, and vector by vector.
+
+See the package's docstring for shapes, dtypes and sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lmeval_dispersion.errors import GeometryError, TooFewVectorsError
+from lmeval_dispersion.geometry.pairs import (
+    jackknife_se,
+)
+from lmeval_dispersion.geometry.vectors import Array, at_least, unit_rows
+
+
+class Estimate(NamedTuple):
+    """A mean distance with its jackknife standard error over ``n`` vectors (``se`` NaN when n = 2)."""
+
+    mean: float
+    se: float
+    n: int
+
+
+def dispersion(x: ArrayLike) -> float:
+    """Mean cosine distance over all pairs of rows of ``x`` (n >= 2, d).
+
+    0 all parallel, 1 orthogonal on average, at most n/(n-1). Computed as sum |u_i - mean|^2 / (n - 1), which
+    keeps its digits when the vectors are nearly parallel. Compare a model with itself or its siblings
+    only.
+
+    Raises:
+        TooFewVectorsError: n < 2.
+        NoDirectionError: A zero or non-finite row.
+
+    Source: RD eq. 1. Differs from ``torchmetrics.functional.pairwise_cosine_similarity(reduction="mean")``,
+    which counts a zeroed diagonal.
+
+    >>> dispersion([[1, 0], [0, 1]])
+    1.0
+    """
+    u = unit_rows(x)
+    at_least(u, 2)
+    centred = u - u.mean(axis=0)
+    return float(np.einsum("ij,ij->", centred, centred) / (len(u) - 1))
+
+
+def contributions(x: ArrayLike) -> Array:
+    """Mean cosine distance of every row to all the others; shape (n,). Their mean is the dispersion.
+
+    Low values mark texts that the model hardly tells from the rest.
+
+    Raises:
+        TooFewVectorsError: n < 2.
+        NoDirectionError: A zero or non-finite row.
+    """
+    u = unit_rows(x)
+    at_least(u, 2)
+    # 1 - (u_i.s - 1)/(n-1), written around the mean so that nearly parallel rows keep their digits:
+    # the distance of i to the others is (|u_i - m|^2 n + sum_j |u_j - m|^2) / (2 (n-1)).
+    n = len(u)
+    centred = u - u.mean(axis=0)
+    squares = np.einsum("ij,ij->i", centred, centred)
+    return np.asarray((n * squares + squares.sum()) / (2 * (n - 1)))
+
+
+def dispersion_estimate(x: ArrayLike) -> Estimate:
+    """:func:`dispersion` with its jackknife standard error over rows, in O(n d).
+
+    Leaving text i out changes the mean by (D - c_i) 2/(n - 2), with c_i its contribution.
+
+    Raises:
+        TooFewVectorsError: n < 2.
+        NoDirectionError: A zero or non-finite row.
+    """
+    return _jackknifed(contributions(x))
+
+
+def streamed_dispersion_estimate(blocks: Callable[[], Iterable[ArrayLike]]) -> Estimate:
+    """:func:`dispersion_estimate` of rows that come in blocks; float64 copies are one block large.
+
+    Args:
+        blocks: Called twice; gives blocks of rows (n_i, d), the same ones each time.
+
+    Raises:
+        TooFewVectorsError: Fewer than two rows in all.
+        NoDirectionError: A zero or non-finite row; ``.rows`` counts within its block.
+    """
+    total: Any = 0.0
+    n = 0
+    for block in blocks():
+        u = unit_rows(block)
+        total, n = total + u.sum(axis=0), n + len(u)
+    if n < 2:
+        raise TooFewVectorsError(f"expected at least 2 vectors, got {n}; pass more texts")
+    mean = total / n
+    parts = [np.square(unit_rows(block) - mean).sum(axis=1) for block in blocks()]
+    squares = np.concatenate(parts)
+    return _jackknifed((n * squares + squares.sum()) / (2 * (n - 1)))
+
+
+def _jackknifed(c: Array) -> Estimate:
+    n, mean = len(c), float(c.mean())
+    if n == 2:
+        return Estimate(mean, float("nan"), n)
+    left_out = mean + (mean - c) * 2 / (n - 2)
+    return Estimate(mean, jackknife_se(left_out), n)
+
+
+def vendi_score(x: ArrayLike) -> float:
+    """Effective number of distinct directions: exp of the entropy of the eigenvalues of K/n, K = u u^T.
+
+    1 all parallel, n (or d, if smaller) all orthogonal. Eigenvalues are those of the smaller side.
+
+    Raises:
+        TooFewVectorsError: No rows.
+        NoDirectionError: A zero or non-finite row.
+
+    Source: RD A.5, after Friedman and Dieng (2023). Equals ``vendi_score.vendi.score_X(u)``.
+
+    >>> round(vendi_score([[1, 0], [0, 1]]), 6)
+    2.0
+    """
+    u = unit_rows(x)
+    at_least(u, 1)
+    gram = (u.T @ u if u.shape[1] < len(u) else u @ u.T) / len(u)
+    values = np.linalg.eigvalsh(gram)
+    values = values[values > 1e-15]
+    return float(np.exp(-(values * np.log(values)).sum()))
+
+
+class Dispersion:
+    """Mergeable accumulator of :func:`dispersion`: two halves, or two ranks, give the figure of the whole.
+
+    The state is a count and sums of unit rows in float64, held in ``groups`` groups that rows join in turn;
+    the error is the jackknife over groups, the mean is exact. Memory is ``groups x d`` float64, whatever
+    the number of rows.
+
+    Args:
+        width: Width ``d`` of the vectors.
+        groups: Number of jackknife groups; merged accumulators need the same.
+
+    >>> a, b = Dispersion(2), Dispersion(2)
+    >>> a.update([[1, 0]]); b.update([[0, 1]])
+    >>> a.merge(b)
+    >>> a.mean()
+    1.0
+    """
+
+    def __init__(self, width: int, groups: int = 32) -> None:
+        if width < 1 or groups < 2:
+            raise GeometryError(f"expected width >= 1 and groups >= 2, got {width} and {groups}")
+        self.sums: Array = np.zeros((groups, width))
+        self.counts: NDArray[np.int64] = np.zeros(groups, dtype=np.int64)
+
+    @property
+    def count(self) -> int:
+        """Rows seen."""
+        return int(self.counts.sum())
+
+    def update(self, x: ArrayLike) -> None:
+        """Add rows (n, d). Raises NoDirectionError on zero or non-finite ones, adding none of them."""
+        u = unit_rows(x)
+        if not len(u):
+            return
+        if u.shape[1] != self.sums.shape[1]:
+            raise GeometryError(f"expected vectors of width {self.sums.shape[1]}, got {u.shape[1]}")
+        groups = len(self.counts)
+        start = self.count % groups
+        order = (start + np.arange(len(u))) % groups
+        for group in range(min(groups, len(u))):
+            self.sums[order[group]] += u[group::groups].sum(axis=0)
+        self.counts += np.bincount(order, minlength=groups)
+
+    def merge(self, other: Dispersion) -> None:
+        """Add what ``other`` has seen. Raises GeometryError if widths or numbers of groups differ."""
+        if self.sums.shape != other.sums.shape:
+            raise GeometryError(f"expected an accumulator of shape {self.sums.shape}, got {other.sums.shape}")
+        self.sums += other.sums
+        self.counts += other.counts
+
+    def mean(self) -> float:
+        """The dispersion of all rows seen. Raises TooFewVectorsError below two rows."""
+        return self._mean(self.sums.sum(axis=0), self.count)
+
+    def estimate(self) -> Estimate:
+        """The dispersion with its grouped-jackknife error (NaN where fewer than three rows were seen)."""
+        total, n = self.sums.sum(axis=0), self.count
+        mean = self._mean(total, n)
+        used = np.flatnonzero(self.counts)
+        if n < 3 or len(used) < 2 or n - int(self.counts[used].max()) < 2:
+            return Estimate(mean, float("nan"), n)
+        left_out = [self._mean(total - self.sums[g], n - int(self.counts[g])) for g in used]
+        return Estimate(mean, jackknife_se(left_out), n)
+
+    def state(self) -> dict[str, Any]:
+        """The state as plain arrays, to be saved or sent to another process."""
+        return {"sums": self.sums, "counts": self.counts}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Dispersion:
+        """An accumulator that goes on from :meth:`state`."""
+        sums = np.array(state["sums"], dtype=np.float64)
+        new = cls(sums.shape[1], sums.shape[0])
+        new.sums, new.counts = sums, np.array(state["counts"], dtype=np.int64)
+        return new
+
+    @staticmethod
+    def _mean(total: Array, n: int) -> float:
+        if n < 2:
+            raise TooFewVectorsError(f"expected at least 2 vectors, got {n}; pass more texts")
+        return 1.0 - (float(total @ total) - n) / (n * (n - 1))

@@ -1,0 +1,264 @@
+"""The commands ``dispersion law``, ``sublayers``, ``condensation`` and ``clusters``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.laboratory.report import FORMATS, report
+
+_RUNS = "dispersion-runs"
+
+
+def add_law_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``dispersion law``."""
+    _add_model(parser, several=False)
+    _add_data(parser, segment=512)
+    how = parser.add_argument_group("protocol")
+    how.add_argument("--segments", type=int, default=100_000, metavar="N", help="to draw (default: 100000)")
+    how.add_argument("--layers", default="last", help="last, all, or names such as layer.3,layer.-1.attn")
+    how.add_argument("--bins", type=int, default=50, help="bins that algorithm 1 chooses (default: 50)")
+    how.add_argument("--bin-size", type=int, default=100, help="segments a bin (default: 100)")
+    how.add_argument(
+        "--contexts",
+        type=_numbers,
+        default=(16, 64, 128, 256),
+        metavar="C,C",
+        help="context lengths of the last-token variant (default: 16,64,128,256)",
+    )
+    how.add_argument("--held-out", metavar="FILE|HUB_ID", help="a second text, binned by itself")
+    how.add_argument("--diff-erank", action="store_true", help="also run the model at random weights")
+    _add_run(parser)
+
+
+def run_law(args: argparse.Namespace) -> int:
+    """Run ``dispersion law``."""
+    from lmeval_dispersion.laboratory.study import as_texts
+
+    held_out = None if args.held_out is None else as_texts(args.held_out, args.column)
+    names = ("segments", "layers", "bins", "bin_size", "contexts", "diff_erank")
+    options = {name: getattr(args, name) for name in names}
+    return _run(args, "law", held_out=held_out, **options)
+
+
+def add_sublayers_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``dispersion sublayers``."""
+    _add_model(parser, several=False)
+    _add_data(parser, segment=512)
+    how = parser.add_argument_group("protocol")
+    how.add_argument(
+        "--layers",
+        default="layer.-1.attn,layer.-1.ffn",
+        help="candidates (default: both sub-layers of the last block, layer.-1.attn,layer.-1.ffn)",
+    )
+    how.add_argument(
+        "--sizes",
+        type=_numbers,
+        default=(10, 50, 100),
+        metavar="N,N",
+        help="segments a draw (default: 10,50,100)",
+    )
+    how.add_argument("--repeats", type=int, default=10, help="draws of each size (default: 10)")
+    how.add_argument("--knn", action="store_true", help="build a kNN-LM from each candidate and measure it")
+    how.add_argument(
+        "--knn-tokens", type=int, default=100_000, metavar="N", help="of the datastore (default: 100000)"
+    )
+    _add_run(parser)
+
+
+def run_sublayers(args: argparse.Namespace) -> int:
+    """Run ``dispersion sublayers``; 3 where the text was too short for the largest draws."""
+    names = ("layers", "sizes", "repeats", "knn", "knn_tokens")
+    return _run(args, "sublayers", **{name: getattr(args, name) for name in names})
+
+
+def add_condensation_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``dispersion condensation``."""
+    _add_model(parser, several=True)
+    _add_data(parser, segment=512)
+    how = parser.add_argument_group("protocol")
+    how.add_argument("--texts", type=int, default=100, metavar="N", help="texts to draw (default: 100)")
+    how.add_argument(
+        "--tokens", type=int, default=512, metavar="N", help="tokens compared of a text (default: 512)"
+    )
+    how.add_argument(
+        "--last", type=int, default=3, metavar="N", help="last depths that the summary averages (default: 3)"
+    )
+    how.add_argument("--reference", action="store_true", help="also the released code's numbers")
+    _add_run(parser)
+
+
+def run_condensation(args: argparse.Namespace) -> int:
+    """Run ``dispersion condensation``."""
+    names = ("texts", "tokens", "last", "reference")
+    return _run(args, "condensation", **{name: getattr(args, name) for name in names})
+
+
+def add_clusters_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``dispersion clusters``."""
+    _add_model(parser, several=True)
+    _add_data(parser, segment=None)
+    how = parser.add_argument_group("protocol")
+    how.add_argument("--ngram", type=int, default=10, metavar="N", help="tokens of an n-gram (default: 10)")
+    how.add_argument(
+        "--occurrences", type=int, default=100, metavar="N", help="that it must have (default: 100)"
+    )
+    how.add_argument("--contexts", type=int, default=100, metavar="N", help="a cluster (default: 100)")
+    how.add_argument(
+        "--context", type=int, default=100, metavar="N", help="tokens of a context (default: 100)"
+    )
+    how.add_argument("--clusters", type=int, default=500, metavar="N", help="the most (default: 500)")
+    how.add_argument("--layers", default="last", help="last, all, or names such as layer.3,layer.-1.attn")
+    _add_run(parser)
+
+
+def run_clusters(args: argparse.Namespace) -> int:
+    """Run ``dispersion clusters``."""
+    names = ("ngram", "occurrences", "contexts", "context", "clusters", "layers")
+    return _run(args, "clusters", **{name: getattr(args, name) for name in names})
+
+
+def _run(args: argparse.Namespace, kind: str, **options: Any) -> int:
+    if args.output is not None and not args.output.absolute().parent.is_dir():
+        raise UsageError(f"expected --output in an existing folder, got {args.output}")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from lmeval_dispersion import laboratory
+    from lmeval_dispersion.laboratory.runs import Processes
+    from lmeval_dispersion.laboratory.study import Under, as_texts
+
+    if hasattr(args, "segment"):
+        options["segment"] = args.segment
+    result = getattr(laboratory, kind)(
+        _models(args),
+        as_texts(args.data, args.column),
+        pack=args.pack,
+        seed=args.seed,
+        batch=args.batch_size,
+        folder=args.run or Under(Path(_RUNS)),
+        quiet=False,
+        **options,
+    )
+    if Processes().first:
+        text = report(result, args.format or _suffix(args.output))
+        if args.output is None:
+            sys.stdout.write(text)
+        else:
+            args.output.write_text(text, encoding="utf-8")
+            print(f"wrote {args.output}", file=sys.stderr)
+    if result.manifest.get("left_out_sizes"):
+        left_out = ", ".join(map(str, result.manifest["left_out_sizes"]))
+        print(
+            f"dispersion {kind}: the text has {result.manifest['pool']} segments, too few for draws of "
+            f"{left_out}; pass more text or a smaller --segment",
+            file=sys.stderr,
+        )
+        return 3
+    return 0
+
+
+def _models(args: argparse.Namespace) -> Any:
+    from lmeval_dispersion.model.loading import ModelChoice
+
+    choices = []
+    for text in args.model if isinstance(args.model, list) else [args.model]:
+        name, _, revision = text.partition("@") if not Path(text).exists() else (text, "", "")
+        choices.append(
+            ModelChoice(
+                name,
+                revision or None,
+                args.dtype,
+                args.quantize,
+                args.adapter,
+                args.device,
+                args.trust_remote_code,
+            )
+        )
+    return choices if isinstance(args.model, list) else choices[0]
+
+
+def _suffix(output: Path | None) -> str:
+    suffix = output.suffix.removeprefix(".") if output else ""
+    return suffix if suffix in FORMATS else "table"
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(",") if part)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected whole numbers with commas, got {text!r}") from None
+    return numbers
+
+
+def _add_model(parser: argparse.ArgumentParser, several: bool) -> None:
+    what = "Hub id or folder, with @REVISION where it is not the main one"
+    if several:
+        parser.add_argument("model", nargs="+", metavar="MODEL", help=what)
+    else:
+        parser.add_argument("model", metavar="MODEL", help=what)
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "--dtype",
+        default="auto",
+        choices=("auto", "float32", "float16", "bfloat16"),
+        help="of the weights (default: the checkpoint's own)",
+    )
+    group.add_argument("--quantize", choices=("4bit", "8bit"), help="through bitsandbytes")
+    group.add_argument("--adapter", metavar="ID|FOLDER", help="a PEFT adapter to put on it")
+    group.add_argument(
+        "--device", help="cpu, cuda:1, …; auto spreads the model (default: first GPU, else CPU)"
+    )
+    group.add_argument("--trust-remote-code", action="store_true", help="run the checkpoint's own code")
+
+
+def _add_data(parser: argparse.ArgumentParser, segment: int | None) -> None:
+    group = parser.add_argument_group("text")
+    group.add_argument(
+        "--data",
+        required=True,
+        metavar="FILE|HUB_ID",
+        help=".txt, .jsonl, .jsonl.gz or .parquet, or a Hub data set, ID[:CONFIGURATION][@SPLIT]",
+    )
+    group.add_argument("--column", default="text", help="field with the text (default: text)")
+    group.add_argument("--pack", action="store_true", help="join all texts to one stream (.txt always is)")
+    if segment is not None:
+        group.add_argument(
+            "--segment",
+            type=int,
+            default=segment,
+            metavar="TOKENS",
+            help=f"length of one (default: {segment})",
+        )
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("run")
+    group.add_argument(
+        "--run",
+        type=Path,
+        metavar="FOLDER",
+        help=f"where it is kept; the same command resumes it (default: a folder in {_RUNS}/)",
+    )
+    group.add_argument(
+        "--batch-size", type=int, metavar="N", help="segments a forward pass (default: by memory)"
+    )
+    group.add_argument("--seed", type=int, default=0, help="of all draws (default: 0)")
+    group.add_argument("--format", choices=FORMATS, help="default: the suffix of --output, else table")
+    group.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write there, not to standard output"
+    )
+
+
+Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
+
+COMMANDS: dict[str, Command] = {
+    "law": (add_law_arguments, run_law),
+    "sublayers": (add_sublayers_arguments, run_sublayers),
+    "condensation": (add_condensation_arguments, run_condensation),
+    "clusters": (add_clusters_arguments, run_clusters),
+}

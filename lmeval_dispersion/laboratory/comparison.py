@@ -1,0 +1,205 @@
+"""Two runs of one analysis side by side: every figure, its difference, the difference's 95 % interval.
+
+Runs that saw the same tokens (their hashes agree) are compared text by text, cluster by cluster or draw by
+draw, which takes the texts' own variation out; others as independent samples. ``paired`` says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from lmeval_dispersion.errors import GeometryError, UsageError
+from lmeval_dispersion.geometry import jackknife_se
+from lmeval_dispersion.laboratory.runs import Run, read_run
+from lmeval_dispersion.laboratory.statistics import (
+    correlation,
+    depth_samples,
+    depth_trend,
+    percentiles,
+    resampled_correlations,
+    resampled_means,
+)
+
+Array = NDArray[np.float64]
+Record = dict[str, Any]
+
+_Z = 1.959963984540054
+
+
+def compared(first: str | Path, second: str | Path) -> pd.DataFrame:
+    """What two runs of one kind have in common.
+
+    Columns: what the row is about, ``figure``, ``first``, ``second``, ``difference`` (second minus first)
+    with ``low`` and ``high``, ``paired``.
+
+    Raises:
+        UsageError: A folder holds no complete run, the runs are of two kinds, or they share no figure.
+    """
+    a, b = read_run(first), read_run(second)
+    kinds = a.manifest["kind"], b.manifest["kind"]
+    if kinds[0] != kinds[1]:
+        raise UsageError(f"expected two runs of one kind, got {kinds[0]} and {kinds[1]}")
+    records = list(_KINDS[kinds[0]](a, b))
+    if not records:
+        raise UsageError(f"{first} and {second} share no layer, split or model; run both with the same ones")
+    return pd.DataFrame.from_records(records)
+
+
+def _law(a: Run, b: Run) -> Iterator[Record]:
+    one, two = a.tables(), b.tables()
+    keys = ["split", "layer"]
+    folds = [dict(list(tables["jackknife"].groupby(keys))) for tables in (one, two)]
+    for _, row in one["overall"].merge(two["overall"], on=keys, suffixes=("_a", "_b")).iterrows():
+        left = [fold[(row["split"], row["layer"])] for fold in folds]
+        paired = _same(a, b, row["split"]) and len(left[0]) == len(left[1])
+        for figure, column, log in (("dispersion", "dispersion", False), ("log perplexity", "nll", True)):
+            source = "perplexity" if log else "dispersion"
+            values = _pair(np.log(row[f"{source}_{x}"]) if log else row[f"{source}_{x}"] for x in "ab")
+            before, after = (fold[column].to_numpy() for fold in left)
+            error = jackknife_se(after - before) if paired else jackknife_se(before, after)
+            about = {"split": row["split"], "perplexity": "", "layer": row["layer"]}
+            yield {**about, **_normal(figure, values, error, paired)}
+    keys = ["split", "perplexity", "layer"]
+    points = [dict(list(tables["points"].groupby(keys, sort=False))) for tables in (one, two)]
+    for key in (key for key in points[0] if key in points[1]):
+        try:
+            yield {**dict(zip(keys, key, strict=True)), **_correlations(points[0][key], points[1][key])}
+        except GeometryError:
+            continue
+
+
+def _correlations(x: pd.DataFrame, y: pd.DataFrame) -> Record:
+    """Pearson r of perplexity and dispersion: bins are another choice in each run, so never paired."""
+    pairs = [(frame["mean_perplexity"].to_numpy(), frame["dispersion"].to_numpy()) for frame in (x, y)]
+    values = _pair(correlation(*pair) for pair in pairs)
+    samples = [resampled_correlations(*pair, seed=seed) for seed, pair in enumerate(pairs)]
+    return _sampled("pearson r", values, samples[1] - samples[0], paired=False)
+
+
+def _sublayers(a: Run, b: Run) -> Iterator[Record]:
+    draws = [run.tables()["draws"] for run in (a, b)]
+    settings = [(run.manifest["settings"]["seed"], run.manifest["settings"]["repeats"]) for run in (a, b)]
+    paired = _same(a, b, "pool") and settings[0] == settings[1]
+    keys = ["layer", "segments"]
+    groups = [dict(list(frame.groupby(keys, sort=False)["dispersion"])) for frame in draws]
+    for key in (key for key in groups[0] if key in groups[1]):
+        x, y = (group[key].to_numpy() for group in groups)
+        # The sd over draws is the error of one draw of that size; their mean is no better known, since all
+        # draws come from one pool.
+        error = (y - x).std(ddof=1) if paired else np.hypot(x.std(ddof=1), y.std(ddof=1))
+        about = dict(zip(keys, key, strict=True))
+        yield {**about, **_normal("dispersion", _pair((x.mean(), y.mean())), float(error), paired)}
+
+
+def _condensation(a: Run, b: Run) -> Iterator[Record]:
+    for (name, i, x), (other, j, y) in _models(a, b, "texts"):
+        tables = [_texts_by_depth(frame) for frame in (x, y)]
+        paired = _hash(a, f"m{i}.texts") == _hash(b, f"m{j}.texts") and len(tables[0]) == len(tables[1])
+        seeds = (0, 0) if paired else (0, 1)
+        model = name if name == other else f"{name} → {other}"
+        for depth, record in _depth_records(tables, seeds, _last(a), _last(b), paired):
+            yield {"model": model, "depth": depth, **record}
+
+
+def _last(run: Run) -> int:
+    return int(run.manifest["settings"]["last"])
+
+
+def _texts_by_depth(frame: pd.DataFrame) -> Array:
+    wide = frame.pivot(index="text", columns="depth", values="mean")
+    return np.asarray(wide.to_numpy(), dtype=np.float64)
+
+
+def _depth_records(
+    tables: list[Array], seeds: tuple[int, int], last_a: int, last_b: int, paired: bool
+) -> Iterator[tuple[str, Record]]:
+    try:
+        trends = [depth_trend(table) for table in tables]
+        (rho_a, tau_a), (rho_b, tau_b) = (depth_samples(t, s) for t, s in zip(tables, seeds, strict=True))
+        yield "", _sampled("spearman", _pair(t.spearman.value for t in trends), rho_b - rho_a, paired)
+        yield "", _sampled("kendall", _pair(t.kendall.value for t in trends), tau_b - tau_a, paired)
+    except GeometryError:
+        pass  # no trend to compare; the means below are
+    tails = [table[:, -last:].mean(axis=1) for table, last in zip(tables, (last_a, last_b), strict=True)]
+    one, two = (resampled_means(v[:, None], seed)[:, 0] for v, seed in zip(tails, seeds, strict=True))
+    yield "", _sampled("last mean", _pair(v.mean() for v in tails), two - one, paired)
+    if tables[0].shape[1] == tables[1].shape[1]:
+        one, two = (resampled_means(table, seed) for table, seed in zip(tables, seeds, strict=True))
+        for depth in range(tables[0].shape[1]):
+            values = _pair(table[:, depth].mean() for table in tables)
+            yield str(depth), _sampled("mean", values, two[:, depth] - one[:, depth], paired)
+
+
+def _clusters(a: Run, b: Run) -> Iterator[Record]:
+    paired = _same(a, b, "contexts")
+    for (name, _, x), (other, _, y) in _models(a, b, "clusters"):
+        model = name if name == other else f"{name} → {other}"
+        layers = [dict(list(frame.groupby("layer", sort=False))) for frame in (x, y)]
+        for layer in (layer for layer in layers[0] if layer in layers[1]):
+            about = {"model": model, "layer": layer}
+            pair = [group[layer] for group in layers]
+            within = [frame["within"].to_numpy() for frame in pair]
+            one, two = (resampled_means(v[:, None], 0 if paired else k)[:, 0] for k, v in enumerate(within))
+            yield {**about, **_sampled("within", _pair(v.mean() for v in within), two - one, paired)}
+            apart = [frame["apart"].to_numpy() for frame in pair]
+            # Leaving a centroid out, as in geometry.dispersion_estimate.
+            left = [c.mean() + (c.mean() - c) * 2 / (len(c) - 2) if len(c) > 2 else c * np.nan for c in apart]
+            error = jackknife_se(left[1] - left[0]) if paired else jackknife_se(*left)
+            yield {**about, **_normal("between", _pair(c.mean() for c in apart), error, paired)}
+
+
+_KINDS = {"law": _law, "sublayers": _sublayers, "condensation": _condensation, "clusters": _clusters}
+
+_Part = tuple[str, int, pd.DataFrame]
+
+
+def _models(a: Run, b: Run, table: str) -> Iterator[tuple[_Part, _Part]]:
+    """Models of the same name in both runs; where there are none, the one model of each."""
+    parts = []
+    for run in (a, b):
+        groups = list(run.tables()[table].groupby("model", sort=False))
+        parts.append({str(name): (str(name), number, frame) for number, (name, frame) in enumerate(groups)})
+    shared = [name for name in parts[0] if name in parts[1]]
+    if shared:
+        yield from ((parts[0][name], parts[1][name]) for name in shared)
+    elif len(parts[0]) == len(parts[1]) == 1:
+        yield next(iter(parts[0].values())), next(iter(parts[1].values()))
+    else:
+        raise UsageError(
+            f"expected runs that share a model, or runs of one model each, got {', '.join(parts[0])} and "
+            f"{', '.join(parts[1])}"
+        )
+
+
+def _hash(run: Run, name: str) -> str:
+    return str(run.manifest[f"segments.{name}"]["sha256"])
+
+
+def _same(a: Run, b: Run, name: str) -> bool:
+    return _hash(a, name) == _hash(b, name)
+
+
+def _pair(values: Iterable[float]) -> tuple[float, float]:
+    first, second = values
+    return float(first), float(second)
+
+
+def _normal(figure: str, values: tuple[float, float], error: float, paired: bool) -> Record:
+    first, second = values
+    difference = second - first
+    bounds = {"low": difference - _Z * error, "high": difference + _Z * error}
+    known = {"figure": figure, "first": first, "second": second, "difference": difference}
+    return {**known, **bounds, "paired": paired}
+
+
+def _sampled(figure: str, values: tuple[float, float], samples: Array, paired: bool) -> Record:
+    first, second = values
+    low, high = percentiles(samples)
+    known = {"figure": figure, "first": first, "second": second, "difference": second - first}
+    return {**known, "low": low, "high": high, "paired": paired}

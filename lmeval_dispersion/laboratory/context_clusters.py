@@ -1,0 +1,238 @@
+"""Semantic clusters: do contexts that go on with the same words stay together while all of them spread?
+
+Each cluster holds contexts that one recurring n-gram follows; a context's vector is the state of its last
+token, which predicts the n-gram's first. ``within``: mean cosine distance of members to their cluster's
+centroid; ``between``: mean pair distance of the centroids.
+
+Source: RD section 2.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.geometry import contributions, dispersion_estimate, unit_rows
+from lmeval_dispersion.laboratory.engine import Engine, last_vectors
+from lmeval_dispersion.laboratory.ngrams import Contexts, recurring_contexts, write_corpus
+from lmeval_dispersion.laboratory.runs import Run
+from lmeval_dispersion.laboratory.statistics import mean_interval, perplexity
+from lmeval_dispersion.laboratory.study import (
+    DataLike,
+    Folder,
+    as_models,
+    as_texts,
+    batch_size,
+    check_finite,
+    data_settings,
+    digest,
+    label,
+    model_settings,
+    opened,
+    summary_of,
+)
+from lmeval_dispersion.model.loading import ModelLike
+from lmeval_dispersion.model.texts import Texts
+
+
+@dataclass(frozen=True)
+class ClustersResult:
+    """Distances within and between clusters of one model or several.
+
+    Attributes:
+        summary: One row a model and layer: ``within`` with 95 % bounds over clusters, ``between`` with its
+            jackknife error over clusters, ``ratio`` = between / within, ``perplexity`` of the contexts.
+        clusters: One row a model, layer and cluster: its ``within``, and ``apart``, the mean distance of its
+            centroid to the others.
+        ngrams: One row a cluster: its n-gram and how often it occurs.
+        manifest: Settings, counts and what was run.
+    """
+
+    summary: pd.DataFrame
+    clusters: pd.DataFrame
+    ngrams: pd.DataFrame
+    manifest: dict[str, Any]
+
+    kind = "clusters"
+
+    @classmethod
+    def of(cls, run: Run) -> ClustersResult:
+        """The result of a complete run."""
+        tables = run.tables()
+        return cls(tables["summary"], tables["clusters"], tables["ngrams"], run.manifest)
+
+    def to_frame(self) -> pd.DataFrame:
+        """The distances, tidy."""
+        return self.summary
+
+    def plot(self) -> Any:
+        """Both distances of every model, one panel a layer."""
+        from lmeval_dispersion.laboratory.plots import cluster_lines
+
+        return cluster_lines(self.summary)
+
+
+def clusters(
+    models: ModelLike | Sequence[ModelLike],
+    data: DataLike,
+    *,
+    ngram: int = 10,
+    occurrences: int = 100,
+    contexts: int = 100,
+    context: int = 100,
+    clusters: int = 500,
+    layers: str | Sequence[str] = "last",
+    pack: bool = False,
+    seed: int = 0,
+    batch: int | None = None,
+    folder: Folder = None,
+    quiet: bool = True,
+) -> ClustersResult:
+    """Distances within and between clusters of contexts of ``data``, in every model.
+
+    Args:
+        models: Checkpoints with one tokenizer, such as revisions of one training.
+        data: A file or Hub data set, see :mod:`lmeval_dispersion.model.texts`; all of it is read.
+        ngram: Tokens of the n-gram that the contexts of a cluster share as their continuation.
+        occurrences: How often it must occur.
+        contexts: Contexts a cluster.
+        context: Tokens a context.
+        clusters: The most clusters; the most frequent n-grams come first.
+        layers: ``last``, ``all``, or names.
+        pack: Join the texts to one stream.
+        seed: Of the draw and the bootstrap.
+        batch: Contexts a forward pass; by memory if None.
+        folder: Where the run is kept and can be resumed; a temporary place if None.
+        quiet: Whether to say nothing on stderr.
+
+    Raises:
+        UsageError: Too few n-grams recur, tokenizers differ, or what was asked for does not fit a model.
+        NonFiniteStateError: A model produces NaN.
+    """
+    several, source = as_models(models), as_texts(data)
+    settings = {
+        "models": [model_settings(model) for model in several],
+        "data": data_settings(source),
+        **{"ngram": ngram, "occurrences": occurrences, "contexts": contexts, "context": context},
+        **{"clusters": clusters, "layers": layers, "pack": pack, "seed": seed},
+    }
+    with opened("clusters", settings, folder, quiet) as run:
+        if not run.complete:
+            _study(run, several, source, settings, batch)
+        return ClustersResult.of(run)
+
+
+def _study(
+    run: Run, models: list[ModelLike], source: Texts, settings: dict[str, Any], batch: int | None
+) -> None:
+    engine = Engine(models[0])
+    tokenizer = engine.loaded.tokenizer
+    found = _contexts(run, source, tokenizer, settings)
+    summaries, distances, described = [], [], []
+    for number, model in enumerate(models):
+        engine = engine if number == 0 else Engine(model)
+        if engine.loaded.tokenizer.get_vocab() != tokenizer.get_vocab():
+            raise UsageError(
+                f"expected checkpoints with one tokenizer, got that of {label(model)}, which differs from "
+                f"{label(models[0])}'s; give them runs of their own"
+            )
+        summary, each = _one_model(run, engine, number, label(model), found, settings, batch)
+        summaries.append(summary)
+        distances.append(each)
+        described.append({"model": label(model), **summary_of(engine)})
+    ngrams = pd.DataFrame(
+        {
+            "cluster": np.arange(len(found.ngrams)),
+            "ngram": [tokenizer.decode(ids.tolist()) for ids in found.ngrams],
+            "occurrences": found.occurrences,
+        }
+    )
+    run.finish(
+        {"summary": pd.concat(summaries), "clusters": pd.concat(distances), "ngrams": ngrams},
+        models=described,
+    )
+
+
+def _contexts(run: Run, source: Texts, tokenizer: Any, settings: dict[str, Any]) -> Contexts:
+    names = ("ngram", "occurrences", "contexts", "context", "clusters", "seed")
+
+    def find() -> dict[str, Any]:
+        counts = write_corpus(run.work_folder, source, tokenizer, settings["pack"])
+        found = recurring_contexts(run.work_folder, tokenizer, **{name: settings[name] for name in names})
+        for name, array in found._asdict().items():
+            np.save(run.work_folder / f"contexts.{name}.npy", array)
+        return {"counts": counts.as_dict(), "clusters": len(found.tokens), "sha256": digest(found.tokens)}
+
+    run.once("segments.contexts", find)
+    return Contexts(*(np.load(run.work_folder / f"contexts.{name}.npy") for name in Contexts._fields))
+
+
+def _one_model(
+    run: Run,
+    engine: Engine,
+    number: int,
+    name: str,
+    found: Contexts,
+    settings: dict[str, Any],
+    batch: int | None,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    layers = engine.layers(settings["layers"])
+    engine.check_segment(settings["context"])
+    count, members, length = found.tokens.shape
+    size = batch_size(run, engine, batch, length, len(layers))
+    within = run.rows(f"m{number}.within", (count, len(layers)))
+    centroids = run.rows(f"m{number}.centroids", (count, len(layers), engine.width))
+    nll = run.rows(f"m{number}.nll", (count,))
+    origins = np.stack([np.arange(members), np.zeros(members, dtype=np.int64)], axis=1)
+
+    def one_cluster(which: int) -> None:
+        held: dict[str, list[NDArray[np.float32]]] = {layer: [] for layer in layers}
+        losses: list[float] = []
+        for start in range(0, members, size):
+            engine.run(
+                found.tokens[which, start : start + size],
+                layers,
+                lambda layer, _first, states: held[layer].append(last_vectors(states)),
+                lambda _first, nlls: losses.extend(nlls.mean(dim=1).tolist()),
+            )
+        for place, layer in enumerate(layers):
+            vectors = np.concatenate(held[layer])
+            check_finite(vectors, layer, origins, f"cluster {which}")
+            centroid = vectors.mean(axis=0, dtype=np.float64)
+            centroids[which, place] = centroid
+            difference = unit_rows(vectors) - unit_rows(centroid[None])
+            within[which, place] = np.square(difference).sum(axis=1).mean() / 2
+        nll[which] = np.mean(losses)
+
+    run.work(f"m{number}.pass", count, one_cluster)
+    summaries, each = [], []
+    for place, layer in enumerate(layers):
+        middle = mean_interval(within[:, place], settings["seed"])
+        between = dispersion_estimate(centroids[:, place])
+        summaries.append(
+            {
+                "model": name,
+                "layer": layer,
+                "clusters": count,
+                "within": middle.value,
+                "within_low": middle.low,
+                "within_high": middle.high,
+                "between": between.mean,
+                "between_se": between.se,
+                "ratio": between.mean / middle.value if middle.value > 0 else float("nan"),
+                "perplexity": float(perplexity(np.mean(nll))),
+            }
+        )
+        columns = {
+            "cluster": np.arange(count),
+            "within": within[:, place],
+            "apart": contributions(centroids[:, place]),
+        }
+        each.append(pd.DataFrame({"model": name, "layer": layer, **columns}))
+    return pd.DataFrame(summaries), pd.concat(each)

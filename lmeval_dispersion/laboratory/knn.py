@@ -1,0 +1,195 @@
+"""A real kNN-LM from each candidate key, to check a recommendation instead of believing it.
+
+Keys are a candidate's states, values the tokens that come next. A query's nearest ``NEIGHBOURS`` keys (exact,
+squared Euclidean distance) vote for their values with weight softmax(-distance / T); the model's
+probability and theirs are mixed with a weight. Temperature and weight are tuned per candidate on
+segments of their own, and the perplexity is that of other segments. No segment is in two parts.
+
+States and probabilities are kept on disk while the run works; the index holds knn_tokens x width float32.
+
+Source: Khandelwal et al. (2020), with the candidates of RD section 3.3.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lmeval_dispersion.errors import MissingExtraError, UsageError
+from lmeval_dispersion.laboratory.engine import Engine
+from lmeval_dispersion.laboratory.runs import Run
+from lmeval_dispersion.laboratory.statistics import mean_interval
+from lmeval_dispersion.laboratory.study import batch_size, batches, check_finite, segments_of
+from lmeval_dispersion.model.texts import Texts
+
+NEIGHBOURS = 1024
+EVALUATED = 50  # at most so many segments to tune on, and as many to test on
+WEIGHTS = np.linspace(0.0, 0.95, 20)
+TEMPERATURES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # multiples of the median distance to the nearest key
+
+Array = NDArray[np.float64]
+
+
+def require_faiss() -> Any:
+    """The faiss module.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    try:
+        import faiss
+    except ImportError as error:
+        raise MissingExtraError("--knn needs faiss; pip install 'lmeval-dispersion[knn]'") from error
+    return faiss
+
+
+def knn_tables(
+    run: Run, engine: Engine, names: list[str], source: Texts, settings: dict[str, Any], batch: int | None
+) -> dict[str, pd.DataFrame]:
+    """The tables ``knn`` and ``knn_differences`` of :class:`SublayersResult`.
+
+    Raises:
+        UsageError: There are too few segments for three parts.
+    """
+    length = settings["segment"]
+    store = max(2, settings["knn_tokens"] // length)
+    drawn = segments_of(
+        run,
+        "knn",
+        source,
+        engine,
+        length=length,
+        count=store + 2 * _evaluated(store),
+        seed=settings["seed"],
+        pack=settings["pack"],
+    )
+    n = len(drawn.tokens)
+    if n < 10:
+        raise UsageError(
+            f"expected at least 10 segments for a kNN-LM, got {n}; pass more text or shorter segments"
+        )
+    size = batch_size(run, engine, batch, length, len(names))
+    states = run.rows("knn.states", (len(names), n, length - 1, engine.width), np.float32)
+    losses = run.rows("knn.nll", (n, length - 1))
+    dtype = str(engine.loaded.model.dtype).removeprefix("torch.")
+
+    def see(layer: str, first: int, found: Tensor) -> None:
+        rows = slice(first, first + len(found))
+        states[names.index(layer), rows] = found[:, :-1].float().cpu().numpy()
+        check_finite(states[names.index(layer), rows], layer, drawn.origins[rows], source.source, dtype)
+
+    def score(first: int, found: Tensor) -> None:
+        losses[first : first + len(found)] = found.numpy()
+
+    def one_batch(number: int) -> None:
+        start = number * size
+        engine.run(drawn.tokens[start : start + size], names, see, score, start)
+
+    run.work("knn.pass", batches(n, size), one_batch)
+    part = _evaluated(n)
+    tune, test, keys = slice(0, part), slice(part, 2 * part), slice(2 * part, n)
+    targets = np.asarray(drawn.tokens[:, 1:], dtype=np.int64)
+    rows = run.rows("knn.found", (len(names), 3 + part))
+
+    def one_candidate(which: int) -> None:
+        index = _index(states[which, keys])
+        values = targets[keys].ravel()
+        tuned = _Votes(index, states[which, tune], values, targets[tune])
+        weight, temperature = tuned.best(np.exp(-losses[tune]))
+        votes = _Votes(index, states[which, test], values, targets[test], tuned.scale)
+        mixed = votes.losses(np.exp(-losses[test]), weight, temperature)
+        rows[which] = (weight, temperature, len(values), *mixed.mean(axis=1))
+
+    # One candidate a unit: an index of its own each, one at a time in a process.
+    run.work("knn.search", len(names), one_candidate)
+    return _tables(names, np.asarray(rows), losses[test].mean(axis=1), settings["seed"])
+
+
+def _evaluated(segments: int) -> int:
+    """Segments to tune on, and as many to test on."""
+    return max(2, min(segments // 10, EVALUATED))
+
+
+def _tables(names: list[str], rows: Array, base: Array, seed: int) -> dict[str, pd.DataFrame]:
+    found, pairs = [], []
+    for name, (weight, temperature, keys, *mixed) in zip(names, rows, strict=True):
+        gain = mean_interval(base - np.array(mixed), seed)
+        found.append(
+            {
+                "layer": name,
+                "keys": int(keys),
+                "segments": len(base),
+                "base_perplexity": float(np.exp(base.mean())),
+                "perplexity": float(np.exp(np.mean(mixed))),
+                "gain": gain.value,
+                "gain_low": gain.low,
+                "gain_high": gain.high,
+                "weight": weight,
+                "temperature": temperature,
+            }
+        )
+    for first, second in itertools.combinations(range(len(names)), 2):
+        difference = mean_interval(rows[first, 3:] - rows[second, 3:], seed)
+        pair = {"first": names[first], "second": names[second], "difference": difference.value}
+        pairs.append({**pair, "low": difference.low, "high": difference.high})
+    return {"knn": pd.DataFrame(found), "knn_differences": pd.DataFrame(pairs)}
+
+
+def _index(keys: NDArray[np.float32]) -> Any:
+    index = require_faiss().IndexFlatL2(keys.shape[-1])
+    for segment in keys:
+        index.add(np.ascontiguousarray(segment, dtype=np.float32))
+    return index
+
+
+class _Votes:
+    """What the nearest keys say about every query's next token.
+
+    Distances are squared, in units of ``scale``: by default the median distance to the nearest key.
+    """
+
+    def __init__(
+        self,
+        index: Any,
+        queries: NDArray[np.float32],
+        values: NDArray[np.int64],
+        targets: NDArray[np.int64],
+        scale: float | None = None,
+    ) -> None:
+        neighbours = min(NEIGHBOURS, len(values))
+        distances, right = [], []
+        for segment, target in zip(queries, targets, strict=True):
+            far, who = index.search(np.ascontiguousarray(segment, dtype=np.float32), neighbours)
+            distances.append(far.astype(np.float64))
+            right.append(values[who] == target[:, None])
+        self.distances, self.right = np.stack(distances), np.stack(right)
+        # Exact repeats of the text lie at distance 0; they must not set the unit to 0.
+        self.scale = scale or float(np.median(self.distances[..., 0])) or float(self.distances.mean()) or 1.0
+
+    def probability(self, temperature: float) -> Array:
+        """Probability that the neighbours give to each target, shape (segments, t - 1)."""
+        weights = -(self.distances - self.distances.min(axis=-1, keepdims=True)) / (self.scale * temperature)
+        weights = np.exp(weights)
+        return np.asarray((weights * self.right).sum(axis=-1) / weights.sum(axis=-1))
+
+    def losses(self, model: Array, weight: float, temperature: float) -> Array:
+        """NLL in nats of the mixture; ``model`` are the model's own probabilities."""
+        return _mixed(model, self.probability(temperature), weight)
+
+    def best(self, model: Array) -> tuple[float, float]:
+        """Weight and temperature of the lowest mean NLL."""
+        tried = []
+        for temperature in TEMPERATURES:
+            votes = self.probability(temperature)
+            tried += [(float(_mixed(model, votes, w).mean()), float(w), temperature) for w in WEIGHTS]
+        _, weight, temperature = min(tried)
+        return weight, temperature
+
+
+def _mixed(model: Array, votes: Array, weight: float) -> Array:
+    return np.asarray(-np.log(np.maximum((1 - weight) * model + weight * votes, np.finfo(float).tiny)))

@@ -1,0 +1,154 @@
+"""A report as data: what a tool found, before anybody decides how it looks.
+
+A tool builds a `Document`; the renderers of this package turn it into text for a terminal, Markdown, CSV,
+JSON or a page. A document knows none of them: it holds sentences, tables with typed columns, charts that
+are drawn only when a page asks for them, and the limits of what the numbers support.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import altair
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """How one column of a table is shown.
+
+    Attributes:
+        key: The value's key in a row.
+        heading: What the column's head says.
+        format: A format specification for numbers, such as ``.3f``; empty shows four significant digits.
+        error: Key of the value's standard error, shown as ``± …`` in the same format.
+        hint: One sentence on how to read the column, shown with the table.
+        short: A heading for narrow places; empty for the same one.
+        drop: When a table is too wide, columns with the largest number go first; 0 never goes.
+    """
+
+    key: str
+    heading: str
+    format: str = ""
+    error: str = ""
+    hint: str = ""
+    short: str = ""
+    drop: int = 0
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under typed columns; the first column names the row.
+
+    A missing key or None is an empty cell; NaN is shown as undefined.
+
+    Attributes:
+        rows: Mappings from key to value.
+        columns: What is shown, in order.
+        caption: What the table holds, in one line.
+        name: Anchor on a page, key among JSON tables; empty for one made from the caption.
+        more: What a reader is told of rows that were left out; empty where none were.
+    """
+
+    rows: Sequence[Row]
+    columns: Sequence[Column]
+    caption: str
+    name: str = ""
+    more: str = ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture, drawn only where one can be shown.
+
+    Attributes:
+        draw: Returns the Altair chart with its data inside.
+        caption: What it shows, in one line.
+        description: What a reader who cannot see it should know, with the numbers that matter.
+        meaning: What it means and what it does not support; empty for nothing.
+        name: Anchor on a page and name of a saved picture; empty for one made from the caption.
+    """
+
+    draw: Callable[[], altair.TopLevelMixin]
+    caption: str
+    description: str
+    meaning: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Paragraphs, parted by an empty line; `backticks` mark code."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Note:
+    """A paragraph that stands out: a caveat, or what the evidence does not support (a warning)."""
+
+    text: str
+    kind: Literal["note", "warning"] = "note"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A short list of names and values: what was read, with which settings."""
+
+    facts: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Code:
+    """Commands or code, shown as they are."""
+
+    text: str
+
+
+Part = Table | Chart | Text | Note | Facts | Code
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what belongs to it.
+
+    Attributes:
+        heading: The heading.
+        parts: What stands below it, in order.
+        name: Anchor on a page; empty for one made from the heading.
+        details: Whether it is folded on a page and may be left out of a short text.
+    """
+
+    heading: str
+    parts: Sequence[Part]
+    name: str = ""
+    details: bool = False
+
+
+@dataclass(frozen=True)
+class Document:
+    """A whole report.
+
+    Attributes:
+        title: Its heading.
+        answer: The answer, a sentence or two each; the first is the first line of every format for readers.
+        sections: What supports the answer, in order.
+        limits: What the numbers do not support, one sentence each.
+        command: The command that made it; empty where none did.
+        rows: What CSV holds: one flat mapping a line, all with the same keys.
+        contract: Returns the tool's versioned JSON, ending in a newline. None: JSON holds the tables.
+        float_format: How CSV writes a float, such as ``%.9g``; empty for the shortest exact form.
+    """
+
+    title: str
+    answer: Sequence[str] = ()
+    sections: Sequence[Section] = ()
+    limits: Sequence[str] = ()
+    command: str = ""
+    rows: Sequence[Row] = ()
+    contract: Callable[[], str] | None = field(default=None, repr=False)
+    float_format: str = ""

@@ -1,0 +1,10 @@
+"""The store of one run: every document's vector, answer and scores in one folder, without pickles or torch.
+
+A folder holds ``vectors.safetensors`` (float16 unit rows and float32 norms a layer), ``documents.parquet``
+(one row a document, in the same order) and ``manifest.json``, which is written last: a folder without it
+is a store whose run did not finish. ``docs/store.md`` is the contract.
+"""
+
+from lmeval_dispersion.store.store import Store, is_store, read_store, write_store
+
+__all__ = ["Store", "is_store", "read_store", "write_store"]

@@ -1,8 +1,0 @@
-"""``python -m screener`` is ``screen-checkpoints``."""
-
-import sys
-
-from screener.cli import main
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Where checkpoints are: folders and repositories, read by ranges."""

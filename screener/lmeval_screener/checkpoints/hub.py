@@ -1,0 +1,286 @@
+"""Checkpoints on the Hub (or any server that speaks its protocol), read by ranges over pooled connections.
+
+Token, endpoint, offline mode and places come from huggingface_hub. Its listing functions are not used: they
+are synchronous, keep one thread and one connection per call, and take two round trips (`model_info`, then
+`list_repo_tree` for sizes) where one request to the same endpoint says all; and what they raise for a broken
+connection is not bounded by our time budget. The pinned commit, the sizes and the digests come from that
+one request, and config.json and the index travel beside it, checked by the digests that it brings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import quote
+
+import httpx
+
+from lmeval_dispersion import __version__
+from lmeval_dispersion.errors import ScreeningError, UsageError
+from lmeval_screener.checkpoints.budget import Budget
+from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints.hub_responses import Listing, listing, references, refusal, tree_files
+from lmeval_screener.checkpoints.local import hub_cache_snapshot
+from lmeval_screener.checkpoints.remote import HubSnapshot
+from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot
+from lmeval_screener.checkpoints.transport import AgainError, Transport
+from lmeval_screener.targets import matching, step_key
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+_TOKEN = re.compile(r"[!-~]+")
+#: Listings of repositories with thousands of files have some megabytes.
+_LISTING_LIMIT = 64 * 2**20
+#: Texts that nearly every checkpoint needs, asked for beside the listing when nothing is cached.
+_EARLY = ("config.json", "model.safetensors.index.json")
+
+
+class Hub:
+    """One pool of connections for all checkpoints of a run; an asynchronous context manager.
+
+    Endpoint, token, offline mode and places are those of huggingface_hub: ``HF_ENDPOINT``, ``HF_TOKEN`` or
+    ``$HF_HOME/token``, ``HF_HUB_DISABLE_IMPLICIT_TOKEN``, ``HF_HUB_OFFLINE``, ``HF_HOME``, ``HF_HUB_CACHE``.
+    What was already downloaded by huggingface_hub is read from its cache.
+
+    Args:
+        timeout: Seconds that one checkpoint may take in all, waiting for retries included.
+        offline: Whether to make no request at all; None: as huggingface_hub is set.
+        cache: Where listings, headers, small files and rows are kept; None: under huggingface_hub's folder
+            for other libraries' data, ``$HF_HOME/assets/screen-checkpoints``.
+        endpoint: Origin of the Hub; None: as huggingface_hub is set.
+        token: A token; None: as huggingface_hub finds it.
+
+    Raises:
+        UsageError: The endpoint is no address, or (on entering) the token no token.
+
+    Attributes:
+        meter: What travelled for no checkpoint that came of it: for `revisions`, and for refused ones.
+        cache: Where everything that was read once is kept.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout: float = 60,
+        offline: bool | None = None,
+        cache: Path | None = None,
+        endpoint: str | None = None,
+        token: str | None = None,
+    ) -> None:
+        from huggingface_hub import constants
+
+        self.endpoint = _address(endpoint or constants.ENDPOINT)
+        self.offline = constants.HF_HUB_OFFLINE if offline is None else offline
+        self.meter = Meter()
+        self._timeout, self._token = timeout, token
+        self.cache = Cache(cache or Path(constants.HF_ASSETS_CACHE) / "screen-checkpoints")
+        self._downloads = Path(constants.HF_HUB_CACHE)
+        self._transport: Transport | None = None
+
+    async def __aenter__(self) -> Hub:
+        """Open the pool."""
+        if not self.offline:
+            token = self._token or await asyncio.to_thread(_implicit_token)
+            if token and not _TOKEN.fullmatch(token):
+                # Refused here: what refuses it later would show it.
+                raise UsageError(
+                    "expected a token of ASCII letters, digits and signs, got another; check HF_TOKEN, "
+                    "or log in again (hf auth login)"
+                )
+            self._transport = Transport(self.endpoint, token, f"screen-checkpoints/{__version__}")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close every connection."""
+        if self._transport:
+            await self._transport.close()
+
+    async def snapshot(self, repo: str, revision: str | None = None) -> Snapshot:
+        """A checkpoint at a revision, pinned to its commit; its time budget starts here.
+
+        Args:
+            repo: ``org/name``; renamed repositories are followed.
+            revision: Branch, tag or commit; None: the default branch.
+
+        Raises:
+            ScreeningError: ``RepoNotFound``, ``RevisionNotFound``, ``Offline``, or whatever the way there
+                came to.
+        """
+        budget, meter = Budget(self._timeout), Meter()
+        if not _NAME.fullmatch(repo):
+            raise ScreeningError("RepoNotFound", f"expected a name such as org/model, got {repo!r}; check it")
+        if self._transport is None:
+            return self._from_cache(repo, revision, budget, meter)
+        try:
+            found, early = await budget.bounded(self._found(repo, revision, budget, meter))
+        except BaseException:
+            self.meter.bytes_read += meter.bytes_read
+            self.meter.requests += meter.requests
+            raise
+        return self._snapshot(found, revision, budget, meter, early)
+
+    async def revisions(self, repo: str, pattern: str) -> list[str]:
+        """Branches and tags that match a glob, in the order of the numbers in their names.
+
+        Args:
+            repo: ``org/name``.
+            pattern: A glob such as ``step*``.
+
+        Raises:
+            ScreeningError: ``RevisionNotFound`` if none matches, or whatever the way there came to.
+        """
+        budget, key = Budget(self._timeout), f"{self.endpoint} {repo}"
+        url = httpx.URL(f"{self.endpoint}/api/models/{repo}/refs")
+        if self._transport is None:
+            kept = self.cache.read("refs", key)
+            if kept is None:
+                raise _offline(f"the list of branches of {repo}")
+            body = kept
+        else:
+            body, _ = await budget.bounded(self._api(url, repo, pattern, budget, self.meter))
+            self.cache.write("refs", key, body)
+        names = references(body, repo)
+        found = matching(names, pattern)
+        if not found:
+            some = ", ".join(sorted(names, key=step_key)[:6]) or "none"
+            raise ScreeningError(
+                "RevisionNotFound",
+                f"no branch or tag of {repo} matches {pattern!r}; it has {len(names)}: {some}, …",
+            )
+        return found
+
+    async def _found(
+        self, repo: str, revision: str | None, budget: Budget, meter: Meter
+    ) -> tuple[Listing, dict[str, bytes]]:
+        """The listing, and texts that were asked for beside it."""
+        name, key = revision or "main", self._key(repo, revision)
+        kept = self.cache.read("listings", key)
+        if kept is not None and _COMMIT.fullmatch(name):
+            return Listing.from_json(kept), {}
+        url = httpx.URL(f"{self.endpoint}/api/models/{repo}/revision/{quote(name, safe='')}?blobs=true")
+        tasks = (
+            {}
+            if kept
+            else {path: asyncio.ensure_future(self._text(repo, name, path, meter)) for path in _EARLY}
+        )
+        try:
+            body, _ = await self._api(url, repo, name, budget, meter)
+            found = listing(body, repo)
+            if not found.complete:
+                found = Listing(
+                    found.repo, found.commit, await self._tree(found, budget, meter), found.parameters
+                )
+            if tasks:
+                # They left together; what is not here a moment later is asked for again when it is needed.
+                await asyncio.wait(tasks.values(), timeout=0.5)
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+        early = {path: task.result() for path, task in tasks.items() if not task.cancelled()}
+        content = found.to_json()
+        if content != kept:
+            self.cache.write("listings", key, content)
+            self.cache.write("listings", self._key(repo, found.commit), content)
+        return found, early
+
+    async def _text(self, repo: str, revision: str, path: str, meter: Meter) -> bytes:
+        """A text at a revision, empty if anything is wrong with it; one attempt."""
+        transport, name = self._transport, quote(revision, safe="")
+        assert transport is not None
+        url = httpx.URL(f"{self.endpoint}/{repo}/raw/{name}/{path}")
+        with contextlib.suppress(ScreeningError, AgainError):
+            body, _ = await transport.body(
+                url, meter, _LISTING_LIMIT, lambda r: self._refused(r, repo, revision)
+            )
+            return body
+        return b""
+
+    async def _tree(self, found: Listing, budget: Budget, meter: Meter) -> dict[str, FileEntry]:
+        """Files by the tree's pages: for mirrors whose listing has no sizes."""
+        url = httpx.URL(f"{self.endpoint}/api/models/{found.repo}/tree/{found.commit}?recursive=true")
+        files: dict[str, FileEntry] = {}
+        while True:
+            body, response = await self._api(url, found.repo, found.commit, budget, meter)
+            files |= tree_files(body, found.repo)
+            following = response.links.get("next", {}).get("url")
+            if not following:
+                return files
+            url = response.url.join(following)
+            if not self._transport or not self._transport.is_hub(url):
+                raise ScreeningError("BadResponse", f"the listing of {found.repo} goes on at another host")
+
+    async def _api(
+        self, url: httpx.URL, repo: str, revision: str, budget: Budget, meter: Meter
+    ) -> tuple[bytes, httpx.Response]:
+        transport = self._transport
+        assert transport is not None
+        return await transport.retried(
+            lambda: transport.body(url, meter, _LISTING_LIMIT, lambda r: self._refused(r, repo, revision)),
+            budget,
+        )
+
+    def _refused(self, response: httpx.Response, repo: str, revision: str) -> ScreeningError:
+        token = self._transport is not None and self._transport.token is not None
+        return refusal(response, repo, revision, self.endpoint, token=token)
+
+    def _from_cache(self, repo: str, revision: str | None, budget: Budget, meter: Meter) -> Snapshot:
+        """Offline: by our own cache, else by what huggingface_hub downloaded."""
+        kept = self.cache.read("listings", self._key(repo, revision))
+        if kept is not None:
+            return self._snapshot(Listing.from_json(kept), revision, budget, meter, {})
+        downloaded = hub_cache_snapshot(self._downloads, repo, revision)
+        if downloaded is None:
+            raise _offline(f"{repo} at revision {revision or 'main'}")
+        return downloaded
+
+    def _snapshot(
+        self, found: Listing, revision: str | None, budget: Budget, meter: Meter, early: dict[str, bytes]
+    ) -> HubSnapshot:
+        downloads = self._downloads / f"models--{found.repo.replace('/', '--')}"
+        return HubSnapshot(
+            self._transport,
+            self.endpoint,
+            found,
+            revision,
+            budget=budget,
+            meter=meter,
+            cache=self.cache,
+            downloads=downloads,
+            early=early,
+        )
+
+    def _key(self, repo: str, revision: str | None) -> str:
+        return f"{self.endpoint} {repo}@{revision or 'main'}"
+
+
+def _address(endpoint: str) -> str:
+    """An endpoint that requests can be sent to, without a slash at its end."""
+    try:
+        url = httpx.URL(endpoint)
+    except httpx.InvalidURL:
+        url = httpx.URL("")
+    if url.scheme not in ("http", "https") or not url.host:
+        raise UsageError(
+            f"expected HF_ENDPOINT such as https://huggingface.co, got {endpoint!r}; correct or unset it"
+        )
+    return endpoint.rstrip("/")
+
+
+def _implicit_token() -> str | None:
+    from huggingface_hub import constants, get_token
+
+    return None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+
+
+def _offline(what: str) -> ScreeningError:
+    return ScreeningError(
+        "Offline",
+        f"offline mode is on and {what} is not in the cache; screen it once with a network, or unset "
+        "HF_HUB_OFFLINE",
+    )

@@ -1,0 +1,169 @@
+"""What the Hub's answers mean: listings as files, refusals as named errors."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from lmeval_dispersion.errors import ScreeningError
+from lmeval_screener.checkpoints.snapshot import FileEntry
+from lmeval_screener.checkpoints.wire import Answer
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A repository at one commit: its name after renames, the commit, its files, its parameters."""
+
+    repo: str
+    commit: str
+    files: Mapping[str, FileEntry]
+    parameters: int | None
+
+    @property
+    def complete(self) -> bool:
+        """Whether sizes and digests are known; else the tree has to be asked."""
+        return all(entry.size is not None and entry.digest for entry in self.files.values())
+
+    def to_json(self) -> bytes:
+        """The listing as an entry of the cache."""
+        files = [[entry.path, entry.size, entry.digest] for entry in self.files.values()]
+        return json.dumps([self.repo, self.commit, files, self.parameters]).encode()
+
+    @classmethod
+    def from_json(cls, content: bytes) -> Listing:
+        """The listing of an entry of the cache."""
+        repo, commit, files, parameters = json.loads(content)
+        return cls(
+            repo, commit, {path: FileEntry(path, size, digest) for path, size, digest in files}, parameters
+        )
+
+
+def listing(body: bytes, asked: str) -> Listing:
+    """Listing from ``/api/models/{repo}/revision/{revision}?blobs=true``.
+
+    Raises:
+        ScreeningError: ``BadResponse`` if it is something else.
+    """
+    info = _parsed(body, dict, asked)
+    commit, siblings = info.get("sha"), info.get("siblings", [])
+    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit) or not isinstance(siblings, list):
+        raise _bad(asked)
+    files = {}
+    for sibling in siblings:
+        path = sibling.get("rfilename") if isinstance(sibling, dict) else None
+        if not isinstance(path, str):
+            raise _bad(asked)
+        large = sibling.get("lfs")
+        oid = large.get("sha256") if isinstance(large, dict) else None
+        files[path] = _entry(path, sibling.get("size"), oid, sibling.get("blobId"))
+    name, counted = info.get("id"), info.get("safetensors")
+    parameters = counted.get("total") if isinstance(counted, dict) else None
+    return Listing(
+        name if isinstance(name, str) and name else asked,
+        commit,
+        files,
+        parameters if type(parameters) is int and parameters > 0 else None,
+    )
+
+
+def tree_files(body: bytes, asked: str) -> dict[str, FileEntry]:
+    """Files from one page of ``/api/models/{repo}/tree/{revision}?recursive=true``.
+
+    Raises:
+        ScreeningError: ``BadResponse`` if it is something else.
+    """
+    files = {}
+    for item in _parsed(body, list, asked):
+        path = item.get("path") if isinstance(item, dict) else None
+        if not isinstance(path, str):
+            raise _bad(asked)
+        if item.get("type") == "file":
+            large = item.get("lfs")
+            oid = large.get("oid") if isinstance(large, dict) else None
+            files[path] = _entry(path, item.get("size"), oid, item.get("oid"))
+    return files
+
+
+def references(body: bytes, asked: str) -> list[str]:
+    """Names of branches and tags from ``/api/models/{repo}/refs``.
+
+    Raises:
+        ScreeningError: ``BadResponse`` if it is something else.
+    """
+    refs = _parsed(body, dict, asked)
+    names = []
+    for kind in ("branches", "tags"):
+        listed = refs.get(kind) or []
+        for ref in listed if isinstance(listed, list) else [None]:
+            if not isinstance(ref, dict) or not isinstance(ref.get("name"), str):
+                raise _bad(asked)
+            names.append(ref["name"])
+    return list(dict.fromkeys(names))
+
+
+def refusal(
+    response: httpx.Response | Answer, repo: str, revision: str, endpoint: str, *, token: bool
+) -> ScreeningError:
+    """What a final status other than 2xx and 3xx of the Hub means.
+
+    The Hub names its reasons in ``X-Error-Code``; without one, 401 stands for a repository that is missing or
+    private (it does not tell which), as in huggingface_hub's `hf_raise_for_status`.
+    """
+    status, code = response.status_code, response.headers.get("X-Error-Code", "")
+    login = "check that the token may read it" if token else "log in (hf auth login, or set HF_TOKEN)"
+    if code == "GatedRepo":
+        return ScreeningError(
+            "GatedRepo", f"{repo} is gated; accept its conditions at {endpoint}/{repo} and {login}"
+        )
+    if code == "RevisionNotFound":
+        return ScreeningError(
+            "RevisionNotFound",
+            f"{repo} has no revision {revision!r}; see {endpoint}/{repo}/tree/main for its branches",
+        )
+    if code == "EntryNotFound":
+        return ScreeningError(
+            "FileNotFound", f"{response.url.path} is not in {repo}; ask for another revision"
+        )
+    if code == "RepoNotFound" or status in (401, 404):
+        return ScreeningError(
+            "RepoNotFound", f"{repo} is not on {endpoint}, or it is private; check the name, or {login}"
+        )
+    if status in (403, 451):
+        return ScreeningError(
+            "AccessDenied", f"{response.url.host} refuses access to {repo} ({status}); {login}"
+        )
+    return ScreeningError("ServerError", f"{response.url.host} answered {status} for {repo}; try again later")
+
+
+def _entry(path: str, size: Any, sha256: Any, oid: Any) -> FileEntry:
+    digest = None
+    if isinstance(sha256, str) and _SHA256.fullmatch(sha256):
+        digest = f"sha256:{sha256}"
+    elif isinstance(oid, str) and _COMMIT.fullmatch(oid):
+        digest = f"git:{oid}"
+    return FileEntry(path, size if type(size) is int and size >= 0 else None, digest)
+
+
+def _parsed(body: bytes, kind: type, asked: str) -> Any:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        raise _bad(asked) from None
+    if not isinstance(value, kind):
+        raise _bad(asked)
+    return value
+
+
+def _bad(asked: str) -> ScreeningError:
+    return ScreeningError(
+        "BadResponse",
+        f"the server's answer about {asked} is not the Hub's JSON; check HF_ENDPOINT and any proxy",
+    )

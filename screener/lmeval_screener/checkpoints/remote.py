@@ -1,0 +1,318 @@
+"""A checkpoint on the Hub: small files whole, large ones by ranges from where the Hub redirects to.
+
+A large file is resolved once, by HEAD *without* Range: the signature of the address then covers every
+range (had the request carried one, only that one). Ranges are read from that address side by side. When it
+is refused (expired), it is resolved once more; when the new one is refused too, every range is resolved by
+itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+
+from lmeval_dispersion.errors import ScreeningError
+from lmeval_screener.checkpoints.acceptance import fits, range_problem, resolve_problem
+from lmeval_screener.checkpoints.budget import Budget
+from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints.hub_responses import Listing, refusal
+from lmeval_screener.checkpoints.local import read_ranges
+from lmeval_screener.checkpoints.snapshot import FileEntry, Meter
+from lmeval_screener.checkpoints.transport import (
+    HOPS,
+    RANGES,
+    AgainError,
+    Transport,
+    drained,
+    redirect,
+    side_by_side,
+)
+from lmeval_screener.checkpoints.wire import Answer
+
+#: Small files are at most so long: the largest tokenizers have some 40 MB.
+SMALL = 64 * 2**20
+#: A file up to this size is accepted whole from a server that ignores Range.
+WHOLE = 4 * 2**20
+
+
+@dataclass
+class _Way:
+    """What is known about the way to one file."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    address: httpx.URL | None = None
+    refused: int = 0
+    etag: str | None = None
+    whole: bytes | None = None
+
+
+class HubSnapshot:
+    """A checkpoint on the Hub at one commit; see `Snapshot`. Made by `Hub`.
+
+    Args:
+        transport: The pool; None in offline mode.
+        endpoint: Origin of the Hub.
+        found: The listing.
+        requested_revision: What was asked for.
+        budget: Time for everything.
+        meter: Counts what travels.
+        cache: Where things are kept.
+        downloads: Folder of the repository in the Hub's own cache, whose blobs are read from disk.
+        early: Texts that were asked for before the commit was known, by path; checked by digest like all.
+    """
+
+    def __init__(
+        self,
+        transport: Transport | None,
+        endpoint: str,
+        found: Listing,
+        requested_revision: str | None,
+        *,
+        budget: Budget,
+        meter: Meter,
+        cache: Cache,
+        downloads: Path,
+        early: Mapping[str, bytes],
+    ) -> None:
+        self.repo = found.repo
+        self.requested_revision = requested_revision
+        self.revision: str | None = found.commit
+        self.files = found.files
+        self.meter = meter
+        self.parameters = found.parameters
+        self.cache: Cache | None = cache
+        self._transport, self._endpoint, self._budget = transport, endpoint, budget
+        self._downloads, self._early = downloads, dict(early)
+        self._ways: dict[str, _Way] = {}
+
+    async def small_file(self, path: str) -> bytes:
+        """Whole content of a small file; see `Snapshot.small_file`."""
+        return await self._budget.bounded(self._small_file(path))
+
+    async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Bytes of a file; see `Snapshot.ranges`."""
+        return await self._budget.bounded(self._ranges(path, ranges))
+
+    async def size(self, path: str) -> int:
+        """Size of a file; see `Snapshot.size`."""
+        return self._entry(path)[1]
+
+    async def _small_file(self, path: str) -> bytes:
+        entry, size = self._entry(path)
+        if size > SMALL:
+            raise ScreeningError(
+                "BadResponse", f"{path} of {self.repo} has {size} bytes, too many for its kind"
+            )
+        key = entry.digest or f"{self.repo}@{self.revision}/{path}"
+        async with self._way(path).lock:
+            if (kept := self.cache.read("files", key) if self.cache else None) is not None:
+                return kept
+            place, body = self._downloaded(entry), self._early.pop(path, b"")
+            if place and fits(entry, stored := await asyncio.to_thread(place.read_bytes)):
+                return stored
+            if not fits(entry, body):
+                body = await self._transport_or_offline(path).retried(
+                    lambda: self._text(path, entry, size), self._budget
+                )
+            if self.cache:
+                self.cache.write("files", key, body)
+            return body
+
+    async def _text(self, path: str, entry: FileEntry, size: int) -> bytes:
+        """A small file from the network. Texts in git are served by `raw` in one round trip, compressed."""
+        transport = self._transport_or_offline(path)
+        in_git = not (entry.digest or "").startswith("sha256:")
+        body = b""
+        if in_git:
+            try:
+                body, _ = await transport.body(self._url("raw", path), self.meter, size, self._refused)
+            except ScreeningError as error:
+                # Mirrors often know nothing but resolve.
+                if error.code != "RepoNotFound":
+                    raise
+        if not in_git or (size and not body):
+            body = await self._range(path, 0, size) if size else b""
+        if not fits(entry, body):
+            raise AgainError(
+                _contradiction(f"{path} of {self.repo} does not have the digest that the listing says"),
+                last=True,
+            )
+        return body
+
+    async def _ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        entry, size = self._entry(path)
+        if outside := [(begin, end) for begin, end in ranges if not 0 <= begin <= end <= size]:
+            raise ValueError(f"expected ranges inside {path} of {size} bytes, got {outside[0]}")
+        if place := self._downloaded(entry):
+            return await asyncio.to_thread(read_ranges, place, ranges)
+        limit = asyncio.Semaphore(RANGES)
+
+        async def one(begin: int, end: int) -> bytes:
+            async with limit:
+                return await self._range(path, begin, end)
+
+        return await side_by_side(one(begin, end) for begin, end in ranges)
+
+    async def _range(self, path: str, begin: int, end: int) -> bytes:
+        """One range; a body that breaks is resumed where it broke."""
+        transport, way, received = (
+            self._transport_or_offline(path),
+            self._ways.setdefault(path, _Way()),
+            bytearray(),
+        )
+
+        async def attempt() -> bytes:
+            before = len(received)
+            try:
+                if way.whole is not None:
+                    return way.whole[begin:end]
+                await self._read(path, way, begin + before, end, received)
+            except AgainError as again:
+                again.fruitful = len(received) > before
+                raise
+            return bytes(received)
+
+        return await transport.retried(attempt, self._budget) if end > begin else b""
+
+    async def _read(self, path: str, way: _Way, begin: int, end: int, received: bytearray) -> None:
+        """Append bytes ``[begin, end)`` as far as they come, if the answer is what was asked for."""
+        transport = self._transport_or_offline(path)
+        headers = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
+        resolved = await self._address(path, way) if way.refused < 2 else None
+        url = resolved or self._url("resolve", path)
+        for _ in range(HOPS):
+            async with transport.ranged(url, headers, self.meter) as response:
+                if response.has_redirect_location:
+                    url = await redirect(response)
+                    continue
+                transport.raise_if_passing(response)
+                if response.status_code == 206:
+                    problem = range_problem(response.headers, begin, end, self._entry(path)[1], way.etag)
+                    if problem:
+                        got = f"{url.host} answered wrongly for {path} of {self.repo}: {problem}"
+                        raise AgainError(_contradiction(got), last=True)
+                    way.etag = way.etag or response.headers.get("ETag")
+                    async for piece in response.aiter_raw():
+                        received += piece
+                        begin += len(piece)
+                        if begin > end:
+                            received.clear()
+                            break
+                    if begin != end:
+                        raise AgainError(
+                            _contradiction(f"a range of {path} of {self.repo} has the wrong length")
+                        )
+                    way.refused = way.refused if resolved is None else 0
+                    return
+                if response.status_code == 200:
+                    received += (await self._whole(response, path, way, (begin, end)))[begin:end]
+                    return
+                await drained(response)
+                if transport.is_hub(response.url):
+                    raise self._refused(response)
+                if response.status_code in (401, 403):
+                    # Whoever is refused first says so; the others find the address already gone.
+                    if resolved is not None and way.address is resolved:
+                        way.address, way.etag, way.refused = None, None, way.refused + 1
+                    what = f"{url.host} refuses the signed address of {path} of {self.repo}; try again later"
+                    raise AgainError(ScreeningError("AccessDenied", what), wait=0.0)
+                what = f"{url.host} answered {response.status_code} to a range of {path} of {self.repo}"
+                raise AgainError(_contradiction(what), last=True)
+        raise _contradiction(f"{url.host} redirects in circles for {path} of {self.repo}")
+
+    async def _whole(
+        self, response: httpx.Response | Answer, path: str, way: _Way, span: tuple[int, int]
+    ) -> bytes:
+        """A whole file where a range was asked for: from mirrors that ignore Range, if it is small."""
+        entry, size = self._entry(path)
+        if size > WHOLE and span != (0, size):
+            raise AgainError(
+                ScreeningError(
+                    "RangeNotSupported",
+                    f"{response.url.host} ignores Range and would send all {size} bytes of {path} of "
+                    f"{self.repo}; use the Hub itself or download the checkpoint and screen the folder",
+                ),
+                last=True,
+            )
+        body = bytearray()
+        async for piece in response.aiter_bytes():
+            body += piece
+            if len(body) > size:
+                break
+        if len(body) != size or not fits(entry, bytes(body)):
+            raise AgainError(_contradiction(f"{path} of {self.repo} came as another file"), last=True)
+        way.whole = bytes(body) if size <= WHOLE else None
+        return bytes(body)
+
+    async def _address(self, path: str, way: _Way) -> httpx.URL:
+        """Where the ranges of a file are read; resolved by one request for all that ask at the same time."""
+        transport = self._transport_or_offline(path)
+        async with way.lock:
+            if way.address is None:
+                way.address = await transport.retried(lambda: self._resolved(path), self._budget)
+                if self._entry(path)[1] > WHOLE and path.endswith(".safetensors"):
+                    transport.open_ahead(way.address)
+            return way.address
+
+    async def _resolved(self, path: str) -> httpx.URL:
+        transport, url = self._transport_or_offline(path), self._url("resolve", path)
+        for _ in range(HOPS):
+            async with transport.answer("HEAD", url, {"Accept-Encoding": "identity"}, self.meter) as response:
+                transport.raise_if_passing(response)
+                if not (response.has_redirect_location or response.is_success):
+                    raise self._refused(response)
+                problem = resolve_problem(
+                    response.headers, self._entry(path)[0], self.revision, final=response.is_success
+                )
+                if problem:
+                    raise AgainError(
+                        _contradiction(f"{path} of {self.repo} resolves wrongly: {problem}"), last=True
+                    )
+                if response.is_success:
+                    return response.url
+                url = await redirect(response)
+                if not transport.is_hub(url):
+                    return url
+        raise _contradiction(f"{url.host} redirects in circles for {path} of {self.repo}")
+
+    def _entry(self, path: str) -> tuple[FileEntry, int]:
+        entry = self.files.get(path)
+        if entry is None or entry.size is None:
+            raise ScreeningError(
+                "FileNotFound",
+                f"{self.repo} has no {path} at revision {self.revision}; ask for another revision",
+            )
+        return entry, entry.size
+
+    def _downloaded(self, entry: FileEntry) -> Path | None:
+        """The file in the Hub's own cache, where blobs are named by their digest."""
+        place = self._downloads / "blobs" / (entry.digest or "none").partition(":")[2]
+        return place if entry.digest and place.is_file() and place.stat().st_size == entry.size else None
+
+    def _transport_or_offline(self, path: str) -> Transport:
+        if self._transport is None:
+            raise ScreeningError(
+                "Offline",
+                f"offline mode is on and what is needed of {path} of {self.repo} is not in the cache; "
+                "screen it once with a network, or unset HF_HUB_OFFLINE",
+            )
+        return self._transport
+
+    def _url(self, verb: str, path: str) -> httpx.URL:
+        return httpx.URL(f"{self._endpoint}/{self.repo}/{verb}/{self.revision}/{quote(path)}")
+
+    def _refused(self, response: httpx.Response | Answer) -> ScreeningError:
+        token = self._transport is not None and self._transport.token is not None
+        return refusal(response, self.repo, str(self.revision), self._endpoint, token=token)
+
+    def _way(self, path: str) -> _Way:
+        return self._ways.setdefault(f"small {path}", _Way())
+
+
+def _contradiction(what: str) -> ScreeningError:
+    return ScreeningError("BadResponse", f"{what}; try again, and check HF_ENDPOINT and any proxy on the way")

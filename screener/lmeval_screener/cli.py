@@ -1,0 +1,210 @@
+"""The command ``screen-checkpoints``: parse, screen, print, exit.
+
+Only the standard library is imported before the arguments are known, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmeval_dispersion import __version__
+from lmeval_dispersion.errors import DispersionError, UsageError
+
+if TYPE_CHECKING:
+    from lmeval_screener.screening import Progress
+
+FORMATS = ("table", "json", "csv", "markdown", "html")
+_SUFFIXES = {
+    ".json": "json",
+    ".csv": "csv",
+    ".md": "markdown",
+    ".html": "html",
+    ".htm": "html",
+    ".txt": "table",
+}
+
+_EPILOG = """\
+checkpoints:
+  ORG/NAME                  a repository on the Hub
+  ORG/NAME@REVISION         a branch, tag or commit of it
+  'ORG/NAME@step*'          every branch and tag that matches: a training trajectory
+  path/to/folder            a local folder in transformers' layout
+
+examples:
+  screen-checkpoints --family qwen2.5 --domain math
+  screen-checkpoints Qwen/Qwen2.5-7B Qwen/Qwen2.5-Math-7B ./my-finetune --top 1
+  screen-checkpoints 'EleutherAI/pythia-410m@step*' --output pythia.html
+
+HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and HF_HOME work as in huggingface_hub.
+exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``screen-checkpoints``; returns the exit code. ``DISPERSION_DEBUG=1`` shows tracebacks."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if "numpy" not in sys.modules:
+        # A hundred rows need one thread; a pool that spins for them is five times slower on a busy machine.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    try:
+        return _screen(args)
+    except DispersionError as error:
+        if os.environ.get("DISPERSION_DEBUG"):
+            raise
+        print(f"screen-checkpoints: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("screen-checkpoints: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # `screen-checkpoints ... | head -1`: the reader has what it wants.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="screen-checkpoints",
+        description="Rank checkpoints by how well their output rows tell a domain's tokens apart: no labels, "
+        "no data, no GPU, and only the few rows that are needed are read.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help="what to screen, see below")
+    what = parser.add_argument_group("what to screen")
+    what.add_argument("--family", metavar="NAME", help="all checkpoints of a family")
+    what.add_argument(
+        "--families", metavar="FILE", help="a family file of your own in place of the bundled one"
+    )
+    what.add_argument("--list-families", action="store_true", help="print the families and stop")
+    what.add_argument("--demo", action="store_true", help="screen the bundled tiny models; needs no network")
+    how = parser.add_argument_group("how")
+    how.add_argument(
+        "--domain",
+        default="math",
+        metavar="SET",
+        help="domain tokens: math, code, legal, SET:GROUP,GROUP, or a YAML file (default: math)",
+    )
+    how.add_argument(
+        "--reference",
+        default="reference",
+        metavar="SET",
+        help="everyday tokens, likewise (default: reference)",
+    )
+    how.add_argument("--metric", default="cosine", choices=("cosine", "euclidean"), help="which gap ranks")
+    how.add_argument(
+        "--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)"
+    )
+    show = parser.add_argument_group("what to show")
+    show.add_argument("--format", choices=FORMATS, help="default: the suffix of --output, else table")
+    show.add_argument("--output", type=Path, metavar="FILE", help="write there and not to standard output")
+    show.add_argument("--top", type=int, metavar="K", help="only the K best of each group, one a line")
+    show.add_argument("--across-scales", action="store_true", help="also print one order over all groups")
+    show.add_argument(
+        "--accuracy",
+        type=Path,
+        metavar="FILE.csv",
+        help="columns repo,accuracy: how well the ranking agrees with them",
+    )
+    parser.add_argument("--version", action="version", version=f"lmeval-dispersion {__version__}")
+    return parser
+
+
+def _screen(args: argparse.Namespace) -> int:
+    if args.list_families:
+        print(_families(args.families))
+        return 0
+    if args.top is not None and args.top < 1:
+        raise UsageError(f"expected --top of at least 1, got {args.top}")
+    output_format = args.format or _SUFFIXES.get(args.output.suffix if args.output else "", "table")
+    if args.output is not None and not args.output.absolute().parent.is_dir():
+        raise UsageError(f"expected --output in an existing folder, got {args.output}")
+
+    from lmeval_screener.demo import demo_targets
+    from lmeval_screener.screening import family_targets, screen_targets
+    from lmeval_screener.targets import target
+    from lmeval_screener.tokens.resolution import token_set
+
+    targets = [target(text) for text in args.checkpoints]
+    if args.family is not None:
+        targets += family_targets(args.family, args.families)
+    elif args.families is not None:
+        raise UsageError("expected --family NAME with --families, got no name; --list-families shows them")
+    if args.demo:
+        targets += demo_targets()
+    with _progress() as progress:
+        result = screen_targets(
+            targets,
+            domain=token_set(args.domain, "domain"),
+            reference=token_set(args.reference, "reference"),
+            metric=args.metric,
+            timeout=args.timeout,
+            progress=progress,
+            keep_on_interrupt=True,
+        )
+    mistake = None
+    if args.accuracy is not None:
+        from lmeval_screener.accuracies import with_accuracies
+
+        try:
+            result = with_accuracies(result, args.accuracy)
+        except UsageError as error:
+            mistake = error  # what was screened is printed all the same
+
+    from lmeval_screener.report import report
+
+    colour = args.output is None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    text = report(result, output_format, top=args.top, across_scales=args.across_scales, colour=colour)
+    if args.output is not None:
+        args.output.write_text(text, encoding="utf-8")
+        print(f"wrote {args.output}", file=sys.stderr)
+    else:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    if args.top is not None or output_format == "csv":
+        # These forms have no place for failures, and nothing may be lost silently.
+        for failed in result.failed:
+            print(f"screen-checkpoints: {failed.label}: {failed.error}: {failed.message}", file=sys.stderr)
+    if mistake is not None:
+        raise mistake
+    if not result.failed:
+        return 0
+    return 3 if result.checkpoints else 1
+
+
+def _families(path: str | None) -> str:
+    from lmeval_screener.families import load_families
+
+    lines = []
+    for name, family in load_families(path).items():
+        lines.append(
+            f"{name}\t{len(family.checkpoints)} entries\t{', '.join(family.scales)}\t{family.note}".rstrip()
+        )
+    return "\n".join(lines)
+
+
+@contextmanager
+def _progress() -> Iterator[Progress | None]:
+    """A bar on a terminal's standard error, which disappears when all is read."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("connecting")
+
+        def update(done: int, total: int, label: str) -> None:
+            bar.update(task, completed=done, total=total, description=label)
+
+        yield update

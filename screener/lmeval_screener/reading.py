@@ -1,0 +1,143 @@
+"""One checkpoint: which tensor, which rows, which gap."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lmeval_dispersion.errors import GeometryError, ScreeningError
+from lmeval_dispersion.geometry import METRICS, Metric
+from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.local import local_snapshot
+from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.gap import Gap, gap
+from lmeval_screener.targets import Target
+from lmeval_screener.tokens.cache import ResolutionCache
+from lmeval_screener.tokens.resolution import TOKENIZER_FILES, Resolution, TokenSet, Vocabulary, resolve
+from lmeval_screener.weights.projection import OutputProjection, output_projection
+from lmeval_screener.weights.rows import rows as read_rows
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What was read of one checkpoint, before it is known which others it may be compared with.
+
+    Attributes:
+        target: What was asked for.
+        snapshot: Where it was read.
+        projection: The matrix.
+        tokenizer: Digest of the tokenizer's file.
+        resolution: The rows of T and R in that tokenizer.
+        gaps: The gap in every metric.
+        seconds: From the first request to the last row.
+    """
+
+    target: Target
+    snapshot: Snapshot
+    projection: OutputProjection
+    tokenizer: str
+    resolution: Resolution
+    gaps: dict[Metric, Gap]
+    seconds: float
+
+
+class Reader:
+    """Reads checkpoints for one pair of token sets; resolutions are shared by checkpoints of one tokenizer.
+
+    Args:
+        hub: Where repositories are read.
+        domain: T.
+        reference: R.
+        cache: Where resolutions are kept between runs.
+    """
+
+    def __init__(self, hub: Hub, domain: TokenSet, reference: TokenSet, cache: ResolutionCache) -> None:
+        self.snapshots: list[Snapshot] = []
+        self._hub, self._domain, self._reference, self._cache = hub, domain, reference, cache
+        self._resolutions: dict[str, Resolution] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def reading(self, item: Target) -> Reading:
+        """Read one checkpoint. Raises ScreeningError with a stable word for whatever is wrong with it."""
+        start = time.perf_counter()
+        if item.local:
+            snapshot: Snapshot = local_snapshot(item.repo)
+        else:
+            snapshot = await self._hub.snapshot(item.repo, item.revision)
+        self.snapshots.append(snapshot)
+        file, digest = _tokenizer(snapshot)
+        projection, resolution = await _both(
+            output_projection(snapshot), self._resolution(snapshot, file, digest)
+        )
+        gaps = await _gaps(snapshot, projection, resolution)
+        seconds = time.perf_counter() - start
+        return Reading(item, snapshot, projection, digest, resolution, gaps, seconds)
+
+    async def _resolution(self, snapshot: Snapshot, file: str, digest: str) -> Resolution:
+        """By the tokenizer's hash where it is known, else from its file, which is read once for all."""
+        # One lock a tokenizer, not one shared task: where the repository that came first fails, the next one
+        # tries for itself.
+        async with self._locks.setdefault(digest, asyncio.Lock()):
+            if digest not in self._resolutions:
+                known = self._cache.find(digest, self._domain, self._reference)
+                if known is None:
+                    vocabulary = Vocabulary.from_file(file, await snapshot.small_file(file))
+                    known = resolve(self._domain, self._reference, vocabulary)
+                    self._cache.put(digest, self._domain, self._reference, known)
+                self._resolutions[digest] = known
+            return self._resolutions[digest]
+
+
+async def with_rows_of(reading: Reading, resolution: Resolution) -> Reading:
+    """The same checkpoint's gap over the tokens of another tokenizer that agrees with its own on them."""
+    gaps = await _gaps(reading.snapshot, reading.projection, resolution)
+    return replace(reading, resolution=resolution, gaps=gaps)
+
+
+async def _gaps(
+    snapshot: Snapshot, projection: OutputProjection, resolution: Resolution
+) -> dict[Metric, Gap]:
+    ids = [*resolution.domain_ids, *resolution.reference_ids]
+    split, rows = len(resolution.domain_ids), projection.shape[0]
+    if max(ids) >= rows:
+        raise ScreeningError(
+            "TokenizerMismatch",
+            f"cannot be screened because its tokenizer names row {max(ids)} and {projection.name} has "
+            f"{rows}; tokenizer and weights do not belong together",
+        )
+    matrix = await read_rows(snapshot, projection, ids)
+    try:
+        return {metric: gap(matrix[:split], matrix[split:], metric) for metric in METRICS}
+    except GeometryError as error:
+        raise ScreeningError(
+            "BadRows", f"cannot be screened because of {projection.name}: {error}"
+        ) from error
+
+
+async def _both(
+    first: Coroutine[Any, Any, OutputProjection], second: Coroutine[Any, Any, Resolution]
+) -> tuple[OutputProjection, Resolution]:
+    """Both side by side; when one fails the other is stopped, not left running behind."""
+    tasks = asyncio.create_task(first), asyncio.create_task(second)
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    return tasks[0].result(), tasks[1].result()
+
+
+def _tokenizer(snapshot: Snapshot) -> tuple[str, str]:
+    """Name and digest of the file that has the vocabulary."""
+    for name in TOKENIZER_FILES:
+        if name in snapshot.files:
+            # Without a hash, only the very file is known to be itself.
+            return name, snapshot.files[name].digest or f"{snapshot.repo}@{snapshot.revision}:{name}"
+    raise ScreeningError(
+        "TokenizerNotFound",
+        f"cannot be screened because it has no {' or '.join(TOKENIZER_FILES)}, which tells the tokens' rows; "
+        "save it with `AutoTokenizer.from_pretrained(...).save_pretrained(...)` and screen that folder",
+    )

@@ -1,0 +1,262 @@
+"""What a screening yields: the dataclasses behind every output format, and the JSON contract.
+
+The contract, ``screen-checkpoints/1``, is documented in docs/screener.md; :meth:`Result.to_dict` is it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lmeval_dispersion.geometry import METRICS, Metric, PairMean
+from lmeval_screener.gap import Gap
+from lmeval_screener.targets import label, step_key
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA = "screen-checkpoints/1"
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """The matrix that the rows came from: name, file, stored dtype, shape (v, d), tied or not."""
+
+    name: str
+    file: str
+    dtype: str
+    shape: tuple[int, int]
+    tied: bool
+
+
+@dataclass(frozen=True)
+class TokenInfo:
+    """How many tokens of each set were compared, and what was not.
+
+    Attributes:
+        domain: Tokens of T.
+        reference: Tokens of R.
+        dropped: Words of T that are no single piece of the tokenizer.
+        dropped_reference: Words of R likewise.
+        digit_scheme: How the tokenizer writes numbers.
+    """
+
+    domain: int
+    reference: int
+    dropped: tuple[str, ...]
+    dropped_reference: tuple[str, ...]
+    digit_scheme: str
+
+
+@dataclass(frozen=True, eq=False)
+class Screened:
+    """One checkpoint that was screened.
+
+    Attributes:
+        repo: Repository after renames, or the folder.
+        requested_revision: What the user asked for, None for the default branch.
+        revision: The commit that was read, 40 hex digits; None for a folder.
+        family: Family, or the tokenizer's short hash where checkpoints were given by name.
+        scale: Size as the field names it.
+        gaps: The gap in every metric.
+        tensor: Which matrix was read.
+        tokens: Which tokens were read.
+        bytes_read: Bytes that travelled, headers and small files included; from a cache 0.
+        requests: Requests that were made.
+        seconds: From the first request to the last row.
+        notes: What a reader of the number should know (contradictory configuration and the like).
+        accuracy: Accuracy that somebody supplied, None otherwise.
+        rank: Rank within (family, scale), 1 for the largest G.
+        not_separated_from: Labels of the group's checkpoints within two paired standard errors.
+    """
+
+    repo: str
+    requested_revision: str | None
+    revision: str | None
+    family: str
+    scale: str
+    gaps: dict[Metric, Gap]
+    tensor: TensorInfo
+    tokens: TokenInfo
+    bytes_read: int
+    requests: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+    accuracy: float | None = None
+    rank: int = 0
+    not_separated_from: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """``repo`` or ``repo@revision``, as the user would write it."""
+        return label(self.repo, self.requested_revision)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """One checkpoint that was not screened: a stable word and a sentence."""
+
+    repo: str
+    revision: str | None
+    error: str
+    message: str
+
+    @property
+    def label(self) -> str:
+        """``repo`` or ``repo@revision``."""
+        return label(self.repo, self.revision)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Checkpoints that may be compared: one family (or tokenizer) and one scale, best first."""
+
+    family: str
+    scale: str
+    checkpoints: tuple[Screened, ...]
+
+    def trajectory(self) -> tuple[Screened, ...] | None:
+        """The members in the order of their steps where all are revisions of one repository, else None."""
+        if len(self.checkpoints) < 2 or len({c.repo for c in self.checkpoints}) > 1:
+            return None
+        return tuple(sorted(self.checkpoints, key=lambda c: step_key(c.requested_revision or "")))
+
+
+@dataclass(frozen=True)
+class Result:
+    """A whole screening.
+
+    Attributes:
+        domain: Name of the domain token set.
+        reference: Name of the reference token set.
+        metric: The metric that ranks.
+        checkpoints: Screened checkpoints in the order of their groups, best first inside.
+        failed: The others, with the reason.
+        seconds: Wall time of the whole.
+        bytes_read: Bytes that travelled, those of failed checkpoints and of listings included.
+        requests: Requests likewise.
+    """
+
+    domain: str
+    reference: str
+    metric: Metric
+    checkpoints: tuple[Screened, ...]
+    failed: tuple[Failed, ...]
+    seconds: float
+    bytes_read: int
+    requests: int
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups in order, each with its checkpoints best first."""
+        found: dict[tuple[str, str], list[Screened]] = {}
+        for checkpoint in self.checkpoints:
+            found.setdefault((checkpoint.family, checkpoint.scale), []).append(checkpoint)
+        return tuple(Group(family, scale, tuple(members)) for (family, scale), members in found.items())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON contract ``screen-checkpoints/1`` as plain Python values."""
+        return {
+            "schema": SCHEMA,
+            "domain": self.domain,
+            "reference": self.reference,
+            "metric": self.metric,
+            "checkpoints": [_checkpoint_dict(c) for c in self.checkpoints],
+            "failed": [
+                {"repo": f.repo, "revision": f.revision, "error": f.error, "message": f.message}
+                for f in self.failed
+            ],
+            "totals": {
+                "checkpoints": len(self.checkpoints),
+                "bytes_read": self.bytes_read,
+                "requests": self.requests,
+                "seconds": round(self.seconds, 3),
+            },
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row a screened checkpoint; flat columns such as ``gap_cosine`` and ``gap_cosine_se``."""
+        import pandas as pd
+
+        return pd.DataFrame([flat_row(c) for c in self.checkpoints], columns=FLAT_COLUMNS)
+
+
+_PARTS = ("within_domain", "between", "within_reference")
+FLAT_COLUMNS = [
+    *("repo", "requested_revision", "revision", "family", "scale", "rank", "not_separated_from"),
+    *(f"{part}_{metric}{end}" for metric in METRICS for part in ("gap", *_PARTS) for end in ("", "_se")),
+    *("accuracy", "tensor", "dtype", "tied", "tokens_domain", "tokens_reference", "dropped", "digit_scheme"),
+    *("bytes_read", "requests", "seconds", "notes"),
+]
+
+
+def flat_row(checkpoint: Screened) -> dict[str, Any]:
+    """One checkpoint as a flat row; the keys are ``FLAT_COLUMNS``."""
+    c = checkpoint
+    row: dict[str, Any] = {
+        "repo": c.repo,
+        "requested_revision": c.requested_revision,
+        "revision": c.revision,
+        "family": c.family,
+        "scale": c.scale,
+        "rank": c.rank,
+        "not_separated_from": " ".join(c.not_separated_from),
+    }
+    for metric, gap in c.gaps.items():
+        row[f"gap_{metric}"], row[f"gap_{metric}_se"] = gap.mean, gap.se
+        for part in _PARTS:
+            mean: PairMean = getattr(gap, part)
+            row[f"{part}_{metric}"], row[f"{part}_{metric}_se"] = mean.mean, mean.se
+    row |= {
+        "accuracy": c.accuracy,
+        "tensor": c.tensor.name,
+        "dtype": c.tensor.dtype,
+        "tied": c.tensor.tied,
+        "tokens_domain": c.tokens.domain,
+        "tokens_reference": c.tokens.reference,
+        "dropped": " ".join(word.strip() for word in (*c.tokens.dropped, *c.tokens.dropped_reference)),
+        "digit_scheme": c.tokens.digit_scheme,
+        "bytes_read": c.bytes_read,
+        "requests": c.requests,
+        "seconds": round(c.seconds, 3),
+        "notes": "; ".join(c.notes),
+    }
+    return row
+
+
+def _checkpoint_dict(c: Screened) -> dict[str, Any]:
+    return {
+        "repo": c.repo,
+        "requested_revision": c.requested_revision,
+        "revision": c.revision,
+        "family": c.family,
+        "scale": c.scale,
+        "rank": c.rank,
+        "not_separated_from": list(c.not_separated_from),
+        "gap": {m: {"mean": g.mean, "se": g.se} for m, g in c.gaps.items()},
+        **{part: {m: _part_dict(getattr(g, part)) for m, g in c.gaps.items()} for part in _PARTS},
+        "tensor": {
+            "name": c.tensor.name,
+            "file": c.tensor.file,
+            "dtype": c.tensor.dtype,
+            "shape": list(c.tensor.shape),
+            "tied": c.tensor.tied,
+        },
+        "tokens": {
+            "domain": c.tokens.domain,
+            "reference": c.tokens.reference,
+            "dropped": [word.strip() for word in (*c.tokens.dropped, *c.tokens.dropped_reference)],
+            "digit_scheme": c.tokens.digit_scheme,
+        },
+        "accuracy": c.accuracy,
+        "notes": list(c.notes),
+        "bytes_read": c.bytes_read,
+        "requests": c.requests,
+        "seconds": round(c.seconds, 3),
+    }
+
+
+def _part_dict(part: PairMean) -> dict[str, float | None]:
+    values = {"mean": part.mean, "se": part.se, "se_pairs": part.se_pairs}
+    return {name: None if math.isnan(value) else value for name, value in values.items()}

@@ -1,0 +1,67 @@
+"""Resolved ids on disk, so that a known tokenizer is not downloaded again."""
+
+from __future__ import annotations
+
+import json
+
+from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.tokens.resolution import Resolution, Token, TokenSet
+
+# Part of every entry's key: raise it when the rule of resolution or the layout of an entry changes.
+_VERSION = 1
+
+
+class ResolutionCache:
+    """Resolutions by tokenizer file and token sets.
+
+    Args:
+        cache: Where the entries lie. An entry that cannot be read counts as absent.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    def find(self, tokenizer_digest: str, domain: TokenSet, reference: TokenSet) -> Resolution | None:
+        """The stored resolution, or None.
+
+        Args:
+            tokenizer_digest: What identifies the tokenizer file: any hash, as long as ``put`` got the same.
+            domain: T.
+            reference: R.
+        """
+        stored = self._cache.read("tokens", _key(tokenizer_digest, domain, reference))
+        if stored is None:
+            return None
+        content = json.loads(stored)
+        return Resolution(
+            domain=_tokens(content["domain"]),
+            reference=_tokens(content["reference"]),
+            dropped=tuple(content["dropped"]),
+            dropped_reference=tuple(content["dropped_reference"]),
+            shared=_tokens(content["shared"]),
+            digit_scheme=content["digit_scheme"],
+        )
+
+    def put(
+        self, tokenizer_digest: str, domain: TokenSet, reference: TokenSet, resolution: Resolution
+    ) -> None:
+        """Store a resolution."""
+        content = {
+            "domain": resolution.domain,
+            "reference": resolution.reference,
+            "dropped": resolution.dropped,
+            "dropped_reference": resolution.dropped_reference,
+            "shared": resolution.shared,
+            "digit_scheme": resolution.digit_scheme,
+        }
+        self._cache.write("tokens", _key(tokenizer_digest, domain, reference), json.dumps(content).encode())
+
+
+def _key(tokenizer_digest: str, domain: TokenSet, reference: TokenSet) -> str:
+    return f"{_VERSION} {tokenizer_digest} {domain.digest} {reference.digest}"
+
+
+def _tokens(listed: list[list[object]]) -> tuple[Token, ...]:
+    return tuple(
+        Token(str(text), str(piece), int(str(row)), str(group)) for text, piece, row, group in listed
+    )

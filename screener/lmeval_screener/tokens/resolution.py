@@ -1,0 +1,136 @@
+"""From words to rows: token sets resolved in one tokenizer's vocabulary.
+
+Resolving looks each word of T and R up as one exact piece, in the one variant that its group names (``7``
+bare, ``␣the`` spaced), without falling back to the other: the leading space is a direction of its own. What
+is missing is dropped and listed, rows of T are taken out of R, and sets that end up too small are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lmeval_dispersion.errors import ScreeningError
+from lmeval_screener.tokens.sets import Group, TokenSet, bundled_token_sets, token_set
+from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, DigitScheme, Vocabulary
+
+__all__ = [
+    "TOKENIZER_FILES",
+    "Group",
+    "Resolution",
+    "Token",
+    "TokenSet",
+    "Vocabulary",
+    "bundled_token_sets",
+    "resolve",
+    "token_set",
+]
+
+
+class Token(NamedTuple):
+    """One word that resolved: its surface form, the vocabulary's piece, the row's id, and its group."""
+
+    text: str
+    piece: str
+    id: int
+    group: str
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """The rows that stand for T and R in one vocabulary.
+
+    Attributes:
+        domain: T in the order of the token set.
+        reference: R in the order of the token set, without the rows of T.
+        dropped: Surface forms of T that are no single piece.
+        dropped_reference: The same of R.
+        shared: Tokens of R that are rows of T, and so were taken out of R.
+        digit_scheme: How numbers are cut up; see ``Vocabulary.digit_scheme``.
+    """
+
+    domain: tuple[Token, ...]
+    reference: tuple[Token, ...]
+    dropped: tuple[str, ...]
+    dropped_reference: tuple[str, ...]
+    shared: tuple[Token, ...]
+    digit_scheme: DigitScheme
+
+    @property
+    def domain_ids(self) -> list[int]:
+        """Row ids of T, in its order."""
+        return [token.id for token in self.domain]
+
+    @property
+    def reference_ids(self) -> list[int]:
+        """Row ids of R, in its order."""
+        return [token.id for token in self.reference]
+
+
+def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Resolution:
+    """The rows of T and R in a vocabulary, by the rule in the module's docstring.
+
+    Args:
+        domain: T.
+        reference: R.
+        vocabulary: Where the words are looked up.
+
+    Raises:
+        ScreeningError: ``TooFewTokens``: a set ends below its ``min_tokens``, or a group that requires all
+            its items lacks one; the message has the counts and the first missing words.
+    """
+    tokens, dropped = _lookup(domain, vocabulary)
+    rows_of_domain = {token.id for token in tokens}
+    found, dropped_reference = _lookup(reference, vocabulary)
+    kept = tuple(token for token in found if token.id not in rows_of_domain)
+    shared = tuple(token for token in found if token.id in rows_of_domain)
+    _enough(domain, len(tokens), dropped)
+    _enough(
+        reference, len(kept), dropped_reference, f", {len(shared)} belong to {domain.name}" if shared else ""
+    )
+    return Resolution(
+        tokens,
+        kept,
+        tuple(dropped),
+        tuple(dropped_reference),
+        shared,
+        vocabulary.digit_scheme(),
+    )
+
+
+def _lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[tuple[Token, ...], list[str]]:
+    """Tokens of a set, each row once, and the surface forms that have none."""
+    tokens: dict[int, Token] = {}
+    dropped: dict[str, None] = {}
+    for group in words.groups.values():
+        missing = []
+        for text in group.texts():
+            row = vocabulary.row(text)
+            if row is None:
+                missing.append(text)
+            else:
+                tokens.setdefault(row[0], Token(text, row[1], row[0], group.name))
+        if missing and group.require_all:
+            raise ScreeningError(
+                "TooFewTokens",
+                f"{words.name}: expected all {len(group.items)} items of {group.name} as single tokens, "
+                f"{len(missing)} are not: {_shown(missing)}",
+            )
+        dropped.update(dict.fromkeys(missing))
+    return tuple(tokens.values()), list(dropped)
+
+
+def _enough(words: TokenSet, found: int, dropped: list[str], also: str = "") -> None:
+    if found < words.min_tokens:
+        asked = len({text for group in words.groups.values() for text in group.texts()})
+        missing = f"; no single token: {_shown(dropped)}" if dropped else ""
+        raise ScreeningError(
+            "TooFewTokens",
+            f"{words.name}: expected at least {words.min_tokens} single tokens, found {found} of {asked}"
+            f"{also}{missing}; take more groups or a token set made for this vocabulary",
+        )
+
+
+def _shown(texts: list[str]) -> str:
+    first = ", ".join(text.strip() for text in texts[:6])
+    return first if len(texts) <= 6 else f"{first} and {len(texts) - 6} more"

@@ -1,0 +1,1 @@
+"""Which matrix of a checkpoint is the output projection, and its rows."""

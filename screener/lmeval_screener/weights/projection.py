@@ -1,0 +1,309 @@
+"""Which stored tensor is the output projection: by config.json, the index and the safetensors headers.
+
+The rule, in transformers' own order of preference:
+
+1. File: ``model.safetensors`` if it is there (an index beside it is stale), else the shard that
+   ``model.safetensors.index.json`` names, else the only safetensors file there is.
+2. Tensor: a stored head if there is one. Where config.json says *tied* and a head is stored nevertheless, the
+   stored head is read, as transformers 5 does, and a warning says so.
+3. Without a stored head, the input embedding, if config.json or the architecture's default ties the two.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmeval_dispersion.errors import ScreeningError
+from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.weights.architectures import (
+    EMBEDDINGS,
+    HEADS,
+    NOT_THE_MODEL,
+    UNTIED_BY_DEFAULT,
+    WRAPPERS,
+)
+from lmeval_screener.weights.safetensors import DTYPE_BITS, FLOAT_DTYPES, Tensor, header
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+#: First request of a shard's header: so many bytes per tensor and some, enough for nearly all names.
+_PER_TENSOR, _SOME = 140, 2048
+
+
+@dataclass(frozen=True, slots=True)
+class OutputProjection:
+    """Where the output projection of a checkpoint is stored.
+
+    Attributes:
+        name: Name of the tensor.
+        file: Safetensors file that holds it.
+        dtype: ``F32``, ``F16``, ``BF16``, ``F8_E4M3`` or ``F8_E5M2``.
+        shape: (v, d), rows and width. v may exceed the tokenizer's vocabulary: padding.
+        tied: Whether it is the input embedding.
+        begin: Absolute offset of its first byte in the file.
+        parameters: Parameters of the whole checkpoint as stored (tied matrices once); None if not to be known
+            without reading every shard.
+        warnings: What a reader of the result should know; usually empty.
+    """
+
+    name: str
+    file: str
+    dtype: str
+    shape: tuple[int, int]
+    tied: bool
+    begin: int
+    parameters: int | None
+    warnings: tuple[str, ...]
+
+
+async def output_projection(snapshot: Snapshot) -> OutputProjection:
+    """The output projection of a checkpoint.
+
+    Raises:
+        ScreeningError: ``NoSafetensors``, ``AdapterOnly``, ``QuantizedTensor``, ``NoOutputProjection``,
+            ``BadConfig``, ``BadIndex``, ``BadHeader``, or whatever the way there came to. The message of the
+            first four begins "cannot be screened because".
+    """
+    config = await _json(snapshot, "config.json", "BadConfig") if "config.json" in snapshot.files else {}
+    warnings: list[str] = []
+    if SINGLE in snapshot.files or INDEX not in snapshot.files:
+        file = _only_file(snapshot, warnings)
+        contents = await header(snapshot, file)
+        stored: Iterable[str] = contents.tensors
+        name, tied = chosen_tensor(stored, config, warnings)
+        parameters: int | None = snapshot.parameters or contents.parameters
+    else:
+        index = await _json(snapshot, INDEX, "BadIndex")
+        stored = shards = _weight_map(snapshot, index)
+        name, tied = chosen_tensor(shards, config, warnings)
+        file = _shard(snapshot, name, shards[name])
+        guess = _SOME + _PER_TENSOR * sum(shard == file for shard in shards.values())
+        contents = await header(snapshot, file, guess)
+        if name not in contents.tensors:
+            raise ScreeningError(
+                "BadIndex",
+                f"{INDEX} of {snapshot.repo} says that {name} is in {file}, which does not hold it: the "
+                "index is stale; ask for another revision",
+            )
+        bits = DTYPE_BITS[contents.tensors[name].dtype]
+        parameters = snapshot.parameters or await _parameters(snapshot, index, set(shards.values()), bits)
+    tensor = contents.tensors[name]
+    v, d = _matrix(tensor, {*stored, *contents.tensors})
+    warnings += _size_warnings(config, v)
+    return OutputProjection(name, file, tensor.dtype, (v, d), tied, tensor.begin, parameters, tuple(warnings))
+
+
+def chosen_tensor(names: Iterable[str], config: Mapping[str, Any], warnings: list[str]) -> tuple[str, bool]:
+    """Name of the output projection among stored tensors, and whether it is the tied input embedding.
+
+    Args:
+        names: Names of all stored tensors.
+        config: config.json, maybe empty.
+        warnings: What a reader should know is appended here.
+
+    Raises:
+        ScreeningError: ``NoOutputProjection`` if there is none, or config.json contradicts what is stored;
+            ``QuantizedTensor`` if only a packed one is stored.
+    """
+    stored = set(names)
+    head = _first(stored, HEADS) or _only_head(stored)
+    embedding = _first(stored, EMBEDDINGS)
+    says = _says_tied(config)
+    if head:
+        if says:
+            warnings.append(
+                f"config.json says that embeddings are tied, but {head} is stored: the stored one was read, "
+                "as transformers 5 does (transformers 4 would tie)"
+            )
+        return head, False
+    packed = [
+        name
+        for name in sorted(stored)
+        if ".lm_head." in f".{name}" and name.endswith((".qweight", ".weight_packed"))
+    ]
+    if packed:
+        raise _cannot(
+            "QuantizedTensor",
+            f"its output projection is stored packed ({packed[0]})",
+            "screen the unquantised model",
+        )
+    if embedding is None:
+        some = ", ".join(sorted(stored)[:3]) or "none"
+        raise _cannot(
+            "NoOutputProjection",
+            f"none of its {len(stored)} tensors ({some}, …) is a known output projection or input embedding",
+            "check that it is a causal language model",
+        )
+    if says is None:
+        says, model_type = _tied_by_default(config)
+        if model_type is None:
+            warnings.append(
+                f"config.json is silent on tied embeddings and no head is stored; read {embedding}"
+            )
+    if not says:
+        raise _cannot(
+            "NoOutputProjection",
+            f"config.json says that embeddings are not tied, but beside {embedding} no head is stored",
+            "it may be a base model without a head, or an incomplete upload",
+        )
+    return embedding, True
+
+
+def _first(stored: set[str], candidates: tuple[str, ...]) -> str | None:
+    return next((w + name for name in candidates for w in WRAPPERS if w + name in stored), None)
+
+
+def _only_head(stored: set[str]) -> str | None:
+    """A head under a wrapper that nobody has met yet, if there is exactly one."""
+    found = [
+        name
+        for name in stored
+        if name.endswith(".lm_head.weight")
+        and not any(word in name for word in NOT_THE_MODEL)
+        and not any(part.isdigit() for part in name.split("."))
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _says_tied(config: Mapping[str, Any]) -> bool | None:
+    """What config.json says; the outermost level that says anything decides. None if it is silent."""
+    for level in _levels(config):
+        value = level.get("tie_word_embeddings")
+        if isinstance(value, bool):
+            return value
+    return None
+
+
+def _tied_by_default(config: Mapping[str, Any]) -> tuple[bool, str | None]:
+    """Whether the architecture ties when config.json is silent, and the architecture; None if unknown."""
+    types = [level["model_type"] for level in _levels(config) if isinstance(level.get("model_type"), str)]
+    if not types:
+        return True, None
+    return not any(name in UNTIED_BY_DEFAULT for name in types), types[0]
+
+
+def _levels(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    inner = [config.get(key) for key in ("text_config", "language_config", "llm_config", "thinker_config")]
+    return [config, *(level for level in inner if isinstance(level, dict))]
+
+
+def _only_file(snapshot: Snapshot, warnings: list[str]) -> str:
+    """The file that holds everything, where no index is used."""
+    files = [path for path in snapshot.files if path.endswith(".safetensors") and "/" not in path]
+    weights = [path for path in files if not path.startswith("adapter_")]
+    if SINGLE in weights:
+        if INDEX in snapshot.files:
+            warnings.append(f"both {SINGLE} and {INDEX} are stored: {SINGLE} was read, as transformers does")
+        return SINGLE
+    if len(weights) == 1:
+        warnings.append(f"{SINGLE} is not stored; {weights[0]}, the only safetensors file, was read")
+        return weights[0]
+    if weights:
+        raise _cannot(
+            "NoSafetensors",
+            f"it has {len(weights)} safetensors files but no {INDEX}",
+            "the upload may be incomplete",
+        )
+    if "adapter_config.json" in snapshot.files or files:
+        raise _cannot(
+            "AdapterOnly", "it holds only an adapter", "merge it into its base model, or screen the base"
+        )
+    others = {path.rsplit(".", 1)[-1] for path in snapshot.files} & {
+        "gguf",
+        "bin",
+        "pth",
+        "pt",
+        "msgpack",
+        "h5",
+    }
+    kinds = (
+        f"its weights are stored only as .{', .'.join(sorted(others))}" if others else "it holds no weights"
+    )
+    raise _cannot(
+        "NoSafetensors", kinds, "look for a revision (often refs/pr/N) or a copy in safetensors format"
+    )
+
+
+def _weight_map(snapshot: Snapshot, index: Mapping[str, Any]) -> Mapping[str, str]:
+    shards = index.get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
+        raise ScreeningError(
+            "BadIndex", f"{INDEX} of {snapshot.repo} has no weight_map of names; ask for another revision"
+        )
+    return shards
+
+
+def _shard(snapshot: Snapshot, name: str, file: str) -> str:
+    if "/" in file or "\\" in file or file not in snapshot.files or not file.endswith(".safetensors"):
+        raise ScreeningError(
+            "BadIndex",
+            f"{INDEX} of {snapshot.repo} says that {name} is in {file!r}, which is not among its files; the "
+            "upload may be incomplete",
+        )
+    return file
+
+
+async def _parameters(
+    snapshot: Snapshot, index: Mapping[str, Any], shards: set[str], bits: int
+) -> int | None:
+    """Parameters where the Hub does not count them.
+
+    By every header in a folder, where they cost nothing; else by the index, whose ``total_size`` is of bytes:
+    all matrices are taken to have as many bits an element as the output projection.
+    """
+    metadata = index.get("metadata")
+    total = metadata.get("total_parameters") if isinstance(metadata, dict) else None
+    if type(total) is int and total > 0:
+        return total
+    if snapshot.cache is not None or not all(shard in snapshot.files for shard in shards):
+        size: Any = metadata.get("total_size") if isinstance(metadata, dict) else None
+        known = isinstance(size, (int, float)) and not isinstance(size, bool) and 0 < size < 2**62
+        return int(size) * 8 // bits if known else None
+    headers = [await header(snapshot, shard) for shard in sorted(shards)]
+    return sum(contents.parameters for contents in headers)
+
+
+def _matrix(tensor: Tensor, stored: Iterable[str]) -> tuple[int, int]:
+    """Rows and width, if these are weights that can be read row by row."""
+    stem = tensor.name.removesuffix("weight")
+    # Gemma's embed_scale belongs to the input side.
+    beside = [name.removeprefix(stem) for name in sorted(stored) if name.startswith(stem)]
+    scales = [name for name in beside if ("scale" in name and name != "embed_scale") or "absmax" in name]
+    if tensor.dtype not in FLOAT_DTYPES or scales:
+        how = f"with {stem}{scales[0]} beside it" if scales else f"as {tensor.dtype}"
+        raise _cannot("QuantizedTensor", f"{tensor.name} is stored {how}", "screen the unquantised model")
+    if len(tensor.shape) != 2 or 0 in tensor.shape:
+        raise _cannot(
+            "NoOutputProjection",
+            f"{tensor.name} has shape {tensor.shape}, expected (v, d)",
+            "check what the repository is",
+        )
+    return tensor.shape[0], tensor.shape[1]
+
+
+def _size_warnings(config: Mapping[str, Any], v: int) -> list[str]:
+    sizes = [level["vocab_size"] for level in _levels(config) if type(level.get("vocab_size")) is int]
+    if sizes and v < sizes[0]:
+        return [f"config.json says vocab_size {sizes[0]}, but only {v} rows are stored"]
+    return []
+
+
+async def _json(snapshot: Snapshot, path: str, code: str) -> Mapping[str, Any]:
+    try:
+        fields = json.loads(await snapshot.small_file(path))
+    except (ValueError, RecursionError) as error:
+        raise ScreeningError(
+            code, f"{path} of {snapshot.repo} is not valid JSON ({error}); ask for another revision"
+        ) from error
+    if not isinstance(fields, dict):
+        raise ScreeningError(
+            code, f"{path} of {snapshot.repo} is not a JSON object; ask for another revision"
+        )
+    return fields
+
+
+def _cannot(code: str, reason: str, step: str) -> ScreeningError:
+    return ScreeningError(code, f"cannot be screened because {reason}; {step}")

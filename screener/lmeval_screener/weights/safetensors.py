@@ -1,0 +1,234 @@
+"""The safetensors format: header to tensors, bytes to float32 rows.
+
+Written for untrusted and remote files. A header is accepted only if it fits its file exactly: a length
+that is off by ten shifts every row and is seen by nothing but the sum 8 + N + data = file size, which is
+checked here.
+
+Source: the format's description, https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmeval_dispersion.errors import ScreeningError
+from lmeval_screener.checkpoints.snapshot import Snapshot, content_key
+
+#: The format's own limit.
+MAX_HEADER = 100_000_000
+#: Bits per element of every dtype that the format knows; sub-byte ones count in bits.
+DTYPE_BITS = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+#: Dtypes whose numbers are the weights themselves. Everything else is packed or scaled.
+FLOAT_DTYPES = ("F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of one file: its dtype, shape, and absolute byte range ``[begin, end)`` in the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        product = 1
+        for length in self.shape:
+            product *= length
+        return product
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """All tensors of one file by name."""
+
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all tensors together."""
+        return sum(tensor.elements for tensor in self.tensors.values())
+
+
+def header_length(start: bytes, file_size: int, what: str) -> int:
+    """Length of the JSON header, from the first 8 bytes.
+
+    Args:
+        start: The first bytes of the file, at least 8.
+        file_size: Size of the whole file in bytes.
+        what: How to call the file in an error.
+
+    Raises:
+        ScreeningError: ``BadHeader`` if it is longer than the format or the file allows.
+    """
+    if len(start) < 8 or file_size < 10:
+        raise _bad(what, f"the file is {file_size} bytes, too short for a safetensors file")
+    (length,) = struct.unpack("<Q", start[:8])
+    if length > MAX_HEADER or 8 + length > file_size:
+        raise _bad(what, f"its first 8 bytes announce a header of {length} bytes in a file of {file_size}")
+    return int(length)
+
+
+def parsed_header(body: bytes, file_size: int, what: str) -> Header:
+    """Tensors of a header, if everything in it holds.
+
+    Checked: JSON without duplicate keys, every value of its type (numbers are ints, not bools, floats or
+    strings), known dtypes, shape × dtype = bytes, and the tensors laid end to end from the first byte of data
+    to the last byte of the file.
+
+    Args:
+        body: The JSON text, without the 8 bytes of length.
+        file_size: Size of the whole file in bytes.
+        what: How to call the file in an error.
+
+    Raises:
+        ScreeningError: ``BadHeader``.
+    """
+    try:
+        fields = json.loads(body.decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise _bad(what, f"it is not valid JSON ({reason})") from error
+    if not isinstance(fields, dict):
+        raise _bad(what, "it is not a JSON object")
+    fields.pop("__metadata__", None)
+    offset = 8 + len(body)
+    tensors = {name: _tensor(name, entry, offset, what) for name, entry in fields.items()}
+    at = offset
+    for tensor in sorted(tensors.values(), key=lambda t: (t.begin, t.end)):
+        if tensor.begin != at:
+            word = "overlaps the one before it" if tensor.begin < at else "leaves a gap before it"
+            raise _bad(what, f"tensor {tensor.name!r} {word} (begins at {tensor.begin}, expected {at})")
+        at = tensor.end
+    if at != file_size:
+        raise _bad(what, f"its tensors end at byte {at}, but the file has {file_size} bytes")
+    return Header(tensors)
+
+
+async def header(snapshot: Snapshot, path: str, guess: int = 65_536) -> Header:
+    """Header of a file of a checkpoint, in one request if it fits the guess, else in two; cached.
+
+    Args:
+        snapshot: The checkpoint.
+        path: A ``.safetensors`` file of it.
+        guess: Bytes of the first request.
+
+    Raises:
+        ScreeningError: ``BadHeader``, or whatever the way there came to.
+    """
+    what = f"{path} of {snapshot.repo}"
+    size = await snapshot.size(path)
+    key = content_key(snapshot, path)
+    kept = snapshot.cache.read("headers", key) if snapshot.cache else None
+    if kept is not None:
+        return parsed_header(kept, size, what)
+    if size < 10:
+        raise _bad(what, f"the file is {size} bytes, too short for a safetensors file")
+    (start,) = await snapshot.ranges(path, [(0, min(guess, size))])
+    length = header_length(start, size, what)
+    body = start[8 : 8 + length]
+    if len(body) < length:
+        (rest,) = await snapshot.ranges(path, [(len(start), 8 + length)])
+        body += rest
+    result = parsed_header(body, size, what)
+    if snapshot.cache:
+        snapshot.cache.write("headers", key, body)
+    return result
+
+
+def decoded_rows(body: bytes, dtype: str, width: int) -> NDArray[np.float32]:
+    """Rows of a matrix as float32, exactly: every value of these dtypes is a float32.
+
+    Args:
+        body: Bytes of whole rows, in order.
+        dtype: One of `FLOAT_DTYPES`.
+        width: Elements of a row.
+
+    Returns:
+        Array of shape (rows, width).
+    """
+    flat: NDArray[np.float32]
+    if dtype == "F32":
+        flat = np.frombuffer(body, "<f4").astype(np.float32)
+    elif dtype == "F16":
+        flat = np.frombuffer(body, "<f2").astype(np.float32)
+    elif dtype == "BF16":
+        flat = (np.frombuffer(body, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    else:
+        flat = _FLOAT8[dtype][np.frombuffer(body, np.uint8)]
+    return flat.reshape(-1, width)
+
+
+def _float8_table(exponent_bits: int) -> NDArray[np.float32]:
+    """All 256 values of an 8-bit float (OCP 8-bit formats E4M3, without infinities, and E5M2)."""
+    mantissa_bits = 7 - exponent_bits
+    code = np.arange(256)
+    sign = np.where(code & 0x80, -1.0, 1.0)
+    exponent = (code >> mantissa_bits) & (2**exponent_bits - 1)
+    mantissa = (code & (2**mantissa_bits - 1)) / 2**mantissa_bits
+    bias = 2 ** (exponent_bits - 1) - 1
+    scale = np.exp2((np.maximum(exponent, 1) - bias).astype(float))
+    value = sign * np.where(exponent == 0, mantissa, 1 + mantissa) * scale
+    if exponent_bits == 5:
+        value[(exponent == 31) & (mantissa == 0)] = np.inf
+        value *= np.where(np.isinf(value), sign, 1.0)
+        value[(exponent == 31) & (mantissa != 0)] = np.nan
+    else:
+        value[(code & 0x7F) == 0x7F] = np.nan
+    table: NDArray[np.float32] = value.astype(np.float32)
+    return table
+
+
+_FLOAT8 = {"F8_E4M3": _float8_table(4), "F8_E5M2": _float8_table(5)}
+
+
+def _tensor(name: str, entry: Any, offset: int, what: str) -> Tensor:
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise _bad(what, f"the entry of {name!r} is not exactly dtype, shape and data_offsets")
+    dtype, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if dtype not in DTYPE_BITS if isinstance(dtype, str) else True:
+        raise _bad(what, f"the dtype {dtype!r} of {name!r} is unknown")
+    if not isinstance(shape, list) or not all(_natural(n) for n in shape):
+        raise _bad(what, f"the shape {shape!r} of {name!r} is not a list of natural numbers")
+    if not isinstance(span, list) or len(span) != 2 or not all(_natural(n) for n in span):
+        raise _bad(what, f"the data_offsets {span!r} of {name!r} are not two natural numbers")
+    tensor = Tensor(name, dtype, tuple(shape), offset + span[0], offset + span[1])
+    if tensor.elements * DTYPE_BITS[dtype] != 8 * (span[1] - span[0]):
+        raise _bad(what, f"{name!r}: {dtype} of shape {tuple(shape)} does not fill {span[1] - span[0]} bytes")
+    return tensor
+
+
+def _natural(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**62
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return fields
+
+
+def _bad(what: str, reason: str) -> ScreeningError:
+    return ScreeningError(
+        "BadHeader",
+        f"the safetensors header of {what} is broken: {reason}; the file was damaged on its way or at its "
+        "source, compare its sha256 or upload it again",
+    )
