@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from lmeval_dispersion import geometry as g
-from lmeval_dispersion import pairs as pair_means
 from lmeval_dispersion.errors import GeometryError, NoDirectionError, TooFewVectorsError
+from lmeval_dispersion.geometry import pairs as pair_means
 
 
 def cosine(a, b):

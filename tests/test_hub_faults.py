@@ -25,7 +25,7 @@ from hub_faults import (
 )
 from hub_faults import header as reply_header
 from hub_wire import Reply
-from lmeval_screener import remote
+from lmeval_screener.checkpoints import remote
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.weights.projection import output_projection
 from lmeval_screener.weights.rows import rows

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from lmeval_screener import remote, rows, transport
+from lmeval_screener.checkpoints import remote, transport
+from lmeval_screener.weights import rows
 from lmeval_screener.weights.architectures import EMBEDDINGS, HEADS
 from lmeval_screener.weights.safetensors import FLOAT_DTYPES
 
