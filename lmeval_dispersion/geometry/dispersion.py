@@ -16,6 +16,7 @@ from lmeval_dispersion.geometry.pairs import (
     jackknife_se,
 )
 from lmeval_dispersion.geometry.vectors import Array, at_least, unit_rows
+from lmeval_dispersion.statistics import jackknife_se
 
 
 class Estimate(NamedTuple):
