@@ -1,4 +1,4 @@
-"""The screener starts without torch, transformers or lm_eval, and `--help` without anything heavy."""
+"""The screener does with its base install, and `--help` without any library at all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "lm_eval", "datasets", "sklearn")
+from lmeval_dispersion.cli import main
+
+HEAVY = ("torch", "transformers", "lm_eval", "datasets", "sklearn", "scipy", "pandas", "pyarrow", "altair")
 
 
 def loaded_after(code: str) -> set[str]:
@@ -27,7 +29,18 @@ def loaded_after(code: str) -> set[str]:
         "import lmeval_dispersion, lmeval_dispersion.geometry, lmeval_dispersion.cli",
     ],
 )
-def test_the_screener_loads_no_model_library(code):
+def test_the_screener_loads_nothing_beyond_its_base_install(code):
+    assert not loaded_after(code) & set(HEAVY)
+
+
+def test_the_demo_with_its_agreement_needs_the_base_install_only():
+    code = """
+import contextlib, io
+from lmeval_screener.cli import main
+with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()):
+    assert main(["--demo"]) == 0
+assert "sums-45" in out.getvalue() and "Kendall" in out.getvalue()
+"""
     assert not loaded_after(code) & set(HEAVY)
 
 
@@ -38,7 +51,7 @@ from lmeval_screener.cli import main
 with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
     main(["--help"])
 """
-    assert not loaded_after(code) & {*HEAVY, "numpy", "pandas", "httpx", "huggingface_hub", "rich", "altair"}
+    assert not loaded_after(code) & {*HEAVY, "numpy", "httpx", "huggingface_hub", "rich"}
 
 
 def test_the_check_can_fail():
@@ -54,3 +67,16 @@ from lmeval_screener import screen as third
 assert callable(screen) and screen is again is third
 """
     assert "lmeval_screener" in loaded_after(code)
+
+
+@pytest.mark.parametrize(
+    ("library", "extra"), [("pandas", "audit"), ("sklearn", "audit"), ("altair", "html"), ("torch", "models")]
+)
+def test_a_missing_library_is_named_with_the_part_that_brings_it(library, extra, monkeypatch, capsys):
+    def missing(name):
+        raise ModuleNotFoundError(f"No module named {library!r}", name=library)
+
+    monkeypatch.setattr("lmeval_dispersion.cli.importlib.import_module", missing)
+    assert main(["compare", "a", "b"]) == 1
+    assert f"needs {library}" in (shown := capsys.readouterr().err)
+    assert f"pip install 'lmeval-dispersion[{extra}]'" in shown
