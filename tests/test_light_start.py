@@ -33,17 +33,6 @@ def test_the_screener_loads_nothing_beyond_its_base_install(code):
     assert not loaded_after(code) & set(HEAVY)
 
 
-def test_the_demo_with_its_agreement_needs_the_base_install_only():
-    code = """
-import contextlib, io
-from lmeval_screener.cli import main
-with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()):
-    assert main(["--demo"]) == 0
-assert "sums-45" in out.getvalue() and "Kendall" in out.getvalue()
-"""
-    assert not loaded_after(code) & set(HEAVY)
-
-
 def test_help_loads_no_library_at_all():
     code = """
 import contextlib, io
@@ -51,7 +40,7 @@ from lmeval_screener.cli import main
 with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
     main(["--help"])
 """
-    assert not loaded_after(code) & {*HEAVY, "numpy", "httpx", "huggingface_hub", "rich"}
+    assert not loaded_after(code) & {*HEAVY, "numpy", "pandas", "httpx", "huggingface_hub", "rich", "altair"}
 
 
 def test_the_check_can_fail():
