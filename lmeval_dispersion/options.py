@@ -51,7 +51,7 @@ def add_layer(
 
 
 def add_slice(parser: argparse._ActionsContainer) -> None:
-    """Add ``--slice COLUMN``, which may be given again: a list of columns of the documents, empty for none."""
+    """Add ``--slice COLUMN``, a list of columns of the documents; empty where it is not given."""
     parser.add_argument(
         "--slice",
         action="append",
