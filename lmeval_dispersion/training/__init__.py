@@ -13,7 +13,7 @@ _WHERE = {
     "DispersionRegularizer": "regularizer",
     "DispersionTrainer": "trainer",
     "DispersionTrainerMixin": "trainer",
-    "loss_named": "modules",
+    "loss_named": "losses",
 }
 
 __all__ = [

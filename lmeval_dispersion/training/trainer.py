@@ -18,7 +18,6 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.training.places import Layers
 from lmeval_dispersion.training.regularizer import DispersionRegularizer
 from lmeval_dispersion.training.schedule import Schedule, weight_factor
 
@@ -40,7 +39,7 @@ class DispersionConfig:
     """
 
     loss: str = "angular_spread"
-    layers: Layers | Sequence[int] = "last"
+    layers: str | Sequence[str | int] = "last"
     weight: float = 0.1
     schedule: Schedule = "constant"
     warmup: int = 0
@@ -49,7 +48,7 @@ class DispersionConfig:
 
 
 class DispersionTrainerMixin:
-    """Adds the loss to ``compute_loss`` and its figures to the training log.
+    """Adds the loss to ``compute_loss`` and its parts to the training log.
 
     Logged beside ``loss``, as means over the same steps: ``ce_loss`` (the parent's own loss),
     ``dispersion_loss`` (mean over layers, without weight), and ``dispersion``: the mean cosine distance of

@@ -17,9 +17,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.training.modules import LOSSES
-from lmeval_dispersion.training.places import LAYERS
-from lmeval_dispersion.training.settings import ARMS, LAYER_WORDS, agree_or_write, settings_from
+from lmeval_dispersion.training.losses import LOSSES
+from lmeval_dispersion.training.settings import ARMS, agree_or_write, settings_from
 
 ROOT = Path(__file__).parents[2]
 WORDS = [
@@ -221,7 +220,6 @@ def test_mistakes_are_one_sentence(base, tmp_path, capsys, options, code, said):
 def test_another_runs_folder_is_refused_and_settings_files_are_read(base, tmp_path):
     (tmp_path / "settings.yaml").write_text(f"model: {base / 'model'}\ndata: {base / 'prose.txt'}\nblok: 4\n")
     assert set(LOSSES) < set(ARMS)
-    assert LAYER_WORDS == LAYERS
     with pytest.raises(UsageError, match="did you mean block"):
         settings_from({}, str(tmp_path / "settings.yaml"))
     (tmp_path / "settings.yaml").write_text(

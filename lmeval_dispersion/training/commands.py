@@ -18,20 +18,20 @@ from lmeval_dispersion.training.settings import ARMS, Settings, agree_or_write, 
 _HELP = {
     "model": "base model: Hub id or folder",
     "data": "texts to train on: .txt, .jsonl, .parquet or a Hub data set id",
-    "out": "folder of the runs; the same command goes on in it after an interruption",
+    "out": "folder of the arms; the same command goes on in it after an interruption",
     "second_data": "texts of a second domain, mixed in one to one",
     "eval_data": "held-out texts (default: the end of --data)",
     "second_eval_data": "held-out texts of the second domain",
     "from_scratch": "start from random weights with the model's configuration",
     "arms": f"what to compare, comma-separated, of {', '.join(ARMS)}",
-    "seeds": "comma-separated; one run an arm and seed",
-    "tokens": "tokens that each run sees, such as 200M",
+    "seeds": "comma-separated; each arm is trained once with each",
+    "tokens": "tokens that each arm sees, such as 200M",
     "block": "tokens of a sequence",
     "batch": "sequences of a micro-batch",
     "accumulate": "micro-batches of an optimizer step",
     "lr": "peak learning rate; 5 %% linear warm-up, then linear decay to 0",
     "weight": "weight of the loss",
-    "layers": "last, all, early_half, late_half or comma-separated indices",
+    "layers": "last, all, early_half, late_half, layer.3 or 3, ..., separated by commas",
     "max_tokens": "tokens drawn of each sequence for the loss; 0 takes all",
     "schedule": "schedule of the weight: constant, linear (warm-up) or cosine",
     "noise_alpha": "NEFTune's alpha, of the arm noisy_embeddings",
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         import torch
         from transformers.utils.logging import disable_progress_bar
 
-        from lmeval_dispersion.training.run import start_tokenizer
+        from lmeval_dispersion.training.arm import start_tokenizer
     except ImportError as error:
         raise MissingExtraError(
             "training needs torch and transformers; pip install 'lmeval-dispersion[models]'"
@@ -95,8 +95,8 @@ def _all_runs(settings: Settings, folder: Path, tokenizer: Any) -> list[dict[str
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from lmeval_dispersion.training.blocks import domain_blocks
-    from lmeval_dispersion.training.run import finished, trained
+    from lmeval_dispersion.training.arm import finished, trained
+    from lmeval_dispersion.training.token_blocks import domain_blocks
 
     domains = domain_blocks(settings, folder, tokenizer)
     for (source, _), (train, held) in zip(settings.domains, domains, strict=True):
