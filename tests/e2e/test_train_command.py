@@ -173,7 +173,7 @@ def test_all_arms_on_two_domains(base, tmp_path):
         seeds="0,1",
         tokens=16 * 4 * 24,
         layers="last",
-        json=True,
+        format="json",
     )
     assert code == 0, said
     rows = json.loads(printed)
@@ -194,7 +194,10 @@ def test_all_arms_on_two_domains(base, tmp_path):
     result = json.loads((tmp_path / "out" / "push_away-seed0" / "result.json").read_text())
     assert [entry["step"] for entry in result["evaluations"]] == [0, 12, 24]
     assert {"ce_loss", "dispersion_loss", "dispersion", "loss"} <= set(result["log"][0])
-    assert (tmp_path / "out" / "comparison.md").read_text().startswith("| arm | domain |")
+    assert printed == (tmp_path / "out" / "comparison.json").read_text()
+    markdown = (tmp_path / "out" / "comparison.md").read_text()
+    assert "**Better than base: " in markdown or "**No arm is better than base.**" in markdown
+    assert "--arms base,push_away,cross_domain_push_away" in markdown  # the command that made it
 
 
 @pytest.mark.parametrize(
@@ -205,6 +208,7 @@ def test_all_arms_on_two_domains(base, tmp_path):
         ({"model": "/nowhere"}, 2, "nowhere"),
         ({"tokens": "12"}, 2, "at least one step of 64"),
         ({"layers": "middle"}, 2, "early_half"),
+        ({"output": "report.xlsx"}, 2, "suffix"),
         ({"block": "2000", "tokens": "8k"}, 2, "at most 32"),
         ({"data": "BASE/short.txt"}, 2, "at least two blocks"),
     ],
