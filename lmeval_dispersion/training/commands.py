@@ -40,7 +40,7 @@ _HELP = {
     "noise_alpha": "NEFTune's alpha, of the arm noisy_embeddings",
     "forget_every": "steps between resets of the embeddings, of the arm active_forgetting",
     "eval_tokens": "tokens of each domain to evaluate on",
-    "evals": "evaluations during a run, besides before and after",
+    "evals": "evaluations while an arm trains, besides before and after",
     "save_every": "steps between checkpoints",
     "bf16": "train under bf16 autocast",
     "column": "field of the text in JSONL, parquet and Hub data sets",

@@ -58,7 +58,7 @@ class Settings:
         noise_alpha: NEFTune's alpha, of the arm ``noisy_embeddings``.
         forget_every: Steps between resets of the input embeddings, of the arm ``active_forgetting``.
         eval_tokens: Tokens of each domain to evaluate on.
-        evals: Evaluations during a run, besides those before and after.
+        evals: Evaluations while an arm trains, besides those before and after.
         save_every: Steps between checkpoints.
         bf16: Train under bf16 autocast.
         column: Field of the text in JSONL, parquet and Hub data sets.
@@ -147,7 +147,7 @@ def agree_or_write(settings: Settings) -> Path:
     """The folder of the arms, with the settings in it.
 
     Raises:
-        UsageError: It holds runs with other settings, or files that are none of ours.
+        UsageError: It holds arms with other settings, or files that are none of ours.
     """
     folder = Path(settings.out).expanduser()
     path = folder / "settings.json"
@@ -158,7 +158,7 @@ def agree_or_write(settings: Settings) -> Path:
         other = [f"{k} {before.get(k)!r} -> {now[k]!r}" for k in now if before.get(k) != now[k]]
         if other:
             raise UsageError(
-                f"{folder} holds runs with other settings ({'; '.join(other)}); choose another --out"
+                f"{folder} holds arms with other settings ({'; '.join(other)}); choose another --out"
             )
         return folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -220,6 +220,6 @@ def _check(s: Settings) -> None:
         raise UsageError("expected --second-data with cross_domain_push_away, whose pairs are of two domains")
     if FORGET in s.arms and s.forget_every >= s.steps:
         raise UsageError(
-            f"expected forget_every below the {s.steps} steps of a run, got {s.forget_every}; "
+            f"expected forget_every below the {s.steps} steps of an arm, got {s.forget_every}; "
             "with this the arm active_forgetting would be the base"
         )
