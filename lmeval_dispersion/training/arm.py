@@ -24,7 +24,9 @@ from transformers import TrainerCallback, TrainingArguments
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Dispersion
 from lmeval_dispersion.model.capture import Decoder, capture
+from lmeval_dispersion.model.layer_names import states_after_blocks
 from lmeval_dispersion.model.loading import load_model
+from lmeval_dispersion.model.parts import depth
 from lmeval_dispersion.training.losses import LOSSES, push_away
 from lmeval_dispersion.training.settings import FORGET, NOISE, Settings
 from lmeval_dispersion.training.token_blocks import Blocks, mixed
@@ -113,7 +115,8 @@ def start_tokenizer(settings: Settings) -> Any:
     """The tokenizer of the base model, once that is known to fit the settings.
 
     Raises:
-        UsageError: There is no such model or tokenizer, or they do not fit each other or the block length.
+        UsageError: There is no such model or tokenizer, or they do not fit each other, the block length
+            or the layers.
     """
     try:
         config = transformers.AutoConfig.from_pretrained(settings.model).get_text_config()
@@ -128,6 +131,7 @@ def start_tokenizer(settings: Settings) -> Any:
         raise UsageError(
             f"expected a block of at most {longest}, the positions of {settings.model}, got {settings.block}"
         )
+    states_after_blocks(settings.layers, depth(config))
     if len(tokenizer) > config.vocab_size:
         raise UsageError(
             f"expected a tokenizer of at most {config.vocab_size} tokens, that of {settings.model}, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import logging
 import os
 import shlex
@@ -12,7 +13,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from lmeval_dispersion.errors import MissingExtraError, UsageError
+from lmeval_dispersion.errors import MissingExtraError, TrainingError, UsageError
 from lmeval_dispersion.options import Output, add_output
 from lmeval_dispersion.report import render
 from lmeval_dispersion.training.comparison import compared, json_of, report
@@ -86,15 +87,23 @@ def run(args: argparse.Namespace) -> int:
         )
     tokenizer = start_tokenizer(settings)
     folder = agree_or_write(settings)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.getLogger("transformers").setLevel(logging.ERROR)
-        disable_progress_bar()  # transformers' own, for every checkpoint
-        results = _all_arms(settings, folder, tokenizer)
-    rows = compared(settings, results)
-    document = report(rows, _command(settings))
-    (folder / "comparison.json").write_text(json_of(rows))
-    (folder / "comparison.md").write_text(render(document, "markdown"))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            logging.getLogger("transformers").setLevel(logging.ERROR)
+            disable_progress_bar()  # transformers' own, for every checkpoint
+            results = _all_arms(settings, folder, tokenizer)
+        rows = compared(settings, results)
+        document = report(rows, _command(settings))
+        (folder / "comparison.json").write_text(json_of(rows))
+        (folder / "comparison.md").write_text(render(document, "markdown"))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise TrainingError(
+            f"expected room for checkpoints in {folder}, got a full disk; free some, and the same command "
+            "goes on from the last whole checkpoint"
+        ) from error
     output.write(document)
     print(f"models, evaluations and the comparison are in {folder}", file=sys.stderr)
     return 0

@@ -152,6 +152,13 @@ def agree_or_write(settings: Settings) -> Path:
     folder = Path(settings.out).expanduser()
     path = folder / "settings.json"
     ours = json.dumps(dataclasses.asdict(settings) | {"out": ""}, indent=1)
+    if path.is_file() and not any(left.is_file() for left in folder.glob("*-seed*/**/*")):
+        # A start that failed before anything was trained must not block the next one.
+        if path.read_text() != ours + "\n":
+            for blocks in folder.glob("blocks-*.npz"):
+                blocks.unlink()
+            path.write_text(ours + "\n")
+        return folder
     if path.is_file():
         before = json.loads(path.read_text())
         now = json.loads(ours)
