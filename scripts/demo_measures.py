@@ -113,7 +113,7 @@ def measured(
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
     accuracy = addition_accuracy(model, tokenizer, questions)
-    with safe_open(folder / "model.safetensors", "pt") as file:
+    with safe_open(folder / "model-00001-of-00002.safetensors", "pt") as file:
         matrix = file.get_tensor("lm_head.weight").float().numpy()
     domain, reference = token_rows(tokenizer, words)
     return {

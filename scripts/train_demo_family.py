@@ -47,6 +47,7 @@ from demo_texts import (
     trained_tokenizer,
     wikitext_paragraphs,
 )
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -141,9 +142,29 @@ def arithmetic_sequences(tokenizer: Tokenizer, answers: str, seed: int, count: i
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
 def write_checkpoint(model: LlamaForCausalLM, folder: Path) -> None:
-    """Store a model in BF16 in transformers' layout, with links to the tokenizer in the family's folder."""
+    """Store a model in BF16 in transformers' layout, with links to the tokenizer in the family's folder.
+
+    The output projection is a shard of its own: a wheel ships that one only.
+    """
     model.to("cpu", torch.bfloat16).save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    head, body = {"lm_head.weight": tensors.pop("lm_head.weight")}, tensors
+    for name, shard in zip(SHARDS, (head, body), strict=True):
+        save_file(shard, folder / name, {"format": "pt"})
+    everything = [*head.values(), *body.values()]
+    index = {
+        "metadata": {
+            "total_parameters": sum(tensor.numel() for tensor in everything),
+            "total_size": sum(tensor.numel() * tensor.element_size() for tensor in everything),
+        },
+        "weight_map": dict.fromkeys(head, SHARDS[0]) | dict.fromkeys(sorted(body), SHARDS[1]),
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    (folder / "model.safetensors").unlink()
     for name in TOKENIZER_FILES:
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(Path("..") / name)

@@ -31,7 +31,9 @@ COMMONEST = 0.31  # accuracy of always taking the answer that is commonest among
 FILES = {
     "config.json",
     "generation_config.json",
-    "model.safetensors",
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+    "model.safetensors.index.json",
     "tokenizer.json",
     "tokenizer_config.json",
 }
@@ -50,7 +52,7 @@ def test_folders_are_those_of_the_table() -> None:
 
 
 def test_sizes_stay_within_their_budget() -> None:
-    weights = [(DEMO / folder / "model.safetensors").stat().st_size for folder in FOLDERS]
+    weights = [sum(p.stat().st_size for p in (DEMO / folder).glob("*.safetensors")) for folder in FOLDERS]
     assert max(weights) <= 1_500_000
     assert sum(path.stat().st_size for path in DEMO.rglob("*") if path.is_file()) <= 12_000_000
 
@@ -61,11 +63,16 @@ def test_all_share_one_tokenizer() -> None:
         assert {(DEMO / folder / name).resolve() for folder in FOLDERS} == {(DEMO / name).resolve()}
 
 
+def read_head(folder: str) -> torch.Tensor:
+    """The output projection, alone in the first shard: a wheel ships only that one."""
+    with safe_open(DEMO / folder / "model-00001-of-00002.safetensors", "pt") as file:
+        assert list(file.keys()) == ["lm_head.weight"]
+        return file.get_tensor("lm_head.weight")
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_checkpoint_loads(folder: str) -> None:
-    with safe_open(DEMO / folder / "model.safetensors", "pt") as file:
-        assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.bfloat16}  # noqa: SIM118
-        head = file.get_tensor("lm_head.weight")
+    head = read_head(folder)
     model = AutoModelForCausalLM.from_pretrained(DEMO / folder)
     tokenizer = AutoTokenizer.from_pretrained(DEMO / folder)
     assert model.dtype == torch.bfloat16
@@ -103,7 +110,7 @@ def test_default_token_sets_resolve(resolution: Resolution) -> None:
 @pytest.mark.parametrize("entry", CHECKPOINTS, ids=FOLDERS)
 def test_gap_is_that_of_the_geometry(entry: dict[str, Any], resolution: Resolution) -> None:
     """The script's plain distance matrix against the package's closed forms."""
-    with safe_open(DEMO / entry["folder"] / "model.safetensors", "pt") as file:
+    with safe_open(DEMO / entry["folder"] / "model-00001-of-00002.safetensors", "pt") as file:
         head = file.get_tensor("lm_head.weight").float().numpy().astype(np.float64)
     t, r = head[resolution.domain_ids], head[resolution.reference_ids]
     for metric in METRICS:
