@@ -105,7 +105,7 @@ def _harness(arguments: list[str]) -> int:
     try:
         from lm_eval.__main__ import cli_evaluate
 
-        from lmeval_dispersion.harness import run_store
+        from lmeval_dispersion.harness import saving
     except ImportError as error:
         raise MissingExtraError(
             "lm-eval cannot be loaded; pip install 'lmeval-dispersion[models]'"
@@ -123,7 +123,7 @@ def _harness(arguments: list[str]) -> int:
         raise DispersionError(sentence) from error
     finally:
         sys.argv = before
-    return 3 if run_store.failures else 0
+    return 3 if saving.failures else 0
 
 
 def failure_sentence(error: Exception) -> str | None:

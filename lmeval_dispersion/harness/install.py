@@ -1,8 +1,8 @@
 """Making lm-eval find our tasks: files in its own tasks folder, or a folder for ``--include_path``.
 
-Our configurations are written as they stand in ``lm_eval/tasks/lmeval_dispersion/FAMILY/``: their includes
-name lm-eval's own files relative to there. Enabling copies them to that place and enters the copies in our
-RECORD, so that uninstalling this package removes them. lm-eval itself need not be imported for any of this.
+Our configurations are written for ``lm_eval/tasks/lmeval_dispersion/FAMILY/``: their includes name lm-eval's
+own files relative to there, and one file may stand for many, see :func:`task_files`. lm-eval itself need not
+be imported for any of this.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from lmeval_dispersion.errors import HarnessError, MissingExtraError, UsageError
 from lmeval_dispersion.paths import data_folder
 
 FOLDER = "lmeval_dispersion"
+_PATTERN = re.compile(r"^# for NAME in ([^;\n]+)(?:; CATEGORY = (\w+))?\n", re.MULTILINE)
 _INCLUDE = re.compile(r"^(\s*(?:- )?include: |\s+- )(\.\./\.\./)(\S+)$", re.MULTILINE)
 
 # Beside saying whose this is, a file at the top makes pip remove the whole folder and not only what is in it.
@@ -51,11 +52,23 @@ class Status(NamedTuple):
 
 
 def task_files() -> dict[str, str]:
-    """Path within the tasks folder -> content of every configuration of this version."""
+    """Path within the tasks folder -> content of every configuration of this version.
+
+    A file that begins with ``# for NAME in a b c`` is a pattern: it stands for one file each, with ``NAME``
+    replaced in path and content. Where such a line ends in ``; CATEGORY = x``, that word is replaced too, and
+    more lines may follow.
+    """
     root = data_folder("task_configs")
-    return {
-        path.relative_to(root).as_posix(): path.read_text("utf-8") for path in sorted(root.rglob("*.yaml"))
-    }
+    files: dict[str, str] = {}
+    for path in sorted(root.rglob("*.yaml")):
+        place, text = path.relative_to(root).as_posix(), path.read_text("utf-8")
+        body = _PATTERN.sub("", text)
+        for names, category in _PATTERN.findall(text):
+            own = body.replace("CATEGORY", category)
+            files |= {place.replace("NAME", name): own.replace("NAME", name) for name in names.split()}
+        if body == text:
+            files[place] = text
+    return dict(sorted(files.items()))
 
 
 def task_names() -> list[str]:
