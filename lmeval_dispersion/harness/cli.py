@@ -29,6 +29,8 @@ def _enable(_args: argparse.Namespace) -> int:
             "`dispersion disable`",
             file=sys.stderr,
         )
+    if not now.owned:
+        print("uninstalling leaves this folder: run `dispersion disable` before it", file=sys.stderr)
     print("try: lm_eval --model hf --model_args pretrained=... --tasks mmlu_dispersion", file=sys.stderr)
     return 0
 
