@@ -43,6 +43,10 @@ __all__ = [
 
 def hooked_task() -> Any:
     """lm-eval's task class with :class:`TaskHooks`, for the lm-eval that is installed."""
-    from lmeval_dispersion.harness.compat.task_04 import HookedTask
+    from lm_eval.api.task import ConfigurableTask
 
-    return HookedTask
+    if hasattr(ConfigurableTask, "process_instances"):
+        from lmeval_dispersion.harness.compat import task_05 as generation
+    else:
+        from lmeval_dispersion.harness.compat import task_04 as generation  # type: ignore[no-redef]
+    return generation.HookedTask

@@ -182,7 +182,7 @@ def check_groups() -> None:
             results = {}
             for i, size in enumerate(sizes):
                 leaf = object.__new__(ConfigurableTask)
-                leaf._config = SimpleNamespace(task=f"leaf{i}")
+                leaf._config = SimpleNamespace(task=f"leaf{i}", _qualified_name=None)
                 group.add(leaf)
                 results[f"leaf{i}"] = {
                     "dispersion,none": pooled((size,), _check_measure),
