@@ -25,8 +25,7 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.model.capture import capture, resolve
 from lmeval_dispersion.model.loading import DTYPES, LoadedModel, load_model
 from lmeval_dispersion.model.texts import Texts
-from lmeval_dispersion.store import write_store
-from lmeval_dispersion.store.files import COLUMNS
+from lmeval_dispersion.store import COLUMNS, write_store
 
 _BATCH_TOKENS = 2048
 _NO_LIMIT = 10**6  # tokenizers without a limit say 1e30

@@ -29,6 +29,8 @@ def _enable(_args: argparse.Namespace) -> int:
             "`dispersion disable`",
             file=sys.stderr,
         )
+    if not now.owned:
+        print("uninstalling leaves this folder: run `dispersion disable` before it", file=sys.stderr)
     print("try: lm_eval --model hf --model_args pretrained=... --tasks mmlu_dispersion", file=sys.stderr)
     return 0
 
@@ -105,7 +107,7 @@ def _harness(arguments: list[str]) -> int:
     try:
         from lm_eval.__main__ import cli_evaluate
 
-        from lmeval_dispersion.harness import run_store
+        from lmeval_dispersion.harness import saving
     except ImportError as error:
         raise MissingExtraError(
             "lm-eval cannot be loaded; pip install 'lmeval-dispersion[models]'"
@@ -123,7 +125,7 @@ def _harness(arguments: list[str]) -> int:
         raise DispersionError(sentence) from error
     finally:
         sys.argv = before
-    return 3 if run_store.failures else 0
+    return 3 if saving.failures else 0
 
 
 def failure_sentence(error: Exception) -> str | None:

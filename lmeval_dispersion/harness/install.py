@@ -1,8 +1,8 @@
 """Making lm-eval find our tasks: files in its own tasks folder, or a folder for ``--include_path``.
 
-Our configurations are written as they stand in ``lm_eval/tasks/lmeval_dispersion/FAMILY/``: their includes
-name lm-eval's own files relative to there. Enabling copies them to that place and enters the copies in our
-RECORD, so that uninstalling this package removes them. lm-eval itself need not be imported for any of this.
+Our configurations are written for ``lm_eval/tasks/lmeval_dispersion/FAMILY/``: their includes name lm-eval's
+own files relative to there, and one file may stand for many, see :func:`task_files`. lm-eval itself need not
+be imported for any of this.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from lmeval_dispersion.errors import HarnessError, MissingExtraError, UsageError
 from lmeval_dispersion.paths import data_folder
 
 FOLDER = "lmeval_dispersion"
+_PATTERN = re.compile(r"^# for NAME in ([^;\n]+)(?:; CATEGORY = (\w+))?\n", re.MULTILINE)
 _INCLUDE = re.compile(r"^(\s*(?:- )?include: |\s+- )(\.\./\.\./)(\S+)$", re.MULTILINE)
 
 # Beside saying whose this is, a file at the top makes pip remove the whole folder and not only what is in it.
@@ -42,20 +43,34 @@ class Status(NamedTuple):
         folder: Where they are or would be.
         files: How many this version has.
         editable: Whether lm-eval is a checkout, which then shows the files as untracked.
+        owned: Whether uninstalling this package removes the files: they are in its RECORD.
     """
 
     state: State
     folder: Path
     files: int
     editable: bool
+    owned: bool
 
 
 def task_files() -> dict[str, str]:
-    """Path within the tasks folder -> content of every configuration of this version."""
+    """Path within the tasks folder -> content of every configuration of this version.
+
+    A file that begins with ``# for NAME in a b c`` is a pattern: it stands for one file each, with ``NAME``
+    replaced in path and content. Where such a line ends in ``; CATEGORY = x``, that word is replaced too, and
+    more lines may follow.
+    """
     root = data_folder("task_configs")
-    return {
-        path.relative_to(root).as_posix(): path.read_text("utf-8") for path in sorted(root.rglob("*.yaml"))
-    }
+    files: dict[str, str] = {}
+    for path in sorted(root.rglob("*.yaml")):
+        place, text = path.relative_to(root).as_posix(), path.read_text("utf-8")
+        body = _PATTERN.sub("", text)
+        for names, category in _PATTERN.findall(text):
+            own = body.replace("CATEGORY", category)
+            files |= {place.replace("NAME", name): own.replace("NAME", name) for name in names.split()}
+        if body == text:
+            files[place] = text
+    return dict(sorted(files.items()))
 
 
 def task_names() -> list[str]:
@@ -89,7 +104,7 @@ def status() -> Status:
         for path in sorted(folder.rglob("*.yaml"))
     }
     state: State = "disabled" if not there else "enabled" if there == wanted else "out of date"
-    return Status(state, folder, len(wanted), _editable())
+    return Status(state, folder, len(wanted), _editable(), _owned(folder))
 
 
 def enable() -> Status:
@@ -194,22 +209,33 @@ def _editable() -> bool:
     return bool(text and json.loads(text).get("dir_info", {}).get("editable"))
 
 
+def _owned(folder: Path) -> bool:
+    own = _own()
+    files = own.files if own is not None and folder.is_dir() else None
+    return any(f.parts[:3] == ("lm_eval", "tasks", FOLDER) for f in files or [])
+
+
 def _enter_in_record(folder: Path, files: list[Path]) -> None:
-    """Make our RECORD list exactly ``files`` under ``folder``; without one only `disable` removes them."""
+    """Make our RECORD list exactly ``files`` under ``folder``, as if they had come with our wheel.
+
+    pip and uv then remove them when this package is uninstalled, upgraded or reinstalled, and leave a user's
+    own files there alone (tried with pip 23.2 and uv 0.13). Not done where lm-eval is in another place than
+    this package: an entry that leaves the environment is skipped by both, and uv calls the RECORD invalid.
+    """
     own = _own()
     text = own.read_text("RECORD") if own is not None else None
-    if own is None or text is None:
+    site = Path(str(own.locate_file(""))).resolve() if own is not None else None
+    if own is None or text is None or site is None or not folder.resolve().is_relative_to(site):
         return
-    site = Path(str(own.locate_file("")))
     record = next((Path(str(own.locate_file(f))) for f in own.files or [] if f.name == "RECORD"), None)
     if record is None:
         return
-    prefix = Path(os.path.relpath(folder, site)).as_posix() + "/"
+    prefix = folder.resolve().relative_to(site).as_posix() + "/"
     rows = [row for row in csv.reader(io.StringIO(text)) if row and not row[0].startswith(prefix)]
     for path in files:
         digest = base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).rstrip(b"=").decode()
-        relative = Path(os.path.relpath(path, site)).as_posix()
-        rows.append([relative, f"sha256={digest}", str(path.stat().st_size)])
+        place = prefix + path.relative_to(folder).as_posix()
+        rows.append([place, f"sha256={digest}", str(path.stat().st_size)])
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
     if out.getvalue() == text:

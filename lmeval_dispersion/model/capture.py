@@ -157,6 +157,16 @@ class Decoder:
         return ", ".join([*names, ends]) + (f", {which} also with .attn and .ffn" if two else "")
 
 
+def split_names(names: str | Sequence[str]) -> list[str]:
+    """Layer names from one text, separated by ``+`` or ``,``; ``last`` where there are none.
+
+    >>> split_names("last+layer.-1.attn")
+    ['last', 'layer.-1.attn']
+    """
+    parts = names.replace(",", "+").split("+") if isinstance(names, str) else names
+    return [str(name).strip() for name in parts if str(name).strip()] or ["last"]
+
+
 def resolve(model: nn.Module, names: Sequence[str]) -> list[Site]:
     """The places called ``names``, in that order.
 

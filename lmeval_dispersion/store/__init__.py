@@ -5,6 +5,8 @@ A folder holds ``vectors.safetensors`` (float16 unit rows and float32 norms a la
 is a store whose run did not finish. ``docs/store.md`` is the contract. Its modules are private.
 """
 
-from lmeval_dispersion.store.store import Store, is_store, read_store, write_store
+from lmeval_dispersion.store.format import COLUMNS
+from lmeval_dispersion.store.reading import Store, is_store, read_store
+from lmeval_dispersion.store.writing import begin_store, write_store
 
-__all__ = ["Store", "is_store", "read_store", "write_store"]
+__all__ = ["COLUMNS", "Store", "begin_store", "is_store", "read_store", "write_store"]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 import transformers
 from datasets_layout import DATA, FACTS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from lmeval_dispersion.harness.records import DocRecord
 
 CHAT = (
     "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>\n{% endfor %}"
@@ -110,3 +115,38 @@ def reference(lm: Any, context: str, continuation: str, layer: str) -> tuple[Any
         scores = torch.log_softmax(out.logits[0].float(), dim=-1)
     own = scores[:-1].gather(1, inputs[0, 1:, None])[:, 0]
     return state.float().numpy(), own.numpy()
+
+
+def records(results: Any, task: str) -> list[DocRecord]:
+    """The records behind a task's samples."""
+    found = [sample["dispersion"] for sample in results["samples"][task]]
+    assert all(isinstance(record, DocRecord) for record in found)
+    return found
+
+
+def check_vectors(lm: Any, results: Any, task: str, layer: str = "last") -> None:
+    """Every captured vector equals the model on the unpadded prompt alone; so does the query's perplexity."""
+    samples = results["samples"][task]
+    assert samples
+    for sample in samples:
+        state = sample["dispersion"].state
+        context, continuation = sample["arguments"][0]
+        vector, logprobs = reference(lm, context, continuation, layer)
+        assert state.vectors[layer].shape == (1, len(vector))
+        np.testing.assert_allclose(state.vectors[layer][0], vector, atol=1e-5, rtol=0)
+        assert state.prompt_tokens == [len(logprobs) + 1] or state.truncated == [True]
+        if state.query:
+            tokens = len(lm.tok_encode(context.rstrip()[: context.rindex(state.query)] or ""))
+            own = logprobs[max(tokens, 1) - 1 :]
+            if state.truncated == [False] and context.rstrip().endswith(state.query.rstrip()):
+                assert state.perplexity[0] == pytest.approx(math.exp(-float(np.mean(own))), rel=1e-4)
+
+
+def hidden(lm: Any, tokens: list[int], layer: str) -> Any:
+    assert layer == "last"
+    with torch.no_grad():
+        return lm.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states[-1][0].numpy()
+
+
+def hooks_left(model: torch.nn.Module) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())

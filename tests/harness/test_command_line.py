@@ -25,7 +25,7 @@ from lmeval_dispersion.harness import install
 from lmeval_dispersion.paths import data_folder
 from lmeval_dispersion.store import read_store
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.slow
 
 OURS = Path(install.__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -122,7 +122,7 @@ def run(command: list[str], site: Path, hub: dict[str, str]) -> subprocess.Compl
 
 
 def test_the_stock_command_runs_mmlu(hub: dict[str, str], installation: Path, tmp_path: Path) -> None:
-    # Categories rather than all 57 subjects, for time; test_task.py runs the whole group.
+    # Categories rather than all 57 subjects, for time; test_task_metrics.py runs the whole group.
     arguments = ["--model_args", "pretrained=demo/sums-20,dtype=float32", "--device", "cpu", "--log_samples"]
     arguments += ["--tasks", "mmlu_stem_dispersion", "--limit", "3", "--num_fewshot", "1"]
     arguments += ["--batch_size", "16", "--output_path", str(tmp_path)]

@@ -18,7 +18,7 @@ MAIN = "from lmeval_dispersion.cli import main; raise SystemExit(main())"
 OURS = Path(install.__file__).resolve().parents[2]
 
 
-def dispersion(*arguments: str, path: Path, cache: Path) -> subprocess.CompletedProcess[str]:
+def dispersion(*arguments: str, path: Path | str, cache: Path) -> subprocess.CompletedProcess[str]:
     """The command, with lm-eval found at ``path`` first."""
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", MAIN, *arguments],
@@ -115,7 +115,9 @@ def test_the_record_lists_the_files_while_enabled(tmp_path: Path, monkeypatch: p
     )
     cache = tmp_path / "cache"
     original = (info / "RECORD").read_text()
-    assert dispersion("enable", path=site, cache=cache).returncode == 0
+    first = dispersion("enable", path=site, cache=cache)
+    assert first.returncode == 0
+    assert "uninstalling leaves" not in first.stderr
     rows = [line.split(",") for line in (info / "RECORD").read_text().splitlines()]
     entered = {row[0] for row in rows if row[0].startswith("lm_eval/tasks/lmeval_dispersion/")}
     assert len(entered) == len(install.task_files()) + 1
@@ -125,6 +127,18 @@ def test_the_record_lists_the_files_while_enabled(tmp_path: Path, monkeypatch: p
     assert (info / "RECORD").read_text() == before
     assert dispersion("disable", path=site, cache=cache).returncode == 0
     assert (info / "RECORD").read_text() == original
+
+
+def test_the_record_stays_as_it_is_where_lm_eval_is_elsewhere(harness_copy: Path, tmp_path: Path) -> None:
+    """pip and uv skip entries that leave the environment, so there are none, and enabling says so."""
+    info = tmp_path / "ours" / "lmeval_dispersion-0.1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lmeval-dispersion\nVersion: 0.1\n")
+    (info / "RECORD").write_text("lmeval_dispersion-0.1.dist-info/RECORD,,\n")
+    done = dispersion("enable", path=f"{info.parent}:{harness_copy}", cache=tmp_path / "cache")
+    assert done.returncode == 0, done.stderr
+    assert (info / "RECORD").read_text() == "lmeval_dispersion-0.1.dist-info/RECORD,,\n"
+    assert "uninstalling leaves this folder: run `dispersion disable` before it" in done.stderr
 
 
 def test_every_name_ends_in_dispersion_except_the_stock_form_of_quail() -> None:

@@ -1,0 +1,54 @@
+"""lm-eval 0.4's task class, which scores a document in ``process_results``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lm_eval.api.task import ConfigurableTask
+
+from lmeval_dispersion.harness.compat.carriers import plain, state_of, with_state
+from lmeval_dispersion.harness.compat.hooks import TaskHooks
+
+
+class HookedTask(TaskHooks, ConfigurableTask):  # type: ignore[misc]
+    """See :class:`TaskHooks`."""
+
+    _selected: Sequence[int] = ()  # of --samples, ascending: instances are numbered by their place in it
+
+    @property
+    def only_predicts(self) -> bool:
+        """See :class:`TaskHooks`."""
+        return "bypass" in self._metric_fn_list
+
+    @property
+    def several_contexts(self) -> bool:
+        """See :class:`TaskHooks`."""
+        return bool(self.multiple_input)
+
+    def document_index(self, doc_id: int) -> int:
+        """See :class:`TaskHooks`."""
+        return self._selected[doc_id] if self._selected else doc_id
+
+    def build_all_requests(self, **options: Any) -> None:
+        """As lm-eval's; the selection of documents is remembered."""
+        self._selected = sorted(set(options.get("samples") or ()))
+        super().build_all_requests(**options)
+
+    def apply_filters(self) -> Any:
+        """As lm-eval's; filters make new strings, so states are put back on their results."""
+        result = super().apply_filters()
+        for instance in self._instances or []:
+            state = state_of(instance.resps[0]) if instance.resps else None
+            if state is not None:
+                for key, value in instance.filtered_resps.items():
+                    instance.filtered_resps[key] = with_state(plain(value), state)
+        return result
+
+    def process_results(self, doc: Any, results: Sequence[Any]) -> Any:
+        """As lm-eval's on the plain answers, with what :meth:`judged` adds."""
+        answers = [plain(result) for result in results]
+        metrics = super().process_results(doc, answers)
+        if self.only_predicts:
+            return metrics
+        return {**metrics, **self.judged(doc, state_of(results[0]), answers, metrics)}

@@ -1,0 +1,59 @@
+"""lm-eval 0.5's task classes: one for each output type, whose scorers score a task's documents at once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+from lm_eval.api.task import Task
+
+from lmeval_dispersion.harness.compat.carriers import plain, state_of
+from lmeval_dispersion.harness.compat.hooks import TaskHooks
+
+
+class HookedTask(TaskHooks, Task):  # type: ignore[misc]
+    """See :class:`TaskHooks`. Making one gives a subclass that is also lm-eval's class of the output type."""
+
+    def __new__(cls, config: Any = None, **_: Any) -> Any:
+        """An object of lm-eval's class for the configuration's output type, with this class before it."""
+        kind = Task._registry.get((config or {}).get("output_type"))
+        if kind is not None and not issubclass(cls, kind):
+            cls = type(cls.__name__, (cls, kind), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+        return super().__new__(cls)
+
+    @property
+    def only_predicts(self) -> bool:
+        """See :class:`TaskHooks`."""
+        return bool(self._has_metric("bypass"))
+
+    @property
+    def several_contexts(self) -> bool:
+        """See :class:`TaskHooks`."""
+        return bool(self._multiple_inputs)
+
+    def document_index(self, doc_id: int) -> int:
+        """See :class:`TaskHooks`; this lm-eval numbers its instances by it."""
+        return doc_id
+
+    def process_instances(self) -> None:
+        """As lm-eval's, with what :meth:`judged` adds to every document's scores."""
+        super().process_instances()
+        if self.only_predicts:
+            return
+        of_document: dict[int, list[Any]] = defaultdict(list)
+        for instance in sorted(self._instances or [], key=lambda i: i.idx):
+            of_document[instance.doc_id].append(instance)
+        for scorer in self._scorers:
+            results = {}
+            for doc_id, scored in scorer.raw_docs.items():
+                instances = of_document[doc_id]
+                ours = self.judged(
+                    instances[0].doc,
+                    state_of(instances[0].resps[0]),
+                    [plain(answer) for i in instances for answer in i.filtered_resps[scorer.name]],
+                    scorer.reduced_docs[doc_id],
+                )
+                own = {name: [value] for name, value in ours.items()}
+                results[doc_id] = replace(scored, scores={**scored.scores, **own})
+            scorer.set_results(results)

@@ -1,0 +1,151 @@
+"""What one document brought back from the model, and how the task judged its answer."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from lm_eval.utils import handle_non_serializable, hash_string
+from numpy.typing import NDArray
+
+from lmeval_dispersion.errors import HarnessError
+
+Vectors = NDArray[np.float32]
+
+# Which metric says whether a document was answered correctly: the first of these that the task has.
+CORRECT = ("acc", "exact_match", "prompt_level_strict_acc", "pass@1", "em", "acc_norm")
+
+
+@dataclass
+class DocState:
+    """States and measures of one document's request, taken in the forward pass that answered it.
+
+    Attributes:
+        doc_id: Position of the document among those that were run (lm-eval's ``Instance.doc_id``).
+        vectors: Layer name -> states, shape (m, d) float32; m is 1, or the number of segments of a rolling
+            request.
+        prompt_tokens: Tokens of the prompt before any truncation, one number for each of the m.
+        truncated: Whether tokens were cut off on the left for want of context, likewise.
+        perplexity: Perplexity of the query's own tokens (of the segment's, for rolling), NaN: not known.
+        prompt_hash: lm-eval's hash of the prompt.
+        query: The query as the task renders it, without few-shot examples; None where it has none.
+        continuations: The texts whose log-probabilities were asked for, in order.
+    """
+
+    doc_id: int
+    vectors: dict[str, Vectors]
+    prompt_tokens: list[int]
+    truncated: list[bool]
+    perplexity: list[float]
+    prompt_hash: str
+    query: str | None = None
+    continuations: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        # lm-eval writes str() of every metric's value into the samples file: no vectors there.
+        return f"<state of document {self.doc_id}>"
+
+
+@dataclass
+class DocRecord:
+    """A document's state with how the task judged the answer; the value of every metric of ours.
+
+    Attributes:
+        state: What the model gave.
+        doc_id: True index in the task's split.
+        correct: Share in [0, 1], NaN where the task has no label.
+        prediction: The answer in words, or None.
+        target: The right answer in words, or None.
+        logprobs: Log-probability of each continuation.
+        doc_hash: lm-eval's hash of the document.
+        subject: The document's own ``subject``, else the task's alias, or None.
+    """
+
+    state: DocState
+    doc_id: int
+    correct: float
+    prediction: str | None
+    target: str | None
+    logprobs: list[float]
+    doc_hash: str
+    subject: str | None
+
+    def __repr__(self) -> str:
+        return f"<state of document {self.doc_id}>"
+
+
+def record_of(
+    doc: Any,
+    state: DocState,
+    answers: Sequence[Any],
+    *,
+    doc_id: int,
+    correct: float,
+    target: Any,
+    choices: bool,
+    alias: str | None,
+) -> DocRecord:
+    """The record of one document.
+
+    Args:
+        doc: The document.
+        state: What the model gave for it.
+        answers: The filtered answers: texts, log-probabilities, or pairs (log-probability, is greedy).
+        doc_id: True index in the task's split.
+        correct: See :func:`correctness`.
+        target: What the task calls right: a text, or the number of a choice; None: nothing.
+        choices: Whether the answers are those to the choices of one question.
+        alias: Subject where the document names none.
+    """
+    pairs = [a for a in answers if isinstance(a, tuple)]
+    logprobs = [float(a[0]) for a in pairs] or [float(a) for a in answers if isinstance(a, float)]
+    prediction: str | None = None
+    if choices:
+        texts = [text.strip() for text in state.continuations]
+        scores = logprobs[: len(texts)]
+        prediction = texts[scores.index(max(scores))] if scores else None
+        if isinstance(target, int) and 0 <= target < len(texts):
+            target = texts[target]
+    elif isinstance(answers[0], str):
+        prediction = answers[0]
+    subject = doc.get("subject") if isinstance(doc, Mapping) else None
+    # As lm-eval's own evaluator hashes a document.
+    dumped = json.dumps(doc, indent=2, default=handle_non_serializable, ensure_ascii=False)
+    return DocRecord(
+        state=state,
+        doc_id=doc_id,
+        correct=correct,
+        prediction=prediction,
+        target=None if target is None else str(target),
+        logprobs=logprobs,
+        doc_hash=hash_string(dumped),
+        subject=subject if isinstance(subject, str) else alias,
+    )
+
+
+def correctness(task: str, metrics: Mapping[str, Any], named: str | None) -> tuple[str | None, float]:
+    """Which of a document's metrics says whether it was answered correctly, and what it says.
+
+    Args:
+        task: Name, for the message.
+        metrics: lm-eval's own metrics of the document.
+        named: The metric to go by; None: the first of :data:`CORRECT` that there is.
+
+    Returns:
+        Name and share in [0, 1]; (None, NaN) where no metric tells.
+
+    Raises:
+        HarnessError: There is no metric ``named``.
+    """
+    if named is not None and named not in metrics:
+        raise HarnessError(
+            f"{task} has no metric {named!r} to tell correct answers by; it has {', '.join(metrics)}"
+        )
+    for name in (named,) if named else CORRECT:
+        if name in metrics and isinstance(metrics[name], int | float):
+            return name, float(metrics[name])
+    return None, math.nan

@@ -1,0 +1,289 @@
+"""Reading the store of a run, or those of several runs of one model as one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmeval_dispersion.errors import MixedStoresError, PartialStoreError, StoreError, StoreVersionError
+from lmeval_dispersion.store.format import (
+    COLUMNS,
+    DOCUMENTS,
+    FORMAT,
+    MANIFEST,
+    ROWS,
+    VECTORS,
+    pyarrow,
+    safetensors,
+    sha256,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SAME = ("model", "revision")  # what stores that are read as one must share
+
+
+@dataclass(frozen=True)
+class Store:
+    """A finished run, or several runs of one model read as one.
+
+    Attributes:
+        path: The folder that was read.
+        manifest: What ``manifest.json`` says; of several stores, what they share (see :func:`read_store`).
+        documents: One row a document; row i belongs to row i of the vectors.
+        parts: The folders of the single stores with their manifests, in the order of the rows.
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+    documents: pd.DataFrame
+    parts: list[tuple[Path, dict[str, Any]]] = field(repr=False)
+
+    @property
+    def model(self) -> str:
+        """Name or path of the model, as the run was given it."""
+        return str(self.manifest.get("model") or "unnamed model")
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the captured layers, such as ``last`` or ``layer.5.attn``."""
+        return list(self.manifest["layers"])
+
+    @property
+    def default_layer(self) -> str:
+        """The layer that is meant where none is named."""
+        return str(self.manifest["default_layer"])
+
+    def vectors(self, layer: str | None = None) -> NDArray[np.float32]:
+        """Unit rows of one layer, shape (n, d), float32; a row without a direction comes back as NaN.
+
+        Read from disk at every call.
+
+        Raises:
+            StoreError: No such layer, or the file is not the one that the manifest describes.
+        """
+        name = self._layer(layer)
+        rows = np.empty((len(self.documents), int(self.manifest["width"][name])), dtype=np.float32)
+        start = 0
+        for path, manifest in self.parts:
+            _verify(path, manifest, VECTORS)
+            with _open_tensors(path) as tensors:
+                stored = _tensor_slice(tensors, path, f"{name}.unit", (manifest["n"], rows.shape[1]))
+                for i in range(0, manifest["n"], ROWS):
+                    block = stored[i : min(i + ROWS, manifest["n"])].astype(np.float32)
+                    # float16 leaves lengths off by up to 5e-4: rows of length one are what is promised.
+                    block /= np.sqrt(np.einsum("ij,ij->i", block, block))[:, None]
+                    rows[start : start + len(block)] = block
+                    start += len(block)
+        return rows
+
+    def norms(self, layer: str | None = None) -> NDArray[np.float32]:
+        """Lengths of the raw vectors of one layer, shape (n,), float32; 0 or non-finite: no direction."""
+        name = self._layer(layer)
+        found = []
+        for path, manifest in self.parts:
+            with _open_tensors(path) as tensors:
+                found.append(_tensor_slice(tensors, path, f"{name}.norm", (manifest["n"],))[:])
+        return np.concatenate(found)
+
+    def _layer(self, layer: str | None) -> str:
+        name = self.default_layer if layer is None else layer
+        if name not in self.layers:
+            raise StoreError(f"{self.path} has no layer {name!r}; it has {', '.join(self.layers)}")
+        return name
+
+
+def read_store(path: str | Path) -> Store:
+    """The store in the folder ``path``, or all stores in its sub-folders read as one.
+
+    Several stores need one model and revision, and at least one layer in common. Their joint manifest
+    keeps what they agree on; ``prompt_format`` is then a hash over all of theirs.
+
+    Raises:
+        PartialStoreError: A run did not finish.
+        StoreVersionError: Written by another version of the format.
+        MixedStoresError: Stores of different models, or one task twice.
+        StoreError: No store there, or damaged files.
+    """
+    folder = Path(path)
+    places = _stores(folder)
+    parts = [(place, _read_manifest(place)) for place in places]
+    _same_model(parts)
+    shared = [name for name in parts[0][1]["layers"] if all(name in m["layers"] for _, m in parts)]
+    widths = {name: {m["width"][name] for _, m in parts} for name in shared}
+    mixed = [name for name in shared if len(widths[name]) > 1]
+    if not shared or mixed:
+        raise MixedStoresError(
+            f"the stores in {folder} share no layer of one width; read them one at a time"
+            if not shared
+            else f"layer {mixed[0]!r} has different widths in {folder}; read its stores one at a time"
+        )
+    import pandas as pd
+
+    frames = [_read_documents(place, manifest) for place, manifest in parts]
+    _no_task_twice(places, frames)
+    documents = frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
+    return Store(folder, _joint_manifest([m for _, m in parts], shared), documents, parts)
+
+
+def is_store(path: str | Path) -> bool:
+    """Whether ``path`` is a folder that holds a store, finished or not, or folders of stores."""
+    folder = Path(path)
+    return folder.is_dir() and bool(_candidates(folder))
+
+
+def _candidates(folder: Path) -> list[Path]:
+    """Folders at or below ``folder`` that hold a file of a store, sorted by path."""
+    if any((folder / name).exists() for name in (MANIFEST, VECTORS, DOCUMENTS)):
+        return [folder]
+    found = {file.parent for name in (MANIFEST, VECTORS, DOCUMENTS) for file in folder.rglob(name)}
+    return sorted(found)
+
+
+def _stores(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        hint = "; `dispersion store MODEL FILE` makes a run of texts" if folder.exists() else ""
+        raise StoreError(f"expected the folder of a run, got {folder}, which is no folder{hint}")
+    found = _candidates(folder)
+    if not found:
+        raise StoreError(f"{folder} holds no store: no {MANIFEST} in it or below it")
+    for place in found:
+        if not (place / MANIFEST).exists():
+            raise PartialStoreError(
+                f"the store in {place} is partial: its run did not finish ({MANIFEST} is missing); "
+                "run it again or remove the folder"
+            )
+    return found
+
+
+def _same_model(parts: Sequence[tuple[Path, dict[str, Any]]]) -> None:
+    first_place, first = parts[0]
+    for place, manifest in parts[1:]:
+        for key in _SAME:
+            if manifest.get(key) != first.get(key):
+                raise MixedStoresError(
+                    f"expected stores of one model, got {key} {first.get(key)!r} in {first_place.name} and "
+                    f"{manifest.get(key)!r} in {place.name}; read them one at a time or use "
+                    "`dispersion compare`"
+                )
+
+
+def _no_task_twice(places: Sequence[Path], frames: Sequence[pd.DataFrame]) -> None:
+    owner: dict[str, Path] = {}
+    for place, frame in zip(places, frames, strict=True):
+        if frame.duplicated(["task", "doc_id"]).any():
+            row = frame[frame.duplicated(["task", "doc_id"])].iloc[0]
+            raise StoreError(f"{place} holds document {row['doc_id']} of task {row['task']} twice")
+        for task in frame["task"].unique():
+            if task in owner:
+                raise MixedStoresError(
+                    f"task {task!r} is in {owner[task]} and in {place}; remove one of them"
+                )
+            owner[task] = place
+
+
+def _joint_manifest(manifests: Sequence[dict[str, Any]], layers: list[str]) -> dict[str, Any]:
+    if len(manifests) == 1:
+        return dict(manifests[0])
+    first = manifests[0]
+    joint = {
+        key: value for key, value in first.items() if all(m.get(key, None) == value for m in manifests[1:])
+    }
+    default = joint.get("default_layer", first["default_layer"])
+    formats = sorted({str(m.get("prompt_format")) for m in manifests})
+    joint.update(
+        n=sum(m["n"] for m in manifests),
+        layers=layers,
+        width={name: first["width"][name] for name in layers},
+        default_layer=default if default in layers else layers[0],
+        tasks={task: version for m in manifests for task, version in (m.get("tasks") or {}).items()},
+        prompt_format=formats[0]
+        if len(formats) == 1
+        else hashlib.sha256("\n".join(formats).encode()).hexdigest(),
+        sha256={},
+        created=max(str(m.get("created", "")) for m in manifests),
+    )
+    return joint
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    """The checked ``manifest.json`` of one store. Raises StoreError, PartialStoreError, StoreVersionError."""
+    file = folder / MANIFEST
+    try:
+        manifest = json.loads(file.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{file} is not JSON ({error}); run it again") from None
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), str):
+        raise StoreError(f"{file} is not the manifest of a store; expected a `format` of {FORMAT!r}")
+    if not manifest["format"].startswith("dispersion-store/"):
+        raise StoreError(
+            f"{folder} holds {manifest['format']!r}, which is no store; name the folder of a harness run, "
+            "or one that `dispersion store` made"
+        )
+    if manifest["format"] != FORMAT:
+        raise StoreVersionError(
+            f"{folder} was written as {manifest['format']!r} and this version reads {FORMAT!r}; "
+            "use the version that wrote it, or run it again"
+        )
+    if manifest.get("complete") is not True:
+        raise PartialStoreError(f"the store in {folder} is partial: its run did not finish; run it again")
+    wanted = {"n": int, "layers": list, "width": dict, "default_layer": str, "sha256": dict}
+    for key, kind in wanted.items():
+        if not isinstance(manifest.get(key), kind):
+            raise StoreError(f"{file} lacks a usable `{key}`; the store is damaged, run it again")
+    if not manifest["layers"] or set(manifest["layers"]) != set(manifest["width"]):
+        raise StoreError(f"{file} names layers without a width; the store is damaged, run it again")
+    return manifest
+
+
+def _read_documents(folder: Path, manifest: dict[str, Any]) -> pd.DataFrame:
+    """The documents of one store, checked against the manifest. Raises StoreError."""
+    import pandas as pd
+
+    _verify(folder, manifest, DOCUMENTS)
+    pyarrow()
+    frame = pd.read_parquet(folder / DOCUMENTS, engine="pyarrow")
+    missing = [name for name in COLUMNS if name not in frame]
+    if missing or len(frame) != manifest["n"]:
+        what = f"no column {missing[0]!r}" if missing else f"{len(frame)} rows instead of {manifest['n']}"
+        raise StoreError(f"{folder / DOCUMENTS} has {what}; the store is damaged, run it again")
+    return frame
+
+
+def _tensor_slice(tensors: Any, folder: Path, name: str, shape: tuple[int, ...]) -> Any:
+    """A lazily read tensor of an open file, with its shape checked. Raises StoreError."""
+    if name not in tensors.keys():  # noqa: SIM118 (a safetensors handle is no mapping)
+        raise StoreError(f"{folder / VECTORS} has no tensor {name!r}; the store is damaged, run it again")
+    found = tensors.get_slice(name)
+    if tuple(found.get_shape()) != shape:
+        raise StoreError(f"{folder / VECTORS}: {name} is {found.get_shape()}, expected {list(shape)}")
+    return found
+
+
+def _open_tensors(folder: Path) -> Any:
+    """A store's vectors, opened for reading parts of them. Raises StoreError."""
+    package = safetensors()
+    try:
+        return package.safe_open(str(folder / VECTORS), framework="numpy")
+    except (OSError, package.SafetensorError) as error:
+        raise StoreError(f"{folder / VECTORS} cannot be read ({error}); run it again") from None
+
+
+def _verify(folder: Path, manifest: dict[str, Any], name: str) -> None:
+    """Raise StoreError unless the file has the checksum that the manifest gives."""
+    file = folder / name
+    if not file.exists():
+        raise PartialStoreError(f"the store in {folder} is partial: {name} is missing; run it again")
+    if sha256(file) != manifest["sha256"].get(name):
+        raise StoreError(
+            f"{file} is not the file that was written (its checksum differs from {MANIFEST}'s); "
+            "copy the folder again or run it again"
+        )

@@ -1,0 +1,190 @@
+"""Writing the store of a run, so that at every moment its folder is whole or refused as partial."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lmeval_dispersion import __version__
+from lmeval_dispersion.errors import StoreError, UsageError
+from lmeval_dispersion.geometry import unit_rows, valid_rows
+from lmeval_dispersion.store.format import (
+    COLUMNS,
+    DOCUMENTS,
+    FORMAT,
+    MANIFEST,
+    ROWS,
+    TEXT_LENGTH,
+    VECTORS,
+    pyarrow,
+    safetensors,
+    sha256,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def begin_store(folder: Path) -> None:
+    """Mark ``folder`` as a store whose run has not finished, so that a run that is killed leaves no gap.
+
+    Raises:
+        UsageError: A finished store is there already, or the folder cannot be written.
+    """
+    if (folder / MANIFEST).exists():
+        raise UsageError(
+            f"{folder} holds a finished store already; remove it or choose another place for this run"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / DOCUMENTS).touch()
+    except OSError as error:
+        raise UsageError(
+            f"the store {folder} cannot be written: {error.strerror}; choose another place"
+        ) from error
+
+
+def write_store(
+    path: str | Path,
+    *,
+    documents: pd.DataFrame,
+    vectors: Mapping[str, ArrayLike],
+    manifest: Mapping[str, Any],
+) -> Path:
+    """Write one run to the folder ``path``, replacing a store that is there; returns the folder.
+
+    At every moment the folder holds a whole store or one that readers refuse as partial.
+
+    Args:
+        path: Folder, created where it is missing.
+        documents: One row a document with at least ``doc_id`` and ``task``; missing columns of
+            :data:`lmeval_dispersion.store.COLUMNS` are filled with "not known", further ones are kept.
+        vectors: Layer name -> raw vectors, shape (n, d), any float dtype. A zero or non-finite row is kept
+            as a row without direction.
+        manifest: What is known of the run (model, revision, prompt_format, ...). ``format``,
+            ``complete``, ``n``, ``layers``, ``width`` and ``sha256`` are filled in; ``default_layer``
+            defaults to the first layer, ``created`` to now.
+
+    Raises:
+        StoreError: Lengths differ, a required column or every layer is missing.
+    """
+    table = _document_table(documents)
+    layers = {name: np.asarray(rows) for name, rows in vectors.items()}
+    if not layers:
+        raise StoreError("expected the vectors of at least one layer, got none")
+    for name, rows in layers.items():
+        if rows.ndim != 2 or rows.shape[0] != len(documents) or rows.shape[1] == 0:
+            raise StoreError(f"expected {len(documents)} vectors of layer {name!r}, got shape {rows.shape}")
+    default = manifest.get("default_layer", next(iter(layers)))
+    if default not in layers:
+        raise StoreError(f"the default layer {default!r} is none of {', '.join(layers)}")
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = {name: folder / f".{name}.{os.getpid()}.tmp" for name in (VECTORS, DOCUMENTS, MANIFEST)}
+    try:
+        _save_vectors(temporary[VECTORS], layers)
+        _save_table(temporary[DOCUMENTS], table)
+        content = {
+            **manifest,
+            "format": FORMAT,
+            "complete": True,
+            "n": len(documents),
+            "layers": list(layers),
+            "width": {name: int(rows.shape[1]) for name, rows in layers.items()},
+            "default_layer": default,
+            "versions": {"lmeval_dispersion": __version__, **manifest.get("versions", {})},
+            "created": manifest.get("created") or datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "sha256": {name: sha256(temporary[name]) for name in (VECTORS, DOCUMENTS)},
+        }
+        temporary[MANIFEST].write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        # The old manifest goes first: between two stores the folder is partial, never a mixture.
+        (folder / MANIFEST).unlink(missing_ok=True)
+        for name in (VECTORS, DOCUMENTS, MANIFEST):
+            _sync(temporary[name])
+            temporary[name].replace(folder / name)
+        _sync(folder)
+    finally:
+        for file in temporary.values():
+            file.unlink(missing_ok=True)
+    return folder
+
+
+def _document_table(documents: pd.DataFrame) -> Any:
+    """The documents as an arrow table with the columns of the format first."""
+    pa = pyarrow()
+    missing = [name for name in ("doc_id", "task") if name not in documents]
+    if missing:
+        raise StoreError(f"expected a column {missing[0]!r} in the documents, got {list(documents.columns)}")
+    given = documents.reset_index(drop=True).copy()
+    if "subject" not in given:
+        given["subject"] = given["task"]
+    columns: dict[str, Any] = {}
+    for name, (kind, default) in COLUMNS.items():
+        values = given[name].tolist() if name in given else [default] * len(given)
+        if kind == "double":
+            values = [float("nan") if value is None else float(value) for value in values]
+        elif kind == "string":
+            values = [_text_or_none(value) for value in values]
+        elif kind == "list<double>":
+            values = [[] if value is None else [float(v) for v in value] for value in values]
+        if name == "text":
+            values = [value if value is None else value[:TEXT_LENGTH] for value in values]
+        type_ = pa.list_(pa.float64()) if kind == "list<double>" else pa.type_for_alias(kind)
+        columns[name] = pa.array(values, type=type_)
+    for name in given.columns:
+        if name not in columns:
+            columns[str(name)] = _any_column(given[name])
+    return pa.table(columns)
+
+
+def _any_column(values: pd.Series[Any]) -> Any:
+    """A further column as it comes; one of mixed types, which parquet does not have, as text."""
+    pa = pyarrow()
+    try:
+        return pa.Array.from_pandas(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.array([_text_or_none(value) for value in values], type=pa.string())
+
+
+def _text_or_none(value: object) -> str | None:
+    missing = value is None or (isinstance(value, float) and np.isnan(value))
+    return None if missing else str(value)
+
+
+def _save_vectors(file: Path, layers: Mapping[str, NDArray[Any]]) -> None:
+    """Write raw rows, shape (n, d) a layer, as float16 unit rows and float32 norms."""
+    save = safetensors().numpy.save_file
+    tensors: dict[str, NDArray[Any]] = {}
+    for name, rows in layers.items():
+        unit = np.full(rows.shape, np.nan, dtype=np.float16)
+        norm = np.empty(len(rows), dtype=np.float32)
+        for i in range(0, len(rows), ROWS):
+            block = rows[i : i + ROWS].astype(np.float64)
+            norm[i : i + ROWS] = np.sqrt(np.einsum("ij,ij->i", block, block))
+            good = valid_rows(block)
+            unit[i : i + ROWS][good] = unit_rows(block[good])
+        tensors[f"{name}.unit"], tensors[f"{name}.norm"] = unit, norm
+    save(tensors, file)
+
+
+def _save_table(file: Path, table: Any) -> None:
+    """Write an arrow table as parquet."""
+    import pyarrow.parquet as parquet
+
+    parquet.write_table(table, file, compression="zstd")
+
+
+def _sync(path: Path) -> None:
+    """Flush a file or a folder's entries to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,100 @@
+"""lm-eval 0.5 beside the installed one: the same documents, vectors and metrics.
+
+Skipped unless ``LM_EVAL_NEXT`` names a folder that holds it: ``pip install --no-deps --target DIR`` of a
+snapshot of lm-evaluation-harness' branch ``next0.5`` (tried with 0.5.0.dev2 of 2026-05-11).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from harness_world import environment
+
+from lmeval_dispersion.harness import install
+from lmeval_dispersion.store import read_store
+
+OURS = Path(install.__file__).resolve().parents[2]
+NEXT = os.environ.get("LM_EVAL_NEXT", "")
+pytestmark = pytest.mark.skipif(not NEXT, reason="LM_EVAL_NEXT names no folder with lm-eval 0.5")
+
+RUN = """
+import json, sys
+import transformers
+from harness_world import evaluate, hflm
+from lm_eval.tasks import TaskManager
+from lmeval_dispersion.harness import install
+folder, out = sys.argv[1:]
+tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+model = transformers.AutoModelForCausalLM.from_pretrained(folder).float().eval()
+manager = TaskManager(include_path=str(install.tasks_path()), include_defaults=False,
+                      metadata={"dispersion_store": out + "/store", "dispersion_layers": "last+layer.0.attn"})
+found = {}
+for tasks, options in (
+    # 0.5.0.dev2 cannot log samples of a selection, the stock task's neither
+    (["arc_easy_dispersion"], {"samples": {"arc_easy_dispersion": [1, 4, 6]}, "log_samples": False}),
+    (["mmlu_stem_dispersion", "truthfulqa_mc1_dispersion"], {"limit": 3}),
+    (["gsm8k_dispersion"], {"limit": 4, "gen_kwargs": {"max_gen_toks": 4}, "num_fewshot": 1}),
+    (["wikitext_dispersion"], {}),
+):
+    results = evaluate(hflm(model, tokenizer, batch_size=3, max_length=512), tasks, manager, **options)
+    for whole, metrics in results["results"].items():
+        name = whole.split("::")[-1]  # 0.5 puts a group's name before its tasks'
+        keys = [k for k in metrics if k.startswith("dispersion") and k.count("stderr") < 2]
+        found[name] = {key: metrics[key] for key in keys}
+        config = results["configs"].get(whole)
+        if config:
+            found[name]["summary"] = dict(config["metadata"]["dispersion"], store=None)
+task = "truthfulqa_mc1_dispersion"
+predicted = evaluate(hflm(model, tokenizer), [task], manager, limit=2, predict_only=True)
+assert not any("dispersion" in key for key in predicted["results"][task])
+import lm_eval
+open(out + "/found.json", "w").write(json.dumps({"lm_eval": lm_eval.__file__, "found": found}))
+"""
+
+
+def run(out: Path, path: str, model: Path, world: Path) -> dict[str, Any]:
+    import datasets
+
+    out.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", RUN, str(model), str(out)],
+        env=environment(
+            PYTHONPATH=f"{path}{Path(__file__).parent}:{OURS}",
+            HF_DATASETS_CACHE=str(datasets.config.HF_DATASETS_CACHE),
+            HF_DATASETS_OFFLINE="1",
+            XDG_CACHE_HOME=str(out / "cache"),
+        ),
+        cwd=world,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    answer: dict[str, Any] = json.loads((out / "found.json").read_text())
+    return answer
+
+
+def test_the_next_lm_eval_gives_the_same_stores_and_metrics(
+    in_world: Path, model_folder: Path, tmp_path: Path
+) -> None:
+    now = run(tmp_path / "now", "", model_folder, in_world)
+    later = run(tmp_path / "later", f"{NEXT}:", model_folder, in_world)
+    assert later["lm_eval"].startswith(NEXT)
+    assert not now["lm_eval"].startswith(NEXT)
+    assert set(now["found"]) == set(later["found"])
+    for task, metrics in now["found"].items():
+        assert json.dumps(later["found"][task], sort_keys=True) == json.dumps(metrics, sort_keys=True), task
+    for folder in sorted((tmp_path / "now/store").iterdir()):
+        first, second = read_store(folder), read_store(tmp_path / "later/store" / folder.name)
+        # 0.5 hashes the prompt of a rolling task otherwise.
+        drop = ["prompt_hash"] if folder.name.startswith("wikitext") else []
+        assert first.documents.drop(columns=drop).equals(second.documents.drop(columns=drop)), folder.name
+        for layer in first.layers:
+            np.testing.assert_array_equal(first.vectors(layer), second.vectors(layer))

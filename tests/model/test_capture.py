@@ -1,0 +1,281 @@
+"""Every decoder architecture, tiny and random: states against output_hidden_states and hand-written sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from lmeval_dispersion.errors import CaptureError, UsageError
+from lmeval_dispersion.model.capture import Decoder, capture, resolve, unwrapped
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+KV = {"num_key_value_heads": 2}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+GPT = {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 97}
+
+# architecture -> (configuration, attention's contribution, feed-forward's contribution), both as modules of a
+# block whose output is added to the residual stream, read off the architecture's own forward().
+CASES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "Llama": (SIZES | KV, "self_attn", "mlp"),
+    "Qwen2": (SIZES | KV, "self_attn", "mlp"),
+    "Qwen3": (SIZES | KV | {"head_dim": 8}, "self_attn", "mlp"),
+    "Mistral": (SIZES | KV, "self_attn", "mlp"),
+    "Gemma": (SIZES | KV | {"head_dim": 8}, "self_attn", "mlp"),
+    "Gemma2": (SIZES | KV | {"head_dim": 8}, "post_attention_layernorm", "post_feedforward_layernorm"),
+    "Gemma3Text": (SIZES | KV | {"head_dim": 8}, "post_attention_layernorm", "post_feedforward_layernorm"),
+    "Olmo": (SIZES, "self_attn", "mlp"),
+    "Olmo2": (SIZES, "post_attention_layernorm", "post_feedforward_layernorm"),
+    "Phi": (SIZES, "self_attn", "mlp"),
+    "Phi3": (SIZES | KV, "self_attn", "mlp"),
+    "StableLm": (SIZES | KV | {"use_parallel_residual": True}, "self_attn", "mlp"),
+    "Cohere": (SIZES | KV, "self_attn", "mlp"),
+    "GPTNeoX": (SIZES | {"use_parallel_residual": True}, "attention", "mlp"),
+    "GPTNeoX-sequential": (SIZES | {"use_parallel_residual": False}, "attention", "mlp"),
+    "GPT2": (GPT, "attn", "mlp"),
+    "GPTJ": (GPT | {"rotary_dim": 4}, "attn", "mlp"),
+    "GPTNeo": (
+        {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
+        | {"vocab_size": 97},
+        "attn",
+        "mlp",
+    ),
+    "Bloom": (
+        {"hidden_size": 32, "n_layer": 3, "n_head": 4, "vocab_size": 97},
+        "self_attention.dense",
+        "mlp.x",
+    ),
+    "Mpt": ({"d_model": 32, "n_layers": 3, "n_heads": 4, "vocab_size": 97}, "attn", "ffn.down_proj"),
+    "Falcon": (SIZES | {"parallel_attn": True}, "self_attention", "mlp.x"),
+    "Falcon-sequential": (SIZES | {"parallel_attn": False, "bias": True}, "self_attention", "mlp.x"),
+    "OPT": (SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 32}, "self_attn", "fc2"),
+    "Mixtral": (SIZES | KV | {"num_local_experts": 4}, "self_attn", "mlp"),
+    "Qwen2Moe": (SIZES | KV | EXPERTS, "self_attn", "mlp"),
+    "Qwen3Moe": (SIZES | KV | EXPERTS | {"head_dim": 8}, "self_attn", "mlp"),
+    "Granite": (SIZES | KV | {"residual_multiplier": 0.5}, "0.5*self_attn", "0.5*mlp"),
+    "RecurrentGemma": (SIZES | {"attention_window_size": 16}, "temporal_block", "mlp_block"),
+}
+IDS = torch.tensor([[3, 9, 27, 81, 50, 5, 13], [4, 16, 64, 62, 54, 22, 88]])
+
+
+def tiny(arch: str) -> nn.Module:
+    """A random model of ``arch``; norms too, so that no two places hold the same numbers by accident."""
+    torch.manual_seed(0)
+    name = arch.split("-")[0]
+    config = getattr(transformers, f"{name}Config")(**CASES[arch][0])
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def output_of(block: nn.Module, path: str, run: Any) -> torch.Tensor:
+    """What the block's sub-module ``path`` put out, times the factor before ``*``."""
+    factor, _, name = path.rpartition("*")
+    module = block.get_submodule(name)
+    outputs: list[Any] = []
+    handle = module.register_forward_hook(lambda _m, _a, out: outputs.append(out))
+    run()
+    handle.remove()
+    out = outputs[0][0] if isinstance(outputs[0], tuple) else outputs[0]
+    return float(factor or 1) * out
+
+
+@pytest.mark.parametrize("arch", CASES)
+def test_every_layer_is_the_models_own_hidden_state(arch: str) -> None:
+    model = tiny(arch)
+    decoder = Decoder.of(model)
+    with torch.no_grad(), capture(model, decoder.names()) as states:
+        hidden = model(IDS, output_hidden_states=True).hidden_states
+    assert len(hidden) == len(decoder) + 1
+    assert torch.equal(states["last"], hidden[-1])
+    assert torch.equal(states["norm"], hidden[-1])
+    assert torch.equal(states["embeddings"], hidden[0])
+    for k in range(len(decoder) - 1):
+        assert torch.equal(states[f"layer.{k}"], hidden[k + 1])
+        assert torch.equal(states[f"layer.{k}.ffn"], hidden[k + 1])
+    assert not torch.equal(states[f"layer.{len(decoder) - 1}"], hidden[-1])
+    assert torch.equal(
+        decoder.norm(states[f"layer.{len(decoder) - 1}"]) if decoder.norm else states["last"], hidden[-1]
+    )
+
+
+@pytest.mark.parametrize("arch", CASES)
+def test_attn_is_input_plus_attention_and_ffn_is_that_plus_the_feed_forward_part(arch: str) -> None:
+    model = tiny(arch)
+    _, attention, feed_forward = CASES[arch]
+    block = Decoder.of(model).blocks[1]
+    with torch.no_grad(), capture(model, ["layer.0", "layer.1.attn", "layer.1.ffn"]) as states:
+        model(IDS)
+    x, attn, ffn = states.values()
+    assert x.shape == attn.shape == ffn.shape == (2, 7, 32)
+
+    def run() -> None:
+        with torch.no_grad():
+            model(IDS)
+
+    torch.testing.assert_close(attn, x + output_of(block, attention, run), atol=1e-5, rtol=1e-5)
+    if not feed_forward.endswith(".x"):  # Bloom and Falcon add inside or in place: no module's output is left
+        torch.testing.assert_close(
+            ffn, attn + output_of(block, feed_forward, run).reshape(ffn.shape), atol=1e-5, rtol=1e-5
+        )
+    assert (ffn - attn).abs().max() > 1e-4
+
+
+def test_post_norm_opt_adds_before_its_norm() -> None:
+    config = transformers.OPTConfig(**SIZES, ffn_dim=48, word_embed_proj_dim=16, do_layer_norm_before=False)
+    model = transformers.OPTForCausalLM(config).eval()
+    with torch.no_grad(), capture(model, ["layer.0", "layer.1.attn", "last"]) as states:
+        hidden = model(IDS, output_hidden_states=True)
+    block = Decoder.of(model).blocks[1]
+
+    def run() -> None:
+        with torch.no_grad():
+            model(IDS)
+
+    torch.testing.assert_close(
+        states["layer.1.attn"], states["layer.0"] + output_of(block, "self_attn", run), atol=1e-5, rtol=1e-5
+    )
+    assert states["last"].shape == (2, 7, 16)
+    assert torch.equal(model.lm_head(states["last"]), hidden.logits)
+
+
+@pytest.mark.parametrize("arch", ["Mamba", "Mamba2"])
+def test_blocks_of_one_part_have_no_sub_layers(arch: str) -> None:
+    extra = {"num_heads": 8, "head_dim": 8} if arch == "Mamba2" else {}
+    config = getattr(transformers, f"{arch}Config")(
+        vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=8, **extra
+    )
+    model = getattr(transformers, f"{arch}ForCausalLM")(config).eval()
+    assert Decoder.of(model).names() == ["last", "norm", "embeddings", "layer.0", "layer.1"]
+    with torch.no_grad(), capture(model, ["layer.-1", "last"]) as states:
+        hidden = model(IDS, output_hidden_states=True).hidden_states
+    torch.testing.assert_close(states["last"], hidden[-1])
+    with pytest.raises(
+        UsageError,
+        match=r"expected layers among last, norm, embeddings, layer\.0 \.\.\. layer\.1 .*'layer\.0\.attn'",
+    ):
+        resolve(model, ["layer.0.attn"])
+
+
+@pytest.mark.parametrize(
+    "name", ["layer.3", "layer.-4", "layer", "attn", "layer.1.mlp", "layer.1.attn.x", ""]
+)
+def test_unknown_names_are_refused_with_what_there_is(name: str) -> None:
+    with pytest.raises(
+        UsageError, match=r"last, norm, embeddings, layer\.0 \.\.\. layer\.2 .*\.attn and \.ffn; got"
+    ):
+        resolve(tiny("Llama"), ["last", name])
+
+
+def test_negative_indices_and_aliases_resolve_to_one_place() -> None:
+    model = tiny("Llama")
+    names = [site.name for site in resolve(model, ["layer.-1", "layer.2.ffn", "layer.-3.attn", "last"])]
+    assert names == ["layer.2", "layer.2", "layer.0.attn", "last"]
+
+
+def test_models_without_blocks_are_refused_in_one_sentence() -> None:
+    with pytest.raises(CaptureError, match="expected a model with a list of decoder blocks, got Sequential"):
+        Decoder.of(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    t5 = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=97, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+    )
+    with pytest.raises(CaptureError, match="encoder-decoder T5ForConditionalGeneration"):
+        Decoder.of(t5)
+
+
+def hooks_left(model: nn.Module) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def test_hooks_go_away_after_success_failure_and_refusal() -> None:
+    model = tiny("Llama")
+    with torch.no_grad(), capture(model, Decoder.of(model).names()):
+        assert hooks_left(model) > 0
+        model(IDS)
+    assert hooks_left(model) == 0
+    with pytest.raises(ZeroDivisionError), capture(model, ["last", "layer.0.attn"]):
+        raise ZeroDivisionError
+    assert hooks_left(model) == 0
+    with pytest.raises(UsageError), capture(model, ["last", "nonsense"]):
+        pass
+    assert hooks_left(model) == 0
+
+
+def test_a_sink_sees_every_pass_under_the_names_that_were_asked_for() -> None:
+    model = tiny("GPT2")
+    seen: list[tuple[str, tuple[int, ...]]] = []
+    with (
+        torch.no_grad(),
+        capture(model, ["layer.-1.attn", "last"], lambda n, s: seen.append((n, tuple(s.shape)))),
+    ):
+        model(IDS)
+        model(IDS[:1, :3])
+    assert seen == [
+        ("layer.-1.attn", (2, 7, 32)),
+        ("last", (2, 7, 32)),
+        ("layer.-1.attn", (1, 3, 32)),
+        ("last", (1, 3, 32)),
+    ]
+
+
+def test_a_place_that_is_never_passed_is_an_error_not_silence() -> None:
+    model = tiny("Llama")
+
+    def run_without_projection() -> None:
+        with torch.no_grad(), capture(model, ["last"]):
+            model.forward = lambda ids: model.model(ids)  # type: ignore[method-assign,operator,assignment]
+            model(IDS)
+
+    with pytest.raises(CaptureError, match=r"never passed last; .*'norm' in place of 'last'"):
+        run_without_projection()
+
+
+def test_states_carry_gradients() -> None:
+    model = tiny("Llama").train()
+    with capture(model, ["layer.1.attn"]) as states:
+        model(IDS)
+    states["layer.1.attn"].square().mean().backward()
+    weight = Decoder.of(model).blocks[0].get_submodule("mlp.up_proj").weight
+    assert isinstance(weight, nn.Parameter)
+    assert weight.grad is not None
+    assert weight.grad.abs().sum() > 0
+
+
+@pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is:FutureWarning"
+)  # peft asks transformers for it
+def test_wrappers_are_looked_through() -> None:
+    peft = pytest.importorskip("peft")
+    plain = tiny("Llama")
+    with torch.no_grad(), capture(plain, ["last", "layer.1.attn"]) as expected:
+        plain(IDS)
+    bare = plain.model
+    assert isinstance(bare, nn.Module)
+    with (
+        torch.no_grad(),
+        capture(bare, ["last", "layer.1.attn"]) as states,
+    ):  # no projection: the norm's output
+        bare(IDS)
+    assert torch.equal(states["last"], expected["last"])
+    adapted = peft.get_peft_model(plain, peft.LoraConfig(target_modules=["q_proj", "up_proj"], r=2))
+    assert unwrapped(adapted) is plain
+    for wrapped in (adapted, nn.DataParallel(adapted)):
+        with torch.no_grad(), capture(wrapped, ["last", "layer.1.attn"]) as states:
+            wrapped(IDS)
+        for name, value in expected.items():  # fresh LoRA weights change nothing
+            torch.testing.assert_close(states[name], value)
