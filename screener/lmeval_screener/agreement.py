@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_screener.schema import nearest
+from lmeval_screener.yaml_fields import nearest
 
 Scope = Literal["group", "within groups", "overall"]
 _Integers = NDArray[np.int64]

@@ -12,22 +12,19 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmeval_screener.checkpoints.cache import Cache
-from lmeval_screener.families import family
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.families import load_family
 from lmeval_screener.tokens.cache import ResolutionCache
-from lmeval_screener.tokens.resolution import (
-    TokenSet,
-    Vocabulary,
-    bundled_token_sets,
-    resolve,
-    token_set,
-)
+from lmeval_screener.tokens.resolution import resolve
+from lmeval_screener.tokens.sets import TokenSet, bundled_token_sets, load_token_set
+from lmeval_screener.tokens.vocabulary import Vocabulary
 from tokenizers import Tokenizer
 
-from lmeval_dispersion.errors import ScreeningError, UsageError
+from lmeval_dispersion.errors import UsageError
 
-DATA = Path(__file__).parent / "data" / "tokenizers"
+DATA = Path(__file__).parent.parent / "data" / "tokenizers"
 TOKENIZERS = sorted(path.stem for path in DATA.glob("*.json"))
-REFERENCE = token_set("reference", "reference")
+REFERENCE = load_token_set("reference", "reference")
 
 # What the seven give, counted from the whole tokenizers: (T of code, T of legal, digit scheme).
 COUNTS = {
@@ -85,7 +82,7 @@ def test_all_seven_tokenizers_are_here():
 def test_counts_and_digit_scheme(name):
     words = vocabulary(name)
     resolutions = {
-        domain: resolve(token_set(domain), REFERENCE, words) for domain in ("math", "code", "legal")
+        domain: resolve(load_token_set(domain), REFERENCE, words) for domain in ("math", "code", "legal")
     }
     code, legal, scheme = COUNTS[name]
     assert {domain: len(found.domain) for domain, found in resolutions.items()} == {
@@ -94,7 +91,7 @@ def test_counts_and_digit_scheme(name):
         "legal": legal,
     }
     for domain, found in resolutions.items():
-        size = len([text for group in token_set(domain).groups.values() for text in group.texts()])
+        size = len([text for group in load_token_set(domain).groups.values() for text in group.texts()])
         assert len(found.domain) + len(found.dropped) == size
         assert len(found.reference) == 105
         assert found.digit_scheme == scheme
@@ -107,7 +104,7 @@ def test_counts_and_digit_scheme(name):
 def test_rows_are_those_of_the_tokenizers_library(name, domain):
     # The library reads the same file by its own code; a piece decodes to the word it stands for.
     library = Tokenizer.from_file(str(DATA / f"{name}.json"))
-    found = resolve(token_set(domain), REFERENCE, vocabulary(name))
+    found = resolve(load_token_set(domain), REFERENCE, vocabulary(name))
     for token in (*found.domain, *found.reference):
         assert library.token_to_id(token.piece) == token.id
         assert library.decoder.decode(["a", token.piece]) == f"a{token.text}"
@@ -115,7 +112,7 @@ def test_rows_are_those_of_the_tokenizers_library(name, domain):
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_digits_are_the_plain_pieces_never_byte_pieces(name):
-    found = resolve(token_set("math"), REFERENCE, vocabulary(name))
+    found = resolve(load_token_set("math"), REFERENCE, vocabulary(name))
     assert [token.piece for token in found.domain] == list("0123456789")
     byte_rows = {row for piece, row in pieces(name).items() if re.fullmatch("<0x..>", piece)}
     assert (name == "mistral-v0.1") == bool(byte_rows)
@@ -143,14 +140,16 @@ def test_no_fallback_to_the_other_variant():
 
 def test_code_only_has_enough_tokens_everywhere():
     for name in TOKENIZERS:
-        found = resolve(token_set("code:code_only"), REFERENCE, vocabulary(name))
+        found = resolve(load_token_set("code:code_only"), REFERENCE, vocabulary(name))
         assert len(found.domain) >= 27
 
 
 def test_bundled_sets_are_disjoint_from_the_reference_in_any_case():
     everyday = {
         text.strip().lower()
-        for group in token_set("reference:nouns,verbs,adjectives,function_words", "reference").groups.values()
+        for group in load_token_set(
+            "reference:nouns,verbs,adjectives,function_words", "reference"
+        ).groups.values()
         for text in group.texts()
     }
     assert bundled_token_sets() == ["code", "legal", "math", "reference"]
@@ -159,7 +158,7 @@ def test_bundled_sets_are_disjoint_from_the_reference_in_any_case():
         "legal:contract,court,common,archaisms",
         "math:digits,operators,number_words,math_words",
     ):
-        groups = token_set(selection).groups.values()
+        groups = load_token_set(selection).groups.values()
         assert not everyday & {text.strip().lower() for group in groups for text in group.texts()}
 
 
@@ -177,8 +176,8 @@ def test_the_order_of_a_file_does_not_matter(order, indent):
     data["model"] = {key: data["model"][key] for key in inner}
     text = json.dumps({key: data[key] for key in top}, indent=indent)
     words = Vocabulary.from_tokenizer_json(text.encode())
-    assert resolve(token_set("code"), REFERENCE, words) == resolve(
-        token_set("code"), REFERENCE, vocabulary("smollm2")
+    assert resolve(load_token_set("code"), REFERENCE, words) == resolve(
+        load_token_set("code"), REFERENCE, vocabulary("smollm2")
     )
 
 
@@ -269,7 +268,7 @@ def test_bad_tokenizer_files(content, message):
 
 def test_rows_of_the_domain_are_taken_out_of_the_reference(tmp_path):
     name = own_set(tmp_path, TINY)
-    everyday = resolve(token_set(name), REFERENCE, vocabulary("qwen2.5"))
+    everyday = resolve(load_token_set(name), REFERENCE, vocabulary("qwen2.5"))
     assert [token.text for token in everyday.domain] == [" cat", " dog"]
     assert everyday.dropped == (" axolotl",)
     assert [token.text for token in everyday.shared] == [" dog", " cat"]
@@ -278,7 +277,7 @@ def test_rows_of_the_domain_are_taken_out_of_the_reference(tmp_path):
 
 def test_a_row_counts_once(tmp_path):
     name = own_set(tmp_path, TINY.replace('items: ["7", "8"]', "case: lower, items: [A, a]"))
-    found = resolve(token_set(f"{name}:words,more"), REFERENCE, vocabulary("qwen2.5"))
+    found = resolve(load_token_set(f"{name}:words,more"), REFERENCE, vocabulary("qwen2.5"))
     assert [token.text for token in found.domain] == [" cat", " dog", "a"]
 
 
@@ -289,13 +288,13 @@ def test_too_few_tokens_is_refused_with_the_counts():
         "legal: expected at least 20 single tokens, found 0 of 81; no single token: agreement, contract, "
     )
     with pytest.raises(ScreeningError, match=rf"{counts}.* and 75 more; take more groups") as error:
-        resolve(token_set("legal"), REFERENCE, words)
+        resolve(load_token_set("legal"), REFERENCE, words)
     assert error.value.code == "TooFewTokens"
 
 
 def test_too_small_a_reference_names_what_the_domain_took(tmp_path):
-    domain = token_set(own_set(tmp_path, TINY))
-    few = token_set("reference:adjectives,verbs,nouns", "reference")
+    domain = load_token_set(own_set(tmp_path, TINY))
+    few = load_token_set("reference:adjectives,verbs,nouns", "reference")
     vocab = {f"Ġ{text.strip()}": row for row, text in enumerate(few.groups["nouns"].texts()[:51])}
     words = Vocabulary.from_tokenizer_json(tokenizer_json(vocab))
     with pytest.raises(
@@ -309,7 +308,7 @@ def test_required_items_must_all_be_there():
     with pytest.raises(
         ScreeningError, match=r"math: expected all 10 items of digits .*, 1 are not: 9"
     ) as error:
-        resolve(token_set("math"), REFERENCE, Vocabulary.from_tokenizer_json(tokenizer_json(vocab)))
+        resolve(load_token_set("math"), REFERENCE, Vocabulary.from_tokenizer_json(tokenizer_json(vocab)))
     assert error.value.code == "TooFewTokens"
 
 
@@ -317,17 +316,17 @@ def test_required_items_must_all_be_there():
 
 
 def test_groups_are_selected_by_name():
-    assert list(token_set("math").groups) == ["digits"]
-    chosen = token_set("math:operators,digits")
+    assert list(load_token_set("math").groups) == ["digits"]
+    chosen = load_token_set("math:operators,digits")
     assert list(chosen.groups) == ["operators", "digits"]
     assert chosen.name == "math:operators,digits"
-    assert chosen.digest != token_set("math").digest
+    assert chosen.digest != load_token_set("math").digest
 
 
 def test_own_file_and_its_groups(tmp_path):
     name = own_set(tmp_path, TINY)
-    assert token_set(name).groups["words"].texts() == [" cat", " dog", " axolotl"]
-    assert token_set(f"{name}:more").groups["more"].texts() == ["7", "8"]
+    assert load_token_set(name).groups["words"].texts() == [" cat", " dog", " axolotl"]
+    assert load_token_set(f"{name}:more").groups["more"].texts() == ["7", "8"]
 
 
 @pytest.mark.parametrize(
@@ -335,13 +334,13 @@ def test_own_file_and_its_groups(tmp_path):
 )
 def test_case_changes_the_form_that_is_looked_up(tmp_path, case, texts):
     text = TINY.replace("items: [cat, dog, axolotl]", f"case: {case}, items: [Cat, dog]")
-    assert token_set(own_set(tmp_path, text)).groups["words"].texts()[:1] == texts
+    assert load_token_set(own_set(tmp_path, text)).groups["words"].texts()[:1] == texts
 
 
 def test_digest_ignores_notes_and_follows_words(tmp_path):
-    plain = token_set(own_set(tmp_path, TINY)).digest
-    assert token_set(own_set(tmp_path, TINY + "notes: changed\n")).digest == plain
-    assert token_set(own_set(tmp_path, TINY.replace("dog", "fox"))).digest != plain
+    plain = load_token_set(own_set(tmp_path, TINY)).digest
+    assert load_token_set(own_set(tmp_path, TINY + "notes: changed\n")).digest == plain
+    assert load_token_set(own_set(tmp_path, TINY.replace("dog", "fox"))).digest != plain
 
 
 @pytest.mark.parametrize(
@@ -382,7 +381,7 @@ def test_every_mistake_in_a_file_is_one_sentence(tmp_path, change, message):
     assert change[0] in TINY
     path = own_set(tmp_path, TINY.replace(*change, 1))
     with pytest.raises(UsageError) as error:
-        token_set(path)
+        load_token_set(path)
     assert str(error.value).startswith(f"{path}: ")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
@@ -398,7 +397,7 @@ def test_files_that_are_no_token_set(tmp_path, content, message):
     path = tmp_path / "x.yaml"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=re.escape(message)):
-        token_set(str(path))
+        load_token_set(str(path))
 
 
 @pytest.mark.parametrize(
@@ -416,7 +415,7 @@ def test_files_that_are_no_token_set(tmp_path, content, message):
 )
 def test_names_that_mean_nothing(name, message):
     with pytest.raises(UsageError, match=re.escape(message)):
-        token_set(name)
+        load_token_set(name)
 
 
 # --- cache ----------------------------------------------------------------------------------------------
@@ -424,7 +423,7 @@ def test_names_that_mean_nothing(name, message):
 
 @pytest.fixture
 def stored(tmp_path):
-    domain = token_set("legal")
+    domain = load_token_set("legal")
     found = resolve(domain, REFERENCE, vocabulary("mistral-v0.1"))
     cache = ResolutionCache(Cache(tmp_path / "deep" / "cache"))
     assert cache.find("abc", domain, REFERENCE) is None
@@ -441,7 +440,7 @@ def test_cache_returns_what_was_put(stored):
     assert cache.find("abc", domain, REFERENCE) == found
     assert ResolutionCache(Cache(folder)).find("abc", domain, REFERENCE) == found
     assert cache.find("abd", domain, REFERENCE) is None
-    assert cache.find("abc", token_set("code"), REFERENCE) is None
+    assert cache.find("abc", load_token_set("code"), REFERENCE) is None
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"sha256": "x", "resolution": {}}', "null", "[" * 99999])
@@ -466,7 +465,7 @@ def test_a_changed_id_in_an_entry_is_noticed(stored):
 
 def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    domain: TokenSet = token_set("math")
+    domain: TokenSet = load_token_set("math")
     found = resolve(domain, REFERENCE, vocabulary("gpt2"))
     cache = ResolutionCache(Cache(tmp_path / "file"))
     cache.put("abc", domain, REFERENCE, found)
@@ -485,7 +484,7 @@ def test_writers_side_by_side_leave_a_whole_entry(stored):
 
 
 def test_trimming_a_tokenizer_changes_no_resolution(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "scripts"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
     monkeypatch.delitem(sys.modules, "trim_tokenizers", raising=False)
     import trim_tokenizers as script
 
@@ -496,7 +495,7 @@ def test_trimming_a_tokenizer_changes_no_resolution(monkeypatch):
 
 
 def test_the_documented_counts_are_what_the_script_prints(monkeypatch):
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     monkeypatch.syspath_prepend(str(root / "scripts"))
     monkeypatch.delitem(sys.modules, "token_set_counts", raising=False)
     import token_set_counts as script
@@ -505,12 +504,12 @@ def test_the_documented_counts_are_what_the_script_prints(monkeypatch):
 
 
 def test_the_documented_files_are_valid(tmp_path):
-    text = (Path(__file__).parents[1] / "docs" / "token-sets.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "token-sets.md").read_text(encoding="utf-8")
     domain, families = re.findall(r"```yaml\n(.*?)```", text, re.S)
     path = own_set(tmp_path, domain.replace("min_tokens: 20", "min_tokens: 2"))
-    assert list(token_set(f"{path}:elements,symbols").groups) == ["elements", "symbols"]
+    assert list(load_token_set(f"{path}:elements,symbols").groups) == ["elements", "symbols"]
     (tmp_path / "families.yaml").write_text(families)
-    assert family("ours", tmp_path / "families.yaml").scales == ("1B",)
+    assert load_family("ours", tmp_path / "families.yaml").scales == ("1B",)
 
 
 # --- whatever the files hold ----------------------------------------------------------------------------
@@ -547,7 +546,7 @@ def test_any_change_to_a_token_set_is_understood_or_refused(tmp_path_factory, da
     path.write_text(yaml.safe_dump(tree), encoding="utf-8")
     said = f"{path}: "
     try:
-        token_set(str(path))
+        load_token_set(str(path))
     except UsageError as error:
         said = str(error)
     assert said.startswith(f"{path}: ")

@@ -11,8 +11,7 @@ import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from hub_client import FILE, HEAD, IDS, full_matrix, read
 from hub_server import HubServer
-
-from lmeval_dispersion.errors import ScreeningError
+from lmeval_screener.errors import ScreeningError
 
 FAULTS = [
     *(faults.status(code) for code in (200, 206, 301, 401, 403, 404, 416, 429, 500, 503, 999)),
