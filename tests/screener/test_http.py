@@ -70,9 +70,7 @@ def test_the_environment_names_the_proxy(monkeypatch, no_proxy):
     assert environment_proxy(url) == "http://127.0.0.1:9"
     assert environment_proxy(URL("http://cdn.example/file")) is None
     monkeypatch.setenv("ALL_PROXY", "socks5://user:secret@127.0.0.1:9")
-    with pytest.raises(
-        ScreeningError, match="expected an HTTP proxy for cdn.example, got a socks5 one"
-    ) as error:
+    with pytest.raises(ScreeningError, match="expected an HTTP proxy for") as error:
         environment_proxy(URL("http://cdn.example/file"))
     assert "secret" not in str(error.value)
     monkeypatch.setenv("NO_PROXY", "cdn.example")
