@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from lmeval_dispersion.geometry import Metric
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.gap import difference, ranks
+from lmeval_screener.gap import Gap, difference, ranks
 from lmeval_screener.reading import Reading
 from lmeval_screener.result import Screened, TensorInfo, TokenInfo
 from lmeval_screener.targets import label
@@ -72,17 +72,28 @@ def rank_readings(readings: Sequence[tuple[Reading, Reading]], metric: Metric) -
     ]
 
 
-def _ranked_group(family: str, scale: str, members: list[Reading], metric: Metric) -> list[Screened]:
-    gaps = [reading.gaps[metric] for reading in members]
-    labels = [label(reading.snapshot.repo, reading.target.revision) for reading in members]
-    found = []
-    for reading, own, rank in zip(members, gaps, ranks([gap.mean for gap in gaps]), strict=True):
-        not_separated = tuple(
-            other_label
-            for other, other_label in zip(gaps, labels, strict=True)
-            if other is not own and not difference(own, other).separated
+def rank_gaps(gaps: Sequence[Gap]) -> list[tuple[int, list[int]]]:
+    """For each gap its rank, 1 for the largest, and the positions of the gaps it is not separated from."""
+    return [
+        (
+            rank,
+            [
+                place
+                for place, other in enumerate(gaps)
+                if other is not own and not difference(own, other).separated
+            ],
         )
-        found.append(_screened(reading, family, scale, rank, not_separated))
+        for own, rank in zip(gaps, ranks([gap.mean for gap in gaps]), strict=True)
+    ]
+
+
+def _ranked_group(family: str, scale: str, members: list[Reading], metric: Metric) -> list[Screened]:
+    labels = [label(reading.snapshot.repo, reading.target.revision) for reading in members]
+    places = rank_gaps([reading.gaps[metric] for reading in members])
+    found = [
+        _screened(reading, family, scale, rank, tuple(labels[other] for other in others))
+        for reading, (rank, others) in zip(members, places, strict=True)
+    ]
     return sorted(found, key=lambda c: (c.rank, c.label))
 
 

@@ -260,6 +260,7 @@ async def redirect(response: aiohttp.ClientResponse, meter: Meter) -> URL:
         url = response.url.join(URL(response.headers["Location"], encoded=True)).with_user(None)
         if url.scheme not in ("http", "https"):
             raise ValueError(url.scheme)
+        (url.host or "").encode("idna")  # what name resolution would stumble on
         return url
     except ValueError:
         raise ScreeningError(

@@ -220,9 +220,16 @@ class Hub:
         while True:
             body, response = await self._api(url, found.repo, found.commit, budget, meter)
             files |= parse_tree(body, found.repo)
-            if "next" not in response.links:
+            try:
+                following = response.links.get("next")
+            except ValueError:
+                raise ScreeningError(
+                    "BadResponse",
+                    f"the listing of {found.repo} goes on at what is no address; check HF_ENDPOINT",
+                ) from None
+            if following is None:
                 return files
-            url = URL(response.links["next"]["url"])
+            url = URL(following["url"])
             if not self._transport or not self._transport.is_hub(url):
                 raise ScreeningError("BadResponse", f"the listing of {found.repo} goes on at another host")
 
