@@ -25,7 +25,7 @@ SCREENING_CODES: dict[str, str] = {
     "TokenizerMismatch": "the tokenizer differs from the one of the checkpoint's family",
     "TokenizerNotFound": "no tokenizer.json is stored with the checkpoint",
     "TooFewTokens": "too few of the words of a token set are single tokens",
-    # the way there
+    # the connection
     "AccessDenied": "the server refuses the token, or the signed address, again and again",
     "BadResponse": "the server's answers contradict the request, the listing or each other",
     "RangeNotSupported": "the server ignores Range and would send a whole large file",
