@@ -23,7 +23,7 @@ def loaded_after(code: str) -> set[str]:
     "code",
     [
         "from lmeval_screener import screen, Result",
-        "import lmeval_screener.cli, lmeval_screener.screening, lmeval_screener.page",
+        "import lmeval_screener.cli, lmeval_screener.screening, lmeval_screener.report",
         "import lmeval_dispersion, lmeval_dispersion.geometry, lmeval_dispersion.cli",
     ],
 )
@@ -47,6 +47,17 @@ with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
         "rich",
         "altair",
     }
+
+
+@pytest.mark.parametrize("form", ["table", "markdown", "csv", "json"])
+def test_the_demo_reports_without_the_libraries_of_pages_and_frames(form):
+    code = f"""
+import contextlib, io
+from lmeval_screener.cli import main
+with contextlib.redirect_stdout(io.StringIO()):
+    assert main(["--demo", "--format", "{form}"]) == 0
+"""
+    assert not loaded_after(code) & {*HEAVY, "pandas", "altair", "vl_convert", "jinja2"}
 
 
 def test_the_check_can_fail():
