@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "screener")]
 TOKENIZER = ROOT / "tests" / "data" / "tokenizers" / "qwen2.5.json"
 FAMILY = [f"org/model-{number:02d}" for number in range(12)]
 SHARD = "model-00004-of-00004.safetensors"
@@ -34,10 +34,12 @@ TENSOR = "lm_head.weight"
 
 
 def token_ids() -> list[int]:
-    from lmeval_screener.tokens.resolution import Vocabulary, resolve, token_set
+    from lmeval_screener.tokens.resolution import resolve
+    from lmeval_screener.tokens.sets import load_token_set
+    from lmeval_screener.tokens.vocabulary import Vocabulary
 
     vocabulary = Vocabulary.from_file("tokenizer.json", TOKENIZER.read_bytes())
-    found = resolve(token_set("math", "domain"), token_set("reference", "reference"), vocabulary)
+    found = resolve(load_token_set("math", "domain"), load_token_set("reference", "reference"), vocabulary)
     return [*found.domain_ids, *found.reference_ids]
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from lmeval_screener.tokens.resolution import Vocabulary, resolve, token_set
-
-from lmeval_dispersion.errors import ScreeningError
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.tokens.resolution import resolve
+from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.tokens.vocabulary import Vocabulary
 
 SELECTIONS = (
     "math",
@@ -26,8 +27,8 @@ SELECTIONS += ("legal:contract,court,common",)
 
 def table(folder: Path) -> str:
     """The table in Markdown: found of asked, for every ``*.json`` in the folder."""
-    sets = [token_set(name) for name in SELECTIONS]
-    reference = token_set("reference", "reference")
+    sets = [load_token_set(name) for name in SELECTIONS]
+    reference = load_token_set("reference", "reference")
     lines = ["| tokenizer | numbers | " + " | ".join(f"`{one.name}`" for one in sets) + " | reference |"]
     lines.append("|" + "---|" * (len(sets) + 3))
     for path in sorted(folder.glob("*.json")):
@@ -41,7 +42,7 @@ def table(folder: Path) -> str:
             except ScreeningError as error:
                 cells.append(error.code)
         scheme = vocabulary.digit_scheme()
-        everyday = len(resolve(token_set("math"), reference, vocabulary).reference)
+        everyday = len(resolve(load_token_set("math"), reference, vocabulary).reference)
         lines.append(f"| {path.stem} | {scheme} | " + " | ".join(cells) + f" | {everyday} of 105 |")
     return "\n".join(lines)
 

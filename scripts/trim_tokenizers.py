@@ -14,10 +14,13 @@ import json
 import sys
 from pathlib import Path
 
-from lmeval_screener.schema import yaml_file
-from lmeval_screener.tokens.resolution import Resolution, Vocabulary, bundled_token_sets, resolve, token_set
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.tokens.resolution import Resolution, resolve
+from lmeval_screener.tokens.sets import bundled_token_sets, load_token_set
+from lmeval_screener.tokens.vocabulary import Vocabulary
+from lmeval_screener.yaml_fields import load_yaml
 
-from lmeval_dispersion.errors import ScreeningError, UsageError
+from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.paths import data_folder
 
 OTHERS = 2000
@@ -28,7 +31,7 @@ def selections() -> list[str]:
     """Every domain set by default and by each of its groups."""
     names = []
     for name in bundled_token_sets():
-        fields = yaml_file(data_folder("token_sets") / f"{name}.yaml")
+        fields = load_yaml(data_folder("token_sets") / f"{name}.yaml")
         if fields.text("role") == "domain":
             names += [name, *(f"{name}:{group}" for group in fields.mapping("groups"))]
     return names
@@ -38,7 +41,7 @@ def words() -> set[str]:
     """Every item of every bundled set."""
     found: set[str] = set()
     for name in bundled_token_sets():
-        groups = yaml_file(data_folder("token_sets") / f"{name}.yaml").mapping("groups")
+        groups = load_yaml(data_folder("token_sets") / f"{name}.yaml").mapping("groups")
         for group in groups:
             found.update(groups.mapping(group).texts("items"))
     return found
@@ -62,7 +65,7 @@ def trimmed(content: bytes) -> bytes:
 def outcome(selection: str, vocabulary: Vocabulary) -> Resolution | str:
     """The resolution, or the words it is refused with."""
     try:
-        return resolve(token_set(selection), token_set("reference", "reference"), vocabulary)
+        return resolve(load_token_set(selection), load_token_set("reference", "reference"), vocabulary)
     except (ScreeningError, UsageError) as error:
         return str(error)
 

@@ -14,7 +14,9 @@ import torch
 import yaml
 from demo_measures import addition_accuracy, correlations, spread, table
 from demo_texts import OPERANDS, arithmetic_line, held_out_pairs, reference_words, trained_tokenizer
-from lmeval_screener.tokens.resolution import Resolution, Vocabulary, resolve, token_set
+from lmeval_screener.tokens.resolution import Resolution, resolve
+from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.tokens.vocabulary import Vocabulary
 from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -42,7 +44,7 @@ FILES = {
 @pytest.fixture(scope="module")
 def resolution() -> Resolution:
     vocabulary = Vocabulary.from_tokenizer_json((DEMO / FAMILY["tokenizer"]).read_bytes())
-    return resolve(token_set("math"), token_set("reference", "reference"), vocabulary)
+    return resolve(load_token_set("math"), load_token_set("reference", "reference"), vocabulary)
 
 
 def test_folders_are_those_of_the_table() -> None:

@@ -40,7 +40,15 @@ from lmeval_screener.cli import main
 with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
     main(["--help"])
 """
-    assert not loaded_after(code) & {*HEAVY, "numpy", "pandas", "httpx", "huggingface_hub", "rich", "altair"}
+    assert not loaded_after(code) & {
+        *HEAVY,
+        "numpy",
+        "pandas",
+        "aiohttp",
+        "huggingface_hub",
+        "rich",
+        "altair",
+    }
 
 
 @pytest.mark.parametrize("form", ["table", "markdown", "csv", "json"])

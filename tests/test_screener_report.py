@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from browser import Browser
 from lmeval_screener.gap import gap
-from lmeval_screener.ranking import ranked
+from lmeval_screener.ranking import rank_gaps
 from lmeval_screener.report import report
 from lmeval_screener.result import Failed, Result, Screened, TensorInfo, TokenInfo
 
@@ -38,15 +38,27 @@ def screened(repo, scale, spread, *, revision=None, accuracy=None, seed=0):
     )
 
 
+def ranked(members):
+    """The members of each scale, best first."""
+    found = []
+    for scale in dict.fromkeys(member.scale for member in members):
+        group = [member for member in members if member.scale == scale]
+        places = rank_gaps([member.gaps["cosine"] for member in group])
+        best_first = sorted(zip(group, places, strict=True), key=lambda pair: pair[1][0])
+        found += [
+            replace(member, rank=rank, not_separated_from=tuple(group[i].label for i in others))
+            for member, (rank, others) in best_first
+        ]
+    return tuple(found)
+
+
 @pytest.fixture(scope="module")
 def result():
     members = [screened(f"org/m{i}", "7B", 1 + i, accuracy=20.0 * i, seed=i) for i in range(4)]
     members += [screened("org/run", "1B", 1 + i, revision=f"step{i * 1000}") for i in range(5)]
     members += [screened("org/</script><b>[bold]x", "3B", 2.0)]
     failed = (Failed("org/gated", None, "GatedRepo", "org/gated is gated; accept | log in"),)
-    return Result(
-        "math", "reference", "cosine", tuple(ranked(members, "cosine")), failed, 1.5, 9_000_000, 900
-    )
+    return Result("math", "reference", "cosine", ranked(members), failed, 1.5, 9_000_000, 900)
 
 
 def test_the_page_draws_sorts_and_asks_for_nothing(result, tmp_path):

@@ -8,27 +8,17 @@ which the published evidence does not support.
 from __future__ import annotations
 
 import csv
-import itertools
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from lmeval_dispersion.errors import UsageError
-from lmeval_screener.schema import nearest
+from lmeval_dispersion.statistics import rank_agreement
+from lmeval_screener.yaml_fields import nearest
 
 Scope = Literal["group", "within groups", "overall"]
-_Integers = NDArray[np.int64]
-
-# 9! = 362,880 orders are enumerated; larger groups are sampled.
-_EXACT_UP_TO = 9
-_DRAWS = 9_999
-_SEED = 20260501
 
 
 @dataclass(frozen=True)
@@ -100,101 +90,14 @@ def agreement(gaps: Sequence[float], accuracies: Sequence[float], groups: Sequen
 def _line(scope: Scope, group: str, strata: list[tuple[list[float], list[float]]]) -> Agreement:
     """One line of the result; orders are permuted inside each stratum."""
     n = sum(len(xs) for xs, _ in strata)
-    used = [(_centred_ranks(xs), _centred_ranks(ys)) for xs, ys in strata if len(xs) > 1]
-    size_x, size_y = (sum(int(pair[side] @ pair[side]) for pair in used) for side in (0, 1))
-    if not used or not size_x or not size_y:
-        reason = (
-            "fewer than two checkpoints to compare"
-            if not used
-            else f"all {'accuracies' if size_x else 'gaps'} are equal"
-        )
-        return Agreement(scope, group, n, math.nan, math.nan, math.nan, math.nan, True, 0, reason)
-    signs = [(_signs(x), _signs(y)) for x, y in used]
-    pairs_x, pairs_y = (sum(int(np.abs(pair[side]).sum()) for pair in signs) for side in (0, 1))
-    products = sum(int(x @ y) for x, y in used)
-    concordance = sum(int((x * y).sum()) for x, y in signs)
-    exact = all(len(x) <= _EXACT_UP_TO for x, _ in used)
-    spearman_p, kendall_p = _p_values(used, signs, abs(products), abs(concordance), exact)
-    return Agreement(
-        scope,
-        group,
-        n,
-        products / math.sqrt(size_x * size_y),
-        concordance / math.sqrt(pairs_x * pairs_y),
-        spearman_p,
-        kendall_p,
-        exact,
-        math.prod(math.factorial(len(x)) for x, _ in used) if exact else _DRAWS,
-    )
-
-
-def _p_values(
-    ranks: list[tuple[_Integers, _Integers]],
-    signs: list[tuple[_Integers, _Integers]],
-    products: int,
-    concordance: int,
-    exact: bool,
-) -> tuple[float, float]:
-    """Two-sided p of both statistics' absolute values, which are integers here, so nothing is rounded."""
-    rng = np.random.default_rng(_SEED)
-    spearman_null, kendall_null = [], []
-    for (x, y), (signs_x, signs_y) in zip(ranks, signs, strict=True):
-        orders = (
-            _all_orders(len(x)) if exact else rng.permuted(np.tile(np.arange(len(x)), (_DRAWS, 1)), axis=1)
-        )
-        spearman_null.append(y[orders] @ x)
-        kendall_null.append(
-            np.array([(signs_x * signs_y[np.ix_(order, order)]).sum() for order in orders], dtype=np.int64)
-            if len(x) > _EXACT_UP_TO
-            else _concordances(signs_x, signs_y, orders)
-        )
-    if not exact:
-        drawn = [np.sum(null, axis=0) for null in (spearman_null, kendall_null)]
-        large = [int((np.abs(drawn[0]) >= products).sum()), int((np.abs(drawn[1]) >= concordance).sum())]
-        return (1 + large[0]) / (1 + _DRAWS), (1 + large[1]) / (1 + _DRAWS)
-    return _share(spearman_null, products), _share(kendall_null, concordance)
-
-
-def _share(nulls: list[_Integers], least: int) -> float:
-    """Share of all combinations of the strata's orders whose summed statistic is at least ``least``."""
-    total = Counter({0: 1})
-    for null in nulls:
-        values, counts = np.unique(null, return_counts=True)
-        step: Counter[int] = Counter()
-        for before, ways in total.items():
-            for value, count in zip(values.tolist(), counts.tolist(), strict=True):
-                step[before + value] += ways * count
-        total = step
-    return sum(ways for value, ways in total.items() if abs(value) >= least) / total.total()
-
-
-def _concordances(signs_x: _Integers, signs_y: _Integers, orders: _Integers) -> _Integers:
-    """Kendall's numerator (each pair twice) for every order, pair by pair."""
-    total = np.zeros(len(orders), dtype=np.int64)
-    for i, j in itertools.combinations(range(len(signs_x)), 2):
-        if signs_x[i, j]:
-            total += signs_x[i, j] * signs_y[orders[:, i], orders[:, j]]
-    return 2 * total
-
-
-def _all_orders(n: int) -> _Integers:
-    """All orders of n things, shape (n!, n): built by inserting n - 1 at every place of the shorter ones."""
-    orders = np.zeros((1, 1), dtype=np.int64)
-    for last in range(1, n):
-        orders = np.concatenate([np.insert(orders, place, last, axis=1) for place in range(last + 1)])
-    return orders
-
-
-def _centred_ranks(values: list[float]) -> _Integers:
-    """Twice the mean rank minus n + 1: integers that sum to zero, ties shared."""
-    array = np.asarray(values, dtype=np.float64)
-    below = (array[None, :] < array[:, None]).sum(axis=1)
-    above = (array[None, :] > array[:, None]).sum(axis=1)
-    return np.asarray(below - above, dtype=np.int64)
-
-
-def _signs(values: _Integers) -> _Integers:
-    return np.asarray(np.sign(values[:, None] - values[None, :]), dtype=np.int64)
+    found = rank_agreement(strata)
+    if found is not None:
+        return Agreement(scope, group, n, **found._asdict())
+    if all(len(xs) < 2 for xs, _ in strata):
+        reason = "fewer than two checkpoints to compare"
+    else:
+        reason = f"all {'gaps' if all(len(set(xs)) < 2 for xs, _ in strata) else 'accuracies'} are equal"
+    return Agreement(scope, group, n, math.nan, math.nan, math.nan, math.nan, True, 0, reason)
 
 
 def accuracies_from_file(path: str | Path, checkpoints: Sequence[tuple[str, str | None]]) -> list[float]:

@@ -116,13 +116,14 @@ def _screen(args: argparse.Namespace, command: str) -> int:
     output = Output.of(args)
 
     from lmeval_screener.demo import demo_targets
-    from lmeval_screener.screening import family_targets, screen_targets
-    from lmeval_screener.targets import target
-    from lmeval_screener.tokens.resolution import token_set
+    from lmeval_screener.families import load_family
+    from lmeval_screener.screening import screen_targets
+    from lmeval_screener.targets import parse_target
+    from lmeval_screener.tokens.sets import load_token_set
 
-    targets = [target(text) for text in args.checkpoints]
+    targets = [parse_target(text) for text in args.checkpoints]
     if args.family is not None:
-        targets += family_targets(args.family, args.families)
+        targets += load_family(args.family, args.families).checkpoints
     elif args.families is not None:
         raise UsageError("expected --family NAME with --families, got no name; --list-families shows them")
     if args.demo:
@@ -130,8 +131,8 @@ def _screen(args: argparse.Namespace, command: str) -> int:
     with _progress() as progress:
         result = screen_targets(
             targets,
-            domain=token_set(args.domain, "domain"),
-            reference=token_set(args.reference, "reference"),
+            domain=load_token_set(args.domain, "domain"),
+            reference=load_token_set(args.reference, "reference"),
             metric=args.metric,
             timeout=args.timeout,
             progress=progress,

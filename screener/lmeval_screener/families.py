@@ -6,27 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_screener.schema import Fields, nearest, yaml_file
+from lmeval_screener.targets import Target
+from lmeval_screener.yaml_fields import Fields, load_yaml, nearest
 
 _BUNDLED = Path(__file__).resolve().parent / "families.yaml"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One line of a family.
-
-    Attributes:
-        repo: Repository id on the Hub, or a local folder.
-        revision: Branch, tag or commit; with ``*``, ``?`` or ``[…]`` a pattern over the repository's branches
-            and tags (a training trajectory); None means the main branch.
-        scale: Checkpoints are ranked inside one scale, such as ``7B``.
-        kind: A word for the reader: ``base``, ``instruct``, ``math``, ``distill``, ``trajectory``.
-    """
-
-    repo: str
-    revision: str | None
-    scale: str
-    kind: str
 
 
 @dataclass(frozen=True)
@@ -35,20 +18,21 @@ class Family:
 
     Attributes:
         name: As ``--family`` takes it.
-        checkpoints: Its entries in the file's order: scales ascending.
+        checkpoints: In the file's order: scales ascending. Every one has its ``scale``; a revision may be a
+            glob over branches and tags (a training trajectory).
         note: What a user should know of the family; empty for most.
         source: The file.
     """
 
     name: str
-    checkpoints: tuple[Entry, ...]
+    checkpoints: tuple[Target, ...]
     note: str
     source: str
 
     @property
     def scales(self) -> tuple[str, ...]:
         """The scales, each once, in the file's order."""
-        return tuple(dict.fromkeys(entry.scale for entry in self.checkpoints))
+        return tuple(dict.fromkeys(target.scale for target in self.checkpoints if target.scale))
 
 
 def load_families(path: str | Path | None = None) -> dict[str, Family]:
@@ -60,13 +44,13 @@ def load_families(path: str | Path | None = None) -> dict[str, Family]:
     Raises:
         UsageError: The file is missing or has a mistake; the message names file, key, expected and given.
     """
-    fields = yaml_file(_BUNDLED if path is None else Path(path))
+    fields = load_yaml(_BUNDLED if path is None else Path(path))
     fields.only(("schema", "families", "notes"))
     families = fields.mapping("families")
     return {name: _family(name, families.mapping(name)) for name in families}
 
 
-def family(name: str, path: str | Path | None = None) -> Family:
+def load_family(name: str, path: str | Path | None = None) -> Family:
     """One family by name.
 
     Args:
@@ -88,20 +72,14 @@ def family(name: str, path: str | Path | None = None) -> Family:
 
 def _family(name: str, fields: Fields) -> Family:
     fields.only(("note", "checkpoints"))
-    entries = tuple(_entry(part) for part in fields.mappings("checkpoints"))
-    seen = set()
-    for position, entry in enumerate(entries):
-        if (entry.repo, entry.revision) in seen:
-            raise fields.error(f"checkpoints[{position}]", "each checkpoint once", entry.repo, "remove one")
-        seen.add((entry.repo, entry.revision))
-    return Family(name, entries, fields.text("note") if "note" in fields else "", fields.source)
-
-
-def _entry(fields: Fields) -> Entry:
-    fields.only(("repo", "revision", "scale", "kind"))
-    return Entry(
-        repo=fields.text("repo"),
-        revision=fields.text("revision") if "revision" in fields else None,
-        scale=fields.text("scale"),
-        kind=fields.text("kind"),
-    )
+    checkpoints: list[Target] = []
+    for position, entry in enumerate(fields.mappings("checkpoints")):
+        # `kind` (base, instruct, trajectory, …) is a word for whoever reads the file.
+        entry.only(("repo", "revision", "scale", "kind"))
+        repo = entry.text("repo")
+        revision = entry.text("revision") if "revision" in entry else None
+        if any((repo, revision) == (other.repo, other.revision) for other in checkpoints):
+            raise fields.error(f"checkpoints[{position}]", "each checkpoint once", repo, "remove one")
+        checkpoints.append(Target(repo, revision, name, entry.text("scale"), local=Path(repo).is_dir()))
+    note = fields.text("note") if "note" in fields else ""
+    return Family(name, tuple(checkpoints), note, fields.source)

@@ -8,17 +8,21 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmeval_dispersion.errors import GeometryError, ScreeningError
+from lmeval_dispersion.errors import GeometryError
 from lmeval_dispersion.geometry import METRICS, Metric
+from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.local import local_snapshot
+from lmeval_screener.checkpoints.local import open_folder
 from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.errors import ScreeningError
 from lmeval_screener.gap import Gap, gap
 from lmeval_screener.targets import Target
 from lmeval_screener.tokens.cache import ResolutionCache
-from lmeval_screener.tokens.resolution import TOKENIZER_FILES, Resolution, TokenSet, Vocabulary, resolve
-from lmeval_screener.weights.projection import OutputProjection, output_projection
-from lmeval_screener.weights.rows import rows as read_rows
+from lmeval_screener.tokens.resolution import Resolution, resolve
+from lmeval_screener.tokens.sets import TokenSet
+from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
+from lmeval_screener.weights.projection import OutputProjection, find_projection
+from lmeval_screener.weights.rows import read_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +37,7 @@ class Reading:
         resolution: The rows of T and R in that tokenizer.
         gaps: The gap in every metric.
         seconds: From the first request to the last row.
+        budget: The time that it may take.
     """
 
     target: Target
@@ -42,6 +47,7 @@ class Reading:
     resolution: Resolution
     gaps: dict[Metric, Gap]
     seconds: float
+    budget: Budget
 
 
 class Reader:
@@ -60,21 +66,28 @@ class Reader:
         self._resolutions: dict[str, Resolution] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
-    async def reading(self, item: Target) -> Reading:
-        """Read one checkpoint. Raises ScreeningError with a stable word for whatever is wrong with it."""
+    async def read(self, target: Target, budget: Budget) -> Reading:
+        """Read one checkpoint within a time budget.
+
+        Raises:
+            ScreeningError: With a stable word for whatever is wrong with it.
+        """
+        return await budget.bounded(self._read(target, budget))
+
+    async def _read(self, target: Target, budget: Budget) -> Reading:
         start = time.perf_counter()
-        if item.local:
-            snapshot: Snapshot = local_snapshot(item.repo)
+        if target.local:
+            snapshot: Snapshot = open_folder(target.repo)
         else:
-            snapshot = await self._hub.snapshot(item.repo, item.revision)
+            snapshot = await self._hub.snapshot(target.repo, target.revision, budget)
         self.snapshots.append(snapshot)
         file, digest = _tokenizer(snapshot)
         projection, resolution = await _both(
-            output_projection(snapshot), self._resolution(snapshot, file, digest)
+            find_projection(snapshot), self._resolution(snapshot, file, digest)
         )
-        gaps = await _gaps(snapshot, projection, resolution)
+        gaps = await _read_gaps(snapshot, projection, resolution)
         seconds = time.perf_counter() - start
-        return Reading(item, snapshot, projection, digest, resolution, gaps, seconds)
+        return Reading(target, snapshot, projection, digest, resolution, gaps, seconds, budget)
 
     async def _resolution(self, snapshot: Snapshot, file: str, digest: str) -> Resolution:
         """By the tokenizer's hash where it is known, else from its file, which is read once for all."""
@@ -91,13 +104,17 @@ class Reader:
             return self._resolutions[digest]
 
 
-async def with_rows_of(reading: Reading, resolution: Resolution) -> Reading:
-    """The same checkpoint's gap over the tokens of another tokenizer that agrees with its own on them."""
-    gaps = await _gaps(reading.snapshot, reading.projection, resolution)
+async def read_again(reading: Reading, resolution: Resolution) -> Reading:
+    """The same checkpoint's gap over the tokens of another tokenizer that agrees with its own on them.
+
+    Raises:
+        ScreeningError: As `Reader.read`; the time counts as the first reading's.
+    """
+    gaps = await reading.budget.bounded(_read_gaps(reading.snapshot, reading.projection, resolution))
     return replace(reading, resolution=resolution, gaps=gaps)
 
 
-async def _gaps(
+async def _read_gaps(
     snapshot: Snapshot, projection: OutputProjection, resolution: Resolution
 ) -> dict[Metric, Gap]:
     ids = [*resolution.domain_ids, *resolution.reference_ids]

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from lmeval_dispersion.errors import MissingExtraError
 from lmeval_dispersion.geometry import METRICS, Metric, PairMean
 from lmeval_screener.gap import Gap
 from lmeval_screener.targets import label, step_key
@@ -67,7 +69,7 @@ class Screened:
         seconds: From the first request to the last row.
         notes: What a reader of the number should know (contradictory configuration and the like).
         accuracy: Accuracy that somebody supplied, None otherwise.
-        rank: Rank within (family, scale), 1 for the largest G.
+        rank: Rank within (family, scale), 1 for the largest G; equal means share the better rank.
         not_separated_from: Labels of the group's checkpoints within two paired standard errors.
     """
 
@@ -147,7 +149,7 @@ class Result:
     bytes_read: int
     requests: int
 
-    @property
+    @cached_property
     def groups(self) -> tuple[Group, ...]:
         """The groups in order, each with its checkpoints best first."""
         found: dict[tuple[str, str], list[Screened]] = {}
@@ -176,8 +178,17 @@ class Result:
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a screened checkpoint; flat columns such as ``gap_cosine`` and ``gap_cosine_se``."""
-        import pandas as pd
+        """One row a screened checkpoint; flat columns such as ``gap_cosine`` and ``gap_cosine_se``.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise MissingExtraError(
+                "a data frame needs pandas: pip install 'lmeval-dispersion[audit]' (or `pip install pandas`)"
+            ) from error
 
         return pd.DataFrame([flat_row(c) for c in self.checkpoints], columns=FLAT_COLUMNS)
 

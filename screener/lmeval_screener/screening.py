@@ -16,20 +16,22 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lmeval_dispersion.errors import ScreeningError, UsageError
+from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import METRICS, Metric
+from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.families import family as family_named
-from lmeval_screener.ranking import by_tokenizer, mismatch, ranked, screened
-from lmeval_screener.reading import Reader, Reading, with_rows_of
-from lmeval_screener.result import Failed, Result, Screened
-from lmeval_screener.targets import Target, target
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.families import load_family
+from lmeval_screener.ranking import common_tokenizers, mismatch, rank_readings, same_tokens
+from lmeval_screener.reading import Reader, Reading, read_again
+from lmeval_screener.result import Failed, Result
+from lmeval_screener.targets import Target, parse_target
 from lmeval_screener.tokens.cache import ResolutionCache
-from lmeval_screener.tokens.resolution import TokenSet, token_set
+from lmeval_screener.tokens.sets import TokenSet, load_token_set
 
 T = TypeVar("T")
 
-TIMEOUT = 60.0  # seconds for one checkpoint, everything included
+TIMEOUT = 60.0  # seconds for one checkpoint, everything included; the only time limit there is
 _SIDE_BY_SIDE = 16  # checkpoints at once: their requests share one pool of connections
 
 Progress = Callable[[int, int, str], None]
@@ -66,28 +68,17 @@ def screen(
     """
     if isinstance(checkpoints, str):
         raise UsageError(f"expected a list of checkpoints, got the string {checkpoints!r}; put it in a list")
-    targets = [target(text) for text in checkpoints]
+    targets = [parse_target(text) for text in checkpoints]
     if family is not None:
-        targets += family_targets(family, families)
+        targets += load_family(family, families).checkpoints
     return screen_targets(
         targets,
-        domain=token_set(domain, "domain"),
-        reference=token_set(reference, "reference"),
+        domain=load_token_set(domain, "domain"),
+        reference=load_token_set(reference, "reference"),
         metric=metric,
         timeout=timeout,
         progress=progress,
     )
-
-
-def family_targets(name: str, families: str | Path | None = None) -> list[Target]:
-    """The checkpoints that a family lists. Raises UsageError where there is no such family or file."""
-    found = family_named(name, families)
-    return [
-        Target(
-            entry.repo, entry.revision, family=found.name, scale=entry.scale, local=Path(entry.repo).is_dir()
-        )
-        for entry in found.checkpoints
-    ]
 
 
 def screen_targets(
@@ -123,17 +114,17 @@ def screen_targets(
 
     async def work() -> Result:
         start = time.perf_counter()
-        async with Hub(timeout=timeout) as hub:
+        async with Hub() as hub:
             reader = Reader(hub, domain, reference, ResolutionCache(hub.cache))
             run = _Run(hub, reader, timeout, progress, keep_on_interrupt)
-            checkpoints = ranked(await run.screened(targets), metric)
+            checkpoints = rank_readings(await run.comparable(targets), metric)
         meters = [hub.meter, *(snapshot.meter for snapshot in reader.snapshots)]
         return Result(
             domain=domain.name,
             reference=reference.name,
             metric=metric,
             checkpoints=tuple(checkpoints),
-            failed=tuple(run.failed),
+            failed=run.failed,
             seconds=time.perf_counter() - start,
             bytes_read=sum(meter.bytes_read for meter in meters),
             requests=sum(meter.requests for meter in meters),
@@ -165,42 +156,58 @@ class _Run:
     def __init__(
         self, hub: Hub, reader: Reader, timeout: float, progress: Progress | None, keep_on_interrupt: bool
     ) -> None:
-        self.failed: list[Failed] = []
+        self._errors: dict[Target, ScreeningError] = {}
+        self._order: list[Target] = []
         self._hub, self._reader, self._timeout = hub, reader, timeout
         self._progress, self._keep_on_interrupt = progress, keep_on_interrupt
 
-    async def screened(self, targets: Sequence[Target]) -> list[Screened]:
-        """All checkpoints that could be read and compared, in the order in which they were asked for."""
-        readings = await self._readings(await self._expanded(targets))
+    @property
+    def failed(self) -> tuple[Failed, ...]:
+        """Those that could not be screened, in the order in which they were asked for."""
+        return tuple(
+            Failed(item.repo, item.revision, error.code, str(error))
+            for item in self._order
+            if (error := self._errors.get(item)) is not None
+        )
+
+    async def comparable(self, targets: Sequence[Target]) -> list[tuple[Reading, Reading]]:
+        """All that could be read and compared, as asked for, each with the one of its common tokenizer."""
         families: dict[str | None, list[Reading]] = {}
-        for reading in readings:
+        for reading in await self._readings(await self._expanded(targets)):
             families.setdefault(reading.target.family, []).append(reading)
         found = []
         for family, members in families.items():
-            for reading, common in by_tokenizer(family, members):
-                if common is None:
-                    self._fail(reading.target, mismatch(family, reading, members))
-                    continue
+            commons = common_tokenizers(family, members)
+            for reading in members:
+                common = next((c for c in commons if same_tokens(c, reading)), None)
                 try:
+                    if common is None:
+                        raise mismatch(family, reading, commons[0])
                     if common.resolution != reading.resolution:
                         # Its tokenizer also has words that the others lack: rank it on the common ones.
-                        reading = await with_rows_of(reading, common.resolution)
+                        reading = await read_again(reading, common.resolution)
                 except ScreeningError as error:
                     self._fail(reading.target, error)
                 else:
-                    found.append(screened(reading, family, common.tokenizer))
+                    found.append((reading, common))
         return found
 
     async def _expanded(self, targets: Sequence[Target]) -> list[Target]:
         """The targets with globs replaced by the revisions that they stand for, each one once."""
         lists = await asyncio.gather(*(self._revisions(item) for item in targets))
-        return list(dict.fromkeys(item for found in lists for item in found))
+        self._order = list(
+            dict.fromkeys(
+                one for item, found in zip(targets, lists, strict=True) for one in (found or [item])
+            )
+        )
+        return [item for item in self._order if item not in self._errors]
 
     async def _revisions(self, item: Target) -> list[Target]:
         if not item.is_glob or item.revision is None:
             return [item]
         try:
-            names = await self._hub.revisions(item.repo, item.revision)
+            budget = Budget(self._timeout)
+            names = await budget.bounded(self._hub.revisions(item.repo, item.revision, budget))
         except ScreeningError as error:
             self._fail(item, error)
             return []
@@ -214,12 +221,9 @@ class _Run:
             nonlocal done
             try:
                 async with limit:
-                    return await asyncio.wait_for(self._reader.reading(item), self._timeout)
+                    return await self._reader.read(item, Budget(self._timeout))
             except ScreeningError as error:
                 self._fail(item, error)
-            except asyncio.TimeoutError:
-                message = f"not read within {self._timeout:g} s; try again, or allow more with --timeout"
-                self._fail(item, ScreeningError("Timeout", message))
             except asyncio.CancelledError:
                 if not self._keep_on_interrupt:
                     raise
@@ -251,7 +255,7 @@ class _Run:
         return [reading for reading in found if reading is not None]
 
     def _fail(self, item: Target, error: ScreeningError) -> None:
-        self.failed.append(Failed(item.repo, item.revision, error.code, str(error)))
+        self._errors[item] = error
 
 
 @contextlib.contextmanager

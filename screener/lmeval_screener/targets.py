@@ -45,7 +45,7 @@ class Target:
         return self.revision is not None and any(sign in self.revision for sign in "*?[")
 
 
-def target(text: str) -> Target:
+def parse_target(text: str) -> Target:
     """The target that ``REPO``, ``REPO@REVISION``, ``REPO@GLOB`` or a folder's path names.
 
     A folder is what exists as one, or what is written like a path (``./x``, ``/x``, ``~/x``).

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from checkpoints import write_checkpoint
 from hub_client import FORMATS, full_matrix
-from lmeval_screener.tokens.resolution import Vocabulary, resolve, token_set
+from lmeval_screener.tokens.resolution import resolve
+from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.tokens.vocabulary import Vocabulary
 from lmeval_screener.weights.architectures import EMBEDDINGS, HEADS, WRAPPERS
 
 HERE = Path(__file__).parent
@@ -32,7 +34,7 @@ if __name__ == "__main__":
 
 def ids():
     vocabulary = Vocabulary.from_file("tokenizer.json", TOKENIZER.read_bytes())
-    found = resolve(token_set("math", "domain"), token_set("reference", "reference"), vocabulary)
+    found = resolve(load_token_set("math", "domain"), load_token_set("reference", "reference"), vocabulary)
     return found.domain_ids, found.reference_ids
 
 

@@ -21,7 +21,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoints import write_checkpoint
-from lmeval_screener.tokens.resolution import Vocabulary, resolve, token_set
+from lmeval_screener.tokens.resolution import resolve
+from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.tokens.vocabulary import Vocabulary
 
 TOKENIZER = Path(__file__).parent.parent / "data" / "tokenizers" / "gpt2.json"
 V = 50_257
@@ -133,7 +135,7 @@ def matrix(seed, d):
 def slow_gap(rows):
     """G from the full matrix, by loops in float64."""
     vocabulary = Vocabulary.from_file("tokenizer.json", TOKENIZER.read_bytes())
-    found = resolve(token_set("math", "domain"), token_set("reference", "reference"), vocabulary)
+    found = resolve(load_token_set("math", "domain"), load_token_set("reference", "reference"), vocabulary)
     t, r = (
         [rows[i].astype(np.float64) / np.linalg.norm(rows[i].astype(np.float64)) for i in ids]
         for ids in (found.domain_ids, found.reference_ids)

@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 from checkpoints import write_checkpoint, write_qwen_7b
 from hub_faults import stalled, status
-from lmeval_screener.tokens.resolution import Vocabulary, resolve, token_set
+from lmeval_screener.tokens.resolution import resolve
+from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.tokens.vocabulary import Vocabulary
 
 TOKENIZERS = Path(__file__).parent.parent / "data" / "tokenizers"
 QWEN = TOKENIZERS / "qwen2.5.json"
@@ -26,7 +28,7 @@ GPT2 = TOKENIZERS / "gpt2.json"
 
 def ids_of(tokenizer, domain="math"):
     vocabulary = Vocabulary.from_file("tokenizer.json", tokenizer.read_bytes())
-    found = resolve(token_set(domain, "domain"), token_set("reference", "reference"), vocabulary)
+    found = resolve(load_token_set(domain, "domain"), load_token_set("reference", "reference"), vocabulary)
     return found.domain_ids, found.reference_ids
 
 

@@ -15,7 +15,9 @@ import pytest
 from checkpoints import write_qwen_7b
 from hub_faults import truncated
 from hub_server import HubServer
-from lmeval_screener.tokens.resolution import Vocabulary, resolve, token_set
+from lmeval_screener.tokens.resolution import resolve
+from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.tokens.vocabulary import Vocabulary
 
 TOKENIZER = Path(__file__).parent.parent / "data" / "tokenizers" / "qwen2.5.json"
 
@@ -40,7 +42,7 @@ def hub(certificate, tmp_path):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
     vocabulary = Vocabulary.from_file("tokenizer.json", TOKENIZER.read_bytes())
-    found = resolve(token_set("math", "domain"), token_set("reference", "reference"), vocabulary)
+    found = resolve(load_token_set("math", "domain"), load_token_set("reference", "reference"), vocabulary)
     draw = np.random.default_rng(0)
     rows = {row: draw.normal(size=(1, 3584)) for row in (*found.domain_ids, *found.reference_ids)}
     folder = write_qwen_7b(tmp_path / "m", rows=rows)

@@ -11,22 +11,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote
 
-import httpx
+import aiohttp
+from yarl import URL
 
 from lmeval_dispersion import __version__
-from lmeval_dispersion.errors import ScreeningError, UsageError
-from lmeval_screener.checkpoints.budget import Budget
+from lmeval_dispersion.errors import UsageError
 from lmeval_screener.checkpoints.cache import Cache
-from lmeval_screener.checkpoints.hub_responses import Listing, listing, references, refusal, tree_files
-from lmeval_screener.checkpoints.local import hub_cache_snapshot
+from lmeval_screener.checkpoints.http import AgainError, Budget, Transport
+from lmeval_screener.checkpoints.hub_responses import (
+    Listing,
+    parse_listing,
+    parse_references,
+    parse_tree,
+    refusal,
+)
+from lmeval_screener.checkpoints.local import open_download
 from lmeval_screener.checkpoints.remote import HubSnapshot
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot
-from lmeval_screener.checkpoints.transport import AgainError, Transport
+from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets import matching, step_key
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -46,7 +54,6 @@ class Hub:
     What was already downloaded by huggingface_hub is read from its cache.
 
     Args:
-        timeout: Seconds that one checkpoint may take in all, waiting for retries included.
         offline: Whether to make no request at all; None: as huggingface_hub is set.
         cache: Where listings, headers, small files and rows are kept; None: under huggingface_hub's folder
             for other libraries' data, ``$HF_HOME/assets/screen-checkpoints``.
@@ -64,7 +71,6 @@ class Hub:
     def __init__(
         self,
         *,
-        timeout: float = 60,
         offline: bool | None = None,
         cache: Path | None = None,
         endpoint: str | None = None,
@@ -75,7 +81,7 @@ class Hub:
         self.endpoint = _address(endpoint or constants.ENDPOINT)
         self.offline = constants.HF_HUB_OFFLINE if offline is None else offline
         self.meter = Meter()
-        self._timeout, self._token = timeout, token
+        self._token = token
         self.cache = Cache(cache or Path(constants.HF_ASSETS_CACHE) / "screen-checkpoints")
         self._downloads = Path(constants.HF_HUB_CACHE)
         self._transport: Transport | None = None
@@ -100,51 +106,55 @@ class Hub:
         if self._transport:
             await self._transport.close()
 
-    async def snapshot(self, repo: str, revision: str | None = None) -> Snapshot:
-        """A checkpoint at a revision, pinned to its commit; its time budget starts here.
+    async def snapshot(
+        self, repo: str, revision: str | None = None, budget: Budget | None = None
+    ) -> Snapshot:
+        """A checkpoint at a revision, pinned to its commit.
 
         Args:
             repo: ``org/name``; renamed repositories are followed.
             revision: Branch, tag or commit; None: the default branch.
+            budget: Time for everything that is read of it: no retry waits beyond it; None: no limit.
 
         Raises:
-            ScreeningError: ``RepoNotFound``, ``RevisionNotFound``, ``Offline``, or whatever the way there
-                came to.
+            ScreeningError: ``RepoNotFound``, ``RevisionNotFound``, ``Offline``, or an error of the
+                connection.
         """
-        budget, meter = Budget(self._timeout), Meter()
+        budget, meter = budget or Budget(math.inf), Meter()
         if not _NAME.fullmatch(repo):
             raise ScreeningError("RepoNotFound", f"expected a name such as org/model, got {repo!r}; check it")
         if self._transport is None:
             return self._from_cache(repo, revision, budget, meter)
         try:
-            found, early = await budget.bounded(self._found(repo, revision, budget, meter))
+            found, early = await self._found(repo, revision, budget, meter)
         except BaseException:
             self.meter.bytes_read += meter.bytes_read
             self.meter.requests += meter.requests
             raise
         return self._snapshot(found, revision, budget, meter, early)
 
-    async def revisions(self, repo: str, pattern: str) -> list[str]:
+    async def revisions(self, repo: str, pattern: str, budget: Budget | None = None) -> list[str]:
         """Branches and tags that match a glob, in the order of the numbers in their names.
 
         Args:
             repo: ``org/name``.
             pattern: A glob such as ``step*``.
+            budget: See `snapshot`.
 
         Raises:
-            ScreeningError: ``RevisionNotFound`` if none matches, or whatever the way there came to.
+            ScreeningError: ``RevisionNotFound`` if none matches, or an error of the connection.
         """
-        budget, key = Budget(self._timeout), f"{self.endpoint} {repo}"
-        url = httpx.URL(f"{self.endpoint}/api/models/{repo}/refs")
+        budget, key = budget or Budget(math.inf), f"{self.endpoint} {repo}"
+        url = URL(f"{self.endpoint}/api/models/{repo}/refs", encoded=True)
         if self._transport is None:
             kept = self.cache.read("refs", key)
             if kept is None:
                 raise _offline(f"the list of branches of {repo}")
             body = kept
         else:
-            body, _ = await budget.bounded(self._api(url, repo, pattern, budget, self.meter))
+            body, _ = await self._api(url, repo, pattern, budget, self.meter)
             self.cache.write("refs", key, body)
-        names = references(body, repo)
+        names = parse_references(body, repo)
         found = matching(names, pattern)
         if not found:
             some = ", ".join(sorted(names, key=step_key)[:6]) or "none"
@@ -162,7 +172,9 @@ class Hub:
         kept = self.cache.read("listings", key)
         if kept is not None and _COMMIT.fullmatch(name):
             return Listing.from_json(kept), {}
-        url = httpx.URL(f"{self.endpoint}/api/models/{repo}/revision/{quote(name, safe='')}?blobs=true")
+        url = URL(
+            f"{self.endpoint}/api/models/{repo}/revision/{quote(name, safe='')}?blobs=true", encoded=True
+        )
         tasks = (
             {}
             if kept
@@ -170,7 +182,7 @@ class Hub:
         )
         try:
             body, _ = await self._api(url, repo, name, budget, meter)
-            found = listing(body, repo)
+            found = parse_listing(body, repo)
             if not found.complete:
                 found = Listing(
                     found.repo, found.commit, await self._tree(found, budget, meter), found.parameters
@@ -193,7 +205,7 @@ class Hub:
         """A text at a revision, empty if anything is wrong with it; one attempt."""
         transport, name = self._transport, quote(revision, safe="")
         assert transport is not None
-        url = httpx.URL(f"{self.endpoint}/{repo}/raw/{name}/{path}")
+        url = URL(f"{self.endpoint}/{repo}/raw/{name}/{path}", encoded=True)
         with contextlib.suppress(ScreeningError, AgainError):
             body, _ = await transport.body(
                 url, meter, _LISTING_LIMIT, lambda r: self._refused(r, repo, revision)
@@ -203,21 +215,27 @@ class Hub:
 
     async def _tree(self, found: Listing, budget: Budget, meter: Meter) -> dict[str, FileEntry]:
         """Files by the tree's pages: for mirrors whose listing has no sizes."""
-        url = httpx.URL(f"{self.endpoint}/api/models/{found.repo}/tree/{found.commit}?recursive=true")
+        url = URL(f"{self.endpoint}/api/models/{found.repo}/tree/{found.commit}?recursive=true", encoded=True)
         files: dict[str, FileEntry] = {}
         while True:
             body, response = await self._api(url, found.repo, found.commit, budget, meter)
-            files |= tree_files(body, found.repo)
-            following = response.links.get("next", {}).get("url")
-            if not following:
+            files |= parse_tree(body, found.repo)
+            try:
+                following = response.links.get("next")
+            except ValueError:
+                raise ScreeningError(
+                    "BadResponse",
+                    f"the listing of {found.repo} goes on at what is no address; check HF_ENDPOINT",
+                ) from None
+            if following is None:
                 return files
-            url = response.url.join(following)
+            url = URL(following["url"])
             if not self._transport or not self._transport.is_hub(url):
                 raise ScreeningError("BadResponse", f"the listing of {found.repo} goes on at another host")
 
     async def _api(
-        self, url: httpx.URL, repo: str, revision: str, budget: Budget, meter: Meter
-    ) -> tuple[bytes, httpx.Response]:
+        self, url: URL, repo: str, revision: str, budget: Budget, meter: Meter
+    ) -> tuple[bytes, aiohttp.ClientResponse]:
         transport = self._transport
         assert transport is not None
         return await transport.retried(
@@ -225,7 +243,7 @@ class Hub:
             budget,
         )
 
-    def _refused(self, response: httpx.Response, repo: str, revision: str) -> ScreeningError:
+    def _refused(self, response: aiohttp.ClientResponse, repo: str, revision: str) -> ScreeningError:
         token = self._transport is not None and self._transport.token is not None
         return refusal(response, repo, revision, self.endpoint, token=token)
 
@@ -234,7 +252,7 @@ class Hub:
         kept = self.cache.read("listings", self._key(repo, revision))
         if kept is not None:
             return self._snapshot(Listing.from_json(kept), revision, budget, meter, {})
-        downloaded = hub_cache_snapshot(self._downloads, repo, revision)
+        downloaded = open_download(self._downloads, repo, revision)
         if downloaded is None:
             raise _offline(f"{repo} at revision {revision or 'main'}")
         return downloaded
@@ -262,9 +280,9 @@ class Hub:
 def _address(endpoint: str) -> str:
     """An endpoint that requests can be sent to, without a slash at its end."""
     try:
-        url = httpx.URL(endpoint)
-    except httpx.InvalidURL:
-        url = httpx.URL("")
+        url = URL(endpoint)
+    except ValueError:
+        url = URL()
     if url.scheme not in ("http", "https") or not url.host:
         raise UsageError(
             f"expected HF_ENDPOINT such as https://huggingface.co, got {endpoint!r}; correct or unset it"

@@ -1,4 +1,8 @@
-"""What the Hub's answers mean: listings as files, refusals as named errors."""
+"""What the Hub's answers mean: listings as files, refusals as named errors, and which are to be believed.
+
+There is no checksum of a range, so `range_problem` and `resolve_problem` are all that stands between a faulty
+server and wrong rows: nothing is read from an answer that contradicts what was asked or listed.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import aiohttp
 
-from lmeval_dispersion.errors import ScreeningError
 from lmeval_screener.checkpoints.snapshot import FileEntry
-from lmeval_screener.checkpoints.wire import Answer
+from lmeval_screener.errors import ScreeningError
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -46,7 +49,7 @@ class Listing:
         )
 
 
-def listing(body: bytes, asked: str) -> Listing:
+def parse_listing(body: bytes, asked: str) -> Listing:
     """Listing from ``/api/models/{repo}/revision/{revision}?blobs=true``.
 
     Raises:
@@ -74,7 +77,7 @@ def listing(body: bytes, asked: str) -> Listing:
     )
 
 
-def tree_files(body: bytes, asked: str) -> dict[str, FileEntry]:
+def parse_tree(body: bytes, asked: str) -> dict[str, FileEntry]:
     """Files from one page of ``/api/models/{repo}/tree/{revision}?recursive=true``.
 
     Raises:
@@ -92,7 +95,7 @@ def tree_files(body: bytes, asked: str) -> dict[str, FileEntry]:
     return files
 
 
-def references(body: bytes, asked: str) -> list[str]:
+def parse_references(body: bytes, asked: str) -> list[str]:
     """Names of branches and tags from ``/api/models/{repo}/refs``.
 
     Raises:
@@ -110,14 +113,14 @@ def references(body: bytes, asked: str) -> list[str]:
 
 
 def refusal(
-    response: httpx.Response | Answer, repo: str, revision: str, endpoint: str, *, token: bool
+    response: aiohttp.ClientResponse, repo: str, revision: str, endpoint: str, *, token: bool
 ) -> ScreeningError:
     """What a final status other than 2xx and 3xx of the Hub means.
 
     The Hub names its reasons in ``X-Error-Code``; without one, 401 stands for a repository that is missing or
     private (it does not tell which), as in huggingface_hub's `hf_raise_for_status`.
     """
-    status, code = response.status_code, response.headers.get("X-Error-Code", "")
+    status, code = response.status, response.headers.get("X-Error-Code", "")
     login = "check that the token may read it" if token else "log in (hf auth login, or set HF_TOKEN)"
     if code == "GatedRepo":
         return ScreeningError(
@@ -141,6 +144,54 @@ def refusal(
             "AccessDenied", f"{response.url.host} refuses access to {repo} ({status}); {login}"
         )
     return ScreeningError("ServerError", f"{response.url.host} answered {status} for {repo}; try again later")
+
+
+def range_problem(
+    headers: Mapping[str, str], begin: int, end: int, size: int, etag: str | None
+) -> str | None:
+    """Why a 206 is not bytes ``[begin, end)`` of the file that is meant, as it is stored; None if it is.
+
+    Args:
+        headers: Of the answer; looked up without regard to case.
+        begin: First byte asked for.
+        end: Byte after the last one asked for.
+        size: Size of the whole file.
+        etag: ETag of earlier ranges of the same file from the same address; None if there was none.
+    """
+    expected = f"bytes {begin}-{end - 1}/{size}"
+    if (got := headers.get("Content-Range")) != expected:
+        return f"expected Content-Range {expected!r}, got {got!r}"
+    if (length := headers.get("Content-Length", str(end - begin))) != str(end - begin):
+        return f"expected {end - begin} bytes, got Content-Length {length}"
+    if (encoding := headers.get("Content-Encoding", "identity")) != "identity":
+        return f"the range came with Content-Encoding {encoding}"
+    if headers.get("Content-Type", "").startswith("text/html"):
+        return "the body is a web page"
+    if etag and headers.get("ETag", etag) != etag:
+        return f"the ETag changed from {etag} to {headers.get('ETag')}"
+    return None
+
+
+def resolve_problem(
+    headers: Mapping[str, str], entry: FileEntry, commit: str | None, *, final: bool
+) -> str | None:
+    """Why what a file resolves to is not the file that was listed; None if it is.
+
+    Args:
+        headers: Of the answer to HEAD; looked up without regard to case.
+        entry: The file as listed.
+        commit: The commit that was asked for.
+        final: Whether the answer is of the file itself, not a redirect.
+    """
+    size = headers.get("X-Linked-Size") or (headers.get("Content-Length") if final else None)
+    if size and size != str(entry.size):
+        return f"expected {entry.size} bytes, got {size}"
+    if headers.get("X-Repo-Commit", commit) != commit:
+        return f"expected commit {commit}, got {headers.get('X-Repo-Commit')}"
+    hashed = re.fullmatch(r'(?:W/)?"?([0-9a-f]{64})"?', headers.get("X-Linked-ETag", ""))
+    if hashed and (entry.digest or "").startswith("sha256:") and entry.digest != f"sha256:{hashed[1]}":
+        return f"expected {entry.digest}, got sha256:{hashed[1]}"
+    return None
 
 
 def _entry(path: str, size: Any, sha256: Any, oid: Any) -> FileEntry:

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lmeval_dispersion.errors import ScreeningError
 from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter
+from lmeval_screener.errors import ScreeningError
 
 #: Files up to this size get a digest from their content; weights do not need one.
 SMALL = 64 * 2**20
@@ -60,7 +60,7 @@ class LocalSnapshot:
             raise ScreeningError("FileNotFound", f"cannot read {path} of {self.repo}: {error}") from error
 
 
-def local_snapshot(path: str | os.PathLike[str]) -> LocalSnapshot:
+def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:
     """A checkpoint in a folder.
 
     Three layouts are understood:
@@ -86,7 +86,7 @@ def local_snapshot(path: str | os.PathLike[str]) -> LocalSnapshot:
     return LocalSnapshot(str(path), folder, _files(folder))
 
 
-def hub_cache_snapshot(cache: Path, repo: str, revision: str | None) -> LocalSnapshot | None:
+def open_download(cache: Path, repo: str, revision: str | None) -> LocalSnapshot | None:
     """A checkpoint that huggingface_hub downloaded; None if this revision is not in its cache.
 
     Args:

@@ -14,25 +14,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
-import httpx
+import aiohttp
+from yarl import URL
 
-from lmeval_dispersion.errors import ScreeningError
-from lmeval_screener.checkpoints.acceptance import fits, range_problem, resolve_problem
-from lmeval_screener.checkpoints.budget import Budget
 from lmeval_screener.checkpoints.cache import Cache
-from lmeval_screener.checkpoints.hub_responses import Listing, refusal
-from lmeval_screener.checkpoints.local import read_ranges
-from lmeval_screener.checkpoints.snapshot import FileEntry, Meter
-from lmeval_screener.checkpoints.transport import (
+from lmeval_screener.checkpoints.http import (
     HOPS,
     RANGES,
     AgainError,
+    Budget,
     Transport,
     drained,
+    is_redirect,
+    pieces,
     redirect,
     side_by_side,
+    unpacked,
 )
-from lmeval_screener.checkpoints.wire import Answer
+from lmeval_screener.checkpoints.hub_responses import Listing, range_problem, refusal, resolve_problem
+from lmeval_screener.checkpoints.local import read_ranges
+from lmeval_screener.checkpoints.snapshot import FileEntry, Meter
+from lmeval_screener.errors import ScreeningError
 
 #: Small files are at most so long: the largest tokenizers have some 40 MB.
 SMALL = 64 * 2**20
@@ -41,11 +43,11 @@ WHOLE = 4 * 2**20
 
 
 @dataclass
-class _Way:
-    """What is known about the way to one file."""
+class _Source:
+    """Where one file is read, as far as it is known."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    address: httpx.URL | None = None
+    address: URL | None = None
     refused: int = 0
     etag: str | None = None
     whole: bytes | None = None
@@ -88,34 +90,24 @@ class HubSnapshot:
         self.cache: Cache | None = cache
         self._transport, self._endpoint, self._budget = transport, endpoint, budget
         self._downloads, self._early = downloads, dict(early)
-        self._ways: dict[str, _Way] = {}
+        self._sources: dict[str, _Source] = {}
+        self._text_locks: dict[str, asyncio.Lock] = {}
 
     async def small_file(self, path: str) -> bytes:
         """Whole content of a small file; see `Snapshot.small_file`."""
-        return await self._budget.bounded(self._small_file(path))
-
-    async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Bytes of a file; see `Snapshot.ranges`."""
-        return await self._budget.bounded(self._ranges(path, ranges))
-
-    async def size(self, path: str) -> int:
-        """Size of a file; see `Snapshot.size`."""
-        return self._entry(path)[1]
-
-    async def _small_file(self, path: str) -> bytes:
         entry, size = self._entry(path)
         if size > SMALL:
             raise ScreeningError(
                 "BadResponse", f"{path} of {self.repo} has {size} bytes, too many for its kind"
             )
         key = entry.digest or f"{self.repo}@{self.revision}/{path}"
-        async with self._way(path).lock:
+        async with self._text_locks.setdefault(path, asyncio.Lock()):
             if (kept := self.cache.read("files", key) if self.cache else None) is not None:
                 return kept
             place, body = self._downloaded(entry), self._early.pop(path, b"")
-            if place and fits(entry, stored := await asyncio.to_thread(place.read_bytes)):
+            if place and entry.fits(stored := await asyncio.to_thread(place.read_bytes)):
                 return stored
-            if not fits(entry, body):
+            if not entry.fits(body):
                 body = await self._transport_or_offline(path).retried(
                     lambda: self._text(path, entry, size), self._budget
                 )
@@ -137,14 +129,19 @@ class HubSnapshot:
                     raise
         if not in_git or (size and not body):
             body = await self._range(path, 0, size) if size else b""
-        if not fits(entry, body):
+        if not entry.fits(body):
             raise AgainError(
                 _contradiction(f"{path} of {self.repo} does not have the digest that the listing says"),
                 last=True,
             )
         return body
 
-    async def _ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    async def size(self, path: str) -> int:
+        """Size of a file; see `Snapshot.size`."""
+        return self._entry(path)[1]
+
+    async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Bytes of a file; see `Snapshot.ranges`."""
         entry, size = self._entry(path)
         if outside := [(begin, end) for begin, end in ranges if not 0 <= begin <= end <= size]:
             raise ValueError(f"expected ranges inside {path} of {size} bytes, got {outside[0]}")
@@ -160,18 +157,15 @@ class HubSnapshot:
 
     async def _range(self, path: str, begin: int, end: int) -> bytes:
         """One range; a body that breaks is resumed where it broke."""
-        transport, way, received = (
-            self._transport_or_offline(path),
-            self._ways.setdefault(path, _Way()),
-            bytearray(),
-        )
+        transport, received = self._transport_or_offline(path), bytearray()
+        source = self._sources.setdefault(path, _Source())
 
         async def attempt() -> bytes:
             before = len(received)
             try:
-                if way.whole is not None:
-                    return way.whole[begin:end]
-                await self._read(path, way, begin + before, end, received)
+                if source.whole is not None:
+                    return source.whole[begin:end]
+                await self._read(path, source, begin + before, end, received)
             except AgainError as again:
                 again.fruitful = len(received) > before
                 raise
@@ -179,25 +173,25 @@ class HubSnapshot:
 
         return await transport.retried(attempt, self._budget) if end > begin else b""
 
-    async def _read(self, path: str, way: _Way, begin: int, end: int, received: bytearray) -> None:
+    async def _read(self, path: str, source: _Source, begin: int, end: int, received: bytearray) -> None:
         """Append bytes ``[begin, end)`` as far as they come, if the answer is what was asked for."""
         transport = self._transport_or_offline(path)
         headers = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
-        resolved = await self._address(path, way) if way.refused < 2 else None
+        resolved = await self._address(path, source) if source.refused < 2 else None
         url = resolved or self._url("resolve", path)
         for _ in range(HOPS):
-            async with transport.ranged(url, headers, self.meter) as response:
-                if response.has_redirect_location:
-                    url = await redirect(response)
+            async with transport.request("GET", url, headers, self.meter) as response:
+                if is_redirect(response):
+                    url = await redirect(response, self.meter)
                     continue
                 transport.raise_if_passing(response)
-                if response.status_code == 206:
-                    problem = range_problem(response.headers, begin, end, self._entry(path)[1], way.etag)
+                if response.status == 206:
+                    problem = range_problem(response.headers, begin, end, self._entry(path)[1], source.etag)
                     if problem:
                         got = f"{url.host} answered wrongly for {path} of {self.repo}: {problem}"
                         raise AgainError(_contradiction(got), last=True)
-                    way.etag = way.etag or response.headers.get("ETag")
-                    async for piece in response.aiter_raw():
+                    source.etag = source.etag or response.headers.get("ETag")
+                    async for piece in pieces(response, self.meter):
                         received += piece
                         begin += len(piece)
                         if begin > end:
@@ -207,26 +201,26 @@ class HubSnapshot:
                         raise AgainError(
                             _contradiction(f"a range of {path} of {self.repo} has the wrong length")
                         )
-                    way.refused = way.refused if resolved is None else 0
+                    source.refused = source.refused if resolved is None else 0
                     return
-                if response.status_code == 200:
-                    received += (await self._whole(response, path, way, (begin, end)))[begin:end]
+                if response.status == 200:
+                    received += (await self._whole(response, path, source, (begin, end)))[begin:end]
                     return
-                await drained(response)
+                await drained(response, self.meter)
                 if transport.is_hub(response.url):
                     raise self._refused(response)
-                if response.status_code in (401, 403):
+                if response.status in (401, 403):
                     # Whoever is refused first says so; the others find the address already gone.
-                    if resolved is not None and way.address is resolved:
-                        way.address, way.etag, way.refused = None, None, way.refused + 1
+                    if resolved is not None and source.address is resolved:
+                        source.address, source.etag, source.refused = None, None, source.refused + 1
                     what = f"{url.host} refuses the signed address of {path} of {self.repo}; try again later"
                     raise AgainError(ScreeningError("AccessDenied", what), wait=0.0)
-                what = f"{url.host} answered {response.status_code} to a range of {path} of {self.repo}"
+                what = f"{url.host} answered {response.status} to a range of {path} of {self.repo}"
                 raise AgainError(_contradiction(what), last=True)
         raise _contradiction(f"{url.host} redirects in circles for {path} of {self.repo}")
 
     async def _whole(
-        self, response: httpx.Response | Answer, path: str, way: _Way, span: tuple[int, int]
+        self, response: aiohttp.ClientResponse, path: str, source: _Source, span: tuple[int, int]
     ) -> bytes:
         """A whole file where a range was asked for: from mirrors that ignore Range, if it is small."""
         entry, size = self._entry(path)
@@ -240,42 +234,41 @@ class HubSnapshot:
                 last=True,
             )
         body = bytearray()
-        async for piece in response.aiter_bytes():
+        async for piece in unpacked(response, self.meter):
             body += piece
             if len(body) > size:
                 break
-        if len(body) != size or not fits(entry, bytes(body)):
+        if len(body) != size or not entry.fits(bytes(body)):
             raise AgainError(_contradiction(f"{path} of {self.repo} came as another file"), last=True)
-        way.whole = bytes(body) if size <= WHOLE else None
+        source.whole = bytes(body) if size <= WHOLE else None
         return bytes(body)
 
-    async def _address(self, path: str, way: _Way) -> httpx.URL:
+    async def _address(self, path: str, source: _Source) -> URL:
         """Where the ranges of a file are read; resolved by one request for all that ask at the same time."""
         transport = self._transport_or_offline(path)
-        async with way.lock:
-            if way.address is None:
-                way.address = await transport.retried(lambda: self._resolved(path), self._budget)
-                if self._entry(path)[1] > WHOLE and path.endswith(".safetensors"):
-                    transport.open_ahead(way.address)
-            return way.address
+        async with source.lock:
+            if source.address is None:
+                source.address = await transport.retried(lambda: self._resolved(path), self._budget)
+            return source.address
 
-    async def _resolved(self, path: str) -> httpx.URL:
+    async def _resolved(self, path: str) -> URL:
         transport, url = self._transport_or_offline(path), self._url("resolve", path)
         for _ in range(HOPS):
-            async with transport.answer("HEAD", url, {"Accept-Encoding": "identity"}, self.meter) as response:
+            async with transport.request(
+                "HEAD", url, {"Accept-Encoding": "identity"}, self.meter
+            ) as response:
                 transport.raise_if_passing(response)
-                if not (response.has_redirect_location or response.is_success):
+                final = 200 <= response.status < 300
+                if not (final or is_redirect(response)):
                     raise self._refused(response)
-                problem = resolve_problem(
-                    response.headers, self._entry(path)[0], self.revision, final=response.is_success
-                )
+                problem = resolve_problem(response.headers, self._entry(path)[0], self.revision, final=final)
                 if problem:
                     raise AgainError(
                         _contradiction(f"{path} of {self.repo} resolves wrongly: {problem}"), last=True
                     )
-                if response.is_success:
+                if final:
                     return response.url
-                url = await redirect(response)
+                url = await redirect(response, self.meter)
                 if not transport.is_hub(url):
                     return url
         raise _contradiction(f"{url.host} redirects in circles for {path} of {self.repo}")
@@ -303,15 +296,12 @@ class HubSnapshot:
             )
         return self._transport
 
-    def _url(self, verb: str, path: str) -> httpx.URL:
-        return httpx.URL(f"{self._endpoint}/{self.repo}/{verb}/{self.revision}/{quote(path)}")
+    def _url(self, verb: str, path: str) -> URL:
+        return URL(f"{self._endpoint}/{self.repo}/{verb}/{self.revision}/{quote(path)}", encoded=True)
 
-    def _refused(self, response: httpx.Response | Answer) -> ScreeningError:
+    def _refused(self, response: aiohttp.ClientResponse) -> ScreeningError:
         token = self._transport is not None and self._transport.token is not None
         return refusal(response, self.repo, str(self.revision), self._endpoint, token=token)
-
-    def _way(self, path: str) -> _Way:
-        return self._ways.setdefault(f"small {path}", _Way())
 
 
 def _contradiction(what: str) -> ScreeningError:

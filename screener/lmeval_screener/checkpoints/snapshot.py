@@ -1,12 +1,13 @@
 """One checkpoint at one revision, wherever it is: its files, and bytes of them.
 
 Two things fulfil `Snapshot`: `Hub.snapshot` reads a repository of the Hub, and
-`local_snapshot` a folder. Everything above (which tensor, which rows, which tokenizer) is
+`open_folder` a folder. Everything above (which tensor, which rows, which tokenizer) is
 written against this protocol only.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -29,6 +30,17 @@ class FileEntry:
     path: str
     size: int | None
     digest: str | None
+
+    def fits(self, body: bytes) -> bool:
+        """Whether a whole content is this file's, by size and digest."""
+        kind, _, digest = (self.digest or "").partition(":")
+        if self.size is not None and len(body) != self.size:
+            return False
+        if kind == "sha256":
+            return hashlib.sha256(body).hexdigest() == digest
+        if kind == "git":
+            return hashlib.sha1(b"blob %d\0" % len(body) + body, usedforsecurity=False).hexdigest() == digest
+        return True
 
 
 @dataclass
@@ -70,7 +82,7 @@ class Snapshot(Protocol):
         """Whole content of a small file (config, index, tokenizer), checked against its digest.
 
         Raises:
-            ScreeningError: ``FileNotFound``, or whatever the way there came to.
+            ScreeningError: ``FileNotFound``, or an error of the connection.
         """
         ...
 
@@ -78,7 +90,7 @@ class Snapshot(Protocol):
         """Bytes ``[begin, end)`` of a file for each range, in the order given, read side by side.
 
         Raises:
-            ScreeningError: ``RangeNotSupported``, ``BadResponse``, or whatever the way there came to.
+            ScreeningError: ``RangeNotSupported``, ``BadResponse``, or an error of the connection.
         """
         ...
 
@@ -86,7 +98,7 @@ class Snapshot(Protocol):
         """Size of a file in bytes.
 
         Raises:
-            ScreeningError: ``FileNotFound``, or whatever the way there came to.
+            ScreeningError: ``FileNotFound``, or an error of the connection.
         """
         ...
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 from lmeval_screener.checkpoints.cache import Cache
-from lmeval_screener.tokens.resolution import Resolution, Token, TokenSet
+from lmeval_screener.tokens.resolution import Resolution, Token
+from lmeval_screener.tokens.sets import TokenSet
 
 # Part of every entry's key: raise it when the rule of resolution or the layout of an entry changes.
 _VERSION = 1

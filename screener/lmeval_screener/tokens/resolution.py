@@ -10,21 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lmeval_dispersion.errors import ScreeningError
-from lmeval_screener.tokens.sets import Group, TokenSet, bundled_token_sets, token_set
-from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, DigitScheme, Vocabulary
-
-__all__ = [
-    "TOKENIZER_FILES",
-    "Group",
-    "Resolution",
-    "Token",
-    "TokenSet",
-    "Vocabulary",
-    "bundled_token_sets",
-    "resolve",
-    "token_set",
-]
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.tokens.sets import TokenSet
+from lmeval_screener.tokens.vocabulary import DigitScheme, Vocabulary
 
 
 class Token(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Literal, cast
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.paths import data_folder
-from lmeval_screener.schema import Fields, nearest, yaml_file
+from lmeval_screener.yaml_fields import Fields, load_yaml, nearest
 
 Role = Literal["domain", "reference"]
 Variant = Literal["bare", "space"]
@@ -82,7 +82,7 @@ def bundled_token_sets() -> list[str]:
     return sorted(path.stem for path in data_folder("token_sets").glob("*.yaml"))
 
 
-def token_set(name_or_path: str, role: Role = "domain") -> TokenSet:
+def load_token_set(name_or_path: str, role: Role = "domain") -> TokenSet:
     """A token set by name, by file, or with chosen groups.
 
     Args:
@@ -116,7 +116,7 @@ def _path(name: str) -> Path | None:
 
 
 def _read(path: Path, role: Role, selected: tuple[str, ...] | None) -> TokenSet:
-    fields = yaml_file(path)
+    fields = load_yaml(path)
     fields.only(("schema", "name", "role", "default_groups", "min_tokens", "groups", "sources", "notes"))
     name = fields.text("name")
     given = cast(Role, fields.choice("role", ("domain", "reference")))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
-from lmeval_dispersion.errors import ScreeningError
+from lmeval_screener.errors import ScreeningError
 
 Kind = Literal["byte-level", "sentencepiece"]
 DigitScheme = Literal["single digits", "1-3-digit chunks", "irregular"]

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lmeval_dispersion.errors import ScreeningError
 from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.architectures import (
     EMBEDDINGS,
     HEADS,
@@ -25,7 +25,7 @@ from lmeval_screener.weights.architectures import (
     UNTIED_BY_DEFAULT,
     WRAPPERS,
 )
-from lmeval_screener.weights.safetensors import DTYPE_BITS, FLOAT_DTYPES, Tensor, header
+from lmeval_screener.weights.safetensors import DTYPE_BITS, FLOAT_DTYPES, Tensor, read_header
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -59,29 +59,29 @@ class OutputProjection:
     warnings: tuple[str, ...]
 
 
-async def output_projection(snapshot: Snapshot) -> OutputProjection:
+async def find_projection(snapshot: Snapshot) -> OutputProjection:
     """The output projection of a checkpoint.
 
     Raises:
         ScreeningError: ``NoSafetensors``, ``AdapterOnly``, ``QuantizedTensor``, ``NoOutputProjection``,
-            ``BadConfig``, ``BadIndex``, ``BadHeader``, or whatever the way there came to. The message of the
+            ``BadConfig``, ``BadIndex``, ``BadHeader``, or an error of the connection. The message of the
             first four begins "cannot be screened because".
     """
     config = await _json(snapshot, "config.json", "BadConfig") if "config.json" in snapshot.files else {}
     warnings: list[str] = []
     if SINGLE in snapshot.files or INDEX not in snapshot.files:
         file = _only_file(snapshot, warnings)
-        contents = await header(snapshot, file)
+        contents = await read_header(snapshot, file)
         stored: Iterable[str] = contents.tensors
-        name, tied = chosen_tensor(stored, config, warnings)
+        name, tied = choose_tensor(stored, config, warnings)
         parameters: int | None = snapshot.parameters or contents.parameters
     else:
         index = await _json(snapshot, INDEX, "BadIndex")
         stored = shards = _weight_map(snapshot, index)
-        name, tied = chosen_tensor(shards, config, warnings)
+        name, tied = choose_tensor(shards, config, warnings)
         file = _shard(snapshot, name, shards[name])
         guess = _SOME + _PER_TENSOR * sum(shard == file for shard in shards.values())
-        contents = await header(snapshot, file, guess)
+        contents = await read_header(snapshot, file, guess)
         if name not in contents.tensors:
             raise ScreeningError(
                 "BadIndex",
@@ -96,7 +96,7 @@ async def output_projection(snapshot: Snapshot) -> OutputProjection:
     return OutputProjection(name, file, tensor.dtype, (v, d), tied, tensor.begin, parameters, tuple(warnings))
 
 
-def chosen_tensor(names: Iterable[str], config: Mapping[str, Any], warnings: list[str]) -> tuple[str, bool]:
+def choose_tensor(names: Iterable[str], config: Mapping[str, Any], warnings: list[str]) -> tuple[str, bool]:
     """Name of the output projection among stored tensors, and whether it is the tied input embedding.
 
     Args:
@@ -262,7 +262,7 @@ async def _parameters(
         size: Any = metadata.get("total_size") if isinstance(metadata, dict) else None
         known = isinstance(size, (int, float)) and not isinstance(size, bool) and 0 < size < 2**62
         return int(size) * 8 // bits if known else None
-    headers = [await header(snapshot, shard) for shard in sorted(shards)]
+    headers = [await read_header(snapshot, shard) for shard in sorted(shards)]
     return sum(contents.parameters for contents in headers)
 
 

@@ -14,21 +14,23 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.errors import ScreeningError
 from lmeval_screener.checkpoints.snapshot import Snapshot, content_key
+from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.projection import OutputProjection
-from lmeval_screener.weights.safetensors import DTYPE_BITS, decoded_rows
+from lmeval_screener.weights.safetensors import DTYPE_BITS, decode_rows
 
 #: Share of the needed bytes that may be read beside them to save requests.
 SLACK = 0.2
 
 
-async def rows(snapshot: Snapshot, projection: OutputProjection, ids: Sequence[int]) -> NDArray[np.float32]:
+async def read_rows(
+    snapshot: Snapshot, projection: OutputProjection, ids: Sequence[int]
+) -> NDArray[np.float32]:
     """Rows of the output projection.
 
     Args:
         snapshot: The checkpoint.
-        projection: Its output projection, from `lmeval_screener.weights.projection.output_projection`.
+        projection: Its output projection, from `lmeval_screener.weights.projection.find_projection`.
         ids: Token ids, in any order, repetitions allowed.
 
     Returns:
@@ -36,7 +38,7 @@ async def rows(snapshot: Snapshot, projection: OutputProjection, ids: Sequence[i
 
     Raises:
         ScreeningError: ``BadRows`` if a row is outside the matrix, zero, or not finite: such a row has no
-            direction, and hiding it would change the result. Or whatever the way there came to.
+            direction, and hiding it would change the result. Or an error of the connection.
     """
     v, d = projection.shape
     outside = sorted({i for i in ids if not 0 <= i < v})
@@ -47,7 +49,7 @@ async def rows(snapshot: Snapshot, projection: OutputProjection, ids: Sequence[i
     wanted = sorted(set(ids))
     width = d * DTYPE_BITS[projection.dtype] // 8
     stored = await _stored_rows(snapshot, projection, wanted, width)
-    matrix = decoded_rows(b"".join(stored[i] for i in wanted), projection.dtype, d)
+    matrix = decode_rows(b"".join(stored[i] for i in wanted), projection.dtype, d)
     finite = np.isfinite(matrix).all(axis=1)
     if not finite.all():
         raise _bad(

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.errors import ScreeningError
 from lmeval_screener.checkpoints.snapshot import Snapshot, content_key
+from lmeval_screener.errors import ScreeningError
 
 #: The format's own limit.
 MAX_HEADER = 100_000_000
@@ -67,7 +67,7 @@ class Header:
         return sum(tensor.elements for tensor in self.tensors.values())
 
 
-def header_length(start: bytes, file_size: int, what: str) -> int:
+def parse_length(start: bytes, file_size: int, what: str) -> int:
     """Length of the JSON header, from the first 8 bytes.
 
     Args:
@@ -86,7 +86,7 @@ def header_length(start: bytes, file_size: int, what: str) -> int:
     return int(length)
 
 
-def parsed_header(body: bytes, file_size: int, what: str) -> Header:
+def parse_header(body: bytes, file_size: int, what: str) -> Header:
     """Tensors of a header, if everything in it holds.
 
     Checked: JSON without duplicate keys, every value of its type (numbers are ints, not bools, floats or
@@ -122,7 +122,7 @@ def parsed_header(body: bytes, file_size: int, what: str) -> Header:
     return Header(tensors)
 
 
-async def header(snapshot: Snapshot, path: str, guess: int = 65_536) -> Header:
+async def read_header(snapshot: Snapshot, path: str, guess: int = 65_536) -> Header:
     """Header of a file of a checkpoint, in one request if it fits the guess, else in two; cached.
 
     Args:
@@ -131,29 +131,29 @@ async def header(snapshot: Snapshot, path: str, guess: int = 65_536) -> Header:
         guess: Bytes of the first request.
 
     Raises:
-        ScreeningError: ``BadHeader``, or whatever the way there came to.
+        ScreeningError: ``BadHeader``, or an error of the connection.
     """
     what = f"{path} of {snapshot.repo}"
     size = await snapshot.size(path)
     key = content_key(snapshot, path)
     kept = snapshot.cache.read("headers", key) if snapshot.cache else None
     if kept is not None:
-        return parsed_header(kept, size, what)
+        return parse_header(kept, size, what)
     if size < 10:
         raise _bad(what, f"the file is {size} bytes, too short for a safetensors file")
     (start,) = await snapshot.ranges(path, [(0, min(guess, size))])
-    length = header_length(start, size, what)
+    length = parse_length(start, size, what)
     body = start[8 : 8 + length]
     if len(body) < length:
         (rest,) = await snapshot.ranges(path, [(len(start), 8 + length)])
         body += rest
-    result = parsed_header(body, size, what)
+    result = parse_header(body, size, what)
     if snapshot.cache:
         snapshot.cache.write("headers", key, body)
     return result
 
 
-def decoded_rows(body: bytes, dtype: str, width: int) -> NDArray[np.float32]:
+def decode_rows(body: bytes, dtype: str, width: int) -> NDArray[np.float32]:
     """Rows of a matrix as float32, exactly: every value of these dtypes is a float32.
 
     Args:

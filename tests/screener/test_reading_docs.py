@@ -6,14 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from lmeval_screener.checkpoints import remote, transport
+from lmeval_screener.checkpoints import http, remote
+from lmeval_screener.errors import SCREENING_CODES
 from lmeval_screener.weights import rows
 from lmeval_screener.weights.architectures import EMBEDDINGS, HEADS
 from lmeval_screener.weights.safetensors import FLOAT_DTYPES
 
-from lmeval_dispersion.errors import SCREENING_CODES
-
-PAGE = (Path(__file__).parent.parent / "docs" / "reading.md").read_text()
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "reading.md").read_text()
 
 
 def part(name):
@@ -36,12 +35,12 @@ def test_every_known_name_is_listed():
 @pytest.mark.parametrize(
     "words",
     [
-        f"Up to {transport.CONNECTIONS} requests to one host",
-        f"without a byte for {transport.SILENCE:g} s is dead",
+        f"Up to {http.CONNECTIONS} requests to one host",
+        f"without a byte for {http.SILENCE:g} s is dead",
         f"within {rows.SLACK:.0%} of the needed ones".replace("%", " %"),
         f"at most {remote.WHOLE / 2**20:g} MiB",
-        f"again after {transport.FIRST_WAIT:g} s, ",
-        "after five fruitless attempts" if transport.ATTEMPTS == 5 else "a number that the page does not say",
+        f"again after {http.FIRST_WAIT:g} s, ",
+        "after five fruitless attempts" if http.ATTEMPTS == 5 else "a number that the page does not say",
         f"{', '.join(FLOAT_DTYPES[:-1])} and {FLOAT_DTYPES[-1]} are decoded",
     ],
 )

@@ -15,7 +15,7 @@ from scipy import stats
 
 from lmeval_dispersion.errors import UsageError
 
-TABLES = json.loads((Path(__file__).parent / "data" / "paper_gap_tables.json").read_text())
+TABLES = json.loads((Path(__file__).parent.parent / "data" / "paper_gap_tables.json").read_text())
 
 
 def lines_of(table):

@@ -28,7 +28,7 @@ def described(value: object) -> str:
     return f"{kind} {shown if len(shown) <= 60 else shown[:57] + '...'}"
 
 
-def yaml_file(path: Path, schema: int = 1) -> Fields:
+def load_yaml(path: Path, schema: int = 1) -> Fields:
     """The top mapping of a YAML file whose ``schema`` is ``schema``.
 
     Args:

@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.local import local_snapshot
-from lmeval_screener.weights.projection import output_projection
-from lmeval_screener.weights.rows import SLACK, coalesced, rows
-
-from lmeval_dispersion.errors import ScreeningError
+from lmeval_screener.checkpoints.local import open_folder
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.weights.projection import find_projection
+from lmeval_screener.weights.rows import SLACK, coalesced, read_rows
 
 
 @given(st.sets(st.integers(0, 300), min_size=1), st.floats(0, 1))
@@ -50,8 +49,8 @@ def test_no_rows_are_no_runs():
 
 
 def local(tmp_path, tensors):
-    snapshot = local_snapshot(write_checkpoint(tmp_path / "m", tensors))
-    return snapshot, asyncio.run(output_projection(snapshot))
+    snapshot = open_folder(write_checkpoint(tmp_path / "m", tensors))
+    return snapshot, asyncio.run(find_projection(snapshot))
 
 
 def test_order_and_repetitions_are_those_of_the_ids(tmp_path):
@@ -59,7 +58,7 @@ def test_order_and_repetitions_are_those_of_the_ids(tmp_path):
     snapshot, projection = local(tmp_path, tensors)
     expected = tensors["lm_head.weight"][1].astype(np.float32)
     for ids in ([5, 3, 5], [119], [0, 1, 2], []):
-        got = asyncio.run(rows(snapshot, projection, ids))
+        got = asyncio.run(read_rows(snapshot, projection, ids))
         assert got.shape == (len(ids), 16)
         np.testing.assert_array_equal(got, expected[ids])
 
@@ -69,9 +68,9 @@ def test_rows_that_are_not_finite_are_named(tmp_path, value):
     tensors = head_and_embedding()
     tensors["lm_head.weight"][1][[4, 9], 3] = value
     snapshot, projection = local(tmp_path, tensors)
-    assert asyncio.run(rows(snapshot, projection, [3, 5])).shape == (2, 16)
+    assert asyncio.run(read_rows(snapshot, projection, [3, 5])).shape == (2, 16)
     with pytest.raises(ScreeningError, match=r"rows 4, 9 of .* NaN or Inf") as refusal:
-        asyncio.run(rows(snapshot, projection, [3, 9, 4]))
+        asyncio.run(read_rows(snapshot, projection, [3, 9, 4]))
     assert refusal.value.code == "BadRows"
 
 
@@ -80,7 +79,7 @@ def test_zero_rows_are_named(tmp_path):
     tensors["lm_head.weight"][1][7] = 0
     snapshot, projection = local(tmp_path, tensors)
     with pytest.raises(ScreeningError, match=r"rows 7 of .* are zero") as refusal:
-        asyncio.run(rows(snapshot, projection, [7, 8]))
+        asyncio.run(read_rows(snapshot, projection, [7, 8]))
     assert refusal.value.code == "BadRows"
 
 
@@ -88,7 +87,7 @@ def test_zero_rows_are_named(tmp_path):
 def test_rows_outside_the_matrix_are_named(tmp_path, ids):
     snapshot, projection = local(tmp_path, head_and_embedding())
     with pytest.raises(ScreeningError, match="outside the 120 rows") as refusal:
-        asyncio.run(rows(snapshot, projection, ids))
+        asyncio.run(read_rows(snapshot, projection, ids))
     assert refusal.value.code == "BadRows"
 
 
@@ -97,10 +96,10 @@ def read(hub, tmp_path):
     """Reads rows of org/m from the loopback Hub with a cache: rows and meter."""
 
     async def work(ids, repo, offline):
-        async with Hub(endpoint=hub.endpoint, cache=tmp_path / "cache", offline=offline, timeout=5) as pool:
+        async with Hub(endpoint=hub.endpoint, cache=tmp_path / "cache", offline=offline) as pool:
             snapshot = await pool.snapshot(repo)
-            projection = await output_projection(snapshot)
-            return await rows(snapshot, projection, ids), snapshot.meter
+            projection = await find_projection(snapshot)
+            return await read_rows(snapshot, projection, ids), snapshot.meter
 
     return lambda ids, repo="org/m", offline=False: asyncio.run(work(ids, repo, offline))
 

@@ -12,9 +12,9 @@ import pytest
 from checkpoints import head_and_embedding, header, write_checkpoint
 from hub_client import FILE, HEAD, IDS, full_matrix, ours, read
 from hub_server import HubServer
+from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.local import read_ranges
-
-from lmeval_dispersion.errors import ScreeningError
+from lmeval_screener.errors import ScreeningError
 
 
 @pytest.fixture
@@ -30,12 +30,12 @@ def test_one_asked_to_wait_means_all_of_us(hub, truth, tmp_path):
     hub.fault("api", faults.status(429, {"RateLimit": '"api";r=0;t=100'}), times=1)
 
     async def both():
-        async with ours(hub, tmp_path / "cache", timeout=5) as client:
+        async with ours(hub, tmp_path / "cache") as client:
             with pytest.raises(ScreeningError) as first:
-                await client.snapshot("org/model")
+                await client.snapshot("org/model", budget=Budget(5))
             before = len(hub.requests)
             with pytest.raises(ScreeningError) as second:
-                await client.snapshot("org/model", "main")
+                await client.snapshot("org/model", "main", Budget(5))
             assert len(hub.requests) == before
             return first.value.code, second.value.code
 

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from hub_client import FILE, HEAD, IDS, full_matrix, read_folder, read_of
-from lmeval_screener.checkpoints.local import local_snapshot, read_ranges
+from lmeval_screener.checkpoints.local import open_folder, read_ranges
 from lmeval_screener.checkpoints.snapshot import Meter
-
-from lmeval_dispersion.errors import ScreeningError
+from lmeval_screener.errors import ScreeningError
 
 COMMITS = ["a" * 40, "b" * 40]
 
@@ -56,7 +55,7 @@ def test_a_snapshot_of_the_hubs_cache_and_the_repository_around_it(tmp_path, fol
 
 def test_the_only_snapshot_is_taken_without_a_reference(tmp_path, folder):
     place = in_cache(tmp_path, folder, COMMITS[:1], main="no commit")
-    assert local_snapshot(place).folder.name == COMMITS[0]
+    assert open_folder(place).folder.name == COMMITS[0]
 
 
 @pytest.mark.parametrize("commits", [[], COMMITS])
@@ -64,7 +63,7 @@ def test_several_snapshots_or_none_are_a_question(tmp_path, folder, commits):
     place = in_cache(tmp_path, folder, commits)
     (place / "snapshots").mkdir(exist_ok=True)
     with pytest.raises(ScreeningError, match="several snapshots or none") as raised:
-        local_snapshot(place)
+        open_folder(place)
     assert raised.value.code == "FolderNotFound"
 
 
@@ -72,13 +71,13 @@ def test_what_is_no_folder(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "none", tmp_path / "file"):
         with pytest.raises(ScreeningError) as raised:
-            local_snapshot(path)
+            open_folder(path)
         assert raised.value.code == "FolderNotFound"
 
 
 def test_a_tilde_is_the_home_folder(folder, monkeypatch):
     monkeypatch.setenv("HOME", str(folder.parent))
-    assert local_snapshot("~/model").folder == folder
+    assert open_folder("~/model").folder == folder
 
 
 def test_a_download_that_is_not_complete(folder):
@@ -95,7 +94,7 @@ def test_a_download_that_is_not_complete(folder):
 
 
 def test_a_file_that_disappears_or_shrinks_while_it_is_read(folder):
-    snapshot = local_snapshot(folder)
+    snapshot = open_folder(folder)
     with pytest.raises(ScreeningError, match="still being written") as raised:
         read_ranges(folder / FILE, [(0, 8), (0, 10**6)])
     assert raised.value.code == "BadResponse"
@@ -108,4 +107,4 @@ def test_a_file_that_disappears_or_shrinks_while_it_is_read(folder):
 
 def test_a_link_to_nothing_is_no_file(folder):
     os.symlink(folder / "none", folder / "model.safetensors.index.json")
-    assert asyncio.run(read_of(local_snapshot(folder))).projection.name == HEAD
+    assert asyncio.run(read_of(open_folder(folder))).projection.name == HEAD

@@ -11,11 +11,9 @@ import pytest
 from checkpoints import head_and_embedding, header, write_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
-from lmeval_screener.checkpoints.local import local_snapshot
-from lmeval_screener.weights.safetensors import decoded_rows, header_length, parsed_header
-from lmeval_screener.weights.safetensors import header as read_header
-
-from lmeval_dispersion.errors import ScreeningError
+from lmeval_screener.checkpoints.local import open_folder
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.weights.safetensors import decode_rows, parse_header, parse_length, read_header
 
 GOOD = {
     "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
@@ -25,7 +23,7 @@ GOOD = {
 
 def parsed(fields, data=32):
     body = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
-    return parsed_header(body, 8 + len(body) + data, "a file")
+    return parse_header(body, 8 + len(body) + data, "a file")
 
 
 def changed(name="a", **entry):
@@ -94,7 +92,7 @@ def test_a_wrong_length_is_refused(tmp_path, length):
     body = place.read_bytes()
     place.write_bytes(struct.pack("<Q", length) + body[8:])
     with pytest.raises(ScreeningError) as refusal:
-        asyncio.run(read_header(local_snapshot(tmp_path / "m"), "model.safetensors"))
+        asyncio.run(read_header(open_folder(tmp_path / "m"), "model.safetensors"))
     assert refusal.value.code == "BadHeader"
 
 
@@ -107,7 +105,7 @@ def test_a_length_that_is_a_little_off_is_refused(tmp_path, off):
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(padded) + off) + padded + b" " * 64)
     assert length < len(padded)
     with pytest.raises(ScreeningError) as refusal:
-        asyncio.run(read_header(local_snapshot(tmp_path), "model.safetensors"))
+        asyncio.run(read_header(open_folder(tmp_path), "model.safetensors"))
     assert refusal.value.code == "BadHeader"
 
 
@@ -115,18 +113,18 @@ def test_a_length_that_is_a_little_off_is_refused(tmp_path, off):
 def test_a_file_too_short_is_refused(tmp_path, body):
     (tmp_path / "model.safetensors").write_bytes(body)
     with pytest.raises(ScreeningError) as refusal:
-        asyncio.run(read_header(local_snapshot(tmp_path), "model.safetensors"))
+        asyncio.run(read_header(open_folder(tmp_path), "model.safetensors"))
     assert refusal.value.code == "BadHeader"
 
 
 @given(st.binary(max_size=80), st.integers(0, 200))
 def test_no_bytes_end_in_anything_but_a_header_or_its_error(body, size):
     try:
-        parsed_header(body, size, "a file")
+        parse_header(body, size, "a file")
     except ScreeningError as error:
         assert error.code == "BadHeader"  # noqa: PT017
     try:
-        length = header_length(body, size, "a file")
+        length = parse_length(body, size, "a file")
     except ScreeningError as error:
         assert error.code == "BadHeader"  # noqa: PT017
     else:
@@ -135,7 +133,7 @@ def test_no_bytes_end_in_anything_but_a_header_or_its_error(body, size):
 
 def test_a_header_longer_than_the_first_request_takes_two(tmp_path):
     write_checkpoint(tmp_path / "m", head_and_embedding())
-    snapshot = local_snapshot(tmp_path / "m")
+    snapshot = open_folder(tmp_path / "m")
     asked = []
     ranges = snapshot.ranges
 
@@ -153,9 +151,9 @@ def test_a_header_longer_than_the_first_request_takes_two(tmp_path):
 
 def test_16_bit_floats_decode_as_wider_arithmetic_says():
     codes = np.arange(2**16, dtype="<u2")
-    half = decoded_rows(codes.tobytes(), "F16", 256)
+    half = decode_rows(codes.tobytes(), "F16", 256)
     np.testing.assert_array_equal(half.ravel(), codes.view("<f2").astype(np.float32))
-    brain = decoded_rows(codes.tobytes(), "BF16", 256).ravel()
+    brain = decode_rows(codes.tobytes(), "BF16", 256).ravel()
     for code in [0, 1, 0x7F, 0x80, 0x3F80, 0x4049, 0x7F7F, 0x8000, 0xBF80, 0xC2F7]:
         exponent, mantissa = (code >> 7) & 0xFF, code & 0x7F
         value = 2.0 ** (max(exponent, 1) - 127) * (mantissa / 128 + (exponent > 0)) * (-1) ** (code >> 15)
@@ -169,4 +167,4 @@ def test_8_bit_floats_decode_as_torch_does():
     codes = torch.arange(256, dtype=torch.uint8)
     for dtype, kind in (("F8_E4M3", torch.float8_e4m3fn), ("F8_E5M2", torch.float8_e5m2)):
         expected = codes.view(kind).float().numpy()
-        np.testing.assert_array_equal(decoded_rows(bytes(range(256)), dtype, 16).ravel(), expected)
+        np.testing.assert_array_equal(decode_rows(bytes(range(256)), dtype, 16).ravel(), expected)

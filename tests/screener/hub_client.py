@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.local import local_snapshot
+from lmeval_screener.checkpoints.local import open_folder
 from lmeval_screener.checkpoints.snapshot import Snapshot
-from lmeval_screener.weights.projection import OutputProjection, output_projection
-from lmeval_screener.weights.rows import rows
+from lmeval_screener.weights.projection import OutputProjection, find_projection
+from lmeval_screener.weights.rows import read_rows
 from numpy.typing import NDArray
 
 #: Rows that tests ask for: neighbours, a gap that is bridged, one far away, the last, out of order.
@@ -41,7 +42,7 @@ class Read:
 
 def ours(hub: Any, cache: Path, **settings: Any) -> Hub:
     """The client under test against the loopback Hub, with a cache of its own."""
-    return Hub(**{"endpoint": hub.endpoint, "cache": cache, "offline": False, "timeout": 20.0, **settings})
+    return Hub(**{"endpoint": hub.endpoint, "cache": cache, "offline": False, **settings})
 
 
 def read(
@@ -51,27 +52,29 @@ def read(
     revision: str | None = None,
     *,
     ids: tuple[int, ...] = IDS,
+    timeout: float = 20.0,
     **settings: Any,
 ) -> Read:
     """Rows of the output projection of a checkpoint on the loopback Hub; fails if it hangs."""
 
-    async def work() -> Read:
+    async def work(budget: Budget) -> Read:
         async with ours(hub, cache, **settings) as client:
-            snapshot = await client.snapshot(repo, revision)
+            snapshot = await client.snapshot(repo, revision, budget)
             return await read_of(snapshot, ids)
 
-    return asyncio.run(asyncio.wait_for(work(), 40))
+    budget = Budget(timeout)
+    return asyncio.run(asyncio.wait_for(budget.bounded(work(budget)), 40))
 
 
 async def read_of(snapshot: Snapshot, ids: tuple[int, ...] = IDS) -> Read:
     """Rows of the output projection of a snapshot."""
-    projection = await output_projection(snapshot)
-    return Read(await rows(snapshot, projection, ids), projection, snapshot)
+    projection = await find_projection(snapshot)
+    return Read(await read_rows(snapshot, projection, ids), projection, snapshot)
 
 
 def read_folder(folder: Path, ids: tuple[int, ...] = IDS) -> Read:
     """Rows of the output projection of a checkpoint in a folder."""
-    return asyncio.run(read_of(local_snapshot(folder), ids))
+    return asyncio.run(read_of(open_folder(folder), ids))
 
 
 def full_matrix(file: Path, name: str) -> NDArray[np.float64]:

@@ -26,11 +26,11 @@ from hub_faults import (
 from hub_faults import header as reply_header
 from hub_wire import Reply
 from lmeval_screener.checkpoints import remote
+from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.weights.projection import output_projection
-from lmeval_screener.weights.rows import rows
-
-from lmeval_dispersion.errors import ScreeningError
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.weights.projection import find_projection
+from lmeval_screener.weights.rows import read_rows
 
 IDS = [*range(10, 20), 3, 77, 400, 401, 403, 999]
 EVERYWHERE = ("api", "raw", "resolve", "cdn")
@@ -46,13 +46,14 @@ def checkpoint(hub, tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "WHOLE", 1000)
     full = (tensors["lm_head.weight"][1].astype("<f4").view("<u4") >> 16 << 16).view("<f4")
 
-    async def work(timeout):
-        async with Hub(endpoint=hub.endpoint, cache=tmp_path / "cache", timeout=timeout) as pool:
-            snapshot = await pool.snapshot("org/m")
-            return await rows(snapshot, await output_projection(snapshot), IDS)
+    async def work(budget):
+        async with Hub(endpoint=hub.endpoint, cache=tmp_path / "cache") as pool:
+            snapshot = await pool.snapshot("org/m", budget=budget)
+            return await read_rows(snapshot, await find_projection(snapshot), IDS)
 
     def read(timeout=3.0):
-        return asyncio.run(work(timeout))
+        budget = Budget(timeout)
+        return asyncio.run(budget.bounded(work(budget)))
 
     read.expected = full[IDS]
     read.folder = folder
@@ -279,13 +280,18 @@ def test_one_bad_checkpoint_does_not_stop_the_others(hub, checkpoint, tmp_path):
     hub.fault("cdn", stalled(60), match="*org/bad*")
 
     async def work():
-        async def one(pool, repo):
-            snapshot = await pool.snapshot(repo)
-            return await rows(snapshot, await output_projection(snapshot), IDS)
+        async def one(pool, repo, budget):
+            snapshot = await pool.snapshot(repo, budget=budget)
+            return await read_rows(snapshot, await find_projection(snapshot), IDS)
 
-        async with Hub(endpoint=hub.endpoint, cache=tmp_path / "c", timeout=2) as pool:
+        async with Hub(endpoint=hub.endpoint, cache=tmp_path / "c") as pool:
             # Without the digest both would be one file; the bad one is asked first.
-            return await asyncio.gather(one(pool, "org/bad"), one(pool, "org/m"), return_exceptions=True)
+            budgets = Budget(2), Budget(2)
+            works = [
+                budget.bounded(one(pool, repo, budget))
+                for repo, budget in zip(("org/bad", "org/m"), budgets, strict=True)
+            ]
+            return await asyncio.gather(*works, return_exceptions=True)
 
     bad, good = asyncio.run(work())
     assert isinstance(bad, ScreeningError)
@@ -297,11 +303,11 @@ def test_being_cancelled_leaves_nothing_running_and_nothing_half_written(hub, ch
     hub.fault("cdn", drip(0.2))
 
     async def work():
-        async with Hub(endpoint=hub.endpoint, cache=tmp_path / "cache", timeout=60) as pool:
+        async with Hub(endpoint=hub.endpoint, cache=tmp_path / "cache") as pool:
 
             async def one():
                 snapshot = await pool.snapshot("org/m")
-                await rows(snapshot, await output_projection(snapshot), IDS)
+                await read_rows(snapshot, await find_projection(snapshot), IDS)
 
             task = asyncio.create_task(one())
             await asyncio.sleep(0.5)
@@ -319,7 +325,7 @@ def test_being_cancelled_leaves_nothing_running_and_nothing_half_written(hub, ch
 
 def test_what_travelled_in_vain_is_counted(hub, checkpoint, tmp_path):
     async def work():
-        async with Hub(endpoint=hub.endpoint, cache=tmp_path / "c", timeout=5) as pool:
+        async with Hub(endpoint=hub.endpoint, cache=tmp_path / "c") as pool:
             with pytest.raises(ScreeningError, match="org/missing"):
                 await pool.snapshot("org/missing")
             return pool.meter

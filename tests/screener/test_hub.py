@@ -10,21 +10,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
+import aiohttp
 import hub_faults as faults
 import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from hub_client import FILE, HEAD, IDS, full_matrix, ours, read, read_of
 from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.hub_responses import listing, references, tree_files
-from lmeval_screener.checkpoints.local import hub_cache_snapshot
+from lmeval_screener.checkpoints.hub_responses import parse_listing, parse_references, parse_tree
+from lmeval_screener.checkpoints.local import open_download
 from lmeval_screener.checkpoints.remote import HubSnapshot
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter
-from lmeval_screener.checkpoints.transport import Budget
+from lmeval_screener.errors import ScreeningError
 
-from lmeval_dispersion.errors import ScreeningError, UsageError
+from lmeval_dispersion.errors import UsageError
 
 
 @pytest.fixture
@@ -184,7 +185,7 @@ NONSENSE = [
 ]
 
 
-@pytest.mark.parametrize("meaning", [listing, tree_files, references])
+@pytest.mark.parametrize("meaning", [parse_listing, parse_tree, parse_references])
 @pytest.mark.parametrize("body", NONSENSE)
 def test_answers_that_are_not_the_hubs(meaning, body):
     with pytest.raises(ScreeningError) as raised:
@@ -196,7 +197,7 @@ def test_answers_that_are_not_the_hubs(meaning, body):
 def test_sizes_and_digests_that_are_none_count_as_unknown(size):
     sibling = {"rfilename": "config.json", "size": size, "blobId": "../../x", "lfs": {"sha256": "y"}}
     body = json.dumps({"sha": "0" * 40, "siblings": [sibling], "safetensors": {"total": size}}).encode()
-    found = listing(body, "org/model")
+    found = parse_listing(body, "org/model")
     assert found.files["config.json"] == FileEntry("config.json", None, None)
     assert (found.complete, found.parameters) == (False, None)
 
@@ -298,12 +299,13 @@ def test_blobs_that_huggingface_hub_downloaded_are_not_read_again(hub, add, tmp_
     downloads = in_downloads(tmp_path / "hf", "org/model", commit, folder, hub.digest)
 
     async def work():
-        async with httpx.AsyncClient() as client:
+        async with aiohttp.ClientSession() as client:
             answer = await client.get(f"{hub.endpoint}/api/models/org/model/revision/main?blobs=true")
+            listed = await answer.read()
         found = HubSnapshot(
             None,  # no transport: whatever travelled would fail
             hub.endpoint,
-            listing(answer.content, "org/model"),
+            parse_listing(listed, "org/model"),
             None,
             budget=Budget(5),
             meter=Meter(),
@@ -324,13 +326,13 @@ def test_a_download_of_huggingface_hub_is_a_snapshot(hub, add, tmp_path):
         tmp_path / "hf", "org/model", commit, hub.repositories["org/model"].commits[commit], hub.digest
     )
     for revision in (None, "main", commit):
-        found = hub_cache_snapshot(tmp_path / "hf", "org/model", revision)
+        found = open_download(tmp_path / "hf", "org/model", revision)
         assert found is not None
         assert found.revision == commit
         np.testing.assert_array_equal(asyncio.run(read_of(found)).rows, truth)
     for revision in ("v1", "../../../etc/passwd", commit[:7], "0" * 40):
-        assert hub_cache_snapshot(tmp_path / "hf", "org/model", revision) is None
-    assert hub_cache_snapshot(tmp_path / "hf", "org/other", None) is None
+        assert open_download(tmp_path / "hf", "org/model", revision) is None
+    assert open_download(tmp_path / "hf", "org/other", None) is None
 
 
 DOWNLOAD = """

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import pytest
-from lmeval_screener.targets import matching, step_number, target
+from lmeval_screener.targets import matching, parse_target, step_number
 
 from lmeval_dispersion.errors import UsageError
 
 
 def test_repositories_revisions_and_globs():
-    assert target("Qwen/Qwen2.5-7B").label == "Qwen/Qwen2.5-7B"
-    item = target("org/name@refs/pr/1")
+    assert parse_target("Qwen/Qwen2.5-7B").label == "Qwen/Qwen2.5-7B"
+    item = parse_target("org/name@refs/pr/1")
     assert (item.repo, item.revision, item.is_glob) == ("org/name", "refs/pr/1", False)
-    assert target("org/name@step*").is_glob
-    assert target("gpt2").repo == "gpt2"
+    assert parse_target("org/name@step*").is_glob
+    assert parse_target("gpt2").repo == "gpt2"
 
 
 def test_a_folder_wins_over_a_repository_of_that_name(tmp_path, monkeypatch):
     (tmp_path / "org" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert target("org/name").local
-    assert not target("org/other").local
-    assert target(str(tmp_path)).local
+    assert parse_target("org/name").local
+    assert not parse_target("org/other").local
+    assert parse_target(str(tmp_path)).local
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_folder_wins_over_a_repository_of_that_name(tmp_path, monkeypatch):
 )
 def test_what_is_neither_is_refused_with_the_forms_that_are(text):
     with pytest.raises(UsageError, match="expected"):
-        target(text)
+        parse_target(text)
 
 
 def test_revisions_come_in_the_order_of_their_steps():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lmeval_screener.scale import scale_name
+from lmeval_screener.ranking import scale_name
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,53 @@
+"""Why a checkpoint cannot be screened: one exception with a stable word for each reason."""
+
+from __future__ import annotations
+
+from lmeval_dispersion.errors import DispersionError
+
+#: Every code of a `ScreeningError` and what it means. Codes are a contract: programs test them.
+SCREENING_CODES: dict[str, str] = {
+    # the repository
+    "RepoNotFound": "no such model repository, or it is private and the token does not open it",
+    "GatedRepo": "the repository exists, but its files need accepted conditions and a token",
+    "RevisionNotFound": "the repository has no such branch, tag or commit",
+    "FileNotFound": "a file that the checkpoint needs is not in the repository or folder",
+    "FolderNotFound": "the local folder does not exist or is not a checkpoint's folder",
+    # what is stored
+    "NoSafetensors": "the weights are stored only as GGUF, .bin, .pth or not at all",
+    "AdapterOnly": "the repository holds an adapter, not a model's own matrices",
+    "QuantizedTensor": "the output projection is stored packed, or with scales beside it",
+    "NoOutputProjection": "no output projection was found, or config.json contradicts what is stored",
+    "BadConfig": "config.json is not a JSON object",
+    "BadIndex": "the index of the shards is broken, or does not fit the shards",
+    "BadHeader": "a safetensors header is broken, or does not fit its file",
+    "BadRows": "needed rows are zero, not finite, or outside the matrix",
+    "BadTokenizer": "the tokenizer file is broken, or its pieces do not spell their leading space",
+    "TokenizerMismatch": "the tokenizer differs from the one of the checkpoint's family",
+    "TokenizerNotFound": "no tokenizer.json is stored with the checkpoint",
+    "TooFewTokens": "too few of the words of a token set are single tokens",
+    # the connection
+    "AccessDenied": "the server refuses the token, or the signed address, again and again",
+    "BadResponse": "the server's answers contradict the request, the listing or each other",
+    "RangeNotSupported": "the server ignores Range and would send a whole large file",
+    "RateLimited": "the server asks to wait for longer than the time budget allows",
+    "ServerError": "the server keeps failing (5xx, or an unexpected status)",
+    "Unreachable": "no connection, or it breaks again and again",
+    "Timeout": "the checkpoint's time budget ran out",
+    "Offline": "offline mode is on and something needed is not in the cache",
+    "Interrupted": "the run was stopped before this checkpoint was read",
+    "InternalError": "a defect of this program; please report it",
+}
+
+
+class ScreeningError(DispersionError):
+    """One checkpoint cannot be screened.
+
+    Attributes:
+        code: A stable word for programs, such as ``GatedRepo``: a key of `SCREENING_CODES`.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        if code not in SCREENING_CODES:
+            raise ValueError(f"{code!r} is not in SCREENING_CODES")
+        super().__init__(message)
+        self.code = code

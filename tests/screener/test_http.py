@@ -1,0 +1,157 @@
+"""Connections: no more than needed, used again, reopened when closed; proxies respected."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from checkpoints import head_and_embedding, write_checkpoint, write_qwen_7b
+from hub_client import read as fetch
+from hub_faults import chunked, header, status, truncated
+from lmeval_screener.checkpoints.http import CONNECTIONS, RANGES, environment_proxy
+from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.weights.projection import find_projection
+from lmeval_screener.weights.rows import read_rows
+from yarl import URL
+
+
+@pytest.fixture
+def read(hub, tmp_path):
+    """Reads single bytes of one file, one range after the other or all at once."""
+    hub.add("org/m", write_checkpoint(tmp_path / "m", head_and_embedding(v=400)))
+
+    async def work(count, together):
+        async with Hub(endpoint=hub.endpoint, cache=tmp_path / "cache") as pool:
+            snapshot = await pool.snapshot("org/m")
+            spans = [(at, at + 1) for at in range(count)]
+            if together:
+                return await snapshot.ranges("model.safetensors", spans)
+            return [(await snapshot.ranges("model.safetensors", [span]))[0] for span in spans]
+
+    def run(count, together):
+        whole = (tmp_path / "m" / "model.safetensors").read_bytes()
+        assert asyncio.run(work(count, together)) == [whole[at : at + 1] for at in range(count)]
+
+    return run
+
+
+def test_one_after_the_other_is_one_connection(hub, read):
+    read(30, together=False)
+    assert hub.connections[1] == 1
+
+
+def test_side_by_side_opens_no_more_than_the_limit(hub, read):
+    hub.latency = 0.1
+    read(300, together=True)
+    assert 4 < hub.connections[1] <= RANGES
+    assert len(hub.seen("cdn")) == 300
+
+
+def test_a_connection_that_the_server_closed_is_opened_again(hub, read):
+    hub.fault("cdn", header("Connection", "close"), times=3)
+    hub.fault("cdn", truncated(0), times=1)
+    read(10, together=False)
+    assert hub.connections[1] == 5
+
+
+@pytest.fixture
+def no_proxy(monkeypatch):
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+
+
+def test_the_environment_names_the_proxy(monkeypatch, no_proxy):
+    url = URL("https://cdn.example/file")
+    assert environment_proxy(url) is None
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    assert environment_proxy(url) == "http://127.0.0.1:9"
+    assert environment_proxy(URL("http://cdn.example/file")) is None
+    monkeypatch.setenv("ALL_PROXY", "socks5://user:secret@127.0.0.1:9")
+    with pytest.raises(ScreeningError, match="expected an HTTP proxy for") as error:
+        environment_proxy(URL("http://cdn.example/file"))
+    assert "secret" not in str(error.value)
+    monkeypatch.setenv("NO_PROXY", "cdn.example")
+    assert environment_proxy(url) is None
+
+
+def test_every_request_goes_through_the_proxy(tmp_path, monkeypatch, no_proxy):
+    """A proxy is asked with the whole address; nothing goes past it."""
+    lines = []
+
+    async def forward(reader, writer):
+        head = await reader.readuntil(b"\r\n\r\n")
+        lines.append(head.split(b"\r\n")[0].decode())
+        writer.write(b"HTTP/1.1 418 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def work():
+        async with await asyncio.start_server(forward, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{port}")
+            async with Hub(endpoint="http://hub.invalid", offline=False, cache=tmp_path) as pool:
+                with pytest.raises(ScreeningError) as error:
+                    await pool.snapshot("org/m")
+        return error.value.code
+
+    assert asyncio.run(work()) == "ServerError"
+    assert lines
+    assert all(line.startswith("GET http://hub.invalid/") for line in lines)
+
+
+def test_an_answer_without_a_length_is_read_to_its_end(hub, read):
+    hub.fault("cdn", chunked)
+    read(10, together=False)
+    assert len(hub.seen("cdn")) == 10
+
+
+def test_interim_answers_are_skipped(hub, read):
+    hub.fault("cdn", lambda reply, request: replace(reply, interim=True))
+    read(3, together=False)
+
+
+def test_a_family_opens_no_more_than_the_limit(hub, tmp_path):
+    """All checkpoints together stay below what one host may get."""
+    hub.latency = 0.05
+    repos = [f"org/m{number}" for number in range(8)]
+    for number, repo in enumerate(repos):
+        rows = {row: np.full((1, 64), row + number + 1.0) for row in range(0, 4000, 40)}
+        hub.add(repo, write_qwen_7b(tmp_path / repo, rows=rows, v=20_000, d=64))
+
+    async def one(pool, repo):
+        snapshot = await pool.snapshot(repo)
+        return await read_rows(snapshot, await find_projection(snapshot), list(range(0, 4000, 40)))
+
+    async def work():
+        async with Hub(endpoint=hub.endpoint, cache=tmp_path / "cache") as pool:
+            return await asyncio.gather(*(one(pool, repo) for repo in repos))
+
+    for number, matrix in enumerate(asyncio.run(work())):
+        assert matrix[2, 0] == 81 + number
+    assert len(hub.seen("cdn")) > 800
+    assert 1 < hub.connections[1] <= CONNECTIONS
+
+
+@pytest.mark.parametrize("part", ["api", "resolve"])
+@pytest.mark.parametrize(
+    "location", ["\x00", "https://[::1", "http://\xb3", "ftp://cdn.example/x", "http://"]
+)
+def test_a_redirect_to_what_is_no_address_is_refused(hub, tmp_path, part, location):
+    hub.add("org/model", write_checkpoint(tmp_path / "m", head_and_embedding()))
+    hub.fault(part, status(302, {"Location": location}))
+    with pytest.raises(ScreeningError) as error:
+        fetch(hub, tmp_path / "cache", timeout=1)
+    assert error.value.code in ("BadResponse", "Unreachable")
+
+
+def test_a_listing_that_goes_on_at_what_is_no_address_is_refused(hub, tmp_path):
+    hub.add("org/model", write_checkpoint(tmp_path / "m", head_and_embedding()))
+    hub.blobs_in_api = False
+    hub.fault("api", header("Link", '<http://[>; rel="next"'), match="*/tree/*")
+    with pytest.raises(ScreeningError, match="no address") as error:
+        fetch(hub, tmp_path / "cache", timeout=1)
+    assert error.value.code == "BadResponse"

@@ -1,0 +1,167 @@
+"""Words to rows, on seven real tokenizers and by rule."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.tokens.resolution import resolve
+from lmeval_screener.tokens.sets import bundled_token_sets, load_token_set
+from lmeval_screener.tokens.vocabulary import Vocabulary
+from token_cases import (
+    DATA,
+    REFERENCE,
+    TINY,
+    TOKENIZERS,
+    own_set,
+    tokenizer_json,
+    vocabulary,
+)
+from tokenizers import Tokenizer
+
+# What the seven give, counted from the whole tokenizers: (T of code, T of legal, digit scheme).
+COUNTS = {
+    "gpt2": (33, 69, "irregular"),
+    "mistral-v0.1": (34, 31, "single digits"),
+    "olmo-dolma-v1_5": (34, 70, "irregular"),
+    "olmo2-dolma2": (34, 70, "1-3-digit chunks"),
+    "pythia-neox20b": (34, 70, "irregular"),
+    "qwen2.5": (34, 70, "single digits"),
+    "smollm2": (34, 60, "single digits"),
+}
+
+
+def test_all_seven_tokenizers_are_here():
+    assert set(TOKENIZERS) == set(COUNTS)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_counts_and_digit_scheme(name):
+    words = vocabulary(name)
+    resolutions = {
+        domain: resolve(load_token_set(domain), REFERENCE, words) for domain in ("math", "code", "legal")
+    }
+    code, legal, scheme = COUNTS[name]
+    assert {domain: len(found.domain) for domain, found in resolutions.items()} == {
+        "math": 10,
+        "code": code,
+        "legal": legal,
+    }
+    for domain, found in resolutions.items():
+        size = len([text for group in load_token_set(domain).groups.values() for text in group.texts()])
+        assert len(found.domain) + len(found.dropped) == size
+        assert len(found.reference) == 105
+        assert found.digit_scheme == scheme
+        assert not set(found.domain_ids) & set(found.reference_ids)
+        assert len(set(found.domain_ids)) == len(found.domain_ids)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("domain", ["math", "code", "legal", "code:code_only", "math:number_words"])
+def test_rows_are_those_of_the_tokenizers_library(name, domain):
+    # The library reads the same file by its own code; a piece decodes to the word it stands for.
+    library = Tokenizer.from_file(str(DATA / f"{name}.json"))
+    found = resolve(load_token_set(domain), REFERENCE, vocabulary(name))
+    for token in (*found.domain, *found.reference):
+        assert library.token_to_id(token.piece) == token.id
+        assert library.decoder.decode(["a", token.piece]) == f"a{token.text}"
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_digits_are_the_plain_pieces_never_byte_pieces(name):
+    found = resolve(load_token_set("math"), REFERENCE, vocabulary(name))
+    assert [token.piece for token in found.domain] == list("0123456789")
+    byte_rows = {row for piece, row in pieces(name).items() if re.fullmatch("<0x..>", piece)}
+    assert (name == "mistral-v0.1") == bool(byte_rows)
+    assert not byte_rows & set(found.domain_ids)
+
+
+def pieces(name: str) -> dict[str, int]:
+    return json.loads((DATA / f"{name}.json").read_bytes())["model"]["vocab"]
+
+
+def test_spelling_of_a_leading_space():
+    assert {name: vocabulary(name).row(" the")[1] for name in ("gpt2", "qwen2.5", "mistral-v0.1")} == {
+        "gpt2": "Ġthe",
+        "qwen2.5": "Ġthe",
+        "mistral-v0.1": "▁the",
+    }
+
+
+def test_no_fallback_to_the_other_variant():
+    words = Vocabulary.from_tokenizer_json(tokenizer_json({"cat": 0, "Ġdog": 1, "Ġcat": 2, "Ġfox": 3}))
+    assert words.row(" cat") == (2, "Ġcat")
+    assert words.row("dog") is None
+    assert words.row("fox") is None
+
+
+def test_code_only_has_enough_tokens_everywhere():
+    for name in TOKENIZERS:
+        found = resolve(load_token_set("code:code_only"), REFERENCE, vocabulary(name))
+        assert len(found.domain) >= 27
+
+
+def test_bundled_sets_are_disjoint_from_the_reference_in_any_case():
+    everyday = {
+        text.strip().lower()
+        for group in load_token_set(
+            "reference:nouns,verbs,adjectives,function_words", "reference"
+        ).groups.values()
+        for text in group.texts()
+    }
+    assert bundled_token_sets() == ["code", "legal", "math", "reference"]
+    for selection in (
+        "code:keywords,code_only,builtins",
+        "legal:contract,court,common,archaisms",
+        "math:digits,operators,number_words,math_words",
+    ):
+        groups = load_token_set(selection).groups.values()
+        assert not everyday & {text.strip().lower() for group in groups for text in group.texts()}
+
+
+def test_rows_of_the_domain_are_taken_out_of_the_reference(tmp_path):
+    name = own_set(tmp_path, TINY)
+    everyday = resolve(load_token_set(name), REFERENCE, vocabulary("qwen2.5"))
+    assert [token.text for token in everyday.domain] == [" cat", " dog"]
+    assert everyday.dropped == (" axolotl",)
+    assert [token.text for token in everyday.shared] == [" dog", " cat"]
+    assert len(everyday.reference) == 103
+
+
+def test_a_row_counts_once(tmp_path):
+    name = own_set(tmp_path, TINY.replace('items: ["7", "8"]', "case: lower, items: [A, a]"))
+    found = resolve(load_token_set(f"{name}:words,more"), REFERENCE, vocabulary("qwen2.5"))
+    assert [token.text for token in found.domain] == [" cat", " dog", "a"]
+
+
+def test_too_few_tokens_is_refused_with_the_counts():
+    vocab = {f"Ġ{word.strip()}": row for row, word in enumerate(REFERENCE.groups["nouns"].texts())}
+    words = Vocabulary.from_tokenizer_json(tokenizer_json(vocab))
+    counts = (
+        "legal: expected at least 20 single tokens, found 0 of 81; no single token: agreement, contract, "
+    )
+    with pytest.raises(ScreeningError, match=rf"{counts}.* and 75 more; take more groups") as error:
+        resolve(load_token_set("legal"), REFERENCE, words)
+    assert error.value.code == "TooFewTokens"
+
+
+def test_too_small_a_reference_names_what_the_domain_took(tmp_path):
+    domain = load_token_set(own_set(tmp_path, TINY))
+    few = load_token_set("reference:adjectives,verbs,nouns", "reference")
+    vocab = {f"Ġ{text.strip()}": row for row, text in enumerate(few.groups["nouns"].texts()[:51])}
+    words = Vocabulary.from_tokenizer_json(tokenizer_json(vocab))
+    with pytest.raises(
+        ScreeningError, match=r"at least 50 .* found 49 of 105, 2 belong to tiny; no single token: "
+    ):
+        resolve(domain, few, words)
+
+
+def test_required_items_must_all_be_there():
+    vocab = {str(n): n for n in range(9)}
+    with pytest.raises(
+        ScreeningError, match=r"math: expected all 10 items of digits .*, 1 are not: 9"
+    ) as error:
+        resolve(load_token_set("math"), REFERENCE, Vocabulary.from_tokenizer_json(tokenizer_json(vocab)))
+    assert error.value.code == "TooFewTokens"

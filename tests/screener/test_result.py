@@ -1,0 +1,46 @@
+"""What a screening yields, in Python."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from lmeval_screener import screen
+from lmeval_screener.result import FLAT_COLUMNS, Result
+
+from lmeval_dispersion.errors import MissingExtraError
+from lmeval_dispersion.paths import data_folder
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    folders = [str(data_folder("demo") / name) for name in ("sums-10", "sums-80")]
+    return screen([*folders, "./"])
+
+
+def test_groups_are_made_once_and_hold_every_checkpoint(result):
+    assert result.groups is result.groups
+    assert [c for group in result.groups for c in group.checkpoints] == list(result.checkpoints)
+    assert [c.rank for c in result.checkpoints] == [1, 2]
+
+
+def test_the_frame_has_the_flat_columns(result):
+    pytest.importorskip("pandas")
+    frame = result.to_frame()
+    assert list(frame.columns) == FLAT_COLUMNS
+    assert list(frame["repo"]) == [c.repo for c in result.checkpoints]
+
+
+def test_without_pandas_a_sentence_says_what_to_install(result, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'lmeval-dispersion\[audit\]'"):
+        result.to_frame()
+
+
+def test_failed_checkpoints_come_in_the_order_in_which_they_were_asked_for(tmp_path):
+    names = [str(tmp_path / name) for name in "cab"]
+    for name in names:
+        (tmp_path / name).mkdir()
+    failed = screen(names).failed
+    assert [line.repo for line in failed] == names
+    assert {line.error for line in failed} == {"TokenizerNotFound"}

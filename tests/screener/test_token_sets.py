@@ -1,0 +1,138 @@
+"""Token sets: the bundled ones, users' own, and mistakes in them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lmeval_screener.tokens.sets import load_token_set
+from token_cases import (
+    TINY,
+    anything,
+    changed,
+    own_set,
+    paths,
+)
+
+from lmeval_dispersion.errors import UsageError
+
+
+def test_groups_are_selected_by_name():
+    assert list(load_token_set("math").groups) == ["digits"]
+    chosen = load_token_set("math:operators,digits")
+    assert list(chosen.groups) == ["operators", "digits"]
+    assert chosen.name == "math:operators,digits"
+    assert chosen.digest != load_token_set("math").digest
+
+
+def test_own_file_and_its_groups(tmp_path):
+    name = own_set(tmp_path, TINY)
+    assert load_token_set(name).groups["words"].texts() == [" cat", " dog", " axolotl"]
+    assert load_token_set(f"{name}:more").groups["more"].texts() == ["7", "8"]
+
+
+@pytest.mark.parametrize(
+    ("case", "texts"), [("exact", [" Cat"]), ("lower", [" cat"]), ("upper", [" CAT"]), ("title", [" Cat"])]
+)
+def test_case_changes_the_form_that_is_looked_up(tmp_path, case, texts):
+    text = TINY.replace("items: [cat, dog, axolotl]", f"case: {case}, items: [Cat, dog]")
+    assert load_token_set(own_set(tmp_path, text)).groups["words"].texts()[:1] == texts
+
+
+def test_digest_ignores_notes_and_follows_words(tmp_path):
+    plain = load_token_set(own_set(tmp_path, TINY)).digest
+    assert load_token_set(own_set(tmp_path, TINY + "notes: changed\n")).digest == plain
+    assert load_token_set(own_set(tmp_path, TINY.replace("dog", "fox"))).digest != plain
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("schema: 1", "schema: 2"), "`schema`: expected 1, got 2; update"),
+        (("schema: 1", ""), "`schema`: expected an integer of at least 1, got nothing"),
+        (("name: tiny", "name: 7"), "`name`: expected a string, got an integer 7; quote it"),
+        (("role: domain", "role: dom"), "`role`: expected one of domain, reference, got a string 'dom'"),
+        (("role: domain", "role: reference"), "`role`: expected domain (it is used as the domain set)"),
+        (
+            ("[words]", "[word]"),
+            "`default_groups[0]`: expected one of the groups words, more, got a string 'word'",
+        ),
+        (("[words]", "[more]"), "`default_groups[0]`: expected a group that is not optional, got a string"),
+        (("[words]", "words"), "`default_groups`: expected a list of strings, got a string 'words'"),
+        (
+            ("min_tokens: 2", "min_tokens: true"),
+            "`min_tokens`: expected an integer of at least 2, got a boolean",
+        ),
+        (("min_tokens: 2", "min_tokens: 9"), "expected at least 9 words (`min_tokens`) in words, got 3"),
+        (("variant: space", "variant: spaced"), "`groups.words.variant`: expected one of bare, space"),
+        (("variant: space", "varient: space"), "`groups.words.varient`: expected one of the keys variant, "),
+        (("min_tokens: 2", "minimum: 2"), "`minimum`: expected one of the keys schema, "),
+        (("dog,", "no,"), "`groups.words.items[1]`: expected a string, got a boolean False; quote it"),
+        (("dog,", "7,"), "`groups.words.items[1]`: expected a string, got an integer 7; quote it"),
+        (("dog,", "cat,"), "`groups.words.items[1]`: expected each item once, got a string 'cat'"),
+        (("dog,", '"\\ud800",'), "`groups.words.items[1]`: expected printable signs, got a string"),
+        (("dog,", '" dog",'), "`groups.words.items[1]`: expected a word without spaces around it"),
+        (("[cat, dog, axolotl]", "[]"), "`groups.words.items`: expected a list of strings, got a list []"),
+        (("optional: true", "optional: yes please"), "`groups.more.optional`: expected true or false"),
+        (("  more:", "  words:"), "line 9: expected each key once, got 'words' again"),
+        (("items: [cat", "items: {cat"), "expected YAML, got: "),
+        (("groups:", "groups: none\nx:"), "`x`: expected one of the keys"),
+    ],
+)
+def test_every_mistake_in_a_file_is_one_sentence(tmp_path, change, message):
+    assert change[0] in TINY
+    path = own_set(tmp_path, TINY.replace(*change, 1))
+    with pytest.raises(UsageError) as error:
+        load_token_set(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"- a\n", "expected a mapping, got a list ['a']"), (b"\xff", "expected UTF-8"), (b"", "got nothing"),
+     (b"1: a\nschema: 1\n", "`1`: expected a key that is a string, got an integer 1; quote it"),
+     (b"[a]: 1\n", "expected each key once"), (b"schema: &a [*a]\n", "recursive")],
+)  # fmt: skip
+def test_files_that_are_no_token_set(tmp_path, content, message):
+    path = tmp_path / "x.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        load_token_set(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("maths", "did you mean math?; bundled: code, legal, math, reference"),
+        ("math:digit", "there is no group 'digit'; did you mean digits?; there are digits, operators, "),
+        ("missing.yaml", "missing.yaml: expected a readable YAML file, got No such file or directory"),
+        ("math:", "there is no token set 'math:'"),
+        (
+            "legal:archaisms",
+            "expected at least 20 words (`min_tokens`) in archaisms, got 13; take more groups",
+        ),
+    ],
+)
+def test_names_that_mean_nothing(name, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        load_token_set(name)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_change_to_a_token_set_is_understood_or_refused(tmp_path_factory, data):
+    tree = yaml.safe_load(TINY)
+    tree = changed(tree, data.draw(st.sampled_from(paths(tree))), data.draw(anything))
+    path = tmp_path_factory.getbasetemp() / "changed.yaml"
+    path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    said = f"{path}: "
+    try:
+        load_token_set(str(path))
+    except UsageError as error:
+        said = str(error)
+    assert said.startswith(f"{path}: ")

@@ -1,0 +1,139 @@
+"""Tokenizer files: which row is which piece."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.tokens.resolution import resolve
+from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.tokens.vocabulary import Vocabulary
+from token_cases import (
+    DATA,
+    REFERENCE,
+    anything,
+    changed,
+    paths,
+    tokenizer_json,
+    vocabulary,
+)
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("order", range(6))
+def test_the_order_of_a_file_does_not_matter(order, indent):
+    # Usually the merges come last and are left unread.
+    data = json.loads((DATA / "smollm2.json").read_bytes())
+    data["model"]["merges"] = [["]", '"merges": ['], ["\\", '"']]
+    random.Random(order).shuffle(top := list(data))
+    random.Random(order).shuffle(inner := list(data["model"]))
+    data["model"] = {key: data["model"][key] for key in inner}
+    text = json.dumps({key: data[key] for key in top}, indent=indent)
+    words = Vocabulary.from_tokenizer_json(text.encode())
+    assert resolve(load_token_set("code"), REFERENCE, words) == resolve(
+        load_token_set("code"), REFERENCE, vocabulary("smollm2")
+    )
+
+
+def test_added_tokens_take_their_text_before_the_model_does():
+    vocab = {"Ġcat": 0, "Ġcatfish": 1, "7": 2, "Ġdog": 3, "Ġowl": 4}
+    added = [
+        {"id": 10, "content": "7", "special": False},
+        {"id": 11, "content": "cat", "special": False},
+        {"id": 12, "content": "og", "special": False, "single_word": True},
+        {"id": 13, "content": " owl", "special": True},
+        {"id": 14, "content": "", "special": False},
+    ]
+    words = Vocabulary.from_tokenizer_json(tokenizer_json(vocab, added))
+    assert words.row("7") == (10, "7")
+    assert words.row(" cat") is None
+    assert words.row(" catfish") is None
+    assert words.row(" dog") == (3, "Ġdog")
+    assert words.row(" owl") is None
+
+
+def test_unigram_vocabulary_and_metaspace():
+    vocab = [["<unk>", 0.0], ["▁cat", -1.5], ["7", -2.0], ["<0x37>", 0.0]]
+    content = tokenizer_json(vocab, pre_tokenizer={"type": "Metaspace", "replacement": "▁"})
+    words = Vocabulary.from_file("tokenizer.json", content)
+    assert words.row(" cat") == (1, "▁cat")
+    assert words.row("7") == (2, "7")
+    assert words.row("<0x37>") is None
+
+
+def test_byte_level_spelling_beyond_ascii():
+    words = Vocabulary.from_tokenizer_json((DATA / "qwen2.5.json").read_bytes())
+    assert words.piece(" é") == "ĠÃ©"
+
+
+@pytest.mark.parametrize(
+    ("vocab", "piece"), [({"Ġcat": 0, "cat": 1}, "Ġcat"), ({"▁cat": 0, "cat": 1}, "▁cat")]
+)
+def test_vocab_json_shows_its_kind_by_its_pieces(vocab, piece):
+    assert Vocabulary.from_file("vocab.json", json.dumps(vocab).encode()).row(" cat") == (0, piece)
+
+
+@pytest.mark.parametrize(
+    ("pre_tokenizer", "scheme"),
+    [
+        ([{"type": "ByteLevel"}], "irregular"),
+        ([{"type": "Digits", "individual_digits": True}, {"type": "ByteLevel"}], "single digits"),
+        ([{"type": "Digits", "individual_digits": False}, {"type": "ByteLevel"}], "irregular"),
+    ],
+)
+def test_pre_tokenizer_decides_the_digit_scheme(pre_tokenizer, scheme):
+    vocab = {str(n): n for n in range(40)}
+    parts = {"pre_tokenizer": {"type": "Sequence", "pretokenizers": pre_tokenizer}}
+    assert Vocabulary.from_tokenizer_json(tokenizer_json(vocab, **parts)).digit_scheme() == scheme
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"<html>", "expected JSON in tokenizer.json"),
+        (b"[1]", "expected JSON in tokenizer.json, got: expected {"),
+        (b'{"a": 1,}', "expected JSON"),
+        (b'{"a": 1 "b": 2}', "expected JSON"),
+        (b"{[1]: 2}", "expected JSON"),
+        (b'{"model": 3}', "expected `model` to be a mapping"),
+        (b"\xff", "expected JSON"),
+        (b"{}", "expected `model`"),
+        (b"[" * 100_000, "expected JSON"),
+        (tokenizer_json({}), "hold pieces"),
+        (tokenizer_json({"a": "1"}), "row id for the piece 'a', got '1'"),
+        (tokenizer_json({"a": True}), "row id"),
+        (tokenizer_json({"a": -1}), "row id"),
+        (tokenizer_json([["a"]]), "(piece, score)"),
+        (tokenizer_json({"a": 1}, [{"content": "x"}]), "`added_tokens` with content and id"),
+        (
+            tokenizer_json({"a": 1}, pre_tokenizer={"type": "BertPreTokenizer"}),
+            "byte-level or SentencePiece-style",
+        ),
+    ],
+)
+def test_bad_tokenizer_files(content, message):
+    with pytest.raises(ScreeningError, match=re.escape(message)) as error:
+        Vocabulary.from_tokenizer_json(content)
+    assert error.value.code == "BadTokenizer"
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_change_to_a_tokenizer_is_understood_or_refused(data):
+    added = [{"id": 3, "content": "x", "special": False, "single_word": False}]
+    sequence = {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}]}
+    tree = json.loads(tokenizer_json({"Ġcat": 0, "7": 1}, added, pre_tokenizer=sequence))
+    tree = changed(tree, data.draw(st.sampled_from(paths(tree))), data.draw(anything))
+    code = "BadTokenizer"
+    try:
+        words = Vocabulary.from_tokenizer_json(json.dumps(tree).encode())
+        words.row(" cat")
+        words.digit_scheme()
+    except ScreeningError as error:
+        code = error.code
+    assert code == "BadTokenizer"
