@@ -89,13 +89,13 @@ def add_condensation_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--last", type=int, default=3, metavar="N", help="last depths that the summary averages (default: 3)"
     )
-    how.add_argument("--reference", action="store_true", help="also the released code's numbers")
+    how.add_argument("--released", action="store_true", help="also the released code's numbers")
     _add_run(parser)
 
 
 def run_condensation(args: argparse.Namespace) -> int:
     """Run ``dispersion condensation``."""
-    names = ("texts", "tokens", "last", "reference")
+    names = ("texts", "tokens", "last", "released")
     return _run(args, "condensation", **{name: getattr(args, name) for name in names})
 
 

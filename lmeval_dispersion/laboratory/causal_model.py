@@ -1,20 +1,22 @@
-"""One forward pass, seen: a decoder runs segments of equal length and hands out states and log-probabilities.
+"""A left-to-right model that runs segments of equal length and hands out states and log-probabilities.
 
 Batches are sized to memory; a batch that does not fit all the same is run in halves.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from lmeval_dispersion.errors import DispersionError, UsageError
+from lmeval_dispersion.errors import DispersionError, NonFiniteStateError, UsageError
+from lmeval_dispersion.laboratory.study import Study
 from lmeval_dispersion.model.capture import Decoder, capture
 from lmeval_dispersion.model.loading import ModelLike, loaded_model
 from lmeval_dispersion.model.parts import unwrapped
@@ -27,8 +29,8 @@ _CPU_BYTES = 2**30  # more does not make a CPU faster
 _PROBE = 8  # tokens of the probe for left-to-right reading
 
 
-class Engine:
-    """A model, ready to be run on segments.
+class CausalModel:
+    """A left-to-right model, ready to run segments.
 
     Args:
         model: A Hub id or folder, a choice with options, or a loaded model.
@@ -57,6 +59,19 @@ class Engine:
     def width(self) -> int:
         """Width of a state."""
         return int(self.config.hidden_size)
+
+    def summary(self) -> dict[str, Any]:
+        """What was really run, for the manifest."""
+        model = self.loaded.model
+        return {
+            "name": self.loaded.name,
+            "revision": self.loaded.revision,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "device": self.loaded.device.type,
+            "layers": len(self.decoder),
+            "width": self.width,
+            "parameters": int(sum(p.numel() for p in model.parameters())),
+        }
 
     def layers(self, wanted: str | Sequence[str]) -> list[str]:
         """Canonical names of ``wanted``: ``last``, ``all`` (every block, then ``last``), or names.
@@ -97,7 +112,7 @@ class Engine:
             free = min(_CPU_BYTES, pages * 4096 // 4)
         return int(max(1, min(_LARGEST_BATCH, free // (a_token * length))))
 
-    def run(
+    def forward(
         self,
         tokens: NDArray[Any],
         layers: Sequence[str],
@@ -105,7 +120,7 @@ class Engine:
         score: Score | None = None,
         first: int = 0,
     ) -> None:
-        """Run ``tokens`` (b, t); ``see`` gets the states of ``layers``, ``score`` the tokens' NLL.
+        """Study ``tokens`` (b, t); ``see`` gets the states of ``layers``, ``score`` the tokens' NLL.
 
         ``first`` is the number that the batch's first row has for ``see`` and ``score``.
 
@@ -114,7 +129,7 @@ class Engine:
             NonFiniteStateError: A log-probability is NaN.
         """
         try:
-            self._run(tokens, layers, see, score, first)
+            self._forward(tokens, layers, see, score, first)
         except torch.cuda.OutOfMemoryError as error:
             if len(tokens) == 1:
                 raise DispersionError(
@@ -123,11 +138,11 @@ class Engine:
                 ) from error
             torch.cuda.empty_cache()
             half = len(tokens) // 2
-            self.run(tokens[:half], layers, see, score, first)
-            self.run(tokens[half:], layers, see, score, first + half)
+            self.study(tokens[:half], layers, see, score, first)
+            self.study(tokens[half:], layers, see, score, first + half)
 
     @torch.no_grad()
-    def _run(
+    def _forward(
         self, tokens: NDArray[Any], layers: Sequence[str], see: See | None, score: Score | None, first: int
     ) -> None:
         highest, known = int(tokens.max()), self.loaded.model.get_input_embeddings().weight.shape[0]
@@ -174,6 +189,11 @@ def _nll(logits: Tensor, ids: Tensor) -> Tensor:
     ).to("cpu", torch.float64)
 
 
+def perplexity(mean_nll: ArrayLike) -> NDArray[np.float64]:
+    """Perplexity, exp of the mean negative log-probability (nats) a token; >= 1, lower is easier."""
+    return np.asarray(np.exp(np.asarray(mean_nll, dtype=np.float64)))
+
+
 def last_vectors(states: Tensor) -> NDArray[np.float32]:
     """States of the last position, shape (b, d), float32."""
     return np.asarray(states[:, -1].float().cpu().numpy(), dtype=np.float32)
@@ -202,3 +222,29 @@ def token_dispersions(states: Tensor) -> NDArray[np.float64]:
     squares = ((units - mean) ** 2).sum(dim=-1).double() * valid
     spread = squares.sum(dim=1) / (count - 1)
     return np.asarray(spread.masked_fill(count < 2, float("nan")).cpu().numpy())
+
+
+def batch_size(study: Study, causal: CausalModel, wanted: int | None, length: int, layers: int) -> int:
+    """The study's batch size: as asked for, else by memory; settled when the study starts."""
+    if wanted is not None and wanted < 1:
+        raise UsageError(f"expected a batch size of at least 1, got {wanted}")
+    return int(study.once(f"batch_size.{length}", lambda: wanted or causal.batch_size(length, layers)))
+
+
+def batches(count: int, size: int) -> int:
+    """How many batches of ``size`` hold ``count`` segments."""
+    return math.ceil(count / size)
+
+
+def check_finite(
+    values: NDArray[Any], layer: str, origins: NDArray[np.int64], source: str, dtype: str = "auto"
+) -> None:
+    """Raise NonFiniteStateError naming layer and text where a row of ``values`` (b, ...) is not finite."""
+    bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
+    if bad.size:
+        text, start = origins[int(bad[0])]
+        advice = "use --dtype float32 or bfloat16" if dtype != "float32" else "check the checkpoint's weights"
+        raise NonFiniteStateError(
+            f"expected finite numbers, got NaN or infinity at {layer} in text {text} of {source} "
+            f"(segment from token {start}); {advice}"
+        )

@@ -15,7 +15,7 @@ from lmeval_dispersion.geometry import Dispersion, unit_rows
 
 GROUPS = 32  # jackknife groups, as in geometry.Dispersion
 
-_SCALE = 2.0**40
+SCALE = 2.0**40  # how many steps a sum has in 1
 
 
 def empty_sums(layers: int, width: int) -> NDArray[np.int64]:
@@ -29,7 +29,7 @@ def add_vectors(sums: NDArray[np.int64], layer: int, first: int, x: ArrayLike) -
     Raises:
         NoDirectionError: A zero or non-finite row; nothing is added.
     """
-    units = np.rint(unit_rows(x) * _SCALE).astype(np.int64)
+    units = np.rint(unit_rows(x) * SCALE).astype(np.int64)
     group = (first + np.arange(len(units))) % GROUPS
     np.add.at(sums[layer, :, : units.shape[1]], group, units)
     sums[layer, :, -1] += np.bincount(group, minlength=GROUPS)
@@ -37,5 +37,5 @@ def add_vectors(sums: NDArray[np.int64], layer: int, first: int, x: ArrayLike) -
 
 def dispersion_of(sums: NDArray[np.int64]) -> Dispersion:
     """The accumulator of one layer's sums (GROUPS, width + 1), with its mean and its jackknife error."""
-    state: dict[str, Any] = {"sums": sums[:, :-1] / _SCALE, "counts": sums[:, -1]}
+    state: dict[str, Any] = {"sums": sums[:, :-1] / SCALE, "counts": sums[:, -1]}
     return Dispersion.from_state(state)
