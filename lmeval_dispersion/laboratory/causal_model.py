@@ -138,8 +138,8 @@ class CausalModel:
                 ) from error
             torch.cuda.empty_cache()
             half = len(tokens) // 2
-            self.study(tokens[:half], layers, see, score, first)
-            self.study(tokens[half:], layers, see, score, first + half)
+            self.forward(tokens[:half], layers, see, score, first)
+            self.forward(tokens[half:], layers, see, score, first + half)
 
     @torch.no_grad()
     def _forward(

@@ -1,4 +1,4 @@
-"""The laboratory's plots, as altair charts."""
+"""The laboratory's charts, drawn by altair."""
 
 from __future__ import annotations
 
@@ -118,3 +118,15 @@ def cluster_lines(summary: pd.DataFrame) -> Any:
         .facet(row=alt.Row("layer:N", title=None, sort=list(summary["layer"].unique())))
         .resolve_scale(y="independent")
     )
+
+
+def differences(frame: pd.DataFrame) -> Any:
+    """Differences with their intervals; column ``row`` names them."""
+    every_row = alt.Axis(labelOverlap=False)
+    base = alt.Chart(frame).encode(y=alt.Y("row:N", title=None, sort=None, axis=every_row))
+    bars = base.mark_rule().encode(x=alt.X("low:Q", title="Difference, with 95 % interval"), x2="high:Q")
+    points = base.mark_point(filled=True).encode(
+        x="difference:Q", tooltip=["row", "difference", "low", "high"]
+    )
+    zero = alt.Chart(pd.DataFrame({"x": [0.0]})).mark_rule(strokeDash=[4, 4]).encode(x="x:Q")
+    return alt.layer(zero, bars, points).properties(height=18 * len(frame) + 20)

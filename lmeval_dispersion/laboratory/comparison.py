@@ -57,13 +57,13 @@ def _law(a: Study, b: Study) -> Iterator[Record]:
     for _, row in one["overall"].merge(two["overall"], on=keys, suffixes=("_a", "_b")).iterrows():
         left = [fold[(row["split"], row["layer"])] for fold in folds]
         paired = _same(a, b, row["split"]) and len(left[0]) == len(left[1])
-        for figure, column, log in (("dispersion", "dispersion", False), ("log perplexity", "nll", True)):
+        for metric, column, log in (("dispersion", "dispersion", False), ("log perplexity", "nll", True)):
             source = "perplexity" if log else "dispersion"
             values = _pair(np.log(row[f"{source}_{x}"]) if log else row[f"{source}_{x}"] for x in "ab")
             before, after = (fold[column].to_numpy() for fold in left)
             error = jackknife_se(after - before) if paired else jackknife_se(before, after)
             about = {"split": row["split"], "perplexity": "", "layer": row["layer"]}
-            yield {**about, **_normal(figure, values, error, paired)}
+            yield {**about, **_normal(metric, values, error, paired)}
     keys = ["split", "perplexity", "layer"]
     points = [dict(list(tables["points"].groupby(keys, sort=False))) for tables in (one, two)]
     for key in (key for key in points[0] if key in points[1]):
@@ -191,16 +191,16 @@ def _pair(values: Iterable[float]) -> tuple[float, float]:
     return float(first), float(second)
 
 
-def _normal(figure: str, values: tuple[float, float], error: float, paired: bool) -> Record:
+def _normal(metric: str, values: tuple[float, float], error: float, paired: bool) -> Record:
     first, second = values
     difference = second - first
     bounds = {"low": difference - _Z * error, "high": difference + _Z * error}
-    known = {"figure": figure, "first": first, "second": second, "difference": difference}
+    known = {"figure": metric, "first": first, "second": second, "difference": difference}
     return {**known, **bounds, "paired": paired}
 
 
-def _sampled(figure: str, values: tuple[float, float], samples: Array, paired: bool) -> Record:
+def _sampled(metric: str, values: tuple[float, float], samples: Array, paired: bool) -> Record:
     first, second = values
     low, high = percentiles(samples)
-    known = {"figure": figure, "first": first, "second": second, "difference": second - first}
+    known = {"figure": metric, "first": first, "second": second, "difference": second - first}
     return {**known, "low": low, "high": high, "paired": paired}

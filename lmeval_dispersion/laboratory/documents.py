@@ -178,13 +178,14 @@ def result_document(result: Any) -> Document:
         ),
         limits=_LIMITS[kind],
         rows=_rows(result.to_frame()),
+        fields=list(result.to_frame().columns),
         contract=lambda: _json(
             {
                 "format": REPORT_FORMAT,
                 "kind": kind,
                 "manifest": manifest,
                 "tables": {
-                    name: records(value)
+                    name: _records(value)
                     for name, value in vars(result).items()
                     if isinstance(value, pd.DataFrame)
                 },
@@ -218,8 +219,9 @@ def comparison_document(differences: pd.DataFrame, first: str, second: str) -> D
         sections=(Section("Differences", [chart, _table(differences, "Both studies", perplexity=_OF_WHAT)]),),
         limits=_LIMITS["comparison"],
         rows=_rows(differences),
+        fields=list(differences.columns),
         contract=lambda: _json(
-            {"format": COMPARISON_FORMAT, "first": first, "second": second, "rows": records(differences)}
+            {"format": COMPARISON_FORMAT, "first": first, "second": second, "rows": _records(differences)}
         ),
         float_format=_FLOAT,
     )
@@ -302,19 +304,17 @@ def _table(frame: pd.DataFrame, caption: str, more: str = "", **other: Column) -
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows as plain values."""
-    return [
-        {str(key): value.item() if hasattr(value, "item") else value for key, value in row.items()}
-        for row in frame.to_dict("records")
-    ]
+    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
 
 
-def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows as plain values, numbers that are undefined or infinite as None."""
-    return [
-        {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-        for row in _rows(frame)
-    ]
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows as JSON holds them, undefined and infinite numbers as None."""
+    return [{key: _json_value(value) for key, value in row.items()} for row in _rows(frame)]
+
+
+def _json_value(value: Any) -> Any:
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _charts() -> ModuleType:

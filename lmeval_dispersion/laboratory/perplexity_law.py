@@ -172,7 +172,7 @@ def law(
     }
     with opened("law", settings, folder, quiet) as study:
         if not study.complete:
-            _Law(study, CausalModel(model), settings, batch).study({"data": texts, "held-out": other})
+            _Law(study, CausalModel(model), settings, batch).both_passes({"data": texts, "held-out": other})
         return LawResult.of(study)
 
 
@@ -189,7 +189,7 @@ class _Law:
         self.length: int = settings["segment"]
         self.batch = batch_size(study, causal, batch, self.length, len(self.names))
 
-    def study(self, sources: dict[str, Texts | None]) -> None:
+    def both_passes(self, sources: dict[str, Texts | None]) -> None:
         """Both passes, and the tables."""
         splits = [self.first_pass(name, texts) for name, texts in sources.items() if texts is not None]
         units = [unit for split in splits for unit in self.bins(split)]

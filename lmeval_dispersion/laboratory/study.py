@@ -46,9 +46,6 @@ class Under(NamedTuple):
 
 
 Folder = str | Path | Under | None
-
-
-Folder = str | Path | Under | None
 Accumulators = dict[str, NDArray[np.int64]]
 
 
@@ -268,6 +265,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         found = manifest.get("format") if isinstance(manifest, dict) else None
         raise UsageError(f"expected a study of format {FORMAT} in {folder}, got {found}")
     return manifest
+
+
+def is_study(folder: str | Path) -> bool:
+    """Whether ``folder`` holds a study, complete or not, of this format or another version of it."""
+    try:
+        manifest = json.loads((Path(folder) / "manifest.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(manifest, dict) and str(manifest.get("format", "")).startswith("dispersion-lab/")
 
 
 def read_study(folder: str | Path) -> Study:

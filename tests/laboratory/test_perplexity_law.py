@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slow_states import mean_pair_distance
 
-from lmeval_dispersion.errors import NonFiniteStateError, TooFewVectorsError, UsageError
+from lmeval_dispersion.errors import TooFewVectorsError, UsageError
 from lmeval_dispersion.laboratory import law
-from lmeval_dispersion.laboratory.study import as_texts
+from lmeval_dispersion.laboratory.inputs import as_texts
+from lmeval_dispersion.laboratory.perplexity_law import sorted_bins, uniform_bins
 from lmeval_dispersion.model.loading import load_model
-
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 LENGTH, BINS, SIZE, COUNT = 24, 5, 8, 90
 
@@ -62,16 +64,6 @@ def slow(model, data):
         nll = -logp[:-1].gather(1, ids[0, 1:, None])[:, 0].numpy()
         texts.append((nll, [h[0].double().numpy() for h in out.hidden_states[1:]]))
     return texts
-
-
-def mean_pair_distance(vectors):
-    total = count = 0
-    for i in range(len(vectors)):
-        for j in range(i):
-            a, b = vectors[i], vectors[j]
-            total += 1 - a @ b / np.linalg.norm(a) / np.linalg.norm(b)
-            count += 1
-    return total / count
 
 
 def expected_bins(values):
@@ -140,40 +132,6 @@ def test_batches_do_not_show(result, model, data):
     assert np.allclose(both["mean_nll"], other.points["mean_nll"], atol=1e-5)
 
 
-def test_diff_erank_is_that_of_each_text_averaged(model, data):
-    found = law(model, data, segment=LENGTH, bins=3, bin_size=SIZE, contexts=(), diff_erank=True)
-    loaded = load_model(model)
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    fresh = AutoModelForCausalLM.from_config(loaded.model.config, dtype=torch.float32).eval()
-    ids = torch.tensor([loaded.tokenizer(text.text).input_ids for text in as_texts(data)])
-    with torch.no_grad():
-        nll = torch.nn.functional.cross_entropy(
-            loaded.model(ids).logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none"
-        ).mean(1)
-        hidden = [
-            m(ids, output_hidden_states=True).hidden_states[-1].double().numpy()
-            for m in (loaded.model, fresh)
-        ]
-    easiest = nll.argsort(stable=True)[:SIZE].tolist()
-
-    def erank(x):
-        z = x - x.mean(0)
-        z = z[np.linalg.norm(z, axis=1) > 1e-9]
-        z /= np.linalg.norm(z, axis=1, keepdims=True)
-        s = np.linalg.svd(z, compute_uv=False) ** 2
-        p = s / s.sum()
-        p = p[p > 1e-15]
-        return np.exp(-(p * np.log(p)).sum())
-
-    row = found.points.iloc[0]
-    trained, untrained = (np.mean([erank(h[i]) for i in easiest]) for h in hidden)
-    assert row["token_effective_rank"] == pytest.approx(trained, rel=1e-3)
-    assert row["untrained_effective_rank"] == pytest.approx(untrained, rel=1e-3)
-    assert row["diff_erank"] == pytest.approx(untrained - trained, rel=1e-3, abs=1e-3)
-
-
 def test_too_little_and_too_long_is_told_before_the_work(model, data):
     with pytest.raises(TooFewVectorsError, match=r"one bin of 100 segments, got 90; pass more text"):
         law(model, data, segment=LENGTH)
@@ -185,49 +143,37 @@ def test_too_little_and_too_long_is_told_before_the_work(model, data):
         law(model, data, segment=LENGTH, bin_size=8, layers="layer.9")
 
 
-def test_nan_states_name_layer_and_text(data):
-    broken = tiny_models.llama()
-    with torch.no_grad():
-        broken.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
-    import tempfile
-    from pathlib import Path
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = tiny_models.saved(Path(folder) / "broken", broken)
-        with pytest.raises(
-            NonFiniteStateError, match=r"NaN or infinity at layer\.1 in text \d+ of .*text\.jsonl"
-        ):
-            law(path, data, segment=LENGTH, bins=3, bin_size=8, layers="all", contexts=())
-
-
-def test_a_model_that_reads_both_ways_is_refused(data):
-    class Peeking(torch.nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner, self.config, self.model, self.lm_head = (
-                inner,
-                inner.config,
-                inner.model,
-                inner.lm_head,
-            )
-            self.dtype = inner.dtype
-
-        def forward(self, input_ids, **options):
-            out = self.inner(input_ids=input_ids, **options)
-            out.logits = out.logits + out.logits.mean(dim=1, keepdim=True)
-            return out
-
-    from lmeval_dispersion.model.loading import LoadedModel, ModelChoice
-
-    inner = tiny_models.llama()
-    loaded = LoadedModel(
-        Peeking(inner), tiny_models.tokenizer(), "peeking", None, torch.device("cpu"), ModelChoice("peeking")
-    )
-    with pytest.raises(UsageError, match="left-to-right language model, got peeking"):
-        law(loaded, data, segment=LENGTH, bins=3, bin_size=8)
+def slow_algorithm_1(means, k):
+    """The paper's pseudocode, line by line."""
+    selected = set()
+    for step in range(k):
+        target = means[0] + (step / (k - 1) if k > 1 else 0) * (means[-1] - means[0])
+        best = min(range(len(means)), key=lambda j: (abs(means[j] - target), j))
+        selected.add(best)
+    for j in range(len(means)):
+        if len(selected) >= k:
+            break
+        selected.add(j)
+    return sorted(selected)
 
 
-def test_the_plot_holds_every_point(result):
-    spec = result.plot().to_dict()
-    values = next(iter(spec["datasets"].values()))
-    assert len(values) == len(result.points)
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 10**6), min_size=2, max_size=40, unique=True), st.integers(1, 45))
+def test_uniform_bins_are_algorithm_1(means, k):
+    means = sorted(means)
+    chosen = uniform_bins(means, k).tolist()
+    assert len(chosen) == min(k, len(means))
+    if k < len(means):
+        assert chosen == slow_algorithm_1(means, k)
+    if k >= 2:
+        assert 0 in chosen
+        assert len(means) - 1 in chosen
+
+
+def test_bins_are_sorted_runs_and_leave_out_the_highest():
+    values = np.random.default_rng(0).permutation(107).astype(float)
+    bins = sorted_bins(values, 10)
+    assert bins.shape == (10, 10)
+    assert [sorted(values[b]) for b in bins] == [list(range(10 * i, 10 * i + 10)) for i in range(10)]
+    with pytest.raises(TooFewVectorsError, match="at least one bin of 10 segments, got 9"):
+        sorted_bins(values[:9], 10)

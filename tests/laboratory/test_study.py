@@ -1,4 +1,4 @@
-"""Runs: work that is stopped anywhere goes on to the same bits, and a folder is taken for what it is."""
+"""Studies: work that is stopped anywhere goes on to the same bits, and a folder is taken for what it is."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ import pandas as pd
 import pytest
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.geometry import dispersion, dispersion_estimate
-from lmeval_dispersion.laboratory.runs import Run, read_run
-from lmeval_dispersion.laboratory.sums import GROUPS, add_vectors, dispersion_of, empty_sums
+from lmeval_dispersion.laboratory.study import Study, read_study
 
 UNITS = 23
 
 
 def worked(folder, stop_at=None):
-    """A run whose units write a row and add to a sum; stops in the middle of unit ``stop_at``."""
-    run = Run.open(folder, "law", {"seed": 1})
-    rows = run.rows("values", (UNITS,))
+    """A study whose units write a row and add to a sum; stops in the middle of unit ``stop_at``."""
+    study = Study.open(folder, "law", {"seed": 1})
+    rows = study.rows("values", (UNITS,))
     sums = {"total": np.zeros(3, dtype=np.int64)}
 
     def do(unit):
@@ -30,11 +28,11 @@ def worked(folder, stop_at=None):
         rows[unit] = unit**2
         sums["total"] += [1, unit, 7**unit % 1000]
 
-    total = run.work("squares", UNITS, do, sums)["total"]
-    return run, np.array(rows), total
+    total = study.work("squares", UNITS, do, sums)["total"]
+    return study, np.array(rows), total
 
 
-def test_a_run_stopped_again_and_again_ends_like_one_that_was_not(tmp_path):
+def test_a_study_stopped_again_and_again_ends_like_one_that_was_not(tmp_path):
     _, expected, total = worked(tmp_path / "whole")
     for stop in (0, 5, 6, 22):
         with pytest.raises(KeyboardInterrupt):
@@ -48,9 +46,9 @@ def test_a_run_stopped_again_and_again_ends_like_one_that_was_not(tmp_path):
 def test_finished_units_are_not_done_again(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         worked(tmp_path / "r", 10)
-    run = Run.open(tmp_path / "r", "law", {"seed": 1})
+    study = Study.open(tmp_path / "r", "law", {"seed": 1})
     again = []
-    run.work("squares", UNITS, again.append)
+    study.work("squares", UNITS, again.append)
     assert again == list(range(10, UNITS))
 
 
@@ -70,47 +68,28 @@ def test_a_stop_while_records_are_merged_counts_nothing_twice(tmp_path):
 def test_a_folder_with_something_else_is_refused(tmp_path):
     worked(tmp_path / "r")
     with pytest.raises(UsageError, match=r"other settings \(seed 1, now 2\); pass another --run"):
-        Run.open(tmp_path / "r", "law", {"seed": 2})
-    with pytest.raises(UsageError, match="a run of law, not of clusters"):
-        Run.open(tmp_path / "r", "clusters", {"seed": 1})
+        Study.open(tmp_path / "r", "law", {"seed": 2})
+    with pytest.raises(UsageError, match="a study of law, not of clusters"):
+        Study.open(tmp_path / "r", "clusters", {"seed": 1})
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
-    with pytest.raises(UsageError, match="exists and holds no run"):
-        Run.open(tmp_path / "mine", "law", {})
+    with pytest.raises(UsageError, match="exists and holds no study"):
+        Study.open(tmp_path / "mine", "law", {})
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "manifest.json").write_text(json.dumps({"format": "dispersion-store/1"}))
-    with pytest.raises(UsageError, match="expected a run of format dispersion-lab/1"):
-        Run.open(tmp_path / "store", "law", {})
+    with pytest.raises(UsageError, match="expected a study of format dispersion-lab/1"):
+        Study.open(tmp_path / "store", "law", {})
 
 
 def test_results_replace_the_work(tmp_path):
-    run, _, _ = worked(tmp_path / "r")
+    study, _, _ = worked(tmp_path / "r")
     with pytest.raises(UsageError, match="not complete; give its command again"):
-        read_run(tmp_path / "r")
+        read_study(tmp_path / "r")
     frame = pd.DataFrame({"a": [1.0, np.nan], "b": ["x", "y"]})
-    run.finish({"points": frame}, model={"name": "m"})
-    again = read_run(tmp_path / "r")
+    study.finish({"points": frame}, model={"name": "m"})
+    again = read_study(tmp_path / "r")
     pd.testing.assert_frame_equal(again.tables()["points"], frame)
     assert again.complete
     assert again.manifest["model"] == {"name": "m"}
     assert sorted(p.name for p in (tmp_path / "r").iterdir()) == ["manifest.json", "points.parquet"]
-    assert Run.open(tmp_path / "r", "law", {"seed": 1}).complete
-
-
-def test_integer_sums_are_the_dispersion_in_any_order():
-    rng = np.random.default_rng(0)
-    x = (rng.normal(size=(200, 17)) + 2).astype(np.float32)
-    whole = empty_sums(1, 17)
-    add_vectors(whole, 0, 0, x)
-    parts = empty_sums(1, 17)
-    for start in (150, 0, 50, 100):
-        add_vectors(parts, 0, start, x[start : start + 50])
-    assert np.array_equal(whole, parts)
-    found = dispersion_of(whole[0])
-    assert found.mean() == pytest.approx(dispersion(x), abs=1e-10)
-    assert found.estimate().se == pytest.approx(dispersion_estimate(x).se, rel=0.35)
-    near = np.ones((40, 17)) + 1e-5 * rng.normal(size=(40, 17))
-    sums = empty_sums(1, 17)
-    add_vectors(sums, 0, 0, near)
-    assert dispersion_of(sums[0]).mean() == pytest.approx(dispersion(near), abs=1e-11)
-    assert len(sums[0]) == GROUPS
+    assert Study.open(tmp_path / "r", "law", {"seed": 1}).complete
