@@ -12,23 +12,22 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import GeometryError, UsageError
-from lmeval_dispersion.geometry import jackknife_se
 from lmeval_dispersion.laboratory.depth_trend import depth_samples, depth_trend
-from lmeval_dispersion.laboratory.statistics import (
+from lmeval_dispersion.laboratory.study import Study, read_study
+from lmeval_dispersion.statistics import (
+    Array,
+    Bounds,
     correlation,
+    jackknife_se,
+    normal_bounds,
     percentiles,
     resampled_correlations,
     resampled_means,
 )
-from lmeval_dispersion.laboratory.study import Study, read_study
 
-Array = NDArray[np.float64]
 Record = dict[str, Any]
-
-_Z = 1.959963984540054
 
 
 def compared(first: str | Path, second: str | Path) -> pd.DataFrame:
@@ -193,14 +192,14 @@ def _pair(values: Iterable[float]) -> tuple[float, float]:
 
 def _normal(metric: str, values: tuple[float, float], error: float, paired: bool) -> Record:
     first, second = values
-    difference = second - first
-    bounds = {"low": difference - _Z * error, "high": difference + _Z * error}
-    known = {"figure": metric, "first": first, "second": second, "difference": difference}
-    return {**known, **bounds, "paired": paired}
+    return _record(metric, values, normal_bounds(second - first, error), paired)
 
 
 def _sampled(metric: str, values: tuple[float, float], samples: Array, paired: bool) -> Record:
+    return _record(metric, values, percentiles(samples), paired)
+
+
+def _record(metric: str, values: tuple[float, float], bounds: Bounds, paired: bool) -> Record:
     first, second = values
-    low, high = percentiles(samples)
     known = {"figure": metric, "first": first, "second": second, "difference": second - first}
-    return {**known, "low": low, "high": high, "paired": paired}
+    return {**known, **bounds._asdict(), "paired": paired}

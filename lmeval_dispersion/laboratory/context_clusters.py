@@ -36,10 +36,10 @@ from lmeval_dispersion.laboratory.inputs import (
 )
 from lmeval_dispersion.laboratory.ngrams import Contexts, recurring_contexts, write_corpus
 from lmeval_dispersion.laboratory.segments import digest
-from lmeval_dispersion.laboratory.statistics import mean_interval
 from lmeval_dispersion.laboratory.study import Folder, Study, opened
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.model.texts import Texts
+from lmeval_dispersion.statistics import mean_interval
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from lmeval_dispersion.errors import GeometryError
-from lmeval_dispersion.laboratory.statistics import (
+from lmeval_dispersion.statistics import (
     Array,
     Interval,
     correlation,
     percentiles,
+    rank_correlations,
     resampled_means,
-    row_correlations,
 )
 
 
@@ -56,8 +55,7 @@ def depth_samples(values: Array, seed: int = 0) -> tuple[Array, Array]:
     """
     depth = np.arange(values.shape[1])
     samples = resampled_means(values, seed)
-    ranks = stats.rankdata(samples, axis=1)
-    rhos = row_correlations(np.broadcast_to(depth + 1.0, ranks.shape), ranks)
+    rhos = rank_correlations(depth, samples)
     upper = np.triu_indices(len(depth), 1)
     # Depth has no ties, so tau-b needs only the ties of the samples.
     signs = np.sign(samples[:, upper[1]] - samples[:, upper[0]])

@@ -23,9 +23,9 @@ from torch import Tensor
 from lmeval_dispersion.errors import MissingExtraError, UsageError
 from lmeval_dispersion.laboratory.causal_model import CausalModel, batch_size, batches, check_finite
 from lmeval_dispersion.laboratory.segments import segments_of
-from lmeval_dispersion.laboratory.statistics import mean_interval
 from lmeval_dispersion.laboratory.study import Study
 from lmeval_dispersion.model.texts import Texts
+from lmeval_dispersion.statistics import mean_interval
 
 NEIGHBOURS = 1024
 EVALUATED = 50  # at most so many segments to tune on, and as many to test on

@@ -35,10 +35,10 @@ from lmeval_dispersion.laboratory.effective_rank import TokenRanks, effective_ra
 from lmeval_dispersion.laboratory.inputs import DataLike, as_texts, data_settings, model_settings
 from lmeval_dispersion.laboratory.integer_sums import GROUPS, add_vectors, dispersion_of, empty_sums
 from lmeval_dispersion.laboratory.segments import Segments, segments_of
-from lmeval_dispersion.laboratory.statistics import bootstrap_correlation, correlation, mean_interval
 from lmeval_dispersion.laboratory.study import Folder, Study, opened
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.model.texts import Texts
+from lmeval_dispersion.statistics import bootstrap_correlation, correlation, mean_interval
 
 CONTEXTS = (16, 64, 128, 256)
 SEQUENCE = "sequence"  # perplexity of the whole segment; "last@16" is that of the token after 16

@@ -44,10 +44,10 @@ from lmeval_dispersion.laboratory.inputs import (
 )
 from lmeval_dispersion.laboratory.integer_sums import SCALE
 from lmeval_dispersion.laboratory.segments import segments_of
-from lmeval_dispersion.laboratory.statistics import Interval, correlation, mean_interval
 from lmeval_dispersion.laboratory.study import Folder, Study, opened
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.model.texts import Texts
+from lmeval_dispersion.statistics import Interval, correlation, mean_interval
 
 BINS = 128
 
