@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion import __version__
-from lmeval_dispersion.report.cells import cell, is_numeric, number, plain, shown
+from lmeval_dispersion.report.cells import cell, is_numeric, number, shown
 from lmeval_dispersion.report.document import (
     Chart,
     Code,
@@ -88,7 +88,7 @@ class _Page:
         if isinstance(part, Chart):
             return self._chart(part)
         if isinstance(part, Facts):
-            facts = [(name, _value(shown(plain(value)))) for name, value in part.facts.items()]
+            facts = [(name, _value(shown(value), value)) for name, value in part.facts.items()]
             return {"kind": "facts", "facts": facts}
         if isinstance(part, Note):
             return {"kind": part.kind, "text": part.text}
@@ -102,7 +102,12 @@ class _Page:
         self._told.update(new)
         rows = [
             [
-                {"text": _value(cell(row, column)), "value": number(row.get(column.key)), "numeric": right}
+                {
+                    "text": _value(cell(row, column), row.get(column.key)),
+                    "value": number(row.get(column.key)),
+                    "error": number(row.get(column.error)) if column.error else None,
+                    "numeric": right,
+                }
                 for column, right in zip(table.columns, numeric, strict=True)
             ]
             for row in table.rows
@@ -117,7 +122,7 @@ class _Page:
             # The column of names may be broken into lines, but not into slivers.
             "name_width": max((len(shown(row.get(first.key))) for row in table.rows), default=0),
             "columns": [
-                {"heading": column.heading, "numeric": right}
+                {"heading": column.heading, "error": column.error, "numeric": right}
                 for column, right in zip(table.columns, numeric, strict=True)
             ],
             "rows": rows,
@@ -146,13 +151,14 @@ class _Page:
         }
 
 
-def _value(text: str) -> Markup:
-    """A value's text, escaped: with a true minus before digits, and breaks after a long name's slashes."""
+def _value(text: str, value: object) -> Markup:
+    """The text of a value, escaped: a number's with true minus signs, a long name's may break at slashes."""
     from markupsafe import Markup, escape
 
     if text == "undefined":
         return Markup('<span class="undefined">undefined</span>')
-    text = re.sub(r"(?<![\w-])-(?=\d[\d.,]*(%|e[+-]\d+)?( ± .*)?$)", "−", text)
+    if number(value) is not None:
+        text = text.replace("-", "−")
     return Markup(escape(text).replace("/", Markup("/<wbr>"))) if len(text) > 30 else escape(text)
 
 

@@ -16,13 +16,14 @@ from lmeval_dispersion.report.cells import cell, is_numeric, shown
 from lmeval_dispersion.report.document import Code, Column, Document, Facts, Note, Part, Section, Table, Text
 
 _PROSE = 100  # sentences in longer lines are hard to read
-_NAME = 20  # a text column may be folded down to this width before a column is left out
+_FOLDED = 20  # a text column may be folded down to this width before a column is left out
+_SLIVER = 10  # and to this one where no column can be
 _SPELLED = {"±": "+/-", "≈": "~", "−": "-", "–": "-", "—": "-", "…": "...", "τ": "tau", "Δ": "delta",
             "×": "x", "→": "->", "≤": "<=", "≥": ">=", "·": "-", "¶": "/", "─": "-", "’": "'"}  # fmt: skip
 
 
 def terminal_text(document: Document, *, width: int, colour: bool, encoding: str = "utf-8") -> str:
-    """The report as lines of at most ``width`` characters; charts are left out.
+    """The report as lines of at most ``width`` characters; charts and the command are left out.
 
     A table that is too wide takes its columns' short headings, then leaves out columns by ``Column.drop``;
     numbers are never cut. A hint is told once, below the first table that shows its column.
@@ -83,9 +84,6 @@ class _Writer:
             self._break()
             for limit in document.limits:
                 self._prose(limit, "dim")
-        if document.command:
-            self._break()
-            self._prose(document.command, "dim", whole=True)
         lines = self._buffer.getvalue().splitlines()
         return spelled("".join(f"{line.rstrip()}\n" for line in lines), self._encoding)
 
@@ -114,31 +112,32 @@ class _Writer:
             self._table(part)
 
     def _table(self, table: Table) -> None:
-        columns, short = self._columns(table)
-        needed = sum(self._least(table, column, short) + 2 for column in columns)
+        columns, short, folded = self._columns(table)
+        least = [self._least(table, column, short, folded) for column in columns]
         lines = RichTable(
             title=RichText(self._fit(table.caption), style="bold"),
             title_justify="left",
             box=box.SIMPLE_HEAD,
+            show_edge=False,
             pad_edge=False,
             padding=(0, 1, 0, 0),
         )
-        for column in columns:
+        for column, narrowest in zip(columns, least, strict=True):
             numeric = is_numeric(table, column)
             lines.add_column(
                 RichText(self._heading(column, short)),
                 justify="right" if numeric else "left",
                 no_wrap=numeric,
                 overflow="fold",
-                min_width=self._least(table, column, short),
+                min_width=narrowest,
             )
         for row in table.rows:
             lines.add_row(*(RichText(self._fit(cell(row, column))) for column in columns))
         self._break()
         # Where even the columns that never go do not fit, lines are too long rather than digits cut.
-        self._console.print(lines, width=max(self._width, needed), crop=False, no_wrap=True)
+        self._console.print(lines, width=max(self._width, _together(least)), crop=False, no_wrap=True)
         if not table.rows:
-            self._prose("  none")
+            self._prose("none")
         if table.more:
             self._prose(table.more, "dim")
         for column in columns:
@@ -146,23 +145,23 @@ class _Writer:
                 self._told.add((column.heading, column.hint))
                 self._prose(f"{self._heading(column, short)}: {column.hint}", "dim")
 
-    def _columns(self, table: Table) -> tuple[Sequence[Column], bool]:
-        """The columns that fit, and whether under short headings."""
+    def _columns(self, table: Table) -> tuple[Sequence[Column], bool, int]:
+        """The columns that fit, whether under short headings, and how far texts may be folded."""
         columns = list(table.columns)
         while True:
             for short in (False, True):
-                if sum(self._least(table, column, short) + 2 for column in columns) <= self._width:
-                    return columns, short
-            last = max(columns, key=lambda column: column.drop)
+                if _together([self._least(table, c, short, _FOLDED) for c in columns]) <= self._width:
+                    return columns, short, _FOLDED
+            last = max(reversed(columns), key=lambda column: column.drop)
             if last.drop == 0:
-                return columns, True
+                return columns, True, _SLIVER
             columns.remove(last)
 
-    def _least(self, table: Table, column: Column, short: bool) -> int:
+    def _least(self, table: Table, column: Column, short: bool, folded: int) -> int:
         """How narrow a column may become: numbers are kept whole, texts may be folded."""
         texts = [self._fit(cell(row, column)) for row in table.rows]
         natural = max(map(len, [self._heading(column, short), *texts]))
-        return natural if is_numeric(table, column) else min(natural, _NAME)
+        return natural if is_numeric(table, column) else min(natural, folded)
 
     def _heading(self, column: Column, short: bool) -> str:
         return self._fit((column.short if short else "") or column.heading)
@@ -179,3 +178,8 @@ class _Writer:
 
     def _fit(self, text: str) -> str:
         return spelled(text, self._encoding)
+
+
+def _together(widths: Sequence[int]) -> int:
+    """How wide columns are side by side, two spaces apart."""
+    return sum(widths) + 2 * (len(widths) - 1)
