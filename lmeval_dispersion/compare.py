@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``dispersion compare``."""
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="folders of two runs; the first is the baseline"
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="folders of two runs, or of two studies of the laboratory; the first is the baseline",
     )
     add_output(parser)
-    stores = parser.add_argument_group("runs of the harness")
+    stores = parser.add_argument_group("runs")
     stores.add_argument("--by", default="subject", metavar="COLUMN", help="slices (default: subject)")
     add_layer(stores, default="the store's own")
 
@@ -31,19 +34,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run ``dispersion compare``."""
     if len(args.runs) < 2:
-        raise UsageError(f"expected two runs, got {len(args.runs)}")
+        raise UsageError(f"expected two runs or two studies, got {len(args.runs)}")
     output = Output.of(args)
     for path in args.runs:
         if not Path(path).is_dir():
-            raise UsageError(f"expected the folder of a run, got {path}, which is none; check the path")
+            raise UsageError(
+                f"expected the folder of a run or a study, got {path}, which is none; check the path"
+            )
     from lmeval_dispersion.laboratory.study import is_study
 
     studies = [is_study(path) for path in args.runs]
     if all(studies):
         output.write(_studies(args.runs))
     elif any(studies):
-        kinds = ", ".join("laboratory" if study else "harness" for study in studies)
-        raise UsageError(f"expected runs of one kind, got {kinds}")
+        kinds = ", ".join("study" if study else "run" for study in studies)
+        raise UsageError(f"expected runs or studies, not both, got {kinds}")
     else:
         from lmeval_dispersion.audit.compare import compared_stores, comparison_document
 

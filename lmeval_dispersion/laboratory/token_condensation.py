@@ -139,6 +139,7 @@ def condensation(
         "models": [model_settings(model) for model in several],
         "data": data_settings(source),
         **{"segment": segment, "texts": texts, "tokens": min(tokens, segment), "last": last},
+        # Under the key of studies that are kept already, which go on as they are.
         **{"reference": released, "pack": pack, "seed": seed},
     }
     with opened("condensation", settings, folder, quiet) as study:
