@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import DispersionError, UsageError
+from lmeval_dispersion.report import FORMATS, render, require
 
 if TYPE_CHECKING:
     from lmeval_dispersion.report import Document
 
-FORMATS = ("table", "markdown", "csv", "json", "html")
 _SUFFIXES = {
     ".txt": "table",
     ".md": "markdown",
@@ -88,8 +88,6 @@ class Output:
             UsageError: The suffix stands for no format, or the file cannot be written.
             MissingExtraError: The format needs a library that is not installed.
         """
-        from lmeval_dispersion.report import require
-
         path: Path | None = args.output
         output_format = args.format or "table"
         if path is not None:
@@ -105,8 +103,6 @@ class Output:
         Raises:
             DispersionError: The file could not be written; an older file is as it was.
         """
-        from lmeval_dispersion.report import render
-
         if self.path is not None:
             self.write_text(render(document, self.format))
             return
@@ -181,17 +177,31 @@ def _stdout_encoding() -> str:
 
 
 def _print(text: str, output_format: str) -> None:
-    """Print what standard output's encoding can hold; files for programs are UTF-8 where it cannot."""
+    """Print what standard output's encoding can hold; files for programs are UTF-8 where it cannot.
+
+    Raises:
+        BrokenPipeError: The reader went away.
+        DispersionError: Standard output is full.
+    """
+    content = None
     try:
         text.encode(_stdout_encoding())
     except UnicodeEncodeError:
         if output_format in ("csv", "html", "json") and hasattr(sys.stdout, "buffer"):
-            sys.stdout.flush()
-            sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
-            sys.stdout.buffer.flush()
-            return
-        from lmeval_dispersion.report.terminal import spelled
+            content = text.encode("utf-8", "backslashreplace")
+        else:
+            from lmeval_dispersion.report.terminal import spelled
 
-        text = spelled(text, _stdout_encoding())
-    sys.stdout.write(text)
-    sys.stdout.flush()
+            text = spelled(text, _stdout_encoding())
+    try:
+        if content is None:
+            sys.stdout.write(text)
+        else:
+            sys.stdout.buffer.write(content)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # What is still buffered would fail once more when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise DispersionError(f"could not write to standard output: {error.strerror or error}") from error

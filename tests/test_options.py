@@ -6,14 +6,15 @@ import argparse
 import io
 import json
 import os
+import subprocess
 import sys
 
 import pytest
 
 import lmeval_dispersion.report as report
 from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
-from lmeval_dispersion.options import FORMATS, Output, add_layer, add_output, add_seed, add_slice
-from lmeval_dispersion.report import Column, Document, Section, Table
+from lmeval_dispersion.options import Output, add_layer, add_output, add_seed, add_slice
+from lmeval_dispersion.report import FORMATS, Column, Document, Section, Table
 
 DOCUMENT = Document("Ränge ± ≈", sections=[Section("s", [Table([{"a": "≈ 1"}], [Column("a", "A")], "c")])])
 
@@ -22,10 +23,6 @@ def output(*words: str, formats=FORMATS) -> Output:
     parser = argparse.ArgumentParser()
     add_output(parser, formats)
     return Output.of(parser.parse_args(words))
-
-
-def test_the_formats_are_those_of_the_renderers():
-    assert FORMATS == report.FORMATS
 
 
 @pytest.mark.parametrize(
@@ -95,6 +92,19 @@ def test_a_device_is_written_to_and_its_error_is_a_sentence():
     output("-o", "/dev/null", "--format", "csv").write(DOCUMENT)
     with pytest.raises(DispersionError, match="No space left"):
         output("-o", "/dev/full", "--format", "csv").write(DOCUMENT)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_full_standard_output_is_a_sentence():
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "lmeval_screener", "--demo"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.stderr.endswith("could not write to standard output: No space left on device\n")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):

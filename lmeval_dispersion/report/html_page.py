@@ -21,6 +21,7 @@ from lmeval_dispersion.report.cells import cell, is_numeric, number, shown
 from lmeval_dispersion.report.document import (
     Chart,
     Code,
+    Column,
     Document,
     Facts,
     Names,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 _HERE = Path(__file__).resolve().parent
+_SHORT = 16  # characters that stand in one line also on a phone
 _LIMITS = "What this does not support"
 
 
@@ -95,7 +97,7 @@ class _Page:
         return {"kind": "code" if isinstance(part, Code) else "text", "text": part.text}
 
     def _table(self, table: Table) -> dict[str, Any]:
-        numeric = [is_numeric(table, column) for column in table.columns]
+        kinds = [_kind(table, column) for column in table.columns]
         first = table.columns[0]
         hints = [(column.heading, column.hint) for column in table.columns if column.hint]
         new = [pair for pair in hints if pair not in self._told]
@@ -106,9 +108,9 @@ class _Page:
                     "text": _value(cell(row, column), row.get(column.key)),
                     "value": number(row.get(column.key)),
                     "error": number(row.get(column.error)) if column.error else None,
-                    "numeric": right,
+                    "kind": kind,
                 }
-                for column, right in zip(table.columns, numeric, strict=True)
+                for column, kind in zip(table.columns, kinds, strict=True)
             ]
             for row in table.rows
         ]
@@ -122,8 +124,8 @@ class _Page:
             # The column of names may be broken into lines, but not into slivers.
             "name_width": max((len(shown(row.get(first.key))) for row in table.rows), default=0),
             "columns": [
-                {"heading": column.heading, "error": column.error, "numeric": right}
-                for column, right in zip(table.columns, numeric, strict=True)
+                {"heading": column.heading, "error": column.error, "kind": kind}
+                for column, kind in zip(table.columns, kinds, strict=True)
             ],
             "rows": rows,
         }
@@ -149,6 +151,13 @@ class _Page:
             "meaning": chart.meaning,
             "height": round(spec["height"] + 90 if isinstance(spec.get("height"), (int, float)) else 320),
         }
+
+
+def _kind(table: Table, column: Column) -> str:
+    """The class of a column's cells: numbers flush right, short texts in one line, others folded."""
+    if is_numeric(table, column):
+        return "number"
+    return "short" if all(len(cell(row, column)) <= _SHORT for row in table.rows) else ""
 
 
 def _value(text: str, value: object) -> Markup:
