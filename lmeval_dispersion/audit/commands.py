@@ -218,7 +218,7 @@ def _print_ranking(run: Run, frame: pd.DataFrame, seed: int) -> None:
         print(f"{ranking_text(ranking_report(run))}\n")
     except DispersionError as error:
         print(f"{wrapped(f'No ranking quality: {error}.')}\n")
-    print(tail_text(hard_tail(run, run.points.contributions(), seed=seed)))
+    print(tail_text(hard_tail(run, run.vectors.contributions(), seed=seed)))
 
 
 def _embedded(args: argparse.Namespace, folder: Path) -> Run:

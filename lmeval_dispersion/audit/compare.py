@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.grouping import Group, by_column
-from lmeval_dispersion.audit.points import left_out
+from lmeval_dispersion.audit.grouping import Slice, by_column
+from lmeval_dispersion.audit.vectors import left_out
 from lmeval_dispersion.audit.run import Run, read_run
 from lmeval_dispersion.audit.text import text_table, wrapped
 from lmeval_dispersion.errors import MixedStoresError, UsageError
@@ -48,10 +48,10 @@ def compared_stores(
     runs = [read_run(path, layer) for path in paths]
     rows = shared_rows(runs)
     first = runs[0]
-    everything = Group("all documents", np.arange(len(rows[0])))
+    everything = Slice("all documents", np.arange(len(rows[0])))
     position = {row: i for i, row in enumerate(rows[0].tolist())}
     groups = [
-        Group(g.name, np.array([position[r] for r in g.rows.tolist() if r in position], dtype=np.int64))
+        Slice(g.name, np.array([position[r] for r in g.rows.tolist() if r in position], dtype=np.int64))
         for g in by_column(first, by)
     ]
     names = _names(runs, paths)
@@ -70,7 +70,7 @@ def compared_stores(
         "baseline": {"run": names[0], "layer": first.layer},
         "by": by,
         "documents": len(rows[0]),
-        "left_out": [len(run.points) - len(rows[0]) for run in runs],
+        "left_out": [len(run.vectors) - len(rows[0]) for run in runs],
         "others": others,
         "notes": _notes(runs),
     }
@@ -84,7 +84,7 @@ def shared_rows(runs: Sequence[Run]) -> list[Rows]:
     """
     first = runs[0].documents[[*_KEY, "doc_hash"]].assign(row_0=np.arange(len(runs[0].points)))
     for k, run in enumerate(runs[1:], 1):
-        other = run.documents[[*_KEY, "doc_hash"]].assign(**{f"row_{k}": np.arange(len(run.points))})
+        other = run.documents[[*_KEY, "doc_hash"]].assign(**{f"row_{k}": np.arange(len(run.vectors))})
         first = first.merge(other, on=_KEY, how="inner", suffixes=("", "_other"))
         both = first["doc_hash"].notna() & first["doc_hash_other"].notna()
         unlike = both & (first["doc_hash"] != first["doc_hash_other"])
@@ -129,7 +129,7 @@ def comparison_text(comparison: dict[str, Any]) -> str:
     return "\n\n".join([*parts, *(wrapped(note) for note in comparison["notes"])])
 
 
-def _difference(group: Group, a: Run, rows_a: Rows, b: Run, rows_b: Rows) -> dict[str, Any]:
+def _difference(group: Slice, a: Run, rows_a: Rows, b: Run, rows_b: Rows) -> dict[str, Any]:
     n = len(group.rows)
     nan = float("nan")
     row: dict[str, Any] = {"slice": group.name, "documents": n, "reason": None}
@@ -139,7 +139,7 @@ def _difference(group: Group, a: Run, rows_a: Rows, b: Run, rows_b: Rows) -> dic
     if n < 3:
         row["reason"] = f"a paired error needs three shared documents, got {n}"
     else:
-        first, second = a.points.contributions(in_a), b.points.contributions(in_b)
+        first, second = a.vectors.contributions(in_a), b.vectors.contributions(in_b)
         error = jackknife_se(left_out(second) - left_out(first))
         row |= _interval("dispersion", float(first.mean()), float(second.mean()), error)
     both = ~np.isnan(a.score[in_a]) & ~np.isnan(b.score[in_b])
@@ -172,7 +172,7 @@ def _names(runs: Sequence[Run], paths: Sequence[str | Path]) -> list[str]:
 
 def _notes(runs: Sequence[Run]) -> list[str]:
     notes = []
-    widths = {run.points.rows.shape[1] for run in runs}
+    widths = {run.vectors.rows.shape[1] for run in runs}
     if len(widths) > 1:
         notes.append(
             "Note: the models have different widths "
