@@ -7,6 +7,7 @@ are drawn only when a page asks for them, and the limits of what the numbers sup
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +25,9 @@ class Column:
     Attributes:
         key: The value's key in a row.
         heading: What the column's head says.
-        format: A format specification for numbers, such as ``.3f``; empty shows four significant digits.
+        format: A format specification for numbers, such as ``.3f``; empty shows integers whole and other
+            numbers with four significant digits. Two more words: ``bytes`` (812 B, 1.31 MB) and ``p-value``
+            (three decimals, ``< 0.001`` below that).
         error: Key of the value's standard error, shown as ``± …`` in the same format.
         hint: One sentence on how to read the column, shown with the table.
         short: A heading for narrow places; empty for the same one.
@@ -42,7 +45,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under typed columns; the first column names the row.
+    """Rows under typed columns; the first column names the row, wherever a format marks one.
 
     A missing key or None is an empty cell; NaN is shown as undefined.
 
@@ -117,7 +120,7 @@ class Section:
     """A heading and what belongs to it.
 
     Attributes:
-        heading: The heading.
+        heading: The heading; empty for what stands above the first one.
         parts: What stands below it, in order.
         name: Anchor on a page; empty for one made from the heading.
         details: Whether it is folded on a page and may be left out of a short text.
@@ -139,7 +142,8 @@ class Document:
         sections: What supports the answer, in order.
         limits: What the numbers do not support, one sentence each.
         command: The command that made it; empty where none did.
-        rows: What CSV holds: one flat mapping a line, all with the same keys.
+        rows: What CSV holds, one flat mapping a line. Without rows and fields it holds the first table.
+        fields: CSV's header; empty for the keys of the rows in the order in which they first stand.
         contract: Returns the tool's versioned JSON, ending in a newline. None: JSON holds the tables.
         float_format: How CSV writes a float, such as ``%.9g``; empty for the shortest exact form.
     """
@@ -150,5 +154,34 @@ class Document:
     limits: Sequence[str] = ()
     command: str = ""
     rows: Sequence[Row] = ()
+    fields: Sequence[str] = ()
     contract: Callable[[], str] | None = field(default=None, repr=False)
     float_format: str = ""
+
+    def tables(self) -> dict[str, Table]:
+        """Every table by its anchor, in order."""
+        names = Names()
+        parts = (part for section in self.sections for part in section.parts)
+        return {names.of(part.name, part.caption): part for part in parts if isinstance(part, Table)}
+
+
+class Names:
+    """Gives anchors: a name as it is, a heading in small letters and hyphens, each only once.
+
+    >>> names = Names()
+    >>> names.of("", "Accuracy against G"), names.of("", "Accuracy against G"), names.of("cost", "Bytes")
+    ('accuracy-against-g', 'accuracy-against-g-2', 'cost')
+    """
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def of(self, name: str, heading: str) -> str:
+        """The anchor of a part: ``name``, or one made from ``heading``, numbered where it is taken."""
+        wanted = name or re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "part"
+        found, count = wanted, 1
+        while found in self._taken:
+            count += 1
+            found = f"{wanted}-{count}"
+        self._taken.add(found)
+        return found

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmeval_dispersion import __version__
-from lmeval_dispersion.report.page_chart import chart_spec, vega_script
+from lmeval_dispersion.report.charts import chart_spec, vega_script
 from lmeval_dispersion.report.page_table import Column, inline, paragraphs, shown, table_html
 
 __all__ = ["Column", "Page"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,19 +16,10 @@ from typing import TYPE_CHECKING
 
 from lmeval_dispersion import __version__
 from lmeval_dispersion.errors import DispersionError, UsageError
+from lmeval_dispersion.options import Output, add_output
 
 if TYPE_CHECKING:
     from lmeval_screener.screening import Progress
-
-FORMATS = ("table", "json", "csv", "markdown", "html")
-_SUFFIXES = {
-    ".json": "json",
-    ".csv": "csv",
-    ".md": "markdown",
-    ".html": "html",
-    ".htm": "html",
-    ".txt": "table",
-}
 
 _EPILOG = """\
 checkpoints:
@@ -54,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A hundred rows need one thread; a pool that spins for them is five times slower on a busy machine.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
-        return _screen(args)
+        return _screen(args, shlex.join(["screen-checkpoints", *(sys.argv[1:] if argv is None else argv)]))
     except DispersionError as error:
         if os.environ.get("DISPERSION_DEBUG"):
             raise
@@ -103,10 +95,8 @@ def _parser() -> argparse.ArgumentParser:
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)"
     )
     show = parser.add_argument_group("what to show")
-    show.add_argument("--format", choices=FORMATS, help="default: the suffix of --output, else table")
-    show.add_argument("--output", type=Path, metavar="FILE", help="write there and not to standard output")
+    add_output(show)
     show.add_argument("--top", type=int, metavar="K", help="only the K best of each group, one a line")
-    show.add_argument("--across-scales", action="store_true", help="also print one order over all groups")
     show.add_argument(
         "--accuracy",
         type=Path,
@@ -117,15 +107,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _screen(args: argparse.Namespace) -> int:
+def _screen(args: argparse.Namespace, command: str) -> int:
     if args.list_families:
         print(_families(args.families))
         return 0
     if args.top is not None and args.top < 1:
         raise UsageError(f"expected --top of at least 1, got {args.top}")
-    output_format = args.format or _SUFFIXES.get(args.output.suffix if args.output else "", "table")
-    if args.output is not None and not args.output.absolute().parent.is_dir():
-        raise UsageError(f"expected --output in an existing folder, got {args.output}")
+    output = Output.of(args)
 
     from lmeval_screener.demo import demo_targets
     from lmeval_screener.screening import family_targets, screen_targets
@@ -158,17 +146,13 @@ def _screen(args: argparse.Namespace) -> int:
         except UsageError as error:
             mistake = error  # what was screened is printed all the same
 
-    from lmeval_screener.report import report
+    from lmeval_screener.report import labels, report
 
-    colour = args.output is None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    text = report(result, output_format, top=args.top, across_scales=args.across_scales, colour=colour)
-    if args.output is not None:
-        args.output.write_text(text, encoding="utf-8")
-        print(f"wrote {args.output}", file=sys.stderr)
+    if args.top is not None:
+        output.write_text(labels(result, args.top))
     else:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    if args.top is not None or output_format == "csv":
+        output.write(report(result, command=command))
+    if args.top is not None or output.format == "csv":
         # These forms have no place for failures, and nothing may be lost silently.
         for failed in result.failed:
             print(f"screen-checkpoints: {failed.label}: {failed.error}: {failed.message}", file=sys.stderr)

@@ -1,0 +1,76 @@
+"""Cells: how the values of a table and of a list of facts are written for readers, in every format alike."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from lmeval_dispersion.report.document import Column, Row, Table
+
+
+def cell(row: Row, column: Column) -> str:
+    """What stands in a cell: the value, with ``± error`` where both are numbers."""
+    value = row.get(column.key)
+    text = shown(value, column.format)
+    error = row.get(column.error) if column.error else None
+    if number(value) is not None and number(error) is not None:
+        text += f" ± {shown(error, column.format)}"
+    return text
+
+
+def shown(value: Any, spec: str = "") -> str:
+    """A value as text: nothing for None, ``undefined`` for NaN, ``yes`` and ``no``, items with commas.
+
+    Args:
+        value: Any value; numpy's and pandas' scalars count as Python's.
+        spec: As ``Column.format``.
+    """
+    value = plain(value)
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(shown(item, spec) for item in value)
+    if not isinstance(value, (int, float)):
+        return str(value)
+    if math.isnan(value):
+        return "undefined"
+    if spec == "bytes":
+        return _size(value)
+    if spec == "p-value":
+        return "< 0.001" if value < 0.001 else f"{value:.3f}"
+    if spec.endswith("d"):
+        return format(int(value), spec) if math.isfinite(value) else str(value)
+    return format(value, spec or ("" if isinstance(value, int) else ".4g"))
+
+
+def plain(value: Any) -> Any:
+    """A Python value for numpy's and pandas' scalars; None where pandas says missing."""
+    value = value.item() if hasattr(value, "item") else value
+    return None if type(value).__name__ in ("NAType", "NaTType") else value
+
+
+def number(value: Any) -> int | float | None:
+    """A finite number, or None for anything else."""
+    value = plain(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return value
+
+
+def is_numeric(table: Table, column: Column) -> bool:
+    """Whether a column holds numbers and nothing else, so that it is set flush right."""
+    values = [plain(row.get(column.key)) for row in table.rows]
+    return any(number(value) is not None for value in values) and all(
+        value is None or isinstance(value, (int, float)) for value in values
+    )
+
+
+def _size(count: float) -> str:
+    value, unit = float(count), "B"
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            break
+        value /= 1000
+    return f"{count:.0f} B" if unit == "B" else f"{value:.3g} {unit}"

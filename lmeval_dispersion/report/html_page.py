@@ -1,0 +1,196 @@
+"""A report as one self-contained HTML page: text, sortable tables and charts, readable without a network.
+
+The page asks for nothing: styles, scripts and data are inside, and a content security policy forbids the
+rest. Charts are drawn by Vega (inlined once a page, 0.9 MB, only where there is a chart) as SVG in the
+page's own colours, so that they follow dark mode and print. Equal documents give equal bytes. The markup is
+``page.html.jinja``, which escapes every value.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmeval_dispersion import __version__
+from lmeval_dispersion.report.cells import cell, is_numeric, number, plain, shown
+from lmeval_dispersion.report.document import (
+    Chart,
+    Code,
+    Document,
+    Facts,
+    Names,
+    Note,
+    Part,
+    Section,
+    Table,
+)
+
+if TYPE_CHECKING:
+    import jinja2
+    from markupsafe import Markup
+
+_HERE = Path(__file__).resolve().parent
+_LIMITS = "What this does not support"
+
+
+def html_text(document: Document) -> str:
+    """The whole page as UTF-8 text without any reference outside itself.
+
+    Raises:
+        ValueError: A chart's data are not inside it.
+    """
+    from markupsafe import Markup
+
+    page = _Page()
+    sections = [page.section(section) for section in document.sections if section.parts]
+    if document.limits:
+        note = Note("\n\n".join(document.limits), "warning")
+        sections.append(page.section(Section(_LIMITS, [note], name="limits")))
+    # page.js comes last: it draws what is above it.
+    scripts = [*([_vega()] if page.specs else []), _asset("page.js")]
+    text = (
+        _environment()
+        .get_template("page.html.jinja")
+        .render(
+            document=document,
+            sections=sections,
+            contents=[section for section in sections if section["heading"]],
+            specs=page.specs,
+            scripts=[{"text": Markup(script), "hash": Markup(_hash(script))} for script in scripts],
+            style=Markup(_asset("page.css")),
+            version=__version__,
+        )
+    )
+    return text.rstrip("\n") + "\n"
+
+
+class _Page:
+    """What the template is given of each part, with anchors that occur once."""
+
+    def __init__(self) -> None:
+        self.specs: list[dict[str, Any]] = []
+        self._names = Names()
+        self._told: set[tuple[str, str]] = set()
+
+    def section(self, section: Section) -> dict[str, Any]:
+        name = self._names.of(section.name, section.heading) if section.heading else ""
+        parts = [self._part(part) for part in section.parts]
+        return {"name": name, "heading": section.heading, "details": section.details, "parts": parts}
+
+    def _part(self, part: Part) -> dict[str, Any]:
+        if isinstance(part, Table):
+            return self._table(part)
+        if isinstance(part, Chart):
+            return self._chart(part)
+        if isinstance(part, Facts):
+            facts = [(name, _value(shown(plain(value)))) for name, value in part.facts.items()]
+            return {"kind": "facts", "facts": facts}
+        if isinstance(part, Note):
+            return {"kind": part.kind, "text": part.text}
+        return {"kind": "code" if isinstance(part, Code) else "text", "text": part.text}
+
+    def _table(self, table: Table) -> dict[str, Any]:
+        numeric = [is_numeric(table, column) for column in table.columns]
+        first = table.columns[0]
+        hints = [(column.heading, column.hint) for column in table.columns if column.hint]
+        new = [pair for pair in hints if pair not in self._told]
+        self._told.update(new)
+        rows = [
+            [
+                {"text": _value(cell(row, column)), "value": number(row.get(column.key)), "numeric": right}
+                for column, right in zip(table.columns, numeric, strict=True)
+            ]
+            for row in table.rows
+        ]
+        return {
+            "kind": "table",
+            "name": self._names.of(table.name, table.caption),
+            "caption": table.caption,
+            "more": table.more,
+            "hints": new,
+            "sortable": len(table.rows) > 1,
+            # The column of names may be broken into lines, but not into slivers.
+            "name_width": max((len(shown(row.get(first.key))) for row in table.rows), default=0),
+            "columns": [
+                {"heading": column.heading, "numeric": right}
+                for column, right in zip(table.columns, numeric, strict=True)
+            ],
+            "rows": rows,
+        }
+
+    def _chart(self, chart: Chart) -> dict[str, Any]:
+        from markupsafe import Markup
+
+        from lmeval_dispersion.report.charts import chart_spec
+
+        name = self._names.of(chart.name, chart.caption)
+        spec = chart_spec(chart.draw(), chart.description)
+        data = re.sub(
+            "[<>&\u2028\u2029]",
+            lambda sign: f"\\u{ord(sign[0]):04x}",
+            json.dumps(spec, sort_keys=True, allow_nan=False),
+        )
+        self.specs.append({"name": f"{name}-chart", "data": Markup(data)})
+        return {
+            "kind": "chart",
+            "name": name,
+            "caption": chart.caption,
+            "description": chart.description,
+            "meaning": chart.meaning,
+            "height": round(spec["height"] + 90 if isinstance(spec.get("height"), (int, float)) else 320),
+        }
+
+
+def _value(text: str) -> Markup:
+    """A value's text, escaped: with a true minus before digits, and breaks after a long name's slashes."""
+    from markupsafe import Markup, escape
+
+    if text == "undefined":
+        return Markup('<span class="undefined">undefined</span>')
+    text = re.sub(r"(?<![\w-])-(?=\d[\d.,]*(%|e[+-]\d+)?( ± .*)?$)", "−", text)
+    return Markup(escape(text).replace("/", Markup("/<wbr>"))) if len(text) > 30 else escape(text)
+
+
+def _prose(text: str) -> Markup:
+    """One line of plain text, escaped, with `code` marked."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def _paragraphs(text: str) -> list[str]:
+    return [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["prose"] = _prose
+    environment.filters["paragraphs"] = _paragraphs
+    return environment
+
+
+def _vega() -> str:
+    from lmeval_dispersion.report.charts import vega_script
+
+    return vega_script()
+
+
+@functools.cache
+def _asset(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")
+
+
+def _hash(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,0 +1,185 @@
+"""A report as text for a terminal: as wide as that is, whole columns left out where it is narrow."""
+
+from __future__ import annotations
+
+import io
+import unicodedata
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text as RichText
+
+from lmeval_dispersion.report.cells import cell, is_numeric, shown
+from lmeval_dispersion.report.document import Code, Column, Document, Facts, Note, Part, Section, Table, Text
+
+_PROSE = 100  # sentences in longer lines are hard to read
+_FOLDED = 20  # a text column may be folded down to this width before a column is left out
+_SLIVER = 10  # and to this one where no column can be
+_SPELLED = {"±": "+/-", "≈": "~", "−": "-", "–": "-", "—": "-", "…": "...", "τ": "tau", "Δ": "delta",
+            "×": "x", "→": "->", "≤": "<=", "≥": ">=", "·": "-", "¶": "/", "─": "-", "’": "'"}  # fmt: skip
+
+
+def terminal_text(document: Document, *, width: int, colour: bool, encoding: str = "utf-8") -> str:
+    """The report as lines of at most ``width`` characters; charts and the command are left out.
+
+    A table that is too wide takes its columns' short headings, then leaves out columns by ``Column.drop``;
+    numbers are never cut. A hint is told once, below the first table that shows its column.
+
+    Args:
+        document: The report.
+        width: Columns of the terminal.
+        colour: Whether to use escape sequences.
+        encoding: What the terminal can show; other characters are spelled out, before tables are laid out.
+    """
+    return _Writer(width, colour, encoding).text(document)
+
+
+def spelled(text: str, encoding: str) -> str:
+    """The same text in characters that an encoding has: ``±`` as ``+/-``, ``é`` as ``e``, others as ``?``."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return "".join(_sign(sign, encoding) for sign in text)
+    return text
+
+
+def _sign(sign: str, encoding: str) -> str:
+    for form in (sign, _SPELLED.get(sign, ""), unicodedata.normalize("NFKD", sign)[0]):
+        try:
+            form.encode(encoding)
+        except UnicodeEncodeError:
+            continue
+        if form:
+            return form
+    return "?"
+
+
+class _Writer:
+    def __init__(self, width: int, colour: bool, encoding: str) -> None:
+        self._buffer = io.StringIO()
+        self._width = width
+        self._encoding = encoding
+        self._told: set[tuple[str, str]] = set()
+        self._console = Console(
+            file=self._buffer,
+            force_terminal=colour,
+            no_color=not colour,
+            width=width,
+            highlight=False,
+            legacy_windows=False,
+        )
+
+    def text(self, document: Document) -> str:
+        self._prose(document.title if not document.answer else document.answer[0], "bold")
+        for sentence in document.answer[1:]:
+            self._prose(sentence)
+        if document.answer:
+            self._prose(document.title, "dim")
+        for section in document.sections:
+            self._section(section)
+        if document.limits:
+            self._break()
+            for limit in document.limits:
+                self._prose(limit, "dim")
+        lines = self._buffer.getvalue().splitlines()
+        return spelled("".join(f"{line.rstrip()}\n" for line in lines), self._encoding)
+
+    def _section(self, section: Section) -> None:
+        if all(not isinstance(part, (Table, Text, Note, Facts, Code)) for part in section.parts):
+            return
+        if section.heading:
+            self._break()
+            self._prose(section.heading, "bold underline")
+        for part in section.parts:
+            self._part(part)
+
+    def _part(self, part: Part) -> None:
+        if isinstance(part, Text):
+            self._prose(part.text)
+        elif isinstance(part, Note):
+            label = RichText(f"{part.kind} ", style="yellow")
+            self._console.print(self._wrapped(label.append(self._fit(part.text), style="not yellow")))
+        elif isinstance(part, Facts):
+            for name, value in part.facts.items():
+                self._prose(f"{name}: {shown(value)}")
+        elif isinstance(part, Code):
+            for line in part.text.splitlines():
+                self._prose(f"    {line}", whole=True)
+        elif isinstance(part, Table):
+            self._table(part)
+
+    def _table(self, table: Table) -> None:
+        columns, short, folded = self._columns(table)
+        least = [self._least(table, column, short, folded) for column in columns]
+        lines = RichTable(
+            title=RichText(self._fit(table.caption), style="bold"),
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+            show_edge=False,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
+        )
+        for column, narrowest in zip(columns, least, strict=True):
+            numeric = is_numeric(table, column)
+            lines.add_column(
+                RichText(self._heading(column, short)),
+                justify="right" if numeric else "left",
+                no_wrap=numeric,
+                overflow="fold",
+                min_width=narrowest,
+            )
+        for row in table.rows:
+            lines.add_row(*(RichText(self._fit(cell(row, column))) for column in columns))
+        self._break()
+        # Where even the columns that never go do not fit, lines are too long rather than digits cut.
+        self._console.print(lines, width=max(self._width, _together(least)), crop=False, no_wrap=True)
+        if not table.rows:
+            self._prose("none")
+        if table.more:
+            self._prose(table.more, "dim")
+        for column in columns:
+            if column.hint and (column.heading, column.hint) not in self._told:
+                self._told.add((column.heading, column.hint))
+                self._prose(f"{self._heading(column, short)}: {column.hint}", "dim")
+
+    def _columns(self, table: Table) -> tuple[Sequence[Column], bool, int]:
+        """The columns that fit, whether under short headings, and how far texts may be folded."""
+        columns = list(table.columns)
+        while True:
+            for short in (False, True):
+                if _together([self._least(table, c, short, _FOLDED) for c in columns]) <= self._width:
+                    return columns, short, _FOLDED
+            last = max(columns, key=lambda column: column.drop)
+            if last.drop == 0:
+                return columns, True, _SLIVER
+            columns.remove(last)
+
+    def _least(self, table: Table, column: Column, short: bool, folded: int) -> int:
+        """How narrow a column may become: numbers are kept whole, texts may be folded."""
+        texts = [self._fit(cell(row, column)) for row in table.rows]
+        natural = max(map(len, [self._heading(column, short), *texts]))
+        return natural if is_numeric(table, column) else min(natural, folded)
+
+    def _heading(self, column: Column, short: bool) -> str:
+        return self._fit((column.short if short else "") or column.heading)
+
+    def _prose(self, text: str, style: str = "", *, whole: bool = False) -> None:
+        line = RichText(self._fit(text.replace("`", "") if not whole else text), style=style)
+        self._console.print(line if whole else self._wrapped(line), soft_wrap=whole)
+
+    def _wrapped(self, text: RichText) -> Padding:
+        return Padding(text, (0, max(0, self._width - _PROSE), 0, 0))
+
+    def _break(self) -> None:
+        self._console.print()
+
+    def _fit(self, text: str) -> str:
+        return spelled(text, self._encoding)
+
+
+def _together(widths: Sequence[int]) -> int:
+    """How wide columns are side by side, two spaces apart."""
+    return sum(widths) + 2 * (len(widths) - 1)
