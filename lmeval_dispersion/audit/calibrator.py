@@ -61,9 +61,7 @@ def fit_calibrator(run: Run, *, size: int = SIZE, seed: int = 0) -> dict[str, An
             f"{used} documents a batch; label more documents"
         )
     fits = fit_all(training.dispersion, training.accuracy, seed=seed)
-    residuals = {
-        fit.kind: np.abs(fit.predict(validation.dispersion) - validation.accuracy) for fit in fits
-    }
+    residuals = {fit.kind: np.abs(fit.predict(validation.dispersion) - validation.accuracy) for fit in fits}
     best = best_regression(fits, validation.dispersion, validation.accuracy)
     ordered = np.sort(residuals[best.kind])
     rank = min(math.ceil((len(ordered) + 1) * LEVEL), len(ordered))

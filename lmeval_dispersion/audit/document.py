@@ -218,8 +218,8 @@ def _slices(report: Mapping[str, Any], most: int | None) -> list[Part]:
         if "spearman" in found:
             parts.append(
                 Text(
-                    f"Over these {found['slices']} slices the Spearman correlation of dispersion with accuracy "
-                    f"is {interval_text(found)}."
+                    f"Over these {found['slices']} slices the Spearman correlation of dispersion with "
+                    f"accuracy is {interval_text(found)}."
                 )
             )
         elif report["run"]["labelled"]:
@@ -249,8 +249,9 @@ def _mixtures(part: Mapping[str, Any]) -> list[Part]:
         targets = ", ".join(f"{target} %" for target in part["unreachable_targets"])
         parts.append(
             Note(
-                f"{part['correct_documents']} correct and {part['incorrect_documents']} incorrect documents do "
-                f"not reach these targets with {part['documents_per_mixture']} documents a mixture: {targets}."
+                f"{part['correct_documents']} correct and {part['incorrect_documents']} incorrect documents "
+                f"do not reach these targets with {part['documents_per_mixture']} documents a mixture: "
+                f"{targets}."
             )
         )
     if part["documents_per_mixture"] < part["asked_documents_per_mixture"]:
@@ -313,9 +314,9 @@ def _calibration(part: Mapping[str, Any]) -> list[Part]:
     chosen = ", ".join(f"{kind} {count}" for kind, count in part["chosen"].items())
     parts: list[Part] = [
         Text(
-            "Can the accuracy of documents without labels be read off their dispersion? The labelled documents "
-            f"were split 20/10/70 into calibration, validation and test, {part['seeds']} times; batches have "
-            f"{part['documents_per_batch']} documents. Regressions chosen on validation: {chosen}."
+            "Can the accuracy of documents without labels be read off their dispersion? The labelled "
+            f"documents were split 20/10/70 into calibration, validation and test, {part['seeds']} times; "
+            f"batches have {part['documents_per_batch']} documents. Regressions chosen on validation: {chosen}."
         )
     ]
     for name, judged in part["protocols"].items():
@@ -424,8 +425,8 @@ def _tail(part: Mapping[str, Any]) -> list[Part]:
     return [
         Text(
             f"The {part['documents']} documents of lowest contribution in {len(clusters)} clusters, each "
-            "with the texts nearest to its centre. They show what the model hardly tells apart, whether or not "
-            "it answers it well."
+            "with the texts nearest to its centre. They show what the model hardly tells apart, whether or "
+            "not it answers it well."
         ),
         Table(
             clusters,

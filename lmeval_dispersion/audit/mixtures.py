@@ -2,8 +2,8 @@
 
 For every target accuracy 0, 10, ..., 100 %, 100 documents with exactly that share of correct ones are drawn
 without replacement, ten times; the mean and standard error over the draws of their dispersion and of their
-mean query perplexity are the two curves. `trend` judges any curve from its means and standard errors, those of
-the paper's tables too.
+mean query perplexity are the two curves. `trend` judges any curve from its means and standard errors, also
+those of the paper's tables.
 
 Source: RD sections 3.1 and B.1.2.
 """

@@ -1,4 +1,4 @@
-"""Ranking: documents by contribution, and are the documents of lowest contribution the ones the model gets wrong?
+"""Documents by contribution: are those of the lowest contribution the ones the model gets wrong?
 
 Every signal is turned so that a low value means "probably wrong". AUROC is the probability that a wrong
 document ranks below a right one (ties count half): 0.5 says nothing, 1 separates them.

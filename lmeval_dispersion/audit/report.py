@@ -86,7 +86,11 @@ def part_of(build: Callable[..., dict[str, Any]], run: Run, **options: Any) -> d
 
 def summary(report: dict[str, Any]) -> list[str]:
     """What the run says in three sentences: weak slices, accuracy by calibration, documents to look at."""
-    return [_weak_slices(report), calibration_sentence(report["calibration"]), ranking_sentence(report["ranking"])]
+    return [
+        _weak_slices(report),
+        calibration_sentence(report["calibration"]),
+        ranking_sentence(report["ranking"]),
+    ]
 
 
 def calibration_sentence(calibration: dict[str, Any]) -> str:

@@ -128,9 +128,10 @@ class Run:
         """What was measured on what, as reports carry it."""
         manifest = self.store.manifest
         keys = ("model", "revision", "num_fewshot", "chat_template", "prompt_format", "limit", "created")
+        tasks = {task: None for task in sorted(self.documents["task"].unique())}
         return {
             **{key: manifest.get(key) for key in keys},
-            "tasks": manifest.get("tasks") or {task: None for task in sorted(self.documents["task"].unique())},
+            "tasks": manifest.get("tasks") or tasks,
             "layer": self.layer,
             "width": int(self.vectors.rows.shape[1]),
             "documents": len(self.vectors),

@@ -1,4 +1,4 @@
-"""Unit vectors centred on their mean, ready for thousands of subsets: closed forms in float32 storage and float64 sums.
+"""Centred unit vectors: the dispersion of thousands of subsets by closed forms.
 
 With rows c_i = u_i - mean(u) of all n vectors, a subset S of m rows has
 
