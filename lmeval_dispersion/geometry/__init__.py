@@ -29,10 +29,10 @@ from lmeval_dispersion.geometry.pairs import (
     PairMean,
     between,
     cluster_distances,
-    jackknife_se,
     within,
 )
 from lmeval_dispersion.geometry.vectors import Array, unit_rows, valid_rows
+from lmeval_dispersion.statistics import jackknife_se
 
 __all__ = [
     "METRICS",
