@@ -38,7 +38,7 @@ class Pools:
         """Whether ``correct`` of ``size`` documents can be drawn correct, and the others incorrect."""
         return correct <= len(self.correct) and size - correct <= len(self.incorrect)
 
-    def drawn(self, rng: np.random.Generator, size: int, correct: int) -> Mixture:
+    def draw(self, rng: np.random.Generator, size: int, correct: int) -> Mixture:
         """A mixture of exactly ``correct`` correct documents among ``size``."""
         parts = (
             rng.choice(self.correct, size=correct, replace=False),
@@ -101,7 +101,7 @@ def mixture_batches(
     pool = pools(run, rows)
     counts = sorted({round(target * size / 100) for target in range(0, 101, step)})
     drawn = [
-        pool.drawn(rng, size, count) for count in counts if pool.reaches(size, count) for _ in range(repeats)
+        pool.draw(rng, size, count) for count in counts if pool.reaches(size, count) for _ in range(repeats)
     ]
     return _measured(run, drawn, size)
 

@@ -39,6 +39,7 @@ from lmeval_dispersion.audit.batches import (
 from lmeval_dispersion.audit.regressors import REGRESSIONS, Regression, best_regression, fit_all
 from lmeval_dispersion.audit.run import Run
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.statistics import student_interval
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -218,7 +219,7 @@ def _judged(
         {
             "estimator": name,
             "mae": float(values.mean()),
-            **dict(zip(("low", "high"), t_interval(values), strict=True)),
+            **student_interval(values)._asdict(),
             "bias": float(np.mean(bias[name])),
         }
         for name, values in sorted(full.items(), key=lambda item: item[0].startswith(f"{DISPERSION},"))
@@ -227,7 +228,7 @@ def _judged(
     # Mixtures have every accuracy alike, so there the best blind guess is the middle one.
     rival = min((name for name in (TRIVIAL, CONSTANT) if name in full), key=lambda name: entrants[name])
     difference = full[DISPERSION] - full[rival]
-    low, high = t_interval(difference)
+    low, high = student_interval(difference)
     by = f"{abs(difference.mean()):.2f} points"
     if high < 0:
         verdict = f"better than the {rival} predictor by {by}"
@@ -243,16 +244,3 @@ def _judged(
         "better": high < 0,
         "verdict": verdict,
     }
-
-
-def t_interval(values: Array) -> tuple[float, float]:
-    """95 % Student interval of the mean over splits; NaN for fewer than two.
-
-    Splits share documents, so it is a little too narrow.
-    """
-    from scipy.stats import t
-
-    if len(values) < 2:
-        return float("nan"), float("nan")
-    half = float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
-    return float(values.mean() - half), float(values.mean() + half)

@@ -21,12 +21,11 @@ from lmeval_dispersion.audit.run import Run, read_run
 from lmeval_dispersion.audit.slices import Slice, by_column
 from lmeval_dispersion.audit.vectors import left_out
 from lmeval_dispersion.errors import MixedStoresError, UsageError
-from lmeval_dispersion.geometry import jackknife_se
 from lmeval_dispersion.report import Column, Document, Note, Part, Section, Table
+from lmeval_dispersion.statistics import jackknife_se, normal_bounds
 
 FORMAT = "dispersion-comparison/1"
 Rows = NDArray[np.int64]
-_Z = 1.959963984540054
 
 _KEY = ["task", "doc_id"]
 
@@ -195,7 +194,7 @@ def _difference(part: Slice, a: Run, rows_a: Rows, b: Run, rows_b: Rows) -> dict
 
 def _interval(name: str, first: float, second: float, error: float) -> dict[str, float]:
     difference = second - first
-    values = (first, second, difference, difference - _Z * error, difference + _Z * error)
+    values = (first, second, difference, *normal_bounds(difference, error))
     keys = ("baseline", "", "difference", "low", "high")
     return {_name(name, key): value for key, value in zip(keys, values, strict=True)}
 

@@ -183,7 +183,7 @@ def _facts(report: Mapping[str, Any]) -> dict[str, object]:
     tasks = list(run["tasks"])
     facts: dict[str, object] = {
         "Documents": run["documents"],
-        "Tasks": ", ".join(tasks) if len(tasks) <= 4 else f"{len(tasks)} tasks",
+        "Tasks": ", ".join(tasks) if len(tasks) <= 4 else len(tasks),
         "Layer": f"{run['layer']} (width {run['width']})",
         "Dispersion": f"{whole['dispersion']:.4f} ± {whole['dispersion_se']:.4f}",
     }
@@ -268,6 +268,10 @@ def _mixtures(part: Mapping[str, Any]) -> list[Part]:
     return [
         *parts,
         *mixture_charts(part),
+        Text(
+            f"{part['seeds']} draws of {part['documents_per_mixture']} documents for each share of correct "
+            "ones."
+        ),
         Text(_trend("Dispersion", part["dispersion_trend"])),
         Text(_trend("Perplexity", part["query_perplexity_trend"])),
         Text(_pools(part["pools"])),
@@ -282,8 +286,7 @@ def _mixtures(part: Mapping[str, Any]) -> list[Part]:
                 Column("dispersion", "Dispersion", ".4f", error="dispersion_se"),
                 Column("query_perplexity", "Query perplexity", ".3f", error="query_perplexity_se"),
             ],
-            f"The two curves, mean ± standard error over {part['seeds']} draws of "
-            f"{part['documents_per_mixture']} documents for each share of correct ones",
+            "The two curves, mean ± standard error",
             name="mixtures",
         ),
     ]
@@ -316,14 +319,14 @@ def _calibration(part: Mapping[str, Any]) -> list[Part]:
         Text(
             "Can the accuracy of documents without labels be read off their dispersion? The labelled "
             f"documents were split 20/10/70 into calibration, validation and test, {part['seeds']} times; "
-            f"batches have {part['documents_per_batch']} documents. Regressions chosen on validation: {chosen}."
+            f"batches have {part['documents_per_batch']} documents. Validation chose: {chosen}."
         )
     ]
     for name, judged in part["protocols"].items():
         if "missing" in judged:
             parts.append(Note(f"{_PROTOCOLS[name]}: not available, {judged['missing']}."))
             continue
-        parts.append(
+        parts += [
             Table(
                 [{**row, "interval": _range(row["low"], row["high"], ".2f")} for row in judged["estimators"]],
                 [
@@ -332,10 +335,11 @@ def _calibration(part: Mapping[str, Any]) -> list[Part]:
                     Column("interval", "95 % interval"),
                     Column("bias", "Bias (points)", "+.2f", drop=1),
                 ],
-                f"{_PROTOCOLS[name]}: dispersion is {judged['verdict']}; best is {judged['winner']}",
+                _PROTOCOLS[name],
                 name=f"calibration-{name}",
-            )
-        )
+            ),
+            Text(f"{_PROTOCOLS[name]}: dispersion is {judged['verdict']}; best: {judged['winner']}."),
+        ]
     return [
         *parts,
         Text(

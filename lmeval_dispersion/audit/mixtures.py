@@ -19,11 +19,10 @@ from lmeval_dispersion.audit.batches import SEEDS, SIZE, Pools, mixture_size, po
 from lmeval_dispersion.audit.run import Run
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Estimate
-from lmeval_dispersion.statistics import rank_correlations
+from lmeval_dispersion.statistics import normal_bounds, percentiles, rank_correlations
 
 Rows = NDArray[np.int64]
 
-_Z = 1.959963984540054  # 97.5 % point of the normal distribution
 TARGETS = tuple(range(0, 101, 10))
 _DRAWS = 2000  # of a curve, within its errors
 
@@ -76,9 +75,7 @@ def trend(levels: ArrayLike, means: ArrayLike, errors: ArrayLike, *, seed: int =
     rho = float(rank_correlations(x, y[None])[0])
     sign = 1.0 if rho >= 0 else -1.0
     drawn = y + e * np.random.default_rng(seed).standard_normal((_DRAWS, len(y)))
-    rhos = rank_correlations(x, drawn)
-    rhos = rhos[~np.isnan(rhos)]
-    low, high = np.quantile(rhos, [0.025, 0.975]) if len(rhos) else (np.nan, np.nan)
+    low, high = percentiles(rank_correlations(x, drawn))
     steps, step_errors = np.diff(y), np.sqrt(e[1:] ** 2 + e[:-1] ** 2)
     against = [
         Step(float(x[i]), float(x[i + 1]), float(steps[i]), _ratio(steps[i], step_errors[i]))
@@ -86,7 +83,7 @@ def trend(levels: ArrayLike, means: ArrayLike, errors: ArrayLike, *, seed: int =
     ]
     shape = "not monotone" if against else ("increasing" if sign > 0 else "decreasing")
     monotone = (sign * np.diff(drawn, axis=1) >= 0).all(axis=1)
-    return Trend(rho, min(float(low), rho), max(float(high), rho), shape, float(monotone.mean()), against)
+    return Trend(rho, min(low, rho), max(high, rho), shape, float(monotone.mean()), against)
 
 
 def mixture_curves(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int = 0) -> dict[str, Any]:
@@ -109,7 +106,7 @@ def mixture_curves(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int 
     counts = {target: round(target * size_used / 100) for target in TARGETS}
     reached = [target for target in TARGETS if pool.reaches(size_used, counts[target])]
     chosen = [
-        pool.drawn(np.random.default_rng([seed, draw, target]), size_used, counts[target])
+        pool.draw(np.random.default_rng([seed, draw, target]), size_used, counts[target])
         for target in reached
         for draw in range(seeds)
     ]
@@ -151,13 +148,8 @@ def pool_contrast(run: Run, pool: Pools) -> dict[str, float]:
         estimate = run.vectors.estimate(rows) if len(rows) >= 3 else Estimate(nan, nan, len(rows))
         found |= {name: estimate.mean, f"{name}_se": estimate.se}
     difference = found["correct"] - found["incorrect"]
-    half = _Z * float(np.hypot(found["correct_se"], found["incorrect_se"]))
-    return {
-        **found,
-        "difference": difference,
-        "difference_low": difference - half,
-        "difference_high": difference + half,
-    }
+    low, high = normal_bounds(difference, float(np.hypot(found["correct_se"], found["incorrect_se"])))
+    return {**found, "difference": difference, "difference_low": low, "difference_high": high}
 
 
 def _mean_perplexity(run: Run, rows: Rows) -> float:

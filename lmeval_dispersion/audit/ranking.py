@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from lmeval_dispersion.audit.run import Run
 from lmeval_dispersion.audit.slices import Slice, by_band, by_value
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.statistics import auroc, auroc_difference, rank_correlations, wilson
+from lmeval_dispersion.statistics import auroc, auroc_difference, normal_bounds, rank_correlations, wilson
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 SHARES = (1, 5, 10, 20, 30, 50)  # per cent of the documents looked at first
-_Z = 1.959963984540054
 
 CONTRIBUTION = "contribution"
 
@@ -96,6 +95,7 @@ def _signal_row(name: str, values: Array, run: Run) -> dict[str, Any]:
             raise
         reason = "its documents are all right, or all wrong"
         return {"signal": name, "documents": len(known), "missing": reason}
+    bounds = normal_bounds(area.value, area.se)
     order = np.argsort(signal, kind="stable")
     wrong = ~right[order]
     return {
@@ -103,8 +103,8 @@ def _signal_row(name: str, values: Array, run: Run) -> dict[str, Any]:
         "documents": len(known),
         "auroc": area.value,
         "auroc_se": area.se,
-        "auroc_low": max(area.value - _Z * area.se, 0.0),
-        "auroc_high": min(area.value + _Z * area.se, 1.0),
+        "auroc_low": max(bounds.low, 0.0),
+        "auroc_high": min(bounds.high, 1.0),
         "deciles": _deciles(~wrong),
         "error_share": {
             str(share): float(wrong[: max(round(len(wrong) * share / 100), 1)].sum() / wrong.sum())
@@ -136,7 +136,7 @@ def _against(found: dict[str, Array], run: Run) -> list[dict[str, Any]]:
             continue
         ours = auroc(found[CONTRIBUTION][known], right)
         difference, se = auroc_difference(ours, auroc(values[known], right))
-        low, high = difference - _Z * se, difference + _Z * se
+        low, high = normal_bounds(difference, se)
         rows.append(
             {
                 "signal": name,
