@@ -136,11 +136,11 @@ def write_whole(path: Path, content: bytes) -> None:
         DispersionError: It could not be written; what was there before still is.
     """
     place = Path(os.path.realpath(path))
-    if place.exists() and not place.is_file():
-        place.write_bytes(content)  # a pipe or a device, which nothing can take the place of
-        return
     beside = place.with_name(f".{place.name[:200]}.{os.getpid()}")
     try:
+        if place.exists() and not place.is_file():
+            place.write_bytes(content)  # a pipe or a device, which nothing can take the place of
+            return
         try:
             beside.write_bytes(content)
             if place.exists():

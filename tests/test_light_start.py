@@ -41,6 +41,17 @@ with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
     assert not loaded_after(code) & {*HEAVY, "numpy", "pandas", "httpx", "huggingface_hub", "rich", "altair"}
 
 
+@pytest.mark.parametrize("form", ["table", "markdown", "csv", "json"])
+def test_the_demo_reports_without_the_libraries_of_pages_and_frames(form):
+    code = f"""
+import contextlib, io
+from lmeval_screener.cli import main
+with contextlib.redirect_stdout(io.StringIO()):
+    assert main(["--demo", "--format", "{form}"]) == 0
+"""
+    assert not loaded_after(code) & {*HEAVY, "pandas", "altair", "vl_convert", "jinja2"}
+
+
 def test_the_check_can_fail():
     assert "numpy" in loaded_after("import numpy")
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from browser import Browser
 from lmeval_screener.gap import gap
-from lmeval_screener.page import page_html
 from lmeval_screener.ranking import ranked
-from lmeval_screener.report import markdown_text
+from lmeval_screener.report import report
 from lmeval_screener.result import Failed, Result, Screened, TensorInfo, TokenInfo
-from lmeval_screener.table import table_text
+
+from lmeval_dispersion.report import Table, render
 
 
 def screened(repo, scale, spread, *, revision=None, accuracy=None, seed=0):
@@ -47,7 +51,7 @@ def result():
 
 def test_the_page_draws_sorts_and_asks_for_nothing(result, tmp_path):
     place = tmp_path / "page.html"
-    place.write_text(page_html(result, across_scales=True), encoding="utf-8")
+    place.write_text(render(report(result), "html"), encoding="utf-8")
     with Browser() as browser:
         browser.open(place)
         states = "[...document.querySelectorAll('.chart')].map(c => c.dataset.state)"
@@ -65,31 +69,54 @@ def test_the_page_draws_sorts_and_asks_for_nothing(result, tmp_path):
         assert [url for url in browser.requests if not url.startswith((place.as_uri(), "data:"))] == []
 
 
-@pytest.mark.parametrize("columns", ["60", "80", "129", "200"])
-def test_tables_fit_the_terminal(result, monkeypatch, columns):
-    monkeypatch.setenv("COLUMNS", columns)
-    text = table_text(result, across_scales=True, colour=True)
-    import re
-
+@pytest.mark.parametrize("width", [60, 80, 129, 200])
+def test_tables_fit_the_terminal(result, width):
+    text = render(report(result), "table", width=width, colour=True)
     lines = re.sub(r"\x1b\[[\d;]*m", "", text).splitlines()
-    assert max(map(len, lines)) <= int(columns)
-    assert any("1.0" in line or "±" in line for line in lines)
+    assert max(map(len, lines)) <= width
+    gaps = [line for line in lines if line.startswith("org/m")]
+    assert [line.split()[1:5:2] for line in gaps[:4]] == [[str(rank), "±"] for rank in (1, 2, 3, 4)]
+    assert any("Commit" in line for line in lines) == (width > 80)
 
 
 def test_markup_in_names_is_text_everywhere(result):
-    assert "org/</script><b>[bold]x" in table_text(result, across_scales=False, colour=False)
-    assert "</script><b>[bold]x" not in page_html(result, across_scales=False)
-    assert "accept \\| log in" in markdown_text(result, across_scales=False)
+    name = "org/</script><b>[bold]x"
+    assert name in render(report(result), "table")
+    assert name not in render(report(result), "html")
+    assert "accept \\| log in" in render(report(result), "markdown")
 
 
 def test_a_trajectory_is_named_by_its_revisions_in_step_order(result):
-    text = table_text(result, across_scales=False, colour=False)
-    names = [line.split()[1] for line in text.splitlines() if " step" in line and "±" in line]
+    text = render(report(result), "table")
+    names = [line.split()[0] for line in text.splitlines() if line.startswith("step")]
     assert names == ["step0", "step1000", "step2000", "step3000", "step4000"]
 
 
-def test_separation_names_ranks_inside_the_group(result):
-    text = markdown_text(result, across_scales=False)
-    rows = [line.split("|") for line in text.splitlines() if line.startswith("| ") and "org/m" in line]
-    assert [row[1].strip() for row in rows] == ["1", "2", "3", "4"]
-    assert [row[5].strip() for row in rows] == ["60.0", "40.0", "20.0", "0.0"]
+def test_ties_name_ranks_inside_the_group_and_only_where_there_are_some(result):
+    text = render(report(result), "markdown")
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("| org/m")]
+    assert [row[2].strip() for row in rows] == ["1", "2", "3", "4"]
+    first = next(section for section in report(result).sections if section.heading.startswith("fam · 7B"))
+    table = next(part for part in first.parts if isinstance(part, Table))
+    tied = any(c.not_separated_from for c in result.groups[0].checkpoints)
+    assert ("≈" in [column.heading for column in table.columns]) == tied
+    assert [row["accuracy"] for row in table.rows] == [60.0, 40.0, 20.0, 0.0]
+
+
+def test_csv_is_what_the_frame_writes(result):
+    assert render(report(result), "csv") == result.to_frame().to_csv(index=False)
+    nothing = replace(result, checkpoints=())
+    assert render(report(nothing), "csv") == nothing.to_frame().to_csv(index=False)
+
+
+def test_json_is_the_contract_with_the_agreement(result):
+    content = json.loads(render(report(result), "json"))
+    (line,) = [line for line in content.pop("agreement") if line["scope"] == "group"]
+    assert (line["n"], line["spearman"]) == (4, 1.0)
+    assert content == result.to_dict()
+
+
+def test_the_command_ends_the_page_and_markdown(result):
+    document = report(result, command="screen-checkpoints 'org/run@step*'")
+    assert "screen-checkpoints 'org/run@step*'" in render(document, "markdown").splitlines()
+    assert "screen-checkpoints &#39;org/run@step*&#39;" in render(document, "html")

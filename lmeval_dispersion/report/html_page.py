@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion import __version__
-from lmeval_dispersion.report.cells import cell, is_numeric, number, plain, shown
+from lmeval_dispersion.report.cells import cell, is_numeric, number, shown
 from lmeval_dispersion.report.document import (
     Chart,
     Code,
+    Column,
     Document,
     Facts,
     Names,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 _HERE = Path(__file__).resolve().parent
+_SHORT = 16  # characters that stand in one line also on a phone
 _LIMITS = "What this does not support"
 
 
@@ -88,22 +90,27 @@ class _Page:
         if isinstance(part, Chart):
             return self._chart(part)
         if isinstance(part, Facts):
-            facts = [(name, _value(shown(plain(value)))) for name, value in part.facts.items()]
+            facts = [(name, _value(shown(value), value)) for name, value in part.facts.items()]
             return {"kind": "facts", "facts": facts}
         if isinstance(part, Note):
             return {"kind": part.kind, "text": part.text}
         return {"kind": "code" if isinstance(part, Code) else "text", "text": part.text}
 
     def _table(self, table: Table) -> dict[str, Any]:
-        numeric = [is_numeric(table, column) for column in table.columns]
+        kinds = [_kind(table, column) for column in table.columns]
         first = table.columns[0]
         hints = [(column.heading, column.hint) for column in table.columns if column.hint]
         new = [pair for pair in hints if pair not in self._told]
         self._told.update(new)
         rows = [
             [
-                {"text": _value(cell(row, column)), "value": number(row.get(column.key)), "numeric": right}
-                for column, right in zip(table.columns, numeric, strict=True)
+                {
+                    "text": _value(cell(row, column), row.get(column.key)),
+                    "value": number(row.get(column.key)),
+                    "error": number(row.get(column.error)) if column.error else None,
+                    "kind": kind,
+                }
+                for column, kind in zip(table.columns, kinds, strict=True)
             ]
             for row in table.rows
         ]
@@ -117,8 +124,8 @@ class _Page:
             # The column of names may be broken into lines, but not into slivers.
             "name_width": max((len(shown(row.get(first.key))) for row in table.rows), default=0),
             "columns": [
-                {"heading": column.heading, "numeric": right}
-                for column, right in zip(table.columns, numeric, strict=True)
+                {"heading": column.heading, "error": column.error, "kind": kind}
+                for column, kind in zip(table.columns, kinds, strict=True)
             ],
             "rows": rows,
         }
@@ -146,13 +153,21 @@ class _Page:
         }
 
 
-def _value(text: str) -> Markup:
-    """A value's text, escaped: with a true minus before digits, and breaks after a long name's slashes."""
+def _kind(table: Table, column: Column) -> str:
+    """The class of a column's cells: numbers flush right, short texts in one line, others folded."""
+    if is_numeric(table, column):
+        return "number"
+    return "short" if all(len(cell(row, column)) <= _SHORT for row in table.rows) else ""
+
+
+def _value(text: str, value: object) -> Markup:
+    """The text of a value, escaped: a number's with true minus signs, a long name's may break at slashes."""
     from markupsafe import Markup, escape
 
     if text == "undefined":
         return Markup('<span class="undefined">undefined</span>')
-    text = re.sub(r"(?<![\w-])-(?=\d[\d.,]*(%|e[+-]\d+)?( ± .*)?$)", "−", text)
+    if number(value) is not None:
+        text = text.replace("-", "−")
     return Markup(escape(text).replace("/", Markup("/<wbr>"))) if len(text) > 30 else escape(text)
 
 

@@ -2,6 +2,18 @@
 (() => {
   const say = (text) => { document.getElementById("status").textContent = text; };
 
+  // A link to a folded part, or into one, unfolds it.
+  const unfold = () => {
+    const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const folded = target && target.closest("details");
+    if (folded) folded.open = true;
+  };
+  addEventListener("hashchange", unfold);
+  unfold();
+  addEventListener("beforeprint", () => {
+    for (const part of document.querySelectorAll("details")) part.open = true;
+  });
+
   // Tables: a head sorts its column up, then down. Cells without a value stay last both ways.
   const collator = new Intl.Collator("en", { numeric: true });
   const keyOf = (cell) => (cell.dataset.value !== undefined ? Number(cell.dataset.value) : cell.textContent);
@@ -25,6 +37,67 @@
       say(`Sorted by ${button.textContent}, ${down ? "descending" : "ascending"}`);
     });
   }
+
+  // What is shown can be saved: a table as CSV in the order it is sorted, a chart as SVG or PNG.
+  const save = (url, name) => {
+    const link = document.createElement("a");
+    link.href = url;
+    link.download = name;
+    link.click();
+    say(`Saved ${name}`);
+  };
+  const dataUrl = (type, text) => `data:${type};charset=utf-8,${encodeURIComponent(text)}`;
+  const buttons = (after, forms) => {
+    const place = document.createElement("div");
+    place.className = "save";
+    for (const [label, action] of forms) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = label;
+      button.addEventListener("click", action);
+      place.append(button);
+    }
+    after.after(place);
+  };
+  const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+  const csvCell = (cell, head) => {
+    const value = isEmpty(cell) ? "" : String(keyOf(cell));
+    return [value, ...(head.dataset.error ? [cell.dataset.error ?? ""] : [])].map(quoted).join(",");
+  };
+  const csvOf = (table) => [...table.rows]
+    .map((row) => [...row.cells].map((cell, at) => csvCell(cell, table.tHead.rows[0].cells[at])).join(","))
+    .join("\n");
+  for (const table of document.querySelectorAll("table[data-name]")) {
+    const name = `${table.dataset.name}.csv`;
+    buttons(table.parentElement, [["Save as CSV", () => save(dataUrl("text/csv", `${csvOf(table)}\n`), name)]]);
+  }
+  // A saved picture has no page around it, so it carries the colours that the page's names stand for now.
+  const svgOf = (place) => {
+    const page = getComputedStyle(document.documentElement);
+    const svg = place.querySelector("svg").cloneNode(true);
+    svg.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+    svg.style.background = page.getPropertyValue("--paper");
+    const text = new XMLSerializer().serializeToString(svg);
+    return text.replace(/var\((--[\w-]+)\)/g, (_, name) => page.getPropertyValue(name));
+  };
+  const savePng = (place, name) => {
+    const { width, height } = place.querySelector("svg").getBoundingClientRect();
+    const picture = new Image();
+    picture.onload = () => {
+      const canvas = document.createElement("canvas");
+      [canvas.width, canvas.height] = [2 * width, 2 * height];
+      canvas.getContext("2d").drawImage(picture, 0, 0, canvas.width, canvas.height);
+      save(canvas.toDataURL("image/png"), name);
+    };
+    picture.src = dataUrl("image/svg+xml", svgOf(place));
+  };
+  const offerPictures = (place) => {
+    const name = place.closest("figure").id;
+    buttons(place, [
+      ["Save as SVG", () => save(dataUrl("image/svg+xml", svgOf(place)), `${name}.svg`)],
+      ["Save as PNG", () => savePng(place, `${name}.png`)],
+    ]);
+  };
 
   // Vega-Lite warns that a chart with one bar a row can't fit its height too, which nobody asked for.
   const warn = console.warn.bind(console);
@@ -62,6 +135,7 @@
       place.setAttribute("role", "img");
       place.removeAttribute("aria-roledescription");
       place.dataset.state = "drawn";
+      if (place.closest("figure").id) offerPictures(place);
     } catch (error) {
       place.dataset.state = "failed";
       place.textContent = `This chart could not be drawn: ${error.message}`;

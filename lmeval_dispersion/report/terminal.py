@@ -152,7 +152,7 @@ class _Writer:
             for short in (False, True):
                 if _together([self._least(table, c, short, _FOLDED) for c in columns]) <= self._width:
                     return columns, short, _FOLDED
-            last = max(columns, key=lambda column: column.drop)
+            last = max(reversed(columns), key=lambda column: column.drop)
             if last.drop == 0:
                 return columns, True, _SLIVER
             columns.remove(last)

@@ -1,0 +1,155 @@
+"""Shared options, and where a report goes: refused before the work, written whole, printed anywhere."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import sys
+
+import pytest
+
+import lmeval_dispersion.report as report
+from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
+from lmeval_dispersion.options import FORMATS, Output, add_layer, add_output, add_seed, add_slice
+from lmeval_dispersion.report import Column, Document, Section, Table
+
+DOCUMENT = Document("Ränge ± ≈", sections=[Section("s", [Table([{"a": "≈ 1"}], [Column("a", "A")], "c")])])
+
+
+def output(*words: str, formats=FORMATS) -> Output:
+    parser = argparse.ArgumentParser()
+    add_output(parser, formats)
+    return Output.of(parser.parse_args(words))
+
+
+def test_the_formats_are_those_of_the_renderers():
+    assert FORMATS == report.FORMATS
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("x.txt", "table"), ("x.md", "markdown"), ("x.csv", "csv"), ("x.json", "json"), ("x.htm", "html"),
+     ("x.HTML", "html")],
+)  # fmt: skip
+def test_the_suffix_chooses_and_the_option_wins(tmp_path, name, form):
+    assert output("-o", str(tmp_path / name)).format == form
+    assert output("--output", str(tmp_path / name), "--format", "json").format == "json"
+    assert output().format == "table"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("x.xlsx", r"\.txt, \.md, \.csv, \.json, \.html, \.htm"), ("x", "suffix"),
+     ("nowhere/x.md", "existing folder"), ("", "folder")],
+)  # fmt: skip
+def test_what_cannot_be_written_is_refused(tmp_path, name, message):
+    with pytest.raises(UsageError, match=message):
+        output("-o", str(tmp_path / name))
+
+
+def test_a_format_that_a_command_lacks_is_no_suffix_of_it(tmp_path):
+    with pytest.raises(UsageError, match=r"\.csv, or"):
+        output("-o", str(tmp_path / "x.html"), formats=("table", "csv"))
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="the superuser may write anywhere")
+def test_a_folder_without_the_right_to_write_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(UsageError, match="allowed"):
+        output("-o", str(tmp_path / "x.json"))
+
+
+def test_a_missing_library_is_a_sentence_before_the_work(monkeypatch, tmp_path):
+    monkeypatch.setattr(report.importlib.util, "find_spec", lambda name: None if name == "jinja2" else name)
+    with pytest.raises(MissingExtraError, match=r"jinja2.*lmeval-dispersion\[html\]"):
+        output("-o", str(tmp_path / "x.html"))
+
+
+def test_an_unknown_format_names_the_known_ones():
+    with pytest.raises(UsageError, match="table, markdown, csv, json, html"):
+        report.render(DOCUMENT, "xlsx")
+
+
+def test_a_file_is_written_whole_and_named(tmp_path, capsys):
+    place = tmp_path / "x.json"
+    place.write_text("old")
+    place.chmod(0o640)
+    output("-o", str(place)).write(DOCUMENT)
+    assert json.loads(place.read_text("utf-8"))["title"] == "Ränge ± ≈"
+    assert place.stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+    assert capsys.readouterr() == ("", f"wrote {place}\n")
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "link.csv").symlink_to("target.csv")
+    output("-o", str(tmp_path / "link.csv")).write(DOCUMENT)
+    assert (tmp_path / "link.csv").is_symlink()
+    assert (tmp_path / "target.csv").read_text("utf-8") == "a\n≈ 1\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_device_is_written_to_and_its_error_is_a_sentence():
+    output("-o", "/dev/null", "--format", "csv").write(DOCUMENT)
+    with pytest.raises(DispersionError, match="No space left"):
+        output("-o", "/dev/full", "--format", "csv").write(DOCUMENT)
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
+    place = tmp_path / "x.csv"
+    place.write_text("old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(DispersionError, match="No space left"):
+        output("-o", str(place)).write(DOCUMENT)
+    assert place.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["x.csv"]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+@pytest.mark.parametrize("form", FORMATS)
+def test_any_pipe_is_survived(monkeypatch, encoding, form):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding=encoding))
+    output("--format", form).write(DOCUMENT)
+    sys.stdout.flush()
+    if form in ("csv", "json", "html") or encoding == "utf-8":
+        assert "≈" in raw.getvalue().decode("utf-8")  # for programs: UTF-8 whatever the terminal has
+    else:
+        assert "~ 1" in raw.getvalue().decode(encoding)
+
+
+def test_the_terminal_gives_width_and_colour_and_no_color_only_takes_colour(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "44")
+    long = Document("Word " * 40)
+    texts = []
+    for plain in (False, True):
+        if plain:
+            monkeypatch.setenv("NO_COLOR", "1")
+        else:
+            monkeypatch.delenv("NO_COLOR", raising=False)
+        monkeypatch.setattr(sys, "stdout", Terminal())
+        Output("table").write(long)
+        texts.append(sys.stdout.getvalue())
+    assert "\x1b[" in texts[0]
+    assert "\x1b[" not in texts[1]
+    assert 30 < max(map(len, texts[1].splitlines())) <= 44
+
+
+def test_every_default_is_said_once_and_the_same_everywhere():
+    parser = argparse.ArgumentParser()
+    for add in (add_output, add_layer, add_slice, add_seed):
+        add(parser)
+    text = " ".join(parser.format_help().split())
+    assert text.count("(default: ") == 5
+    args = parser.parse_args(["--slice", "a", "--slice", "b", "--seed", "3", "--layer", "last"])
+    assert (args.slice, args.seed, args.layer) == (["a", "b"], 3, "last")
