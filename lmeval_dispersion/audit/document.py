@@ -464,5 +464,4 @@ def _accuracy_interval(row: Row) -> str | None:
 
 
 def _range(low: float, high: float, spec: str) -> str:
-    """Two numbers on one line: with spaces that do not break."""
-    return f"{low:{spec}} to {high:{spec}}".replace(" ", "\u00a0").replace("-", "−")
+    return f"{low:{spec}} to {high:{spec}}"
