@@ -7,11 +7,12 @@ import pytest
 from browser import Browser
 from synthetic import documents, planted_store, vectors
 
-from lmeval_dispersion.audit.compare import compared_stores, comparison_text
+from lmeval_dispersion.audit.compare import compared_stores, comparison_document
 from lmeval_dispersion.audit.report import report_json
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import MixedStoresError, UsageError
 from lmeval_dispersion.geometry import dispersion
+from lmeval_dispersion.report import render
 from lmeval_dispersion.store import read_store, write_store
 
 
@@ -86,7 +87,7 @@ def test_several_runs_are_compared_with_the_first(tmp_path):
     found = compared_stores(paths)
     assert found["baseline"]["run"] == "m0"
     assert [other["run"] for other in found["others"]] == ["m1", "m2"]
-    assert "RUN minus m0" in comparison_text(found)
+    assert "RUN minus m0" in render(comparison_document(found), "table")
     same = compared_stores([store(tmp_path / "x"), store(tmp_path / "y", seed=1)])
     assert same["baseline"]["run"].endswith("x")
 
