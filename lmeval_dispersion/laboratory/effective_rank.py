@@ -69,24 +69,24 @@ class TokenRanks(NamedTuple):
     diff_erank: float
 
 
-Group = tuple[NDArray[np.uint32], NDArray[np.int64]]  # segments, and which of them
+Bin = tuple[NDArray[np.uint32], NDArray[np.int64]]  # segments, and which of them
 
 
 def token_ranks(
-    study: Study, causal: CausalModel, groups: Sequence[Group], batch: int, seed: int
+    study: Study, causal: CausalModel, bins: Sequence[Bin], batch: int, seed: int
 ) -> list[TokenRanks]:
-    """:class:`TokenRanks` of every group of segments, at the final layer.
+    """:class:`TokenRanks` of every bin of segments, at the final layer.
 
     Raises:
         DispersionError: The architecture cannot be built at random weights.
     """
-    values = study.rows("eranks", (2, len(groups)))
+    values = study.rows("eranks", (2, len(bins)))
     models: Any = (("trained", lambda: causal), ("untrained", lambda: _untrained(causal, seed)))
     for row, (name, built) in enumerate(models):
         other = built()
 
-        def one_group(number: int, row: int = row, other: CausalModel = other) -> None:
-            tokens, members = groups[number]
+        def one_bin(number: int, row: int = row, other: CausalModel = other) -> None:
+            tokens, members = bins[number]
             found: list[float] = []
 
             def see(_layer: str, _first: int, states: Tensor) -> None:
@@ -96,7 +96,7 @@ def token_ranks(
                 other.forward(np.asarray(tokens[np.sort(members)[start : start + batch]]), ["last"], see)
             values[row, number] = np.mean(found)
 
-        study.work(f"eranks-{name}", len(groups), one_group)
+        study.work(f"eranks-{name}", len(bins), one_bin)
     return [TokenRanks(float(a), float(b), float(b - a)) for a, b in np.asarray(values).T]
 
 

@@ -198,8 +198,8 @@ class _Law:
         ranks: dict[int, TokenRanks] = {}
         if self.settings["diff_erank"]:
             sequence = [number for number, unit in enumerate(units) if unit.perplexity == SEQUENCE]
-            groups = [(units[number].split.segments.tokens, units[number].members) for number in sequence]
-            found = token_ranks(self.study, self.causal, groups, self.batch, self.settings["seed"])
+            bins = [(units[number].split.segments.tokens, units[number].members) for number in sequence]
+            found = token_ranks(self.study, self.causal, bins, self.batch, self.settings["seed"])
             ranks = dict(zip(sequence, found, strict=True))
         points = pd.DataFrame.from_records(list(self.points(units, values, ranks)))
         seed = self.settings["seed"]
