@@ -104,10 +104,10 @@ def child_ours(spec: dict) -> dict:
     with Peak() as peak:
         started = time.process_time()
         found = condensation(
-            model, spec["data"], segment=spec["length"], texts=spec["texts"], reference=spec["reference"]
+            model, spec["data"], segment=spec["length"], texts=spec["texts"], released=spec["released"]
         )
         seconds = time.process_time() - started
-    means = found.layers["reference_mean"].tolist() if spec["reference"] else []
+    means = found.layers["reference_mean"].tolist() if spec["released"] else []
     return {"seconds": seconds, "total": peak.total, "anonymous": peak.anonymous, "means": means}
 
 
@@ -146,7 +146,7 @@ def memory(sizes: list[int], length: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             saved_model(Path(folder) / "model", layers=4, width=64, positions=length)
             texts(Path(folder) / "text.jsonl", size, length)
-            spec = {"model": f"{folder}/model", "data": f"{folder}/text.jsonl", "folder": f"{folder}/run"}
+            spec = {"model": f"{folder}/model", "data": f"{folder}/text.jsonl", "folder": f"{folder}/study"}
             found = measured(sys.executable, "law", {**spec, "length": length})
         first = first or found
         ratio = found["anonymous"] / first["anonymous"]
@@ -161,7 +161,7 @@ def peer(python: str, count: int, repeats: int) -> None:
     import numpy as np
 
     print(f"{count} texts, width 256, one thread, CPU seconds, medians of {repeats} turns")
-    print("as released: ours with reference=True; MB: peak minus that of 5 texts")
+    print("as released: ours with released=True; MB: peak minus that of 5 texts")
     print("difference: of our released layer means and the peer's, at most; spread: (max - min) / median")
     heads = ("layers", "tokens", "ours s", "as released s", "peer s", "peer/ours", "peer/as released")
     print("  ".join((*heads, "ours MB", "as released MB", "peer MB", "difference", "spread")))
@@ -171,9 +171,9 @@ def peer(python: str, count: int, repeats: int) -> None:
             texts(Path(folder) / "text.jsonl", count, length)
             texts(Path(folder) / "few.jsonl", 5, length)
             spec = {"model": f"{folder}/model", "length": length, "texts": count}
-            full = {**spec, "data": f"{folder}/text.jsonl", "reference": True}
-            plain = {**full, "reference": False}
-            few = {**full, "data": f"{folder}/few.jsonl", "reference": False}
+            full = {**spec, "data": f"{folder}/text.jsonl", "released": True}
+            plain = {**full, "released": False}
+            few = {**full, "data": f"{folder}/few.jsonl", "released": False}
             runs: dict[str, list[dict]] = {"ours": [], "released": [], "peer": []}
             for _ in range(repeats):
                 runs["ours"].append(measured(sys.executable, "ours", plain))

@@ -16,17 +16,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lmeval_dispersion.laboratory.condensing import condensation
     from lmeval_dispersion.laboratory.context_clusters import clusters
     from lmeval_dispersion.laboratory.perplexity_law import law
     from lmeval_dispersion.laboratory.sublayer_choice import sublayers
+    from lmeval_dispersion.laboratory.token_condensation import condensation
 
 __all__ = ["clusters", "condensation", "law", "sublayers"]
 
 _MODULES = {
     "law": "perplexity_law",
     "sublayers": "sublayer_choice",
-    "condensation": "condensing",
+    "condensation": "token_condensation",
     "clusters": "context_clusters",
 }
 

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.laboratory.report import FORMATS, report
+from lmeval_dispersion.options import Output, add_output, add_seed
 
-_RUNS = "dispersion-runs"
+_STUDIES = "dispersion-runs"
 
 
 def add_law_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,17 +32,17 @@ def add_law_arguments(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument("--held-out", metavar="FILE|HUB_ID", help="a second text, binned by itself")
     how.add_argument("--diff-erank", action="store_true", help="also run the model at random weights")
-    _add_run(parser)
+    _add_study(parser)
 
 
 def run_law(args: argparse.Namespace) -> int:
     """Run ``dispersion law``."""
-    from lmeval_dispersion.laboratory.study import as_texts
+    from lmeval_dispersion.laboratory.inputs import as_texts
 
     held_out = None if args.held_out is None else as_texts(args.held_out, args.column)
     names = ("segments", "layers", "bins", "bin_size", "contexts", "diff_erank")
     options = {name: getattr(args, name) for name in names}
-    return _run(args, "law", held_out=held_out, **options)
+    return _analyse(args, "law", held_out=held_out, **options)
 
 
 def add_sublayers_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,13 +67,13 @@ def add_sublayers_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--knn-tokens", type=int, default=100_000, metavar="N", help="of the datastore (default: 100000)"
     )
-    _add_run(parser)
+    _add_study(parser)
 
 
 def run_sublayers(args: argparse.Namespace) -> int:
     """Run ``dispersion sublayers``; 3 where the text was too short for the largest draws."""
     names = ("layers", "sizes", "repeats", "knn", "knn_tokens")
-    return _run(args, "sublayers", **{name: getattr(args, name) for name in names})
+    return _analyse(args, "sublayers", **{name: getattr(args, name) for name in names})
 
 
 def add_condensation_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,14 +88,14 @@ def add_condensation_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--last", type=int, default=3, metavar="N", help="last depths that the summary averages (default: 3)"
     )
-    how.add_argument("--reference", action="store_true", help="also the released code's numbers")
-    _add_run(parser)
+    how.add_argument("--released", action="store_true", help="also the released code's numbers")
+    _add_study(parser)
 
 
 def run_condensation(args: argparse.Namespace) -> int:
     """Run ``dispersion condensation``."""
-    names = ("texts", "tokens", "last", "reference")
-    return _run(args, "condensation", **{name: getattr(args, name) for name in names})
+    names = ("texts", "tokens", "last", "released")
+    return _analyse(args, "condensation", **{name: getattr(args, name) for name in names})
 
 
 def add_clusters_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,23 +113,23 @@ def add_clusters_arguments(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument("--clusters", type=int, default=500, metavar="N", help="the most (default: 500)")
     how.add_argument("--layers", default="last", help="last, all, or names such as layer.3,layer.-1.attn")
-    _add_run(parser)
+    _add_study(parser)
 
 
 def run_clusters(args: argparse.Namespace) -> int:
     """Run ``dispersion clusters``."""
     names = ("ngram", "occurrences", "contexts", "context", "clusters", "layers")
-    return _run(args, "clusters", **{name: getattr(args, name) for name in names})
+    return _analyse(args, "clusters", **{name: getattr(args, name) for name in names})
 
 
-def _run(args: argparse.Namespace, kind: str, **options: Any) -> int:
-    if args.output is not None and not args.output.absolute().parent.is_dir():
-        raise UsageError(f"expected --output in an existing folder, got {args.output}")
+def _analyse(args: argparse.Namespace, kind: str, **options: Any) -> int:
+    output = Output.of(args)
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from lmeval_dispersion import laboratory
-    from lmeval_dispersion.laboratory.runs import Processes
-    from lmeval_dispersion.laboratory.study import Under, as_texts
+    from lmeval_dispersion.laboratory.documents import result_document
+    from lmeval_dispersion.laboratory.inputs import as_texts
+    from lmeval_dispersion.laboratory.study import Processes, Under
 
     if hasattr(args, "segment"):
         options["segment"] = args.segment
@@ -140,17 +139,12 @@ def _run(args: argparse.Namespace, kind: str, **options: Any) -> int:
         pack=args.pack,
         seed=args.seed,
         batch=args.batch_size,
-        folder=args.run or Under(Path(_RUNS)),
+        folder=args.run or Under(Path(_STUDIES)),
         quiet=False,
         **options,
     )
     if Processes().first:
-        text = report(result, args.format or _suffix(args.output))
-        if args.output is None:
-            sys.stdout.write(text)
-        else:
-            args.output.write_text(text, encoding="utf-8")
-            print(f"wrote {args.output}", file=sys.stderr)
+        output.write(result_document(result))
     if result.manifest.get("left_out_sizes"):
         left_out = ", ".join(map(str, result.manifest["left_out_sizes"]))
         print(
@@ -180,11 +174,6 @@ def _models(args: argparse.Namespace) -> Any:
             )
         )
     return choices if isinstance(args.model, list) else choices[0]
-
-
-def _suffix(output: Path | None) -> str:
-    suffix = output.suffix.removeprefix(".") if output else ""
-    return suffix if suffix in FORMATS else "table"
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -236,22 +225,19 @@ def _add_data(parser: argparse.ArgumentParser, segment: int | None) -> None:
         )
 
 
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("run")
+def _add_study(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("study")
     group.add_argument(
         "--run",
         type=Path,
         metavar="FOLDER",
-        help=f"where it is kept; the same command resumes it (default: a folder in {_RUNS}/)",
+        help=f"where it is kept; the same command resumes it (default: a folder in {_STUDIES}/)",
     )
     group.add_argument(
         "--batch-size", type=int, metavar="N", help="segments a forward pass (default: by memory)"
     )
-    group.add_argument("--seed", type=int, default=0, help="of all draws (default: 0)")
-    group.add_argument("--format", choices=FORMATS, help="default: the suffix of --output, else table")
-    group.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write there, not to standard output"
-    )
+    add_seed(group)
+    add_output(group)
 
 
 Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]

@@ -1,6 +1,6 @@
-"""Two runs of one analysis side by side: every figure, its difference, the difference's 95 % interval.
+"""Two studies of one kind side by side: every metric, its difference, the difference's 95 % interval.
 
-Runs that saw the same tokens (their hashes agree) are compared text by text, cluster by cluster or draw by
+Studies that saw the same tokens (their hashes agree) are compared text by text, cluster by cluster or draw by
 draw, which takes the texts' own variation out; others as independent samples. ``paired`` says which.
 """
 
@@ -12,59 +12,57 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import GeometryError, UsageError
-from lmeval_dispersion.geometry import jackknife_se
-from lmeval_dispersion.laboratory.runs import Run, read_run
-from lmeval_dispersion.laboratory.statistics import (
+from lmeval_dispersion.laboratory.depth_trend import depth_samples, depth_trend
+from lmeval_dispersion.laboratory.study import Study, read_study
+from lmeval_dispersion.statistics import (
+    Array,
+    Bounds,
     correlation,
-    depth_samples,
-    depth_trend,
+    jackknife_se,
+    normal_bounds,
     percentiles,
     resampled_correlations,
     resampled_means,
 )
 
-Array = NDArray[np.float64]
 Record = dict[str, Any]
-
-_Z = 1.959963984540054
 
 
 def compared(first: str | Path, second: str | Path) -> pd.DataFrame:
-    """What two runs of one kind have in common.
+    """What two studies of one kind have in common.
 
     Columns: what the row is about, ``figure``, ``first``, ``second``, ``difference`` (second minus first)
     with ``low`` and ``high``, ``paired``.
 
     Raises:
-        UsageError: A folder holds no complete run, the runs are of two kinds, or they share no figure.
+        UsageError: A folder holds no complete study, the studies are of two kinds, or they share no metric.
     """
-    a, b = read_run(first), read_run(second)
+    a, b = read_study(first), read_study(second)
     kinds = a.manifest["kind"], b.manifest["kind"]
     if kinds[0] != kinds[1]:
-        raise UsageError(f"expected two runs of one kind, got {kinds[0]} and {kinds[1]}")
+        raise UsageError(f"expected two studies of one kind, got {kinds[0]} and {kinds[1]}")
     records = list(_KINDS[kinds[0]](a, b))
     if not records:
-        raise UsageError(f"{first} and {second} share no layer, split or model; run both with the same ones")
+        raise UsageError(f"{first} and {second} share no layer, split or model; make both with the same ones")
     return pd.DataFrame.from_records(records)
 
 
-def _law(a: Run, b: Run) -> Iterator[Record]:
+def _law(a: Study, b: Study) -> Iterator[Record]:
     one, two = a.tables(), b.tables()
     keys = ["split", "layer"]
     folds = [dict(list(tables["jackknife"].groupby(keys))) for tables in (one, two)]
     for _, row in one["overall"].merge(two["overall"], on=keys, suffixes=("_a", "_b")).iterrows():
         left = [fold[(row["split"], row["layer"])] for fold in folds]
         paired = _same(a, b, row["split"]) and len(left[0]) == len(left[1])
-        for figure, column, log in (("dispersion", "dispersion", False), ("log perplexity", "nll", True)):
+        for metric, column, log in (("dispersion", "dispersion", False), ("log perplexity", "nll", True)):
             source = "perplexity" if log else "dispersion"
             values = _pair(np.log(row[f"{source}_{x}"]) if log else row[f"{source}_{x}"] for x in "ab")
             before, after = (fold[column].to_numpy() for fold in left)
             error = jackknife_se(after - before) if paired else jackknife_se(before, after)
             about = {"split": row["split"], "perplexity": "", "layer": row["layer"]}
-            yield {**about, **_normal(figure, values, error, paired)}
+            yield {**about, **_normal(metric, values, error, paired)}
     keys = ["split", "perplexity", "layer"]
     points = [dict(list(tables["points"].groupby(keys, sort=False))) for tables in (one, two)]
     for key in (key for key in points[0] if key in points[1]):
@@ -75,16 +73,18 @@ def _law(a: Run, b: Run) -> Iterator[Record]:
 
 
 def _correlations(x: pd.DataFrame, y: pd.DataFrame) -> Record:
-    """Pearson r of perplexity and dispersion: bins are another choice in each run, so never paired."""
+    """Pearson r of perplexity and dispersion: bins are another choice in each study, so never paired."""
     pairs = [(frame["mean_perplexity"].to_numpy(), frame["dispersion"].to_numpy()) for frame in (x, y)]
     values = _pair(correlation(*pair) for pair in pairs)
     samples = [resampled_correlations(*pair, seed=seed) for seed, pair in enumerate(pairs)]
     return _sampled("pearson r", values, samples[1] - samples[0], paired=False)
 
 
-def _sublayers(a: Run, b: Run) -> Iterator[Record]:
-    draws = [run.tables()["draws"] for run in (a, b)]
-    settings = [(run.manifest["settings"]["seed"], run.manifest["settings"]["repeats"]) for run in (a, b)]
+def _sublayers(a: Study, b: Study) -> Iterator[Record]:
+    draws = [study.tables()["draws"] for study in (a, b)]
+    settings = [
+        (study.manifest["settings"]["seed"], study.manifest["settings"]["repeats"]) for study in (a, b)
+    ]
     paired = _same(a, b, "pool") and settings[0] == settings[1]
     keys = ["layer", "segments"]
     groups = [dict(list(frame.groupby(keys, sort=False)["dispersion"])) for frame in draws]
@@ -97,7 +97,7 @@ def _sublayers(a: Run, b: Run) -> Iterator[Record]:
         yield {**about, **_normal("dispersion", _pair((x.mean(), y.mean())), float(error), paired)}
 
 
-def _condensation(a: Run, b: Run) -> Iterator[Record]:
+def _condensation(a: Study, b: Study) -> Iterator[Record]:
     for (name, i, x), (other, j, y) in _models(a, b, "texts"):
         tables = [_texts_by_depth(frame) for frame in (x, y)]
         paired = _hash(a, f"m{i}.texts") == _hash(b, f"m{j}.texts") and len(tables[0]) == len(tables[1])
@@ -107,8 +107,8 @@ def _condensation(a: Run, b: Run) -> Iterator[Record]:
             yield {"model": model, "depth": depth, **record}
 
 
-def _last(run: Run) -> int:
-    return int(run.manifest["settings"]["last"])
+def _last(study: Study) -> int:
+    return int(study.manifest["settings"]["last"])
 
 
 def _texts_by_depth(frame: pd.DataFrame) -> Array:
@@ -136,7 +136,7 @@ def _depth_records(
             yield str(depth), _sampled("mean", values, two[:, depth] - one[:, depth], paired)
 
 
-def _clusters(a: Run, b: Run) -> Iterator[Record]:
+def _clusters(a: Study, b: Study) -> Iterator[Record]:
     paired = _same(a, b, "contexts")
     for (name, _, x), (other, _, y) in _models(a, b, "clusters"):
         model = name if name == other else f"{name} → {other}"
@@ -159,11 +159,11 @@ _KINDS = {"law": _law, "sublayers": _sublayers, "condensation": _condensation, "
 _Part = tuple[str, int, pd.DataFrame]
 
 
-def _models(a: Run, b: Run, table: str) -> Iterator[tuple[_Part, _Part]]:
-    """Models of the same name in both runs; where there are none, the one model of each."""
+def _models(a: Study, b: Study, table: str) -> Iterator[tuple[_Part, _Part]]:
+    """Models of the same name in both studies; where there are none, the one model of each."""
     parts = []
-    for run in (a, b):
-        groups = list(run.tables()[table].groupby("model", sort=False))
+    for study in (a, b):
+        groups = list(study.tables()[table].groupby("model", sort=False))
         parts.append({str(name): (str(name), number, frame) for number, (name, frame) in enumerate(groups)})
     shared = [name for name in parts[0] if name in parts[1]]
     if shared:
@@ -172,16 +172,16 @@ def _models(a: Run, b: Run, table: str) -> Iterator[tuple[_Part, _Part]]:
         yield next(iter(parts[0].values())), next(iter(parts[1].values()))
     else:
         raise UsageError(
-            f"expected runs that share a model, or runs of one model each, got {', '.join(parts[0])} and "
+            f"expected studies that share a model, or of one model each, got {', '.join(parts[0])} and "
             f"{', '.join(parts[1])}"
         )
 
 
-def _hash(run: Run, name: str) -> str:
-    return str(run.manifest[f"segments.{name}"]["sha256"])
+def _hash(study: Study, name: str) -> str:
+    return str(study.manifest[f"segments.{name}"]["sha256"])
 
 
-def _same(a: Run, b: Run, name: str) -> bool:
+def _same(a: Study, b: Study, name: str) -> bool:
     return _hash(a, name) == _hash(b, name)
 
 
@@ -190,16 +190,16 @@ def _pair(values: Iterable[float]) -> tuple[float, float]:
     return float(first), float(second)
 
 
-def _normal(figure: str, values: tuple[float, float], error: float, paired: bool) -> Record:
+def _normal(metric: str, values: tuple[float, float], error: float, paired: bool) -> Record:
     first, second = values
-    difference = second - first
-    bounds = {"low": difference - _Z * error, "high": difference + _Z * error}
-    known = {"figure": figure, "first": first, "second": second, "difference": difference}
-    return {**known, **bounds, "paired": paired}
+    return _record(metric, values, normal_bounds(second - first, error), paired)
 
 
-def _sampled(figure: str, values: tuple[float, float], samples: Array, paired: bool) -> Record:
+def _sampled(metric: str, values: tuple[float, float], samples: Array, paired: bool) -> Record:
+    return _record(metric, values, percentiles(samples), paired)
+
+
+def _record(metric: str, values: tuple[float, float], bounds: Bounds, paired: bool) -> Record:
     first, second = values
-    low, high = percentiles(samples)
-    known = {"figure": figure, "first": first, "second": second, "difference": second - first}
-    return {**known, "low": low, "high": high, "paired": paired}
+    known = {"figure": metric, "first": first, "second": second, "difference": second - first}
+    return {**known, **bounds._asdict(), "paired": paired}

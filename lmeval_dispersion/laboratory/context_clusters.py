@@ -19,26 +19,27 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import contributions, dispersion_estimate, unit_rows
-from lmeval_dispersion.laboratory.engine import Engine, last_vectors
-from lmeval_dispersion.laboratory.ngrams import Contexts, recurring_contexts, write_corpus
-from lmeval_dispersion.laboratory.runs import Run
-from lmeval_dispersion.laboratory.statistics import mean_interval, perplexity
-from lmeval_dispersion.laboratory.study import (
-    DataLike,
-    Folder,
-    as_models,
-    as_texts,
+from lmeval_dispersion.laboratory.causal_model import (
+    CausalModel,
     batch_size,
     check_finite,
+    last_vectors,
+    perplexity,
+)
+from lmeval_dispersion.laboratory.inputs import (
+    DataLike,
+    as_models,
+    as_texts,
     data_settings,
-    digest,
     label,
     model_settings,
-    opened,
-    summary_of,
 )
+from lmeval_dispersion.laboratory.ngrams import Contexts, recurring_contexts, write_corpus
+from lmeval_dispersion.laboratory.segments import digest
+from lmeval_dispersion.laboratory.study import Folder, Study, opened
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.model.texts import Texts
+from lmeval_dispersion.statistics import mean_interval
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,10 @@ class ClustersResult:
     kind = "clusters"
 
     @classmethod
-    def of(cls, run: Run) -> ClustersResult:
-        """The result of a complete run."""
-        tables = run.tables()
-        return cls(tables["summary"], tables["clusters"], tables["ngrams"], run.manifest)
+    def of(cls, study: Study) -> ClustersResult:
+        """The result of a complete study."""
+        tables = study.tables()
+        return cls(tables["summary"], tables["clusters"], tables["ngrams"], study.manifest)
 
     def to_frame(self) -> pd.DataFrame:
         """The distances, tidy."""
@@ -73,7 +74,7 @@ class ClustersResult:
 
     def plot(self) -> Any:
         """Both distances of every model, one panel a layer."""
-        from lmeval_dispersion.laboratory.plots import cluster_lines
+        from lmeval_dispersion.laboratory.charts import cluster_lines
 
         return cluster_lines(self.summary)
 
@@ -108,7 +109,7 @@ def clusters(
         pack: Join the texts to one stream.
         seed: Of the draw and the bootstrap.
         batch: Contexts a forward pass; by memory if None.
-        folder: Where the run is kept and can be resumed; a temporary place if None.
+        folder: Where the study is kept and can be resumed; a temporary place if None.
         quiet: Whether to say nothing on stderr.
 
     Raises:
@@ -122,30 +123,30 @@ def clusters(
         **{"ngram": ngram, "occurrences": occurrences, "contexts": contexts, "context": context},
         **{"clusters": clusters, "layers": layers, "pack": pack, "seed": seed},
     }
-    with opened("clusters", settings, folder, quiet) as run:
-        if not run.complete:
-            _study(run, several, source, settings, batch)
-        return ClustersResult.of(run)
+    with opened("clusters", settings, folder, quiet) as study:
+        if not study.complete:
+            _work(study, several, source, settings, batch)
+        return ClustersResult.of(study)
 
 
-def _study(
-    run: Run, models: list[ModelLike], source: Texts, settings: dict[str, Any], batch: int | None
+def _work(
+    study: Study, models: list[ModelLike], source: Texts, settings: dict[str, Any], batch: int | None
 ) -> None:
-    engine = Engine(models[0])
-    tokenizer = engine.loaded.tokenizer
-    found = _contexts(run, source, tokenizer, settings)
+    causal = CausalModel(models[0])
+    tokenizer = causal.loaded.tokenizer
+    found = _contexts(study, source, tokenizer, settings)
     summaries, distances, described = [], [], []
     for number, model in enumerate(models):
-        engine = engine if number == 0 else Engine(model)
-        if engine.loaded.tokenizer.get_vocab() != tokenizer.get_vocab():
+        causal = causal if number == 0 else CausalModel(model)
+        if causal.loaded.tokenizer.get_vocab() != tokenizer.get_vocab():
             raise UsageError(
                 f"expected checkpoints with one tokenizer, got that of {label(model)}, which differs from "
-                f"{label(models[0])}'s; give them runs of their own"
+                f"{label(models[0])}'s; give them studies of their own"
             )
-        summary, each = _one_model(run, engine, number, label(model), found, settings, batch)
+        summary, each = _one_model(study, causal, number, label(model), found, settings, batch)
         summaries.append(summary)
         distances.append(each)
-        described.append({"model": label(model), **summary_of(engine)})
+        described.append({"model": label(model), **causal.summary()})
     ngrams = pd.DataFrame(
         {
             "cluster": np.arange(len(found.ngrams)),
@@ -153,49 +154,49 @@ def _study(
             "occurrences": found.occurrences,
         }
     )
-    run.finish(
+    study.finish(
         {"summary": pd.concat(summaries), "clusters": pd.concat(distances), "ngrams": ngrams},
         models=described,
     )
 
 
-def _contexts(run: Run, source: Texts, tokenizer: Any, settings: dict[str, Any]) -> Contexts:
+def _contexts(study: Study, source: Texts, tokenizer: Any, settings: dict[str, Any]) -> Contexts:
     names = ("ngram", "occurrences", "contexts", "context", "clusters", "seed")
 
     def find() -> dict[str, Any]:
-        counts = write_corpus(run.work_folder, source, tokenizer, settings["pack"])
-        found = recurring_contexts(run.work_folder, tokenizer, **{name: settings[name] for name in names})
+        counts = write_corpus(study.work_folder, source, tokenizer, settings["pack"])
+        found = recurring_contexts(study.work_folder, tokenizer, **{name: settings[name] for name in names})
         for name, array in found._asdict().items():
-            np.save(run.work_folder / f"contexts.{name}.npy", array)
+            np.save(study.work_folder / f"contexts.{name}.npy", array)
         return {"counts": counts.as_dict(), "clusters": len(found.tokens), "sha256": digest(found.tokens)}
 
-    run.once("segments.contexts", find)
-    return Contexts(*(np.load(run.work_folder / f"contexts.{name}.npy") for name in Contexts._fields))
+    study.once("segments.contexts", find)
+    return Contexts(*(np.load(study.work_folder / f"contexts.{name}.npy") for name in Contexts._fields))
 
 
 def _one_model(
-    run: Run,
-    engine: Engine,
+    study: Study,
+    causal: CausalModel,
     number: int,
     name: str,
     found: Contexts,
     settings: dict[str, Any],
     batch: int | None,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    layers = engine.layers(settings["layers"])
-    engine.check_segment(settings["context"])
+    layers = causal.layers(settings["layers"])
+    causal.check_segment(settings["context"])
     count, members, length = found.tokens.shape
-    size = batch_size(run, engine, batch, length, len(layers))
-    within = run.rows(f"m{number}.within", (count, len(layers)))
-    centroids = run.rows(f"m{number}.centroids", (count, len(layers), engine.width))
-    nll = run.rows(f"m{number}.nll", (count,))
+    size = batch_size(study, causal, batch, length, len(layers))
+    within = study.rows(f"m{number}.within", (count, len(layers)))
+    centroids = study.rows(f"m{number}.centroids", (count, len(layers), causal.width))
+    nll = study.rows(f"m{number}.nll", (count,))
     origins = np.stack([np.arange(members), np.zeros(members, dtype=np.int64)], axis=1)
 
     def one_cluster(which: int) -> None:
         held: dict[str, list[NDArray[np.float32]]] = {layer: [] for layer in layers}
         losses: list[float] = []
         for start in range(0, members, size):
-            engine.run(
+            causal.forward(
                 found.tokens[which, start : start + size],
                 layers,
                 lambda layer, _first, states: held[layer].append(last_vectors(states)),
@@ -210,7 +211,7 @@ def _one_model(
             within[which, place] = np.square(difference).sum(axis=1).mean() / 2
         nll[which] = np.mean(losses)
 
-    run.work(f"m{number}.pass", count, one_cluster)
+    study.work(f"m{number}.pass", count, one_cluster)
     summaries, each = [], []
     for place, layer in enumerate(layers):
         middle = mean_interval(within[:, place], settings["seed"])

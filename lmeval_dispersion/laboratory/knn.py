@@ -5,7 +5,7 @@ squared Euclidean distance) vote for their values with weight softmax(-distance 
 probability and theirs are mixed with a weight. Temperature and weight are tuned per candidate on
 segments of their own, and the perplexity is that of other segments. No segment is in two parts.
 
-States and probabilities are kept on disk while the run works; the index holds knn_tokens x width float32.
+States and probabilities are kept on disk while the study works; the index holds knn_tokens x width float32.
 
 Source: Khandelwal et al. (2020), with the candidates of RD section 3.3.
 """
@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmeval_dispersion.errors import MissingExtraError, UsageError
-from lmeval_dispersion.laboratory.engine import Engine
-from lmeval_dispersion.laboratory.runs import Run
-from lmeval_dispersion.laboratory.statistics import mean_interval
-from lmeval_dispersion.laboratory.study import batch_size, batches, check_finite, segments_of
+from lmeval_dispersion.laboratory.causal_model import CausalModel, batch_size, batches, check_finite
+from lmeval_dispersion.laboratory.segments import segments_of
+from lmeval_dispersion.laboratory.study import Study
 from lmeval_dispersion.model.texts import Texts
+from lmeval_dispersion.statistics import mean_interval
 
 NEIGHBOURS = 1024
 EVALUATED = 50  # at most so many segments to tune on, and as many to test on
@@ -49,7 +49,12 @@ def require_faiss() -> Any:
 
 
 def knn_tables(
-    run: Run, engine: Engine, names: list[str], source: Texts, settings: dict[str, Any], batch: int | None
+    study: Study,
+    causal: CausalModel,
+    names: list[str],
+    source: Texts,
+    settings: dict[str, Any],
+    batch: int | None,
 ) -> dict[str, pd.DataFrame]:
     """The tables ``knn`` and ``knn_differences`` of :class:`SublayersResult`.
 
@@ -59,10 +64,10 @@ def knn_tables(
     length = settings["segment"]
     store = max(2, settings["knn_tokens"] // length)
     drawn = segments_of(
-        run,
+        study,
         "knn",
         source,
-        engine,
+        causal,
         length=length,
         count=store + 2 * _evaluated(store),
         seed=settings["seed"],
@@ -73,10 +78,10 @@ def knn_tables(
         raise UsageError(
             f"expected at least 10 segments for a kNN-LM, got {n}; pass more text or shorter segments"
         )
-    size = batch_size(run, engine, batch, length, len(names))
-    states = run.rows("knn.states", (len(names), n, length - 1, engine.width), np.float32)
-    losses = run.rows("knn.nll", (n, length - 1))
-    dtype = str(engine.loaded.model.dtype).removeprefix("torch.")
+    size = batch_size(study, causal, batch, length, len(names))
+    states = study.rows("knn.states", (len(names), n, length - 1, causal.width), np.float32)
+    losses = study.rows("knn.nll", (n, length - 1))
+    dtype = str(causal.loaded.model.dtype).removeprefix("torch.")
 
     def see(layer: str, first: int, found: Tensor) -> None:
         rows = slice(first, first + len(found))
@@ -88,13 +93,13 @@ def knn_tables(
 
     def one_batch(number: int) -> None:
         start = number * size
-        engine.run(drawn.tokens[start : start + size], names, see, score, start)
+        causal.forward(drawn.tokens[start : start + size], names, see, score, start)
 
-    run.work("knn.pass", batches(n, size), one_batch)
+    study.work("knn.pass", batches(n, size), one_batch)
     part = _evaluated(n)
     tune, test, keys = slice(0, part), slice(part, 2 * part), slice(2 * part, n)
     targets = np.asarray(drawn.tokens[:, 1:], dtype=np.int64)
-    rows = run.rows("knn.found", (len(names), 3 + part))
+    rows = study.rows("knn.found", (len(names), 3 + part))
 
     def one_candidate(which: int) -> None:
         index = _index(states[which, keys])
@@ -106,7 +111,7 @@ def knn_tables(
         rows[which] = (weight, temperature, len(values), *mixed.mean(axis=1))
 
     # One candidate a unit: an index of its own each, one at a time in a process.
-    run.work("knn.search", len(names), one_candidate)
+    study.work("knn.search", len(names), one_candidate)
     return _tables(names, np.asarray(rows), losses[test].mean(axis=1), settings["seed"])
 
 

@@ -119,11 +119,11 @@ def recurring_contexts(
             f"expected contexts of at least {len(prefix) + 1} tokens, n-grams of at least 1, and at least as "
             f"many occurrences as contexts (2 or more), got {context}, {ngram}, {occurrences} and {contexts}"
         )
-    groups, most = _frequent(corpus, ngram, body, occurrences)
+    frequent, most = _frequent(corpus, ngram, body, occurrences)
     taken = np.zeros(len(corpus.tokens), dtype=bool)
     rng = np.random.default_rng(seed)
     found: list[tuple[NDArray[np.int64], int]] = []
-    for places in groups:
+    for places in frequent:
         free = _apart(places, ngram, taken)
         if len(free) < occurrences:
             continue
@@ -161,15 +161,15 @@ def _frequent(corpus: _Corpus, n: int, before: int, least: int) -> tuple[list[ND
     order = np.argsort(hashes, kind="stable")
     places, hashes = places[order], hashes[order]
     cuts = np.flatnonzero(hashes[1:] != hashes[:-1]) + 1
-    groups = []
-    for group in np.split(places, cuts):
+    frequent = []
+    for alike in np.split(places, cuts):
         # Two n-grams of one hash are told apart; the first one's stays.
         same = (
-            corpus.tokens[group[:, None] + np.arange(n)] == corpus.tokens[group[:1, None] + np.arange(n)]
+            corpus.tokens[alike[:, None] + np.arange(n)] == corpus.tokens[alike[:1, None] + np.arange(n)]
         ).all(1)
         if same.sum() >= least:
-            groups.append(group[same])
-    return sorted(groups, key=lambda group: (-len(group), int(group[0]))), most
+            frequent.append(alike[same])
+    return sorted(frequent, key=lambda places: (-len(places), int(places[0]))), most
 
 
 def _hashed(corpus: _Corpus, n: int, before: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint64]]]:

@@ -12,42 +12,87 @@ Source: RD sections 2.2, A.1.2 (bins, algorithm 1), A.4 (held-out split), A.5 (V
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.errors import GeometryError, TooFewVectorsError, UsageError
 from lmeval_dispersion.geometry import dispersion_estimate, vendi_score
-from lmeval_dispersion.laboratory.diff_erank import TokenRanks, token_ranks
-from lmeval_dispersion.laboratory.engine import Engine, last_vectors, token_dispersions
-from lmeval_dispersion.laboratory.law_result import LawResult, correlations, left_out, overall
-from lmeval_dispersion.laboratory.runs import Run
-from lmeval_dispersion.laboratory.segments import Segments
-from lmeval_dispersion.laboratory.statistics import effective_rank, perplexity, sorted_bins, uniform_bins
-from lmeval_dispersion.laboratory.study import (
-    DataLike,
-    Folder,
-    as_texts,
+from lmeval_dispersion.laboratory.causal_model import (
+    CausalModel,
     batch_size,
     batches,
     check_finite,
-    data_settings,
-    model_settings,
-    opened,
-    segments_of,
-    summary_of,
+    last_vectors,
+    perplexity,
+    token_dispersions,
 )
-from lmeval_dispersion.laboratory.sums import add_vectors, empty_sums
+from lmeval_dispersion.laboratory.effective_rank import TokenRanks, effective_rank, token_ranks
+from lmeval_dispersion.laboratory.inputs import DataLike, as_texts, data_settings, model_settings
+from lmeval_dispersion.laboratory.integer_sums import GROUPS, add_vectors, dispersion_of, empty_sums
+from lmeval_dispersion.laboratory.segments import Segments, segments_of
+from lmeval_dispersion.laboratory.study import Folder, Study, opened
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.model.texts import Texts
+from lmeval_dispersion.statistics import bootstrap_correlation, correlation, mean_interval
 
 CONTEXTS = (16, 64, 128, 256)
 SEQUENCE = "sequence"  # perplexity of the whole segment; "last@16" is that of the token after 16
 
 _BIN_VALUES = ("dispersion", "dispersion_se", "vendi_score", "effective_rank")
+
+
+MEASURES = (
+    "dispersion",
+    "vendi_score",
+    "effective_rank",
+    "token_dispersion",
+    "token_effective_rank",
+    "diff_erank",
+)
+
+
+@dataclass(frozen=True)
+class LawResult:
+    """The perplexity law of one model on one or two sources.
+
+    Attributes:
+        correlations: One row a split, perplexity, layer and measure: ``pearson`` with ``low`` and ``high``
+            (95 % bootstrap over bins), ``spearman``, ``pearson_log`` (with log perplexity), ``bins``;
+            ``line_r2``: how much of the variance over this split's bins the line fitted on the bins of
+            ``data`` explains (in-sample on ``data``, and negative where it is worse than the mean);
+            ``reason`` where a number is undefined (NaN).
+        points: One row a chosen bin and layer: its mean perplexity and every measure.
+        overall: One row a split and layer: dispersion over all texts, token dispersion, perplexity.
+        manifest: Settings, counts and what was run.
+    """
+
+    correlations: pd.DataFrame
+    points: pd.DataFrame
+    overall: pd.DataFrame
+    manifest: dict[str, Any]
+
+    kind = "law"
+
+    @classmethod
+    def of(cls, study: Study) -> LawResult:
+        """The result of a complete study."""
+        tables = study.tables()
+        return cls(tables["correlations"], tables["points"], tables["overall"], study.manifest)
+
+    def to_frame(self) -> pd.DataFrame:
+        """The correlations, tidy."""
+        return self.correlations
+
+    def plot(self) -> Any:
+        """Mean perplexity against dispersion, one point a bin, one panel a perplexity and layer."""
+        from lmeval_dispersion.laboratory.charts import law_scatter
+
+        return law_scatter(self.points)
 
 
 class _Split(NamedTuple):
@@ -106,7 +151,7 @@ def law(
         pack: Join the texts of a source to one stream before cutting.
         seed: Of the draw, the bootstrap and the random weights.
         batch: Segments a forward pass; by memory if None.
-        folder: Where the run is kept and can be resumed; a temporary place if None.
+        folder: Where the study is kept and can be resumed; a temporary place if None.
         quiet: Whether to say nothing on stderr.
 
     Raises:
@@ -125,46 +170,48 @@ def law(
         **{"segment": segment, "segments": segments, "layers": layers, "bins": bins, "bin_size": bin_size},
         **{"contexts": used, "diff_erank": diff_erank, "pack": pack, "seed": seed},
     }
-    with opened("law", settings, folder, quiet) as run:
-        if not run.complete:
-            _Law(run, Engine(model), settings, batch).study({"data": texts, "held-out": other})
-        return LawResult.of(run)
+    with opened("law", settings, folder, quiet) as study:
+        if not study.complete:
+            _Law(study, CausalModel(model), settings, batch).both_passes({"data": texts, "held-out": other})
+        return LawResult.of(study)
 
 
 class _Law:
     """The study at work."""
 
-    def __init__(self, run: Run, engine: Engine, settings: dict[str, Any], batch: int | None) -> None:
-        self.run, self.engine, self.settings = run, engine, settings
-        self.names = engine.layers(settings["layers"])
+    def __init__(
+        self, study: Study, causal: CausalModel, settings: dict[str, Any], batch: int | None
+    ) -> None:
+        self.study, self.causal, self.settings = study, causal, settings
+        self.names = causal.layers(settings["layers"])
         self.index = {name: i for i, name in enumerate(self.names)}
         self.contexts: list[int] = settings["contexts"]
         self.length: int = settings["segment"]
-        self.batch = batch_size(run, engine, batch, self.length, len(self.names))
+        self.batch = batch_size(study, causal, batch, self.length, len(self.names))
 
-    def study(self, sources: dict[str, Texts | None]) -> None:
+    def both_passes(self, sources: dict[str, Texts | None]) -> None:
         """Both passes, and the tables."""
         splits = [self.first_pass(name, texts) for name, texts in sources.items() if texts is not None]
         units = [unit for split in splits for unit in self.bins(split)]
-        values = self.run.rows("bins", (len(units), len(self.names), len(_BIN_VALUES)))
-        self.run.work("bins", len(units), lambda number: self.one_bin(units[number], values, number))
+        values = self.study.rows("bins", (len(units), len(self.names), len(_BIN_VALUES)))
+        self.study.work("bins", len(units), lambda number: self.one_bin(units[number], values, number))
         ranks: dict[int, TokenRanks] = {}
         if self.settings["diff_erank"]:
             sequence = [number for number, unit in enumerate(units) if unit.perplexity == SEQUENCE]
-            groups = [(units[number].split.segments.tokens, units[number].members) for number in sequence]
-            found = token_ranks(self.run, self.engine, groups, self.batch, self.settings["seed"])
+            bins = [(units[number].split.segments.tokens, units[number].members) for number in sequence]
+            found = token_ranks(self.study, self.causal, bins, self.batch, self.settings["seed"])
             ranks = dict(zip(sequence, found, strict=True))
         points = pd.DataFrame.from_records(list(self.points(units, values, ranks)))
         seed = self.settings["seed"]
         every = pd.concat([overall(s.name, self.names, s.nll[:, 0], s.tokens, s.sums, seed) for s in splits])
-        self.run.finish(
+        self.study.finish(
             {
                 "points": points,
                 "correlations": correlations(points, seed),
                 "overall": every,
                 "jackknife": pd.concat([left_out(s.name, self.names, s.nll[:, 0], s.sums) for s in splits]),
             },
-            model=summary_of(self.engine),
+            model=self.causal.summary(),
             counts={split.name: split.segments.counts.as_dict() for split in splits},
         )
 
@@ -172,10 +219,10 @@ class _Law:
         """Every segment once: perplexities, token dispersions, sums over all texts."""
         settings = self.settings
         drawn = segments_of(
-            self.run,
+            self.study,
             name,
             texts,
-            self.engine,
+            self.causal,
             length=self.length,
             count=settings["segments"],
             seed=settings["seed"],
@@ -183,11 +230,11 @@ class _Law:
         )
         n = len(drawn.tokens)
         sorted_bins(np.zeros(n), settings["bin_size"])  # too few segments are told before the work, not after
-        nll = self.run.rows(f"{name}.nll", (n, 1 + len(self.contexts)))
-        tokens = self.run.rows(f"{name}.tokens", (n, len(self.names)))
-        sums = {"sums": empty_sums(len(self.names), self.engine.width)}
+        nll = self.study.rows(f"{name}.nll", (n, 1 + len(self.contexts)))
+        tokens = self.study.rows(f"{name}.tokens", (n, len(self.names)))
+        sums = {"sums": empty_sums(len(self.names), self.causal.width)}
         after = [context - 1 for context in self.contexts]  # NLL column of the token after so many
-        dtype = str(self.engine.loaded.model.dtype).removeprefix("torch.")
+        dtype = str(self.causal.loaded.model.dtype).removeprefix("torch.")
 
         def see(layer: str, first: int, states: Tensor) -> None:
             rows, place = slice(first, first + len(states)), self.index[layer]
@@ -206,9 +253,9 @@ class _Law:
 
         def one_batch(number: int) -> None:
             start = number * self.batch
-            self.engine.run(drawn.tokens[start : start + self.batch], self.names, see, score, start)
+            self.causal.forward(drawn.tokens[start : start + self.batch], self.names, see, score, start)
 
-        total = self.run.work(f"{name}.pass", batches(n, self.batch), one_batch, sums)
+        total = self.study.work(f"{name}.pass", batches(n, self.batch), one_batch, sums)
         return _Split(name, texts.source, drawn, np.asarray(nll), np.asarray(tokens), total["sums"])
 
     def bins(self, split: _Split) -> Iterator[_Bin]:
@@ -216,9 +263,9 @@ class _Law:
         kinds = [(SEQUENCE, self.length), *((f"last@{context}", context) for context in self.contexts)]
         for column, (kind, length) in enumerate(kinds):
             values = perplexity(split.nll[:, column])
-            runs = sorted_bins(values, self.settings["bin_size"])
-            for number in uniform_bins(values[runs].mean(axis=1), self.settings["bins"]):
-                yield _Bin(split, kind, column, length, int(number), runs[number])
+            every = sorted_bins(values, self.settings["bin_size"])
+            for number in uniform_bins(values[every].mean(axis=1), self.settings["bins"]):
+                yield _Bin(split, kind, column, length, int(number), every[number])
 
     def one_bin(self, unit: _Bin, values: NDArray[np.float64], number: int) -> None:
         """A bin's states, layer by layer, and what they say; then they are forgotten."""
@@ -226,7 +273,7 @@ class _Law:
         held: dict[str, list[NDArray[np.float32]]] = {name: [] for name in self.names}
         for start in range(0, len(members), self.batch):
             tokens = np.asarray(unit.split.segments.tokens[members[start : start + self.batch]])
-            self.engine.run(
+            self.causal.forward(
                 tokens[:, : unit.length],
                 self.names,
                 lambda layer, _first, states: held[layer].append(last_vectors(states)),
@@ -265,3 +312,137 @@ class _Law:
                 if layer == "last" and number in ranks:
                     record.update(ranks[number]._asdict())
                 yield record
+
+
+def sorted_bins(values: ArrayLike, size: int) -> NDArray[np.int64]:
+    """Indices of ``values`` (n,), ascending, cut into bins of ``size``; shape (n // size, size).
+
+    The n mod size highest values fill no bin and are left out. Equal values keep their order.
+
+    Raises:
+        TooFewVectorsError: n < size.
+
+    >>> sorted_bins([3.0, 1.0, 2.0, 9.0, 5.0], 2).tolist()
+    [[1, 2], [0, 4]]
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    count = len(numbers) // size
+    if count < 1:
+        raise TooFewVectorsError(
+            f"expected at least one bin of {size} segments, got {len(numbers)}; "
+            "pass more text, shorter segments or smaller bins"
+        )
+    order = np.argsort(numbers, kind="stable")
+    return np.asarray(order[: count * size].reshape(count, size), dtype=np.int64)
+
+
+def uniform_bins(means: ArrayLike, k: int) -> NDArray[np.int64]:
+    """Which ``k`` of the bins with ascending ``means`` (g,) cover their range evenly; ascending indices.
+
+    Algorithm 1 of the paper: k targets evenly spaced from the lowest mean to the highest, the bin nearest
+    to each (the lower one of two equally near), then the first bins of the sorted list not yet taken until
+    there are k. All of them where k >= g.
+
+    Source: RD A.1.2, algorithm 1.
+
+    >>> uniform_bins([1.0, 1.1, 1.2, 5.0, 9.0], 3).tolist()
+    [0, 3, 4]
+    """
+    values = np.asarray(means, dtype=np.float64)
+    if k < 1:
+        raise GeometryError(f"expected at least 1 bin, got {k}")
+    if k >= len(values):
+        return np.arange(len(values))
+    targets = np.linspace(values[0], values[-1], k)
+    chosen = set(np.abs(values[None, :] - targets[:, None]).argmin(axis=1).tolist())
+    for extra in range(len(values)):
+        if len(chosen) == k:
+            break
+        chosen.add(extra)
+    return np.array(sorted(chosen), dtype=np.int64)
+
+
+def overall(
+    split: str,
+    layers: list[str],
+    nll: NDArray[np.float64],
+    tokens: NDArray[np.float64],
+    sums: NDArray[np.int64],
+    seed: int,
+) -> pd.DataFrame:
+    """One row a layer: dispersion over all texts with its jackknife error, token dispersion, perplexity."""
+    records = []
+    for place, layer in enumerate(layers):
+        estimate = dispersion_of(sums[place]).estimate()
+        token = mean_interval(tokens[:, place], seed)
+        records.append(
+            {
+                "split": split,
+                "layer": layer,
+                "texts": estimate.n,
+                "dispersion": estimate.mean,
+                "dispersion_se": estimate.se,
+                "token_dispersion": token.value,
+                "token_dispersion_low": token.low,
+                "token_dispersion_high": token.high,
+                "perplexity": float(perplexity(nll.mean())),
+            }
+        )
+    return pd.DataFrame.from_records(records)
+
+
+def left_out(
+    split: str, layers: list[str], nll: NDArray[np.float64], sums: NDArray[np.int64]
+) -> pd.DataFrame:
+    """Dispersion and mean NLL without each jackknife group of texts; what comparisons pair on."""
+    groups = np.arange(len(nll)) % GROUPS
+    frames = []
+    for place, layer in enumerate(layers):
+        total = sums[place].sum(axis=0)
+        for group in np.unique(groups):
+            rest = np.zeros_like(sums[place])
+            rest[0] = total - sums[place][group]
+            key = {"split": split, "layer": layer, "group": int(group)}
+            values = {"dispersion": dispersion_of(rest).mean(), "nll": float(nll[groups != group].mean())}
+            frames.append({**key, **values})
+    return pd.DataFrame.from_records(frames)
+
+
+def correlations(points: pd.DataFrame, seed: int) -> pd.DataFrame:
+    """Correlation of the bins' mean perplexity with every measure, per split, perplexity and layer."""
+    records = []
+    for (kind, layer), both in points.groupby(["perplexity", "layer"], sort=False):
+        fitted: dict[str, tuple[float, float]] = {}
+        for split, bins in both.groupby("split", sort=False):
+            for measure in (m for m in MEASURES if m in bins and bins[m].notna().any()):
+                x, y = bins["mean_perplexity"].to_numpy(), bins[measure].to_numpy()
+                found = _one(x, y, seed)
+                if split == "data" and not found["reason"]:
+                    slope, intercept = np.polyfit(x, y, 1)
+                    fitted[measure] = (float(slope), float(intercept))
+                if measure in fitted and np.ptp(y) > 0:
+                    slope, intercept = fitted[measure]
+                    left = np.square(y - (slope * x + intercept)).sum()
+                    found["line_r2"] = float(1 - left / np.square(y - y.mean()).sum())
+                records.append(
+                    {
+                        "split": split,
+                        "perplexity": kind,
+                        "layer": layer,
+                        "measure": measure,
+                        "bins": len(x),
+                        **found,
+                    }
+                )
+    return pd.DataFrame.from_records(records)
+
+
+def _one(x: NDArray[np.float64], y: NDArray[np.float64], seed: int) -> dict[str, Any]:
+    nan = float("nan")
+    names = ("pearson", "low", "high", "spearman", "pearson_log", "line_r2")
+    try:
+        interval = bootstrap_correlation(x, y, seed=seed)
+        rank, log = correlation(x, y, "spearman"), correlation(np.log(x), y)
+    except GeometryError as error:
+        return {**dict.fromkeys(names, nan), "reason": str(error)}
+    return {**dict(zip(names, (*interval, rank, log, nan), strict=True)), "reason": ""}

@@ -11,8 +11,10 @@ sampling into a memory-mapped file.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.laboratory.causal_model import CausalModel
+from lmeval_dispersion.laboratory.study import Study
 from lmeval_dispersion.model.texts import Text, Texts
 
 Tokens = NDArray[np.uint32]
@@ -166,7 +170,7 @@ def write_segments(
 
 
 def read_segments(folder: Path, name: str, counts: Counts) -> Segments:
-    """What :func:`write_segments` wrote, with the counts that the run's manifest keeps."""
+    """What :func:`write_segments` wrote, with the counts that the study's manifest keeps."""
     tokens = np.load(folder / f"{name}.npy", mmap_mode="r")
     return Segments(tokens, np.load(folder / f"{name}.origins.npy"), counts)
 
@@ -218,3 +222,35 @@ def _cuts(document: _Document, body: int) -> Iterator[tuple[int, int, list[int]]
             yield spans[0][1], start, buffer[:body]
             del buffer[:body]
             start += body
+
+
+def segments_of(
+    study: Study,
+    name: str,
+    texts: Texts,
+    causal: CausalModel,
+    *,
+    length: int,
+    count: int,
+    seed: int,
+    pack: bool,
+) -> Segments:
+    """The study's segments: drawn and written by the first process when the study starts, read afterwards."""
+    causal.check_segment(length)
+    tokenizer = causal.loaded.tokenizer
+
+    def draw() -> dict[str, Any]:
+        drawn = write_segments(
+            study.work_folder, name, texts, tokenizer, length=length, count=count, seed=seed, pack=pack
+        )
+        if not study.quiet:
+            print(drawn.counts.report(texts.source), file=sys.stderr)
+        return {"counts": drawn.counts.as_dict(), "sha256": digest(drawn.tokens)}
+
+    drawn = study.once(f"segments.{name}", draw)
+    return read_segments(study.work_folder, name, Counts(**drawn["counts"]))
+
+
+def digest(tokens: NDArray[Any]) -> str:
+    """A hash of token ids: studies with the same one saw the same text in the same tokens."""
+    return sha256(np.ascontiguousarray(tokens).data).hexdigest()

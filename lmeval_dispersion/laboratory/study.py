@@ -1,170 +1,336 @@
-"""What the four analyses share: the run's folder, the text in segments, batches, checks."""
+"""A study, the folder of one analysis: settings, work that can be stopped and resumed, results.
+
+A study is a folder with ``manifest.json`` (``{"format": "dispersion-lab/1", "kind": "law", "complete": true,
+"settings": {...}, ...}``), result tables as parquet, and, until it is complete, ``work/``.
+
+Work is cut into numbered units whose content is settled before the first one starts; process r of R takes
+the units r, r + R, .... A unit writes its own rows of memory-mapped arrays and adds to integer
+accumulators, so neither the order of units, nor who did them, nor a stop in between changes a bit of the
+result. What is done is recorded every few seconds, after the rows are on disk; a killed process loses those
+seconds.
+"""
 
 from __future__ import annotations
 
 import json
-import math
-import re
-import sys
+import os
+import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from lmeval_dispersion.errors import NonFiniteStateError, UsageError
-from lmeval_dispersion.laboratory.engine import Engine
-from lmeval_dispersion.laboratory.runs import Run
-from lmeval_dispersion.laboratory.segments import Counts, Segments, read_segments, write_segments
-from lmeval_dispersion.model.loading import LoadedModel, ModelChoice, ModelLike, model_choice
-from lmeval_dispersion.model.texts import Texts
+from lmeval_dispersion import __version__
+from lmeval_dispersion.errors import UsageError
 
-DataLike = str | Path | Texts
+FORMAT = "dispersion-lab/1"
+KINDS = ("law", "sublayers", "condensation", "clusters")
+
+_FIRST_RECORD = 0.5  # seconds until what is done is first recorded
+_RECORD_EVERY = 5.0  # and between later records, at least
+_OVERHEAD = 20.0  # and so many times the time that one record takes
 
 
 class Under(NamedTuple):
-    """A folder of runs; each gets a folder of its own in it, named for its kind and settings."""
+    """A folder of studies; each gets a folder of its own in it, named for its kind and settings."""
 
     root: Path
 
 
 Folder = str | Path | Under | None
+Accumulators = dict[str, NDArray[np.int64]]
 
-_HUB = re.compile(r"(?P<id>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[^@]+))?(?:@(?P<split>.+))?")
 
+class Processes:
+    """This process's number among those that ``accelerate launch`` started; one alone otherwise.
 
-def as_texts(data: DataLike, column: str = "text") -> Texts:
-    """``data`` as a source of texts; a Hub data set may be written ``id:configuration@split``.
-
-    Raises:
-        UsageError: The file does not exist or is of an unknown kind.
+    They share files, so the study's folder must be on a disk that all of them see.
     """
-    if isinstance(data, Texts):
-        return data
-    text = str(data)
-    match = _HUB.fullmatch(text)
-    if match and not Path(text).exists() and (match["config"] or match["split"]):
-        return Texts(match["id"], column=column, config=match["config"], split=match["split"] or "train")
-    return Texts(text, column=column)
+
+    def __init__(self) -> None:
+        self.index, self.count, self._state = 0, 1, None
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            import torch
+            from accelerate import PartialState
+
+            # A process may wait for the others for as long as their share takes.
+            self._state = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=14))
+            self.index, self.count = self._state.process_index, self._state.num_processes
+
+    @property
+    def first(self) -> bool:
+        """Whether this one writes what is written once."""
+        return self.index == 0
+
+    def wait(self) -> None:
+        """Return when all processes have come here."""
+        if self._state is not None:
+            self._state.wait_for_everyone()
 
 
-def model_settings(model: ModelLike) -> dict[str, Any]:
-    """What identifies a model in a run's settings; where it runs is no part of it."""
-    choice = model_choice(model)
-    known = {"name": choice.name, "revision": choice.revision, "dtype": choice.dtype}
-    return {**known, "quantize": choice.quantize, "adapter": choice.adapter}
+class Study:
+    """One study's folder, see the module.
 
-
-def as_models(models: ModelLike | Sequence[ModelLike]) -> list[ModelLike]:
-    """One model or several as a list.
-
-    Raises:
-        UsageError: There is none, or two would have the same name in the tables.
+    Attributes:
+        folder: The folder.
+        manifest: What ``manifest.json`` holds.
+        processes: Who works on it.
     """
-    several = [models] if isinstance(models, (str, Path, ModelChoice, LoadedModel)) else list(models)
-    names = [label(model) for model in several]
-    twice = [name for name in names if names.count(name) > 1]
-    if not several or twice:
-        raise UsageError(
-            f"expected different models, got {twice[0]} twice" if twice else "expected a model, got none"
-        )
-    return several
 
+    def __init__(
+        self, folder: Path, manifest: dict[str, Any], processes: Processes, quiet: bool = True
+    ) -> None:
+        self.folder, self.manifest, self.processes, self.quiet = folder, manifest, processes, quiet
+        self._rows: dict[str, Any] = {}
 
-def label(model: ModelLike) -> str:
-    """How a model is called in tables: its name, with revision, adapter and bits where they are set."""
-    choice = model_choice(model)
-    extras = f"@{choice.revision}" if choice.revision else ""
-    extras += f" + {choice.adapter}" if choice.adapter else ""
-    extras += f" ({choice.quantize})" if choice.quantize else ""
-    return choice.name + extras
+    @classmethod
+    def open(cls, folder: Path, kind: str, settings: dict[str, Any], *, quiet: bool = True) -> Study:
+        """Start a study in ``folder``, or go on with the one that is there.
 
+        Raises:
+            UsageError: The folder holds something else, or a study with other settings.
+        """
+        processes = Processes()
+        wanted = json.loads(json.dumps(settings))
+        if processes.first:
+            _prepare(folder, kind, wanted)
+        processes.wait()
+        return cls(folder, read_manifest(folder), processes, quiet)
 
-def data_settings(texts: Texts | None) -> dict[str, Any] | None:
-    """What identifies a source in a run's settings."""
-    if texts is None:
-        return None
-    size = texts.path.stat().st_size if texts.path else None
-    known = {"source": texts.source, "column": texts.column, "bytes": size}
-    return known if texts.path else {**known, "config": texts.config, "split": texts.split}
+    @property
+    def complete(self) -> bool:
+        """Whether the results are there."""
+        return bool(self.manifest["complete"])
+
+    @property
+    def work_folder(self) -> Path:
+        """Where unfinished work is kept."""
+        return self.folder / "work"
+
+    def once(self, key: str, value: Callable[[], Any]) -> Any:
+        """``value()``, worked out by the first process and kept in the manifest: a resumed study reads it."""
+        if key not in self.manifest:
+            if self.processes.first:
+                self.manifest[key] = json.loads(json.dumps(value()))
+                _write_json(self.folder / "manifest.json", self.manifest)
+            self.processes.wait()
+            self.manifest = read_manifest(self.folder)
+        return self.manifest[key]
+
+    def rows(self, name: str, shape: tuple[int, ...], dtype: Any = np.float64) -> Any:
+        """A memory-mapped array that units write their rows of; zeros at first. Shared by all processes."""
+        path = self.work_folder / f"{name}.rows.npy"
+        if self.processes.first and not path.exists():
+            part = path.with_suffix(".part.npy")
+            np.lib.format.open_memmap(part, "w+", dtype, shape).flush()
+            part.replace(path)
+        self.processes.wait()
+        self._rows[name] = np.load(path, mmap_mode="r+")
+        return self._rows[name]
+
+    def work(
+        self, name: str, units: int, do: Callable[[int], None], accumulators: Accumulators | None = None
+    ) -> Accumulators:
+        """Call ``do(unit)`` for every unit that is not done, this process's share; then wait for the others.
+
+        ``do`` may add to ``accumulators`` in place; the sums over all units and processes come back.
+        """
+        start = {key: np.zeros_like(array) for key, array in (accumulators or {}).items()}
+        if self.processes.first:
+            # One record from here on, so that this session's process numbers collide with no older file.
+            units_done, sums = self._recorded(name, start)
+            self._record(name, "base", units_done, sums)
+            for path in self._records(name):
+                if path.name != f"{name}.base.npz":
+                    path.unlink()
+        self.processes.wait()
+        done, _ = self._recorded(name, start)
+        waiting = np.setdiff1d(np.arange(self.processes.index, units, self.processes.count), done)
+        finished: list[int] = []
+        last = time.monotonic()
+        pause = _FIRST_RECORD
+        with self._progress(name, len(waiting)) as advance:
+            try:
+                for unit in waiting.tolist():
+                    do(unit)
+                    finished.append(unit)
+                    advance()
+                    if time.monotonic() - last > pause:
+                        begun = time.monotonic()
+                        self._checkpoint(name, finished, accumulators)
+                        last = time.monotonic()
+                        pause = max(_RECORD_EVERY, _OVERHEAD * (last - begun))
+            finally:
+                self._checkpoint(name, finished, accumulators)
+        self.processes.wait()
+        return self._recorded(name, start)[1]
+
+    def finish(self, tables: dict[str, pd.DataFrame], **fields: Any) -> None:
+        """Write the result tables as parquet, mark the study complete and drop its work."""
+        self.processes.wait()
+        if self.processes.first:
+            for name, frame in tables.items():
+                path = self.folder / f"{name}.parquet"
+                frame.to_parquet(path.with_suffix(".part"), index=False)
+                path.with_suffix(".part").replace(path)
+            self.manifest.update(fields, tables=sorted(tables), complete=True)
+            _write_json(self.folder / "manifest.json", self.manifest)
+        self._rows.clear()
+        self.processes.wait()
+        if self.processes.first:
+            shutil.rmtree(self.work_folder, ignore_errors=True)
+        self.manifest = read_manifest(self.folder)
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The result tables of a complete study."""
+        return {name: pd.read_parquet(self.folder / f"{name}.parquet") for name in self.manifest["tables"]}
+
+    def _checkpoint(self, name: str, finished: list[int], accumulators: Accumulators | None) -> None:
+        for array in self._rows.values():
+            array.flush()
+        self._record(name, str(self.processes.index), np.array(finished, dtype=np.int64), accumulators or {})
+
+    def _records(self, name: str) -> list[Path]:
+        """The base first: it may already hold what a file beside it holds."""
+        paths = self.work_folder.glob(f"{name}.*.npz")
+        return sorted(paths, key=lambda path: path.name != f"{name}.base.npz")
+
+    def _recorded(self, name: str, start: Accumulators) -> tuple[NDArray[np.int64], Accumulators]:
+        units = np.empty(0, dtype=np.int64)
+        sums = {key: array.copy() for key, array in start.items()}
+        for path in self._records(name):
+            with np.load(path) as record:
+                mine = record["units"]
+                if len(mine) and np.isin(mine, units).all():
+                    continue  # a stop between writing the base and removing what went into it
+                units = np.concatenate([units, mine])
+                for key in sums:
+                    sums[key] += record[f"sum.{key}"]
+        return units, sums
+
+    def _record(self, name: str, who: str, units: NDArray[np.int64], sums: Accumulators) -> None:
+        path = self.work_folder / f"{name}.{who}.npz"
+        part = path.with_suffix(".part")
+        with part.open("wb") as file:
+            np.savez(file, units=units, **{f"sum.{key}": array for key, array in sums.items()})  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+
+    @contextmanager
+    def _progress(self, name: str, total: int) -> Iterator[Callable[[], None]]:
+        if self.quiet or not self.processes.first or not total:
+            yield lambda: None
+            return
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(name, total=total)
+            yield lambda: progress.advance(task)
 
 
 @contextmanager
-def opened(kind: str, settings: dict[str, Any], folder: Folder, quiet: bool) -> Iterator[Run]:
-    """The run in ``folder``, or in a temporary one that goes away."""
+def opened(kind: str, settings: dict[str, Any], folder: Folder, quiet: bool) -> Iterator[Study]:
+    """The study in ``folder``, or in a temporary one that goes away."""
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="dispersion-") as temporary:
-            yield Run.open(Path(temporary), kind, settings, quiet=quiet)
+            yield Study.open(Path(temporary), kind, settings, quiet=quiet)
         return
     if isinstance(folder, Under):
         key = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
         folder = folder.root / f"{kind}-{key}"
-    yield Run.open(Path(folder), kind, settings, quiet=quiet)
+    yield Study.open(Path(folder), kind, settings, quiet=quiet)
 
 
-def segments_of(
-    run: Run, name: str, texts: Texts, engine: Engine, *, length: int, count: int, seed: int, pack: bool
-) -> Segments:
-    """The run's segments: drawn and written by the first process when the run starts, read afterwards."""
-    engine.check_segment(length)
-    tokenizer = engine.loaded.tokenizer
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a study.
 
-    def draw() -> dict[str, Any]:
-        drawn = write_segments(
-            run.work_folder, name, texts, tokenizer, length=length, count=count, seed=seed, pack=pack
-        )
-        if not run.quiet:
-            print(drawn.counts.report(texts.source), file=sys.stderr)
-        return {"counts": drawn.counts.as_dict(), "sha256": digest(drawn.tokens)}
-
-    drawn = run.once(f"segments.{name}", draw)
-    return read_segments(run.work_folder, name, Counts(**drawn["counts"]))
+    Raises:
+        UsageError: ``folder`` holds no study.
+    """
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"expected the folder of a study, got {folder}, without a manifest") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        found = manifest.get("format") if isinstance(manifest, dict) else None
+        raise UsageError(f"expected a study of format {FORMAT} in {folder}, got {found}")
+    return manifest
 
 
-def digest(tokens: NDArray[Any]) -> str:
-    """A hash of token ids: runs with the same one saw the same text in the same tokens."""
-    return sha256(np.ascontiguousarray(tokens).data).hexdigest()
+def is_study(folder: str | Path) -> bool:
+    """Whether ``folder`` holds a study, complete or not, of this format or another version of it."""
+    try:
+        manifest = json.loads((Path(folder) / "manifest.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(manifest, dict) and str(manifest.get("format", "")).startswith("dispersion-lab/")
 
 
-def batch_size(run: Run, engine: Engine, wanted: int | None, length: int, layers: int) -> int:
-    """The run's batch size: as asked for, else by memory; settled when the run starts."""
-    if wanted is not None and wanted < 1:
-        raise UsageError(f"expected a batch size of at least 1, got {wanted}")
-    return int(run.once(f"batch_size.{length}", lambda: wanted or engine.batch_size(length, layers)))
+def read_study(folder: str | Path) -> Study:
+    """A complete study, to be looked at.
+
+    Raises:
+        UsageError: No study is there, or it is not complete.
+    """
+    manifest = read_manifest(Path(folder))
+    if not manifest["complete"]:
+        raise UsageError(f"the study in {folder} is not complete; give its command again to resume it")
+    return Study(Path(folder), manifest, Processes())
 
 
-def batches(count: int, size: int) -> int:
-    """How many batches of ``size`` hold ``count`` segments."""
-    return math.ceil(count / size)
-
-
-def check_finite(
-    values: NDArray[Any], layer: str, origins: NDArray[np.int64], source: str, dtype: str = "auto"
-) -> None:
-    """Raise NonFiniteStateError naming layer and text where a row of ``values`` (b, ...) is not finite."""
-    bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
-    if bad.size:
-        text, start = origins[int(bad[0])]
-        advice = "use --dtype float32 or bfloat16" if dtype != "float32" else "check the checkpoint's weights"
-        raise NonFiniteStateError(
-            f"expected finite numbers, got NaN or infinity at {layer} in text {text} of {source} "
-            f"(segment from token {start}); {advice}"
-        )
-
-
-def summary_of(engine: Engine) -> dict[str, Any]:
-    """What was really run, for the manifest."""
-    model = engine.loaded.model
-    return {
-        "name": engine.loaded.name,
-        "revision": engine.loaded.revision,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "device": engine.loaded.device.type,
-        "layers": len(engine.decoder),
-        "width": engine.width,
-        "parameters": int(sum(p.numel() for p in model.parameters())),
+def _prepare(folder: Path, kind: str, settings: dict[str, Any]) -> None:
+    if (folder / "manifest.json").exists():
+        manifest = read_manifest(folder)
+        if manifest["kind"] != kind:
+            raise UsageError(
+                f"{folder} holds a study of {manifest['kind']}, not of {kind}; pass another --run"
+            )
+        old = manifest["settings"]
+        other = [key for key in sorted({*old, *settings}) if old.get(key) != settings.get(key)]
+        if other:
+            changes = ", ".join(f"{key} {old.get(key)!r}, now {settings.get(key)!r}" for key in other)
+            raise UsageError(f"{folder} holds a study with other settings ({changes}); pass another --run")
+        return
+    if folder.exists() and (not folder.is_dir() or any(path.name != "work" for path in folder.iterdir())):
+        raise UsageError(f"{folder} exists and holds no study; pass another --run")
+    (folder / "work").mkdir(parents=True, exist_ok=True)
+    manifest = {
+        "format": FORMAT,
+        "kind": kind,
+        "complete": False,
+        "settings": settings,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": _versions(["torch", "transformers"]),
     }
+    _write_json(folder / "manifest.json", manifest)
+
+
+def _versions(packages: Sequence[str]) -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"lmeval_dispersion": __version__}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _write_json(path: Path, value: Any) -> None:
+    part = path.with_suffix(".part")
+    with part.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

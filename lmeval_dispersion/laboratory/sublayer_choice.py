@@ -10,6 +10,7 @@ Source: RD section 3.3, table 1, B.3.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,23 +20,17 @@ from torch import Tensor
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import dispersion
-from lmeval_dispersion.laboratory.engine import Engine, last_vectors
-from lmeval_dispersion.laboratory.knn import knn_tables, require_faiss
-from lmeval_dispersion.laboratory.runs import Run
-from lmeval_dispersion.laboratory.study import (
-    DataLike,
-    Folder,
-    as_texts,
+from lmeval_dispersion.laboratory.causal_model import (
+    CausalModel,
     batch_size,
     batches,
     check_finite,
-    data_settings,
-    model_settings,
-    opened,
-    segments_of,
-    summary_of,
+    last_vectors,
 )
-from lmeval_dispersion.laboratory.sublayer_result import SublayersResult, recommendation
+from lmeval_dispersion.laboratory.inputs import DataLike, as_texts, data_settings, model_settings
+from lmeval_dispersion.laboratory.knn import knn_tables, require_faiss
+from lmeval_dispersion.laboratory.segments import segments_of
+from lmeval_dispersion.laboratory.study import Folder, Study, opened
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.model.texts import Texts
 
@@ -43,6 +38,55 @@ SIZES = (10, 50, 100)
 REPEATS = 10
 
 _POOL = 10  # segments to draw from, as a multiple of the largest draw
+
+
+@dataclass(frozen=True)
+class SublayersResult:
+    """Dispersion of candidate sub-layers.
+
+    Attributes:
+        summary: One row a candidate and size of draw: ``mean`` and ``sd`` over draws.
+        recommendation: One row: the ``layer`` of highest mean in the largest draws, ``second``, and the
+            ``margin``: mean difference over draws divided by its standard deviation (below about 2 the draws
+            do not tell them apart); ``agrees`` where the kNN-LM was built: whether the recommended one had
+            the lowest perplexity.
+        draws: One row a candidate, size and draw.
+        knn: One row a candidate of the kNN-LM, or None where it was not asked for: ``base_perplexity`` of the
+            model alone, ``perplexity`` interpolated, ``weight`` and ``temperature`` as tuned on other
+            segments, ``gain`` in nats a token with bounds over segments.
+        knn_differences: One row a pair of candidates, first minus second in nats a token, with bounds.
+        manifest: Settings, counts and what was run.
+    """
+
+    summary: pd.DataFrame
+    recommendation: pd.DataFrame
+    draws: pd.DataFrame
+    knn: pd.DataFrame | None
+    knn_differences: pd.DataFrame | None
+    manifest: dict[str, Any]
+
+    kind = "sublayers"
+
+    @classmethod
+    def of(cls, study: Study) -> SublayersResult:
+        """The result of a complete study."""
+        tables = study.tables()
+        knn, differences = tables.get("knn"), tables.get("knn_differences")
+        chosen = tables["recommendation"]
+        if knn is not None:
+            best = knn["layer"].to_numpy()[int(knn["perplexity"].to_numpy().argmin())]
+            chosen = chosen.assign(lowest_perplexity=best, agrees=chosen["layer"] == best)
+        return cls(tables["summary"], chosen, tables["draws"], knn, differences, study.manifest)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Mean and sd of every candidate and size, tidy."""
+        return self.summary
+
+    def plot(self) -> Any:
+        """Every draw's dispersion, one column a size, one colour a candidate."""
+        from lmeval_dispersion.laboratory.charts import sublayer_draws
+
+        return sublayer_draws(self.draws)
 
 
 def sublayers(
@@ -75,7 +119,7 @@ def sublayers(
         pack: Join the texts to one stream.
         seed: Of the draws.
         batch: Segments a forward pass; by memory if None.
-        folder: Where the run is kept and can be resumed; a temporary place if None.
+        folder: Where the study is kept and can be resumed; a temporary place if None.
         quiet: Whether to say nothing on stderr.
 
     Raises:
@@ -96,19 +140,21 @@ def sublayers(
         **{"layers": layers, "segment": segment, "sizes": sorted(set(sizes)), "repeats": repeats},
         **{"knn": knn, "knn_tokens": knn_tokens if knn else None, "pack": pack, "seed": seed},
     }
-    with opened("sublayers", settings, folder, quiet) as run:
-        if not run.complete:
-            _study(run, Engine(model), source, settings, batch)
-        return SublayersResult.of(run)
+    with opened("sublayers", settings, folder, quiet) as study:
+        if not study.complete:
+            _work(study, CausalModel(model), source, settings, batch)
+        return SublayersResult.of(study)
 
 
-def _study(run: Run, engine: Engine, source: Texts, settings: dict[str, Any], batch: int | None) -> None:
-    names = engine.layers(settings["layers"])
+def _work(
+    study: Study, causal: CausalModel, source: Texts, settings: dict[str, Any], batch: int | None
+) -> None:
+    names = causal.layers(settings["layers"])
     if len(names) < 2:
         raise UsageError(
             f"expected at least two candidates to choose from, got {', '.join(names)}; pass --layers"
         )
-    vectors = _vectors(run, engine, names, source, settings, batch)
+    vectors = _vectors(study, causal, names, source, settings, batch)
     sizes = [size for size in settings["sizes"] if size <= len(vectors)]
     if not sizes:
         raise UsageError(
@@ -118,30 +164,35 @@ def _study(run: Run, engine: Engine, source: Texts, settings: dict[str, Any], ba
     draws = _draws(vectors, names, sizes, settings)
     tables = {"draws": draws, "summary": _summary(draws), "recommendation": recommendation(draws)}
     if settings["knn"]:
-        tables.update(knn_tables(run, engine, names, source, settings, batch))
+        tables.update(knn_tables(study, causal, names, source, settings, batch))
     left_out = [size for size in settings["sizes"] if size not in sizes]
-    run.finish(tables, model=summary_of(engine), pool=len(vectors), left_out_sizes=left_out)
+    study.finish(tables, model=causal.summary(), pool=len(vectors), left_out_sizes=left_out)
 
 
 def _vectors(
-    run: Run, engine: Engine, names: list[str], source: Texts, settings: dict[str, Any], batch: int | None
+    study: Study,
+    causal: CausalModel,
+    names: list[str],
+    source: Texts,
+    settings: dict[str, Any],
+    batch: int | None,
 ) -> NDArray[np.float32]:
     """Last-token states of every segment of the pool at every candidate, shape (n, candidates, width)."""
     length = settings["segment"]
     drawn = segments_of(
-        run,
+        study,
         "pool",
         source,
-        engine,
+        causal,
         length=length,
         count=_POOL * settings["sizes"][-1],
         seed=settings["seed"],
         pack=settings["pack"],
     )
     n = len(drawn.tokens)
-    vectors = run.rows("pool.vectors", (n, len(names), engine.width), np.float32)
-    size = batch_size(run, engine, batch, length, len(names))
-    dtype = str(engine.loaded.model.dtype).removeprefix("torch.")
+    vectors = study.rows("pool.vectors", (n, len(names), causal.width), np.float32)
+    size = batch_size(study, causal, batch, length, len(names))
+    dtype = str(causal.loaded.model.dtype).removeprefix("torch.")
 
     def see(layer: str, first: int, states: Tensor) -> None:
         rows = slice(first, first + len(states))
@@ -150,9 +201,9 @@ def _vectors(
 
     def one_batch(number: int) -> None:
         start = number * size
-        engine.run(drawn.tokens[start : start + size], names, see, first=start)
+        causal.forward(drawn.tokens[start : start + size], names, see, first=start)
 
-    run.work("pool.pass", batches(n, size), one_batch)
+    study.work("pool.pass", batches(n, size), one_batch)
     return np.asarray(vectors)
 
 
@@ -175,3 +226,24 @@ def _summary(draws: pd.DataFrame) -> pd.DataFrame:
     """Mean and standard deviation over draws, as in the paper's table 1."""
     grouped = draws.groupby(["layer", "segments"], sort=False)["dispersion"]
     return grouped.agg(mean="mean", sd="std", draws="count").reset_index()
+
+
+def recommendation(draws: pd.DataFrame) -> pd.DataFrame:
+    """The candidate of highest mean in the largest draws, with its margin over the second."""
+    size = int(draws["segments"].max())
+    wide = draws[draws["segments"] == size].pivot(index="draw", columns="layer", values="dispersion")
+    best, second = wide.mean().sort_values(ascending=False, kind="stable").index[:2]
+    difference = (wide[best] - wide[second]).to_numpy()
+    spread = float(np.std(difference, ddof=1))
+    record = {
+        "layer": best,
+        "second": second,
+        "segments": size,
+        "difference": float(difference.mean()),
+        "difference_sd": spread,
+        # Draws without any spread separate perfectly where they differ at all.
+        "margin": float(difference.mean()) / spread if spread > 0 else float("nan"),
+        "draws_won": int((difference > 0).sum()),
+        "draws": len(difference),
+    }
+    return pd.DataFrame([record])

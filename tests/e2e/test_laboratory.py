@@ -21,8 +21,6 @@ from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.laboratory.comparison import compared
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-
 LAW = ("--segment", "24", "--bins", "6", "--bin-size", "10", "--layers", "all", "--contexts", "8")
 
 
@@ -78,11 +76,12 @@ def whole(place):
     done = ran(place, "law", "model", "--data", "text.jsonl", *LAW, "--batch-size", "1", "--run", "whole")
     assert done.returncode == 0, done.stderr
     assert "600 of 600 segments from 600 texts" in done.stderr
-    assert done.stdout.startswith("Perplexity law")
+    first = done.stdout.splitlines()[0]
+    assert first.startswith("Pearson r of a bin's mean perplexity and its dispersion lies between")
     return place / "whole"
 
 
-def test_a_killed_run_resumes_to_the_identical_result(place, whole):
+def test_a_killed_study_resumes_to_the_identical_result(place, whole):
     arguments = ("law", "model", "--data", "text.jsonl", *LAW, "--batch-size", "1", "--run", "killed")
     process = subprocess.Popen(
         command(*arguments),
@@ -108,7 +107,7 @@ def test_a_killed_run_resumes_to_the_identical_result(place, whole):
     same(whole, place / "killed")
 
 
-def test_two_processes_give_the_figures_of_one(place, whole):
+def test_two_processes_give_the_numbers_of_one(place, whole):
     launcher = (sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2")
     arguments = (
         "law",
@@ -143,11 +142,13 @@ def test_a_comparison_pairs_on_the_same_text(place, monkeypatch, capsys):
         folder = f"condensation-{model}"
         assert run_here("condensation", model, *options, "--run", folder, "-o", f"{model}.html") == 0
         page = (place / f"{model}.html").read_text()
-        assert "What these numbers do not say" in page
+        assert "Similarity of raw states: a direction that all tokens share raises it" in page
         assert "Content-Security-Policy" in page
     capsys.readouterr()
     assert run_here("compare", "condensation-model", "condensation-tuned", "--format", "json") == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
+    found = json.loads(capsys.readouterr().out)
+    assert found["format"] == "dispersion-lab-comparison/1"
+    rows = found["rows"]
     early = [row for row in rows if row["figure"] == "mean" and row["depth"] in ("0", "1", "2")]
     assert len(early) == 3
     # Paired on the texts: where nothing changed, nothing is uncertain.
@@ -162,7 +163,7 @@ def test_a_comparison_pairs_on_the_same_text(place, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("kind", ["law", "sublayers", "clusters"])
-def test_every_kind_of_run_can_be_compared(place, whole, kind, monkeypatch, capsys):
+def test_every_kind_of_study_can_be_compared(place, whole, kind, monkeypatch, capsys):
     monkeypatch.chdir(place)
     options = {
         "law": LAW,
@@ -192,9 +193,14 @@ def test_every_kind_of_run_can_be_compared(place, whole, kind, monkeypatch, caps
         (("law", "model", "--data", "few.jsonl", "--segment", "24", "--bin-size", "500"), 1, "bin of 500"),
         (("sublayers", "model", "--data", "few.jsonl", "--layers", "mlp"), 2, "expected layers among last"),
         (("law", "model", "--data", "few.jsonl", "-o", "no/where.html"), 2, "--output in an existing folder"),
-        (("compare", "few.jsonl", "whole"), 2, "the folder of a run, got few.jsonl"),
-        (("compare", "model", "whole"), 2, "expected runs of one kind, got harness, laboratory"),
-        (("compare", "whole"), 2, "expected two runs, got 1"),
+        (
+            ("law", "model", "--data", "few.jsonl", "-o", "law.xlsx"),
+            2,
+            "--output with the suffix .txt, .md, .csv",
+        ),
+        (("compare", "few.jsonl", "whole"), 2, "the folder of a run or a study, got few.jsonl"),
+        (("compare", "model", "whole"), 2, "expected runs or studies, not both, got run, study"),
+        (("compare", "whole"), 2, "expected two runs or two studies, got 1"),
     ],
 )
 def test_mistakes_are_one_sentence(place, whole, arguments, code, message, monkeypatch, capsys):
@@ -205,6 +211,19 @@ def test_mistakes_are_one_sentence(place, whole, arguments, code, message, monke
     assert message in err
     assert err.strip().splitlines()[-1].startswith(f"dispersion {arguments[0]}: ")
     assert out == ""
+
+
+def test_the_released_numbers_have_a_switch_of_their_own(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    arguments = ("condensation", "model", "--data", "few.jsonl", "--segment", 24, "--texts", 20)
+    assert run_here(*arguments, "--released", "--format", "json") == 0
+    layers = pd.DataFrame(json.loads(capsys.readouterr().out)["tables"]["layers"])
+    # The diagonal's ones, of which there are 24 in 24 x 24 pairs of tokens.
+    expected = layers["mean"] + (1 - layers["mean"]) / 24
+    assert layers["reference_mean"].to_numpy() == pytest.approx(expected.to_numpy(), abs=1e-6)
+    with pytest.raises(SystemExit):
+        run_here(*arguments, "--reference")
+    assert "unrecognized arguments: --reference" in capsys.readouterr().err
 
 
 def test_too_short_a_text_for_the_largest_draw_is_said_and_partly_done(place, monkeypatch, capsys):

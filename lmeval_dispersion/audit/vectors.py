@@ -1,0 +1,125 @@
+"""Centred unit vectors: the dispersion of thousands of subsets by closed forms.
+
+With rows c_i = u_i - mean(u) of all n vectors, a subset S of m rows has
+
+    D(S) = (sum |c_i|^2 - |sum c_i|^2 / m) / (m - 1),
+
+the mean cosine distance over its pairs. Both sums have the size of D itself, so rows stored in float32 keep
+about seven digits of it however close to parallel the vectors are; tests/audit/test_vectors.py compares
+with float64 and with the pairwise loop.
+
+Source: RD eq. 1, by the closed form of ``lmeval_dispersion.geometry``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmeval_dispersion.errors import TooFewVectorsError
+from lmeval_dispersion.geometry import Estimate, jackknife_se
+
+Array = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+_BLOCK = 256  # rows gathered at a time: a temporary that stays in the cache
+
+
+class CentredVectors:
+    """The vectors of a run, centred on their mean.
+
+    Args:
+        unit: Unit rows, shape (n, d), float32, none of them NaN. They are centred in place.
+    """
+
+    def __init__(self, unit: NDArray[np.float32]) -> None:
+        self.rows = unit
+        n = len(unit)
+        self.mean: Array = np.zeros(unit.shape[1])
+        for i in range(0, n, _BLOCK):
+            self.mean += unit[i : i + _BLOCK].sum(axis=0, dtype=np.float64)
+        self.mean /= max(n, 1)
+        self.squares: Array = np.empty(n)
+        for i in range(0, n, _BLOCK):
+            block = unit[i : i + _BLOCK].astype(np.float64) - self.mean
+            self.squares[i : i + _BLOCK] = np.einsum("ij,ij->i", block, block)
+            unit[i : i + _BLOCK] = block
+        self._sum: Array = np.zeros(unit.shape[1])  # of all centred rows: zero but for rounding
+        for i in range(0, n, _BLOCK):
+            self._sum += unit[i : i + _BLOCK].sum(axis=0, dtype=np.float64)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def dispersions(self, subsets: Sequence[Rows]) -> Array:
+        """Dispersion of each subset of rows (at least two each); shape (subsets,), in [0, 2].
+
+        Raises:
+            TooFewVectorsError: A subset has fewer than two rows.
+        """
+        found = np.empty(len(subsets))
+        for i, subset in enumerate(subsets):
+            m = len(subset)
+            if m < 2:
+                raise TooFewVectorsError(f"expected subsets of at least 2 documents, got one of {m}")
+            total = self._total(subset)
+            found[i] = (self.squares[subset].sum() - total @ total / m) / (m - 1)
+        return found
+
+    def contributions(self, rows: Rows | None = None) -> Array:
+        """Mean distance of each of these rows (default: all) to the others of them; shape (m,), in [0, 2].
+
+        Their mean is the dispersion of the subset; low values are texts the model hardly tells from the
+        rest.
+
+        Raises:
+            TooFewVectorsError: Fewer than two rows.
+        """
+        m = len(self) if rows is None else len(rows)
+        if m < 2:
+            raise TooFewVectorsError(f"expected at least 2 documents, got {m}")
+        squares = self._squares_around_own_mean(rows)
+        return np.asarray((m * squares + squares.sum()) / (2 * (m - 1)))
+
+    def estimate(self, rows: Rows | None = None) -> Estimate:
+        """Dispersion of these rows (default: all) with its jackknife error over documents.
+
+        Raises:
+            TooFewVectorsError: Fewer than two rows.
+        """
+        c = self.contributions(rows)
+        mean, m = float(c.mean()), len(c)
+        if m == 2:
+            return Estimate(mean, float("nan"), m)
+        return Estimate(mean, jackknife_se(left_out(c)), m)
+
+    def _squares_around_own_mean(self, rows: Rows | None) -> Array:
+        if rows is None:
+            return self.squares
+        centre = self._total(rows) / len(rows)
+        inner = np.empty(len(rows))
+        for i in range(0, len(rows), _BLOCK):
+            block = rows[i : i + _BLOCK]
+            inner[i : i + _BLOCK] = self.rows[block] @ centre.astype(np.float32)
+        return np.asarray(self.squares[rows] - 2 * inner + centre @ centre)
+
+    def _total(self, rows: Rows) -> Array:
+        """Sum of these distinct centred rows, shape (d,): float32 inside a block, float64 over blocks."""
+        if 2 * len(rows) > len(self):  # the others are fewer
+            return np.asarray(self._sum - self._total(np.setdiff1d(np.arange(len(self)), rows)))
+        total: Array = np.zeros(self.rows.shape[1])
+        for i in range(0, len(rows), _BLOCK):
+            block = self.rows[rows[i : i + _BLOCK]]
+            total += np.ones(len(block), dtype=np.float32) @ block
+        return total
+
+
+def left_out(contributions: Array) -> Array:
+    """The dispersion without document i, one value a document, from their contributions; shape (m,), m >= 3.
+
+    Leaving i out moves the mean D by (D - c_i) 2/(m - 2).
+    """
+    m, mean = len(contributions), contributions.mean()
+    return np.asarray(mean + (mean - contributions) * 2 / (m - 2))

@@ -1,0 +1,250 @@
+"""A left-to-right model that runs segments of equal length and hands out states and log-probabilities.
+
+Batches are sized to memory; a batch that does not fit all the same is run in halves.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from lmeval_dispersion.errors import DispersionError, NonFiniteStateError, UsageError
+from lmeval_dispersion.laboratory.study import Study
+from lmeval_dispersion.model.capture import Decoder, capture
+from lmeval_dispersion.model.loading import ModelLike, loaded_model
+from lmeval_dispersion.model.parts import unwrapped
+
+See = Callable[[str, int, Tensor], None]  # layer, first row of the batch, states (b, t, d)
+Score = Callable[[int, Tensor], None]  # first row of the batch, NLL in nats of tokens 1 ... t-1, (b, t - 1)
+
+_LARGEST_BATCH = 64
+_CPU_BYTES = 2**30  # more does not make a CPU faster
+_PROBE = 8  # tokens of the probe for left-to-right reading
+
+
+class CausalModel:
+    """A left-to-right model, ready to run segments.
+
+    Args:
+        model: A Hub id or folder, a choice with options, or a loaded model.
+
+    Attributes:
+        loaded: The model.
+        decoder: Its parts.
+
+    Raises:
+        UsageError: The model does not read from left to right.
+        CaptureError: Its blocks cannot be found.
+    """
+
+    def __init__(self, model: ModelLike) -> None:
+        self.loaded = loaded_model(model)
+        self.decoder = Decoder.of(self.loaded.model)
+        self._check_causal()
+
+    @property
+    def config(self) -> Any:
+        """The text model's configuration."""
+        config: Any = unwrapped(self.loaded.model).config
+        return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+    @property
+    def width(self) -> int:
+        """Width of a state."""
+        return int(self.config.hidden_size)
+
+    def summary(self) -> dict[str, Any]:
+        """What was really run, for the manifest."""
+        model = self.loaded.model
+        return {
+            "name": self.loaded.name,
+            "revision": self.loaded.revision,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "device": self.loaded.device.type,
+            "layers": len(self.decoder),
+            "width": self.width,
+            "parameters": int(sum(p.numel() for p in model.parameters())),
+        }
+
+    def layers(self, wanted: str | Sequence[str]) -> list[str]:
+        """Canonical names of ``wanted``: ``last``, ``all`` (every block, then ``last``), or names.
+
+        Raises:
+            UsageError: The model has no place of such a name; the message lists what there is.
+        """
+        names = wanted.split(",") if isinstance(wanted, str) else list(wanted)
+        if names == ["all"]:
+            return [f"layer.{k}" for k in range(len(self.decoder) - 1)] + ["last"]
+        if not names:
+            raise UsageError("expected at least one layer; pass last, all or names")
+        found: dict[str, str] = {}
+        for name in names:
+            site = self.decoder.site(name.strip()).name
+            found.setdefault(site, f"{site}.ffn" if name.strip().endswith(".ffn") else site)
+        return list(found.values())
+
+    def check_segment(self, length: int) -> None:
+        """Raise UsageError where segments of ``length`` tokens are longer than the model takes."""
+        limit = getattr(self.config, "max_position_embeddings", None) or getattr(
+            self.config, "n_positions", None
+        )
+        if isinstance(limit, int) and length > limit:
+            raise UsageError(
+                f"{self.loaded.name} takes at most {limit} tokens, got segments of {length}; shorten them"
+            )
+
+    def batch_size(self, length: int, layers: int) -> int:
+        """How many segments fit into memory at once, from the free memory and the model's shape."""
+        size = torch.finfo(self.loaded.model.dtype).bits // 8
+        vocabulary = int(getattr(self.config, "vocab_size", 32000))
+        a_token = vocabulary * (size + 4) + self.width * (24 * size + 8 * layers)
+        if self.loaded.device.type == "cuda":
+            free = torch.cuda.mem_get_info(self.loaded.device)[0] // 2
+        else:
+            pages = os.sysconf("SC_AVPHYS_PAGES") if hasattr(os, "sysconf") else 2**18
+            free = min(_CPU_BYTES, pages * 4096 // 4)
+        return int(max(1, min(_LARGEST_BATCH, free // (a_token * length))))
+
+    def forward(
+        self,
+        tokens: NDArray[Any],
+        layers: Sequence[str],
+        see: See | None = None,
+        score: Score | None = None,
+        first: int = 0,
+    ) -> None:
+        """Study ``tokens`` (b, t); ``see`` gets the states of ``layers``, ``score`` the tokens' NLL.
+
+        ``first`` is the number that the batch's first row has for ``see`` and ``score``.
+
+        Raises:
+            UsageError: A token is outside the model's vocabulary.
+            NonFiniteStateError: A log-probability is NaN.
+        """
+        try:
+            self._forward(tokens, layers, see, score, first)
+        except torch.cuda.OutOfMemoryError as error:
+            if len(tokens) == 1:
+                raise DispersionError(
+                    f"one segment of {tokens.shape[1]} tokens does not fit on {self.loaded.device}; "
+                    "use shorter segments, --quantize or --device auto"
+                ) from error
+            torch.cuda.empty_cache()
+            half = len(tokens) // 2
+            self.forward(tokens[:half], layers, see, score, first)
+            self.forward(tokens[half:], layers, see, score, first + half)
+
+    @torch.no_grad()
+    def _forward(
+        self, tokens: NDArray[Any], layers: Sequence[str], see: See | None, score: Score | None, first: int
+    ) -> None:
+        highest, known = int(tokens.max()), self.loaded.model.get_input_embeddings().weight.shape[0]
+        if highest >= known:
+            raise UsageError(
+                f"token {highest} is outside the model's {known} embeddings; its tokenizer does not fit"
+            )
+        ids = torch.as_tensor(tokens.astype(np.int64), device=self.loaded.device)
+        length = ids.shape[1]
+
+        def sink(name: str, state: Tensor) -> None:
+            if see is not None:
+                # Prompt tuning puts virtual tokens in front.
+                see(name, first, state[:, -length:])
+
+        with capture(self.loaded.model, layers, sink):
+            logits = self.loaded.model(input_ids=ids, use_cache=False).logits[:, -length:]
+        if score is not None:
+            score(first, torch.stack([_nll(row, target) for row, target in zip(logits, ids, strict=True)]))
+
+    @torch.no_grad()
+    def _check_causal(self) -> None:
+        """Change the last token: in a left-to-right model no earlier prediction may move."""
+        vocabulary = min(int(getattr(self.config, "vocab_size", 2)), 1000)
+        ids = torch.arange(_PROBE, device=self.loaded.device)[None] % vocabulary
+        other = ids.clone()
+        other[0, -1] = (other[0, -1] + 1) % vocabulary
+        logits = [
+            self.loaded.model(input_ids=x, use_cache=False).logits[0, -_PROBE:-1].float()
+            for x in (ids, other)
+        ]
+        moved = (logits[0] - logits[1]).abs().max()
+        if moved > 1e-2 * logits[0].std().clamp_min(1e-6):
+            raise UsageError(
+                f"expected a left-to-right language model, got {self.loaded.name}, whose predictions change "
+                "with the tokens after them"
+            )
+
+
+def _nll(logits: Tensor, ids: Tensor) -> Tensor:
+    """Negative log-probability of every token after the first, float64 on the CPU; one row at a time."""
+    return torch.nn.functional.cross_entropy(
+        logits[:-1].float(), ids[1:].to(logits.device), reduction="none"
+    ).to("cpu", torch.float64)
+
+
+def perplexity(mean_nll: ArrayLike) -> NDArray[np.float64]:
+    """Perplexity, exp of the mean negative log-probability (nats) a token; >= 1, lower is easier."""
+    return np.asarray(np.exp(np.asarray(mean_nll, dtype=np.float64)))
+
+
+def last_vectors(states: Tensor) -> NDArray[np.float32]:
+    """States of the last position, shape (b, d), float32."""
+    return np.asarray(states[:, -1].float().cpu().numpy(), dtype=np.float32)
+
+
+def unit_tokens(states: Tensor) -> tuple[Tensor, Tensor]:
+    """Token states (b, t, d) at length one in float32, and which of them have a direction, (b, t) bool.
+
+    Zero states (the embedding of a padding token may be one) become zero rows.
+    """
+    x = states.float()
+    x = x / x.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    norms = x.norm(dim=-1, keepdim=True)
+    return x / norms.clamp_min(0.5), norms[..., 0] > 0
+
+
+def token_dispersions(states: Tensor) -> NDArray[np.float64]:
+    """Dispersion over the tokens of each text: mean cosine distance over token pairs; shape (b,).
+
+    Zero states have no direction and are left out. NaN where a state is not finite or fewer than two tokens
+    are left.
+    """
+    units, valid = unit_tokens(states)
+    count = valid.sum(dim=1).double()
+    mean = units.sum(dim=1, keepdim=True) / count[:, None, None]
+    squares = ((units - mean) ** 2).sum(dim=-1).double() * valid
+    spread = squares.sum(dim=1) / (count - 1)
+    return np.asarray(spread.masked_fill(count < 2, float("nan")).cpu().numpy())
+
+
+def batch_size(study: Study, causal: CausalModel, wanted: int | None, length: int, layers: int) -> int:
+    """The study's batch size: as asked for, else by memory; settled when the study starts."""
+    if wanted is not None and wanted < 1:
+        raise UsageError(f"expected a batch size of at least 1, got {wanted}")
+    return int(study.once(f"batch_size.{length}", lambda: wanted or causal.batch_size(length, layers)))
+
+
+def batches(count: int, size: int) -> int:
+    """How many batches of ``size`` hold ``count`` segments."""
+    return math.ceil(count / size)
+
+
+def check_finite(
+    values: NDArray[Any], layer: str, origins: NDArray[np.int64], source: str, dtype: str = "auto"
+) -> None:
+    """Raise NonFiniteStateError naming layer and text where a row of ``values`` (b, ...) is not finite."""
+    bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
+    if bad.size:
+        text, start = origins[int(bad[0])]
+        advice = "use --dtype float32 or bfloat16" if dtype != "float32" else "check the checkpoint's weights"
+        raise NonFiniteStateError(
+            f"expected finite numbers, got NaN or infinity at {layer} in text {text} of {source} "
+            f"(segment from token {start}); {advice}"
+        )

@@ -1,0 +1,90 @@
+"""docs/audit.md against what the commands print."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic import planted_store
+
+from lmeval_dispersion.audit.calibrator import fit_calibrator, predict_slices
+from lmeval_dispersion.audit.compare import compared_stores
+from lmeval_dispersion.audit.report import audit_report, report_json
+from lmeval_dispersion.audit.run import read_run
+
+PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
+CONTRACT = PAGE.split("<!-- contract -->")[1].split("<!-- end of contract -->")[0]
+NAMED = {
+    "slices",
+    "run.tasks",
+    "calibration.protocols",
+    "calibration.chosen",
+    "ranking.signals[].error_share",
+}
+
+
+def paths(value, at=""):
+    """Every path of a report to a plain value, as the contract writes it."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            name = "NAME" if at in NAMED else key
+            yield from paths(item, f"{at}.{name}" if at else name)
+    elif isinstance(value, list):
+        for item in value:
+            yield from paths(item, f"{at}[]")
+    else:
+        yield at
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stores")
+    stores = [
+        planted_store(folder / "noise", n=1200, effect=0.0),
+        planted_store(folder / "few", n=120, accuracy=0.05),
+        planted_store(folder / "unlabelled", n=40, correct=np.nan),
+        planted_store(folder / "truncated", n=1200, truncated=True),
+    ]
+    return [json.loads(report_json(audit_report(read_run(store)))) for store in stores]
+
+
+def test_the_contract_and_the_reports_have_the_same_paths(reports):
+    first_cells = "\n".join(line.split(" | ")[0] for line in CONTRACT.splitlines())
+    documented = set(re.findall(r"`([^`]+)`", first_cells))
+    printed = {path for report in reports for path in paths(report)}
+    missing = {path for path in printed if path.endswith(".missing")}
+    assert documented - printed == set(), "documented and never printed"
+    assert printed - missing - documented == set(), "printed and not documented"
+    assert missing, "the test must see parts that are missing"
+
+
+def test_the_numbers_are_finite_and_in_their_ranges(reports):
+    shares = {"accuracy", "accuracy_low", "accuracy_high", "auroc", "predicted", "share_monotone"}
+
+    def walk(value, at=""):
+        if isinstance(value, dict):
+            for key, item in value.items():
+                walk(item, key)
+        elif isinstance(value, list):
+            for item in value:
+                walk(item, at)
+        elif isinstance(value, float) and at in shares:
+            assert 0 <= value <= 1, at
+        elif isinstance(value, float) and at == "dispersion":
+            assert 0 <= value <= 2
+
+    for report in reports:
+        walk(report)
+
+
+def test_the_other_documents_name_their_keys(tmp_path):
+    run = read_run(planted_store(tmp_path / "a", n=1500))
+    fitted = fit_calibrator(run)
+    predicted = predict_slices(fitted, run, [])
+    other = planted_store(tmp_path / "b", n=1500, seed=0)
+    compared = compared_stores([tmp_path / "a", other])
+    keys = {*fitted, *predicted, *predicted["slices"][0], *compared, *compared["others"][0]["slices"][0]}
+    keys = {key for key in keys if not key.startswith("accuracy_")}  # "the same five of `accuracy`"
+    for key in keys:
+        assert f"`{key}`" in PAGE, key

@@ -1,0 +1,91 @@
+"""Comparisons of studies against their formulas, on tables made by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.laboratory.comparison import compared
+from lmeval_dispersion.laboratory.study import Study
+
+FIRST, SECOND = np.array([0.5, 0.52, 0.47, 0.55]), np.array([0.6, 0.58, 0.55, 0.69])
+
+
+def sublayers_study(folder, values, sha256="same", seed=0, layer="layer.0"):
+    study = Study.open(folder, "sublayers", {"seed": seed, "repeats": len(values)})
+    study.once("segments.pool", lambda: {"sha256": sha256})
+    draws = pd.DataFrame({"layer": layer, "segments": 10, "draw": range(len(values)), "dispersion": values})
+    study.finish({"draws": draws})
+    return folder
+
+
+def test_draws_of_the_same_segments_are_paired(tmp_path):
+    a, b = sublayers_study(tmp_path / "a", FIRST), sublayers_study(tmp_path / "b", SECOND)
+    row = compared(a, b).iloc[0]
+    assert row["paired"]
+    assert row["difference"] == pytest.approx(SECOND.mean() - FIRST.mean())
+    spread = np.std(SECOND - FIRST, ddof=1)
+    assert (row["high"] - row["low"]) / 2 == pytest.approx(1.959963984540054 * spread)
+
+
+@pytest.mark.parametrize("other", [{"sha256": "another"}, {"seed": 1}])
+def test_draws_of_other_segments_are_independent(tmp_path, other):
+    a, b = sublayers_study(tmp_path / "a", FIRST), sublayers_study(tmp_path / "b", SECOND, **other)
+    row = compared(a, b).iloc[0]
+    assert not row["paired"]
+    spread = np.sqrt(FIRST.var(ddof=1) + SECOND.var(ddof=1))
+    assert (row["high"] - row["low"]) / 2 == pytest.approx(1.959963984540054 * spread)
+
+
+def condensation_study(folder, model, means, sha256="same"):
+    study = Study.open(folder, "condensation", {"last": 2})
+    study.once("segments.m0.texts", lambda: {"sha256": sha256})
+    texts, depths = means.shape
+    study.finish(
+        {
+            "texts": pd.DataFrame(
+                {
+                    "model": model,
+                    "depth": np.tile(np.arange(depths), texts),
+                    "text": np.repeat(np.arange(texts), depths),
+                    "mean": means.ravel(),
+                }
+            )
+        }
+    )
+    return folder
+
+
+def test_the_same_texts_take_their_own_variation_out(tmp_path):
+    rng = np.random.default_rng(0)
+    means = rng.normal(size=(40, 4)) + np.arange(4)
+    shifted = means + 0.1
+    a = condensation_study(tmp_path / "a", "m", means)
+    paired = compared(a, condensation_study(tmp_path / "b", "m", shifted))
+    rows = paired[paired["figure"].isin(["mean", "last mean"])]
+    assert len(rows) == 5
+    for column in ("difference", "low", "high"):
+        assert rows[column].to_numpy() == pytest.approx(0.1)
+    assert paired[paired["figure"] == "spearman"]["difference"].item() == 0
+    apart = compared(a, condensation_study(tmp_path / "c", "m", shifted, "another"))
+    rows = apart[apart["figure"] == "mean"]
+    assert not rows["paired"].any()
+    # Two means of 40 texts of spread 1: the difference's standard error is sqrt(2 / 40).
+    widths = (rows["high"] - rows["low"]).to_numpy()
+    assert widths == pytest.approx(2 * 1.96 * np.sqrt(2 / 40), rel=0.35)
+    renamed = compared(a, condensation_study(tmp_path / "d", "n", shifted))
+    assert set(renamed["model"]) == {"m → n"}
+
+
+def test_what_cannot_be_compared_is_said(tmp_path):
+    a = sublayers_study(tmp_path / "a", FIRST)
+    other = condensation_study(tmp_path / "b", "m", np.ones((3, 4)))
+    with pytest.raises(UsageError, match="two studies of one kind, got sublayers and condensation"):
+        compared(a, other)
+    with pytest.raises(UsageError, match=r"share no layer, split or model; make both with the same ones"):
+        compared(a, sublayers_study(tmp_path / "c", SECOND, layer="last"))
+    Study.open(tmp_path / "unfinished", "sublayers", {})
+    with pytest.raises(UsageError, match="is not complete; give its command again"):
+        compared(a, tmp_path / "unfinished")

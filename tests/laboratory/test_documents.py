@@ -1,0 +1,157 @@
+"""Reports of the four analyses and of a comparison: every form says what the frames say."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lmeval_dispersion.laboratory import clusters, condensation, law, sublayers
+from lmeval_dispersion.laboratory.documents import comparison_document, result_document
+from lmeval_dispersion.report import Chart, Table, render
+
+KINDS = ("law", "sublayers", "condensation", "clusters")
+
+
+@pytest.fixture(scope="module")
+def results(model, data, repeating):
+    contexts = {"ngram": 4, "occurrences": 20, "contexts": 12, "context": 6, "layers": "layer.1,last"}
+    return {
+        "law": law(model, data, segment=30, bins=4, bin_size=10, layers="all", contexts=(8,)),
+        "sublayers": sublayers(model, data, segment=30, sizes=(5, 20)),
+        "condensation": condensation(model, data, segment=30, texts=20),
+        "clusters": clusters(model, repeating, **contexts),
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_json_is_the_manifest_and_every_frame(results, kind):
+    found = json.loads(render(result_document(results[kind]), "json"))
+    assert list(found) == ["format", "kind", "manifest", "tables"]
+    assert (found["format"], found["kind"]) == ("dispersion-lab-report/1", kind)
+    assert found["manifest"] == results[kind].manifest
+    frames = {name: value for name, value in vars(results[kind]).items() if isinstance(value, pd.DataFrame)}
+    assert list(found["tables"]) == list(frames)
+    for name, frame in frames.items():
+        again = pd.DataFrame(found["tables"][name], columns=frame.columns)
+        pd.testing.assert_frame_equal(again, frame.reset_index(drop=True), check_dtype=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_csv_is_the_frame(results, kind):
+    frame = results[kind].to_frame().reset_index(drop=True)
+    found = pd.read_csv(io.StringIO(render(result_document(results[kind]), "csv")))
+    assert list(found.columns) == list(frame.columns)
+    assert len(found) == len(frame) > 1
+    for column in frame.select_dtypes("number"):
+        assert np.allclose(found[column], frame[column], rtol=1e-8, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_readers_see_the_answer_first_then_every_row_and_the_limits(results, kind):
+    document = result_document(results[kind])
+    text = render(document, "table", width=250)
+    flat = " ".join(text.split())
+    assert flat.startswith(" ".join(document.answer[0].split()))
+    tables = list(document.tables().values())
+    assert len(tables) == 2
+    for table in tables:
+        for row in table.rows:
+            for column in table.columns:
+                value = row[column.key]
+                if column.format.endswith("f") and np.isfinite(value):
+                    assert format(value, column.format) in flat
+    assert all(" ".join(limit.replace("`", "").split()) in flat for limit in document.limits)
+    page = render(document, "html")
+    assert "Content-Security-Policy" in page
+    assert document.limits[-1] in page
+
+
+def test_answers_are_the_frames_numbers(results):
+    signs = results["law"].correlations.query("measure == 'dispersion'")["pearson"]
+    assert f"{signs.min():+.2f} and {signs.max():+.2f}" in result_document(results["law"]).answer[0]
+    rho = results["condensation"].summary["spearman"].item()
+    assert f"{rho:+.2f}" in result_document(results["condensation"]).answer[0]
+    wide = (
+        results["sublayers"]
+        .draws.query("segments == 20")
+        .pivot(index="draw", columns="layer", values="dispersion")
+    )
+    best = wide.mean().idxmax()
+    second = wide.mean().idxmin()
+    won = int((wide[best] > wide[second]).sum())
+    answer = result_document(results["sublayers"]).answer[0]
+    assert answer == f"{best} lies above {second} in {won} of 10 draws of 20 segments."
+
+
+def test_a_reason_is_shown_only_where_there_is_one(results):
+    (correlations, _) = result_document(results["law"]).tables().values()
+    assert "reason" not in [column.key for column in correlations.columns]
+
+
+@pytest.mark.parametrize(
+    ("kind", "frames"),
+    [
+        ("law", ["points", "correlations"]),
+        ("sublayers", ["draws"]),
+        ("condensation", ["layers", "histogram"]),
+        ("clusters", ["summary"]),
+    ],
+)
+def test_charts_hold_their_frames(results, kind, frames):
+    parts = [part for section in result_document(results[kind]).sections for part in section.parts]
+    charts = [part for part in parts if isinstance(part, Chart)]
+    assert len(charts) == len(frames)
+    for chart, name in zip(charts, frames, strict=True):
+        rows = next(iter(chart.draw().to_dict()["datasets"].values()))
+        frame = getattr(results[kind], name)
+        expected = {
+            "correlations": lambda f: (f["measure"] == "dispersion").sum(),
+            "histogram": lambda f: (f["density"] > 0).sum(),
+            "summary": lambda f: 2 * len(f),  # within and between
+        }.get(name, len)(frame)
+        assert len(rows) == expected > 0
+
+
+def test_a_comparison_has_an_id_of_its_own_and_counts_what_is_clear():
+    frame = pd.DataFrame(
+        {
+            "layer": ["layer.0", "last", "last"],
+            "figure": ["dispersion", "dispersion", "pearson r"],
+            "first": [0.1, 0.2, float("nan")],
+            "second": [0.2, 0.25, 0.5],
+            "difference": [0.1, 0.05, float("nan")],
+            "low": [0.05, -0.01, float("nan")],
+            "high": [0.15, 0.11, float("nan")],
+            "paired": [True, True, False],
+        }
+    )
+    document = comparison_document(frame, "a", "b")
+    assert document.answer == ("b minus a: 1 of 3 intervals leave out 0.",)
+    found = json.loads(render(document, "json"))
+    assert list(found) == ["format", "first", "second", "rows"]
+    assert (found["format"], found["first"], found["second"]) == ("dispersion-lab-comparison/1", "a", "b")
+    assert found["rows"][0] == {
+        "layer": "layer.0", "figure": "dispersion", "first": 0.1, "second": 0.2, "difference": 0.1,
+        "low": 0.05, "high": 0.15, "paired": True,
+    }  # fmt: skip
+    assert found["rows"][2]["difference"] is None
+    assert render(document, "csv").splitlines()[2] == "last,dispersion,0.2,0.25,0.05,-0.01,0.11,True"
+    assert [type(part) for part in document.sections[0].parts] == [Chart, Table]
+    chart = document.sections[0].parts[0].draw().to_dict()
+    labels = [row["row"] for rows in chart["datasets"].values() for row in rows if "row" in row]
+    assert labels == ["layer.0, dispersion", "last, dispersion", "last, pearson r"]
+
+
+def test_a_report_needs_no_torch_and_draws_nothing_until_asked():
+    code = (
+        "import sys, lmeval_dispersion.laboratory.documents, lmeval_dispersion.laboratory.comparison; "
+        "print(sorted({'altair', 'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

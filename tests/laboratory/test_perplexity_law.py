@@ -1,0 +1,179 @@
+"""The perplexity law against a slow re-derivation: one text at a time, states as transformers gives them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import tiny_models
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slow_states import mean_pair_distance
+
+from lmeval_dispersion.errors import TooFewVectorsError, UsageError
+from lmeval_dispersion.laboratory import law
+from lmeval_dispersion.laboratory.inputs import as_texts
+from lmeval_dispersion.laboratory.perplexity_law import sorted_bins, uniform_bins
+from lmeval_dispersion.model.loading import load_model
+
+LENGTH, BINS, SIZE, COUNT = 24, 5, 8, 90
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_models.saved(tmp_path_factory.mktemp("law") / "model", tiny_models.llama())
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("law") / "text.jsonl"
+    # Texts of very different difficulty: from one repeated word to noise.
+    rows = [" ".join(f"w{rng.integers(1 + i)}" for _ in range(LENGTH)) for i in range(COUNT)]
+    path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def result(model, data):
+    return law(
+        model,
+        data,
+        segment=LENGTH,
+        bins=BINS,
+        bin_size=SIZE,
+        layers="all",
+        contexts=(8, 99),
+        held_out=data,
+        batch=7,
+    )
+
+
+@pytest.fixture(scope="module")
+def slow(model, data):
+    """Per text: NLL of every token after the first, hidden states of every depth."""
+    loaded = load_model(model)
+    texts = []
+    for text in as_texts(data):
+        ids = torch.tensor([loaded.tokenizer(text.text).input_ids])
+        with torch.no_grad():
+            out = loaded.model(ids, output_hidden_states=True)
+        logp = out.logits[0].double().log_softmax(-1)
+        nll = -logp[:-1].gather(1, ids[0, 1:, None])[:, 0].numpy()
+        texts.append((nll, [h[0].double().numpy() for h in out.hidden_states[1:]]))
+    return texts
+
+
+def expected_bins(values):
+    """Sorted bins and the paper's choice of them, as loops."""
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    bins = [order[k * SIZE : (k + 1) * SIZE] for k in range(len(values) // SIZE)]
+    means = [np.mean([values[i] for i in members]) for members in bins]
+    chosen = set()
+    for k in range(BINS):
+        target = means[0] + k / (BINS - 1) * (means[-1] - means[0])
+        chosen.add(min(range(len(means)), key=lambda j: abs(means[j] - target)))
+    for j in range(len(means)):
+        if len(chosen) < BINS:
+            chosen.add(j)
+    return [(j, bins[j]) for j in sorted(chosen)]
+
+
+@pytest.mark.parametrize("kind", ["sequence", "last@8"])
+def test_points_are_the_papers_procedure_in_slow_motion(result, slow, kind):
+    values = [np.exp(nll.mean()) if kind == "sequence" else np.exp(nll[7]) for nll, _ in slow]
+    position = -1 if kind == "sequence" else 7
+    rows = result.points.query("perplexity == @kind and split == 'data'")
+    assert rows["layer"].unique().tolist() == ["layer.0", "layer.1", "last"]
+    for depth, layer in enumerate(["layer.0", "layer.1", "last"]):
+        got = rows[rows["layer"] == layer]
+        expected = expected_bins(values)
+        assert got["bin"].tolist() == [j for j, _ in expected]
+        for (_, members), row in zip(expected, got.itertuples(), strict=True):
+            assert row.mean_perplexity == pytest.approx(np.mean([values[i] for i in members]), rel=1e-4)
+            vectors = np.array([slow[i][1][depth][position] for i in members])
+            assert row.dispersion == pytest.approx(mean_pair_distance(vectors), abs=1e-5)
+            unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+            p = np.linalg.eigvalsh(unit @ unit.T / len(unit))
+            p = p[p > 1e-12]
+            assert row.vendi_score == pytest.approx(np.exp(-(p * np.log(p)).sum()), rel=1e-4)
+            if kind == "sequence":
+                tokens = np.mean([mean_pair_distance(slow[i][1][depth]) for i in members])
+                assert row.token_dispersion == pytest.approx(tokens, abs=1e-5)
+
+
+def test_correlations_are_those_of_the_points(result):
+    for row in result.to_frame().query("measure == 'dispersion'").itertuples():
+        points = result.points.query(
+            "split == @row.split and perplexity == @row.perplexity and layer == @row.layer"
+        )
+        r = np.corrcoef(points["mean_perplexity"], points["dispersion"])[0, 1]
+        assert row.pearson == pytest.approx(r, abs=1e-9)
+        assert row.low <= row.pearson <= row.high
+        # The second text is the first one here, so the line explains as much of it.
+        assert row.line_r2 == pytest.approx(r**2, abs=1e-9)
+    assert set(result.to_frame()["perplexity"]) == {"sequence", "last@8"}  # 99 does not fit into a segment
+
+
+def test_the_overall_dispersion_is_that_of_all_texts(result, slow):
+    for depth, row in enumerate(result.overall.query("split == 'data'").itertuples()):
+        vectors = np.array([states[depth][-1] for _, states in slow])
+        assert row.dispersion == pytest.approx(mean_pair_distance(vectors), abs=1e-5)
+        assert row.texts == COUNT
+        assert row.perplexity == pytest.approx(np.exp(np.mean([nll.mean() for nll, _ in slow])), rel=1e-5)
+
+
+def test_batches_do_not_show(result, model, data):
+    other = law(model, data, segment=LENGTH, bins=BINS, bin_size=SIZE, layers="all", contexts=(8,), batch=1)
+    both = result.points.query("split == 'data'").reset_index(drop=True)
+    assert np.allclose(both["dispersion"], other.points["dispersion"], atol=1e-5)
+    assert np.allclose(both["mean_nll"], other.points["mean_nll"], atol=1e-5)
+
+
+def test_too_little_and_too_long_is_told_before_the_work(model, data):
+    with pytest.raises(TooFewVectorsError, match=r"one bin of 100 segments, got 90; pass more text"):
+        law(model, data, segment=LENGTH)
+    with pytest.raises(UsageError, match=r"takes at most 256 tokens, got segments of 512"):
+        law(model, data)
+    with pytest.raises(UsageError, match=r"at least 3 bins of at least 3 segments, got 2 of 100"):
+        law(model, data, bins=2)
+    with pytest.raises(UsageError, match=r"layers among last.*layer\.0 \.\.\. layer\.2.*got 'layer\.9'"):
+        law(model, data, segment=LENGTH, bin_size=8, layers="layer.9")
+
+
+def slow_algorithm_1(means, k):
+    """The paper's pseudocode, line by line."""
+    selected = set()
+    for step in range(k):
+        target = means[0] + (step / (k - 1) if k > 1 else 0) * (means[-1] - means[0])
+        best = min(range(len(means)), key=lambda j: (abs(means[j] - target), j))
+        selected.add(best)
+    for j in range(len(means)):
+        if len(selected) >= k:
+            break
+        selected.add(j)
+    return sorted(selected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 10**6), min_size=2, max_size=40, unique=True), st.integers(1, 45))
+def test_uniform_bins_are_algorithm_1(means, k):
+    means = sorted(means)
+    chosen = uniform_bins(means, k).tolist()
+    assert len(chosen) == min(k, len(means))
+    if k < len(means):
+        assert chosen == slow_algorithm_1(means, k)
+    if k >= 2:
+        assert 0 in chosen
+        assert len(means) - 1 in chosen
+
+
+def test_bins_are_sorted_runs_and_leave_out_the_highest():
+    values = np.random.default_rng(0).permutation(107).astype(float)
+    bins = sorted_bins(values, 10)
+    assert bins.shape == (10, 10)
+    assert [sorted(values[b]) for b in bins] == [list(range(10 * i, 10 * i + 10)) for i in range(10)]
+    with pytest.raises(TooFewVectorsError, match="at least one bin of 10 segments, got 9"):
+        sorted_bins(values[:9], 10)

@@ -1,0 +1,107 @@
+"""Condensation against transformers' own hidden states."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tiny_models
+import torch
+from slow_states import hidden_states, token_ids
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.laboratory import condensation
+from lmeval_dispersion.laboratory.token_condensation import similarity_counts
+from lmeval_dispersion.model.loading import ModelChoice
+
+
+def test_condensation_is_the_mean_over_pairs_of_different_tokens(model, data):
+    found = condensation(model, data, segment=30, texts=999, batch=7)
+    states = [hidden_states(model, ids) for ids in token_ids(data)]
+    for depth, row in enumerate(found.layers.itertuples()):
+        total = []
+        for text in states:
+            u = text[depth] / np.linalg.norm(text[depth], axis=1, keepdims=True)
+            total.append(np.mean([u[i] @ u[j] for i in range(len(u)) for j in range(i)]))
+        assert row.mean == pytest.approx(np.mean(total), abs=1e-5)
+        assert row.low < row.mean < row.high
+        density = found.histogram.query("depth == @depth")
+        assert (density["density"] * (density["high"] - density["low"])).sum() == pytest.approx(1)
+        middle = (density["low"] + density["high"]) / 2
+        assert (density["density"] * middle).sum() * 2 / 128 == pytest.approx(row.mean, abs=1 / 128)
+    assert found.layers["layer"].tolist() == ["embeddings", "layer.0", "layer.1", "last"]
+    wide = found.texts.pivot(index="text", columns="depth", values="mean")
+    assert found.summary["last_mean"].item() == pytest.approx(wide.to_numpy()[:, -3:].mean(), abs=1e-9)
+
+
+def test_the_released_variant_is_its_description(model, data):
+    found = condensation(model, data, segment=30, texts=999, released=True, batch=11)
+    states = [hidden_states(model, ids) for ids in token_ids(data)]
+    edges = np.linspace(-1, 1, 129)
+    for depth in range(4):
+        matrices = []
+        for text in states:
+            u = text[depth] / np.maximum(np.linalg.norm(text[depth], axis=1, keepdims=True), 1e-3)
+            matrices.append(np.clip(u @ u.T, -1, 1))
+        # Texts come in a drawn order; their average does not depend on it.
+        average = np.mean(matrices, axis=0)
+        row = found.layers.iloc[depth]
+        assert row["reference_mean"] == pytest.approx(average.mean(), abs=1e-6)
+        got = found.histogram.query("depth == @depth")["reference_density"].to_numpy()
+        expected = np.histogram(average, bins=edges, density=True)[0]
+        # Rounding may move a pair of tokens across an edge.
+        assert np.abs(got - expected).sum() / 64 < 0.01
+
+
+def test_histograms_count_every_pair_once():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(50, 4)).astype(np.float32)
+    u = x / np.linalg.norm(x, axis=1, keepdims=True)
+    pairs = [float(u[i] @ u[j]) for i in range(50) for j in range(i)]
+    expected = np.histogram(pairs, bins=np.linspace(-1, 1, 129))[0]
+    got = similarity_counts(torch.tensor(x))
+    assert got.sum() == 50 * 49 // 2
+    assert np.abs(got - expected).sum() <= 4
+    same = similarity_counts(torch.ones(6, 3))
+    assert same[-1] == 15
+    assert similarity_counts(torch.tensor([[1.0, 0], [0, 0], [-1, 0]]))[0] == 1  # a zero row has no direction
+
+
+def test_fewer_tokens_are_a_draw_that_does_not_depend_on_batches(model, data):
+    one = condensation(model, data, segment=30, texts=40, tokens=12, batch=1)
+    other = condensation(model, data, segment=30, texts=40, tokens=12, batch=40)
+    assert np.allclose(one.layers["mean"], other.layers["mean"], atol=1e-6)
+    every = condensation(model, data, segment=30, texts=40, tokens=30)
+    assert not np.allclose(one.layers["mean"], every.layers["mean"], atol=1e-6)
+    assert np.allclose(one.layers["mean"], every.layers["mean"], atol=0.05)
+
+
+def test_several_models_stand_side_by_side(model, data, place):
+    second = tiny_models.saved(place / "second", tiny_models.llama(seed=1, num_hidden_layers=2))
+    found = condensation([model, ModelChoice(str(second))], data, segment=30, texts=20)
+    assert found.summary["model"].tolist() == [str(model), str(second)]
+    assert found.summary["depths"].tolist() == [4, 3]
+    alone = condensation(second, data, segment=30, texts=20)
+    both = found.layers.query("model == @second.__str__()")
+    assert np.array_equal(both["mean"], alone.layers["mean"])
+    with pytest.raises(UsageError, match=r"different models, got .*model twice"):
+        condensation([model, model], data)
+
+
+# Raised inside peft.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_half_precision_and_adapters_are_the_same_study(model, data, place):
+    peft = pytest.importorskip("peft")
+    plain = condensation(model, data, segment=30, texts=30)
+    half = condensation(ModelChoice(str(model), dtype="bfloat16"), data, segment=30, texts=30)
+    assert half.manifest["models"][0]["dtype"] == "bfloat16"
+    assert np.allclose(plain.layers["mean"], half.layers["mean"], atol=0.02)
+    assert not np.array_equal(plain.layers["mean"], half.layers["mean"])
+    torch.manual_seed(0)
+    config = peft.LoraConfig(
+        r=2, target_modules=["down_proj"], layers_to_transform=[2], init_lora_weights=False
+    )
+    peft.get_peft_model(tiny_models.llama(), config).save_pretrained(place / "adapter")
+    tuned = condensation(ModelChoice(str(model), adapter=str(place / "adapter")), data, segment=30, texts=30)
+    assert tuned.summary["model"].item() == f"{model} + {place / 'adapter'}"
+    assert np.allclose(plain.layers["mean"][:3], tuned.layers["mean"][:3], atol=1e-6)  # the last block has it
+    assert abs(plain.layers["mean"][3] - tuned.layers["mean"][3]) > 1e-4
