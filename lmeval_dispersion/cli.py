@@ -36,6 +36,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "store": ("lmeval_dispersion.audit.embed", "make a run of plain texts: a model's vector of each"),
 }
 
+# Which optional part of the package brings a library; the others come with `models`.
+_EXTRAS = {
+    **dict.fromkeys(("altair", "jinja2", "vl_convert"), "html"),
+    **dict.fromkeys(("pandas", "pyarrow", "safetensors", "scipy", "sklearn"), "audit"),
+}
+
 _DEBUG = "DISPERSION_DEBUG"
 
 
@@ -73,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         package = (error.name or "").split(".")[0]
         if os.environ.get(_DEBUG) or package in ("", "lmeval_dispersion", "lmeval_screener"):
             raise
-        extra = "audit" if package in ("pyarrow", "safetensors", "sklearn") else "models"
+        extra = _EXTRAS.get(package, "models")
         print(
             f"dispersion {name}: needs {package}, which is not installed; "
             f"run: pip install 'lmeval-dispersion[{extra}]'",

@@ -138,11 +138,15 @@ def arithmetic_sequences(tokenizer: Tokenizer, answers: str, seed: int, count: i
     return torch.tensor([encoding.ids[: WINDOW + 1] for encoding in tokenizer.encode_batch(texts)])
 
 
-def write_checkpoint(model: LlamaForCausalLM, tokenizer_files: Path, folder: Path) -> None:
-    """Store a model in BF16 beside the family's tokenizer, in transformers' layout."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+def write_checkpoint(model: LlamaForCausalLM, folder: Path) -> None:
+    """Store a model in BF16 in transformers' layout, with links to the tokenizer in the family's folder."""
     model.to("cpu", torch.bfloat16).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(tokenizer_files / name, folder / name)
+    for name in TOKENIZER_FILES:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(Path("..") / name)
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
@@ -196,7 +200,7 @@ def train_member(run: Run, out: Path, seed: int, share: float, answers: str) -> 
     lines = arithmetic_sequences(tokenizer, answers, seed=1000 * seed + 1, count=min(20_000, 100 * steps))
     train(model, text, lines, share=share, steps=steps, lr=lr, seed=1000 * seed + 2, device=run.device)
     folder = out / folder_name(share, answers)
-    write_checkpoint(model, run.work / "tokenizer", folder)
+    write_checkpoint(model, folder)
     figures = measured(folder, torch.load(run.work / "held_out.pt"), run.words, run.questions, run.device)
     return {
         "folder": folder.name,
@@ -220,6 +224,10 @@ def trained(
             print(f"base of seed {seed}: {seconds:.0f} s", file=sys.stderr, flush=True)
         tasks = [(seed, share, answers) for seed in seeds for share, answers in members]
         places = [out if seed == seeds[0] else run.work / f"seed-{seed}" for seed, _, _ in tasks]
+        for place in set(places):
+            place.mkdir(parents=True, exist_ok=True)
+            for name in TOKENIZER_FILES:
+                shutil.copyfile(run.work / "tokenizer" / name, place / name)
         by_argument = zip(*tasks, strict=True)
         for row in apply(train_member, repeat(run), places, *by_argument):
             print(json.dumps(row), file=sys.stderr, flush=True)
@@ -298,7 +306,7 @@ def main(argv: list[str] | None = None) -> None:
     family = {
         "schema": "demo-family/1",
         "name": "demo",
-        "tokenizer": f"{rows[0]['folder']}/tokenizer.json",
+        "tokenizer": "tokenizer.json",
         "training": training,
         "checkpoints": [row for row in rows if row["seed"] == args.seeds[0]],
         "replicates": [row for row in rows if row["seed"] != args.seeds[0]],

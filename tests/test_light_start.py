@@ -1,4 +1,4 @@
-"""The screener starts without torch, transformers or lm_eval, and `--help` without anything heavy."""
+"""The screener does with its base install, and `--help` without any library at all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "lm_eval", "datasets", "sklearn")
+from lmeval_dispersion.cli import main
+
+HEAVY = ("torch", "transformers", "lm_eval", "datasets", "sklearn", "scipy", "pandas", "pyarrow", "altair")
 
 
 def loaded_after(code: str) -> set[str]:
@@ -27,7 +29,7 @@ def loaded_after(code: str) -> set[str]:
         "import lmeval_dispersion, lmeval_dispersion.geometry, lmeval_dispersion.cli",
     ],
 )
-def test_the_screener_loads_no_model_library(code):
+def test_the_screener_loads_nothing_beyond_its_base_install(code):
     assert not loaded_after(code) & set(HEAVY)
 
 
@@ -65,3 +67,16 @@ from lmeval_screener import screen as third
 assert callable(screen) and screen is again is third
 """
     assert "lmeval_screener" in loaded_after(code)
+
+
+@pytest.mark.parametrize(
+    ("library", "extra"), [("pandas", "audit"), ("sklearn", "audit"), ("altair", "html"), ("torch", "models")]
+)
+def test_a_missing_library_is_named_with_the_part_that_brings_it(library, extra, monkeypatch, capsys):
+    def missing(name):
+        raise ModuleNotFoundError(f"No module named {library!r}", name=library)
+
+    monkeypatch.setattr("lmeval_dispersion.cli.importlib.import_module", missing)
+    assert main(["compare", "a", "b"]) == 1
+    assert f"needs {library}" in (shown := capsys.readouterr().err)
+    assert f"pip install 'lmeval-dispersion[{extra}]'" in shown

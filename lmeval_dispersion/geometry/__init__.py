@@ -7,7 +7,7 @@ rows. Undefined quantities raise; nothing here returns a silent NaN or a silent 
 
 Mean pair distances over n vectors cost O(n d) for the cosine by closed forms and O(n^2 d) in blocks for the
 Euclidean. Pairs share vectors, so the papers' error (sd over pairs / sqrt(pairs)) is too small; it is
-given as ``se_pairs``. ``se`` is a jackknife over vectors.
+given as ``se_pairs``. ``se`` is a jackknife over vectors. Its modules are private; the names are here.
 
 Source: "On the Predictive Power of Representation Dispersion in Language Models" (ICLR 2026), eq. 1,
 sections 2.3 and 3.2, appendix A.5.
@@ -29,10 +29,10 @@ from lmeval_dispersion.geometry.pairs import (
     PairMean,
     between,
     cluster_distances,
-    jackknife_se,
     within,
 )
 from lmeval_dispersion.geometry.vectors import Array, unit_rows, valid_rows
+from lmeval_dispersion.statistics import jackknife_se
 
 __all__ = [
     "METRICS",

@@ -12,10 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lmeval_dispersion.errors import GeometryError, TooFewVectorsError
-from lmeval_dispersion.geometry.pairs import (
-    jackknife_se,
-)
 from lmeval_dispersion.geometry.vectors import Array, at_least, unit_rows
+from lmeval_dispersion.statistics import jackknife_se
 
 
 class Estimate(NamedTuple):

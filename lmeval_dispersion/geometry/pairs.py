@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from lmeval_dispersion.errors import GeometryError, NoDirectionError, TooFewVectorsError
 from lmeval_dispersion.geometry.vectors import Array, at_least, matrix, unit_rows
+from lmeval_dispersion.statistics import jackknife_se
 
 Metric = Literal["cosine", "euclidean"]
 METRICS: tuple[Metric, ...] = ("cosine", "euclidean")
@@ -35,20 +36,6 @@ class PairMean(NamedTuple):
     pairs: int
     left_out: Array
     left_out_other: Array
-
-
-def jackknife_se(*left_out: ArrayLike) -> float:
-    """Standard error from leave-one-out values, one array for each independent sample of vectors.
-
-    sqrt(sum over samples of (n-1)/n * sum (theta_-i - mean)^2). With two arrays it is the two-sample
-    jackknife; on differences of leave-one-out values over shared vectors it is the paired one.
-    """
-    variance = 0.0
-    for values in left_out:
-        theta = np.asarray(values, dtype=np.float64)
-        if theta.size:
-            variance += (theta.size - 1) / theta.size * float(np.square(theta - theta.mean()).sum())
-    return float(np.sqrt(variance))
 
 
 def within(x: ArrayLike, metric: Metric = "cosine") -> PairMean:

@@ -1,6 +1,7 @@
 """The lm-evaluation-harness plugin: tasks that report representation dispersion beside their own metrics.
 
-``DispersionTask`` is loaded when it is asked for, because it needs torch and lm-eval.
+``DispersionTask`` is loaded when it is asked for, because it needs torch and lm-eval. Its modules are
+private.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Four analyses, each a function that returns a dataclass with ``to_frame()`` and 
 - :func:`condensation`: similarity of a text's tokens, layer by layer;
 - :func:`clusters`: distances within and between clusters of contexts that go on alike.
 
-Importing this package loads no torch; the first use of a function does.
+Importing this package loads no torch; the first use of a function does. Its modules are private.
 """
 
 from __future__ import annotations

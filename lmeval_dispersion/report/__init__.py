@@ -1,4 +1,7 @@
-"""Reports: what a tool says as data, and its forms for terminal, Markdown, CSV, JSON and page."""
+"""Reports: what a tool says as data, and its forms for terminal, Markdown, CSV, JSON and page.
+
+Its modules are private; the names are here.
+"""
 
 from __future__ import annotations
 

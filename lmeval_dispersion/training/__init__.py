@@ -1,6 +1,7 @@
 """Dispersion losses for anyone's training loop: functions, hooks for any model, a Trainer, a command.
 
-The names below are imported when they are asked for: settings and schedules do without torch.
+The names below are imported when they are asked for: settings and schedules do without torch. Its modules
+are private, but for ``losses``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Zero-label checkpoint screening: rank checkpoints by the dispersion gap of their output rows.
 
 ``from lmeval_screener import screen`` is the whole of it in Python; the command is ``screen-checkpoints``.
-Neither imports torch or transformers.
+Neither imports torch or transformers. Its modules are private.
 """
 
 from typing import TYPE_CHECKING, Any

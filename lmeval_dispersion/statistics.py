@@ -1,0 +1,428 @@
+"""Statistics that the whole package shares: each once, in numpy, on plain arrays.
+
+Ranks and correlations with intervals, the bootstrap of means, the jackknife, Wilson's interval of a share,
+DeLong's AUROC, and permutation p-values inside strata. Nothing here knows of models, vectors or files;
+:mod:`lmeval_dispersion.geometry` builds on it. Importing it loads numpy only: the screener's base install
+has no scipy, and one function (:func:`student_interval`) that needs it imports it when called.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lmeval_dispersion.errors import GeometryError, TooFewVectorsError, UsageError
+
+Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Correlation = Literal["pearson", "spearman", "kendall"]
+
+NORMAL_975 = 1.959963984540054  # 97.5 % point of the normal distribution
+REPEATS = 2000  # bootstrap samples
+LEVEL = 0.95
+
+_COUNTS = 2**21  # resampling counts held at a time: 16 MB
+_EXACT_UP_TO = 9  # 9! = 362,880 orders are enumerated; larger strata are sampled
+_DRAWS = 9_999
+_SEED = 20260501
+
+
+class Bounds(NamedTuple):
+    """The two ends of a 95 % interval; NaN where it is not defined."""
+
+    low: float
+    high: float
+
+
+class Interval(NamedTuple):
+    """A number with its 95 % interval; ``low`` and ``high`` are NaN where no interval is defined."""
+
+    value: float
+    low: float
+    high: float
+
+
+# --- ranks and correlations --------------------------------------------------------------------------------
+
+
+def ranks(values: ArrayLike) -> Array:
+    """Ranks from 1 along the last axis of ``values``, any shape; ties share the mean of their ranks.
+
+    A row that holds a NaN has NaN ranks throughout.
+
+    >>> ranks([10, 30, 10, 20]).tolist()
+    [1.5, 4.0, 1.5, 3.0]
+    """
+    x = np.asarray(values, dtype=np.float64)
+    if not x.size:
+        return x.copy()
+    order = np.argsort(x, axis=-1, kind="stable")
+    ordered = np.take_along_axis(x, order, axis=-1)
+    differs = ordered[..., 1:] != ordered[..., :-1]
+    edge = np.ones((*x.shape[:-1], 1), dtype=bool)
+    n = x.shape[-1]
+    place = np.arange(n)
+    first = np.maximum.accumulate(np.where(np.concatenate([edge, differs], axis=-1), place, 0), axis=-1)
+    is_last = np.concatenate([differs, edge], axis=-1)
+    last = np.minimum.accumulate(np.where(is_last, place, n)[..., ::-1], axis=-1)[..., ::-1]
+    found = np.empty_like(x)
+    np.put_along_axis(found, order, (first + last) / 2 + 1, axis=-1)
+    found[np.isnan(x).any(axis=-1)] = np.nan
+    return found
+
+
+def correlation(x: ArrayLike, y: ArrayLike, kind: Correlation = "pearson") -> float:
+    """Correlation of ``x`` and ``y`` (n,), in [-1, 1]; ``kendall`` is tau-b.
+
+    Raises:
+        GeometryError: n < 3, a non-finite value, or one of the two is constant.
+    """
+    a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if a.shape != b.shape or a.ndim != 1 or len(a) < 3:
+        raise GeometryError(
+            f"a correlation needs two rows of at least 3 numbers, got {a.shape} and {b.shape}"
+        )
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        raise GeometryError("a correlation needs finite numbers")
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        raise GeometryError("a correlation with a constant is not defined")
+    if kind == "kendall":
+        return _tau_b(a, b)
+    rows = paired_rank_correlations if kind == "spearman" else paired_correlations
+    return float(rows(a[None], b[None])[0])
+
+
+def paired_correlations(first: ArrayLike, second: ArrayLike) -> Array:
+    """Pearson correlation of every row of ``first`` (m or 1, k) with the same row of ``second`` (m, k).
+
+    Shape (m,), in [-1, 1]; NaN where a row is constant or holds a NaN.
+    """
+    a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    p, q = a - a.mean(axis=1, keepdims=True), b - b.mean(axis=1, keepdims=True)
+    scale = np.sqrt(np.square(p).sum(axis=1) * np.square(q).sum(axis=1))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.clip((p * q).sum(axis=1) / scale, -1, 1))
+
+
+def paired_rank_correlations(first: ArrayLike, second: ArrayLike) -> Array:
+    """Spearman correlation row by row; shapes and range as :func:`paired_correlations`."""
+    return paired_correlations(ranks(first), ranks(second))
+
+
+def rank_correlations(x: ArrayLike, rows: ArrayLike) -> Array:
+    """Spearman correlation of ``x`` (k,) with every row of ``rows`` (m, k); NaN for constant ones."""
+    return paired_rank_correlations(np.asarray(x, dtype=np.float64)[None], rows)
+
+
+def bootstrap_correlation(
+    x: ArrayLike, y: ArrayLike, kind: Correlation = "pearson", seed: int = 0
+) -> Interval:
+    """:func:`correlation` with its percentile bootstrap interval over the n points.
+
+    Raises:
+        GeometryError: As :func:`correlation`.
+    """
+    return Interval(correlation(x, y, kind), *percentiles(resampled_correlations(x, y, kind, seed)))
+
+
+def resampled_correlations(x: ArrayLike, y: ArrayLike, kind: Correlation = "pearson", seed: int = 0) -> Array:
+    """Correlation of ``x`` and ``y`` (n,) in REPEATS resamples of the points; NaN where one is constant."""
+    a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    draws = np.random.default_rng(seed).integers(0, len(a), size=(REPEATS, len(a)))
+    left, right = a[draws], b[draws]
+    if kind == "kendall":
+        varied = (np.ptp(left, axis=1) > 0) & (np.ptp(right, axis=1) > 0)
+        samples = np.full(REPEATS, np.nan)
+        for row in np.flatnonzero(varied):
+            samples[row] = _tau_b(left[row], right[row])
+        return samples
+    return (paired_rank_correlations if kind == "spearman" else paired_correlations)(left, right)
+
+
+# --- resampling --------------------------------------------------------------------------------------------
+
+
+def resampled_means(values: ArrayLike, seed: int = 0) -> Array:
+    """Bootstrap means over rows of ``values`` (n, k); shape (REPEATS, k).
+
+    One seed resamples any two arrays of as many rows alike, so that their differences are paired.
+    """
+    rows = np.asarray(values, dtype=np.float64)
+    rng = np.random.default_rng(seed)
+    n = len(rows)
+    # Counts times values is the mean of a resample, without holding REPEATS x n x k numbers.
+    even = np.full(n, 1 / n)
+    block = max(1, _COUNTS // n)
+    sizes = [min(block, REPEATS - start) for start in range(0, REPEATS, block)]
+    return np.concatenate([rng.multinomial(n, even, size=size) @ rows / n for size in sizes])
+
+
+def mean_interval(values: ArrayLike, seed: int = 0) -> Interval:
+    """Mean of ``values`` (n,) with its percentile bootstrap interval (NaN bounds where n < 2).
+
+    Raises:
+        TooFewVectorsError: There is no value.
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    if not len(numbers):
+        raise TooFewVectorsError("expected at least one value, got none")
+    mean = float(numbers.mean())
+    if len(numbers) < 2:
+        return Interval(mean, float("nan"), float("nan"))
+    return Interval(mean, *percentiles(resampled_means(numbers[:, None], seed)[:, 0]))
+
+
+def percentiles(samples: ArrayLike) -> Bounds:
+    """The bounds that hold 95 % of the finite ``samples``; NaN where there are none."""
+    numbers = np.asarray(samples, dtype=np.float64)
+    finite = numbers[np.isfinite(numbers)]
+    if not len(finite):
+        return Bounds(float("nan"), float("nan"))
+    low, high = np.quantile(finite, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Bounds(float(low), float(high))
+
+
+def jackknife_se(*left_out: ArrayLike) -> float:
+    """Standard error from leave-one-out values, one array for each independent sample.
+
+    sqrt(sum over samples of (n-1)/n * sum (theta_-i - mean)^2). With two arrays it is the two-sample
+    jackknife; on differences of leave-one-out values over shared members it is the paired one.
+    """
+    variance = 0.0
+    for values in left_out:
+        theta = np.asarray(values, dtype=np.float64)
+        if theta.size:
+            variance += (theta.size - 1) / theta.size * float(np.square(theta - theta.mean()).sum())
+    return float(np.sqrt(variance))
+
+
+# --- intervals by formula ----------------------------------------------------------------------------------
+
+
+def normal_bounds(value: float, se: float) -> Bounds:
+    """95 % bounds of a normally distributed estimate: value ± 1.96 standard errors."""
+    return Bounds(value - NORMAL_975 * se, value + NORMAL_975 * se)
+
+
+def student_interval(values: ArrayLike) -> Bounds:
+    """95 % Student interval of the mean of independent ``values`` (n,); NaN for fewer than two."""
+    from scipy.stats import t
+
+    numbers = np.asarray(values, dtype=np.float64)
+    if len(numbers) < 2:
+        return Bounds(float("nan"), float("nan"))
+    half = float(t.ppf(0.975, len(numbers) - 1) * numbers.std(ddof=1) / np.sqrt(len(numbers)))
+    return Bounds(float(numbers.mean() - half), float(numbers.mean() + half))
+
+
+def wilson(share: float, n: int) -> Bounds:
+    """95 % Wilson interval of a share of ``n`` documents; it stays inside [0, 1]. NaN for n < 1.
+
+    Source: Wilson, Journal of the American Statistical Association 22 (1927).
+
+    >>> [round(v, 3) for v in wilson(0.5, 100)]
+    [0.404, 0.596]
+    """
+    if n < 1 or np.isnan(share):
+        return Bounds(float("nan"), float("nan"))
+    z = NORMAL_975
+    centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    return Bounds(max(float(centre - half), 0.0), min(float(centre + half), 1.0))
+
+
+# --- area under the ROC curve ------------------------------------------------------------------------------
+
+
+class Auroc(NamedTuple):
+    """Area under the ROC curve with DeLong's error and what a paired comparison needs.
+
+    Attributes:
+        value: In [0, 1]: 0.5 says nothing, 1 separates right from wrong.
+        se: Standard error; NaN with a single right or wrong document.
+        right: Placement of every right document among the wrong ones.
+        wrong: Placement of every wrong document among the right ones.
+    """
+
+    value: float
+    se: float
+    right: Array
+    wrong: Array
+
+
+def auroc(signal: Array, right: Flags) -> Auroc:
+    """AUROC of ``signal`` (n,), low for wrong, against ``right`` (n,); ties count half.
+
+    Raises:
+        UsageError: All right or all wrong.
+
+    Source: DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988).
+    """
+    a, b = np.sort(signal[right]), np.sort(signal[~right])
+    if not len(a) or not len(b):
+        raise UsageError(
+            f"ranking quality needs right and wrong answers, and all {len(right)} documents were answered "
+            f"{'correctly' if len(a) else 'wrongly'}"
+        )
+    above = _share_below(b, signal[right])
+    below = 1.0 - _share_below(a, signal[~right])
+    variance = _variance(above) / len(above) + _variance(below) / len(below)
+    return Auroc(float(above.mean()), float(np.sqrt(variance)), above, below)
+
+
+def auroc_difference(first: Auroc, second: Auroc) -> tuple[float, float]:
+    """AUROC of ``first`` minus ``second`` on the same documents, with its (paired) standard error."""
+    variance = sum(
+        _variance(x - y) / len(x) for x, y in ((first.right, second.right), (first.wrong, second.wrong))
+    )
+    return first.value - second.value, float(np.sqrt(variance))
+
+
+# --- permutation tests inside strata -----------------------------------------------------------------------
+
+
+class RankAgreement(NamedTuple):
+    """How far two orders agree inside strata, with permutation p-values.
+
+    Attributes:
+        spearman: Rank correlation in [-1, 1] from the sum of products of the ranks inside the strata.
+        kendall: Tau-b in [-1, 1] over the pairs inside strata.
+        spearman_p: Two-sided: the share of all orders of the second numbers, permuted inside each stratum,
+            whose absolute Spearman correlation is at least as large.
+        kendall_p: The same for tau-b.
+        exact: All orders were enumerated (strata of up to nine). Otherwise ``permutations`` were drawn with
+            a fixed seed, and p = (1 + as large) / (1 + drawn).
+        permutations: Orders that were enumerated or drawn.
+    """
+
+    spearman: float
+    kendall: float
+    spearman_p: float
+    kendall_p: float
+    exact: bool
+    permutations: int
+
+
+def rank_agreement(strata: Sequence[tuple[ArrayLike, ArrayLike]]) -> RankAgreement | None:
+    """Rank correlations of pairs of finite numbers (n,), (n,) compared only inside their stratum.
+
+    Strata of fewer than two members compare nothing. None where no stratum compares two, or where one of
+    the two numbers is constant inside every stratum: no order is defined there.
+
+    >>> rank_agreement([([1, 2, 3], [10, 20, 30])]).spearman_p
+    0.3333333333333333
+    """
+    used = [(_centred_ranks(xs), _centred_ranks(ys)) for xs, ys in strata if np.size(xs) > 1]
+    size_x, size_y = (sum(int(pair[side] @ pair[side]) for pair in used) for side in (0, 1))
+    if not size_x or not size_y:
+        return None
+    signs = [(_signs(x), _signs(y)) for x, y in used]
+    pairs_x, pairs_y = (sum(int(np.abs(pair[side]).sum()) for pair in signs) for side in (0, 1))
+    products = sum(int(x @ y) for x, y in used)
+    concordance = sum(int((x * y).sum()) for x, y in signs)
+    exact = all(len(x) <= _EXACT_UP_TO for x, _ in used)
+    spearman_p, kendall_p = _p_values(used, signs, abs(products), abs(concordance), exact)
+    return RankAgreement(
+        products / math.sqrt(size_x * size_y),
+        concordance / math.sqrt(pairs_x * pairs_y),
+        spearman_p,
+        kendall_p,
+        exact,
+        math.prod(math.factorial(len(x)) for x, _ in used) if exact else _DRAWS,
+    )
+
+
+_Integers = NDArray[np.int64]
+
+
+def _p_values(
+    members: list[tuple[_Integers, _Integers]],
+    signs: list[tuple[_Integers, _Integers]],
+    products: int,
+    concordance: int,
+    exact: bool,
+) -> tuple[float, float]:
+    """Two-sided p of both statistics' absolute values, which are integers here, so nothing is rounded."""
+    rng = np.random.default_rng(_SEED)
+    spearman_null, kendall_null = [], []
+    for (x, y), (signs_x, signs_y) in zip(members, signs, strict=True):
+        orders = (
+            _all_orders(len(x)) if exact else rng.permuted(np.tile(np.arange(len(x)), (_DRAWS, 1)), axis=1)
+        )
+        spearman_null.append(y[orders] @ x)
+        kendall_null.append(
+            np.array([(signs_x * signs_y[np.ix_(order, order)]).sum() for order in orders], dtype=np.int64)
+            if len(x) > _EXACT_UP_TO
+            else _concordances(signs_x, signs_y, orders)
+        )
+    if not exact:
+        drawn = [np.sum(null, axis=0) for null in (spearman_null, kendall_null)]
+        large = [int((np.abs(drawn[0]) >= products).sum()), int((np.abs(drawn[1]) >= concordance).sum())]
+        return (1 + large[0]) / (1 + _DRAWS), (1 + large[1]) / (1 + _DRAWS)
+    return _share(spearman_null, products), _share(kendall_null, concordance)
+
+
+def _share(nulls: list[_Integers], least: int) -> float:
+    """Share of all combinations of the strata's orders whose summed statistic is at least ``least``."""
+    total = Counter({0: 1})
+    for null in nulls:
+        values, counts = np.unique(null, return_counts=True)
+        step: Counter[int] = Counter()
+        for before, ways in total.items():
+            for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+                step[before + value] += ways * count
+        total = step
+    return sum(ways for value, ways in total.items() if abs(value) >= least) / total.total()
+
+
+def _concordances(signs_x: _Integers, signs_y: _Integers, orders: _Integers) -> _Integers:
+    """Kendall's numerator (each pair twice) for every order, pair by pair."""
+    total = np.zeros(len(orders), dtype=np.int64)
+    for i, j in itertools.combinations(range(len(signs_x)), 2):
+        if signs_x[i, j]:
+            total += signs_x[i, j] * signs_y[orders[:, i], orders[:, j]]
+    return 2 * total
+
+
+def _all_orders(n: int) -> _Integers:
+    """All orders of n things, shape (n!, n): built by inserting n - 1 at every place of the shorter ones."""
+    orders = np.zeros((1, 1), dtype=np.int64)
+    for last in range(1, n):
+        orders = np.concatenate([np.insert(orders, place, last, axis=1) for place in range(last + 1)])
+    return orders
+
+
+def _centred_ranks(values: ArrayLike) -> _Integers:
+    """Twice the mean rank minus n + 1: integers that sum to zero, ties shared."""
+    return np.asarray(2 * ranks(values) - (np.size(values) + 1), dtype=np.int64)
+
+
+def _signs(values: ArrayLike) -> _Integers:
+    """Signs of all differences between ``values`` (n,); shape (n, n)."""
+    numbers = np.asarray(values)
+    return np.asarray(np.sign(numbers[:, None] - numbers[None, :]), dtype=np.int64)
+
+
+def _tau_b(x: Array, y: Array) -> float:
+    """Kendall's tau-b of two rows that vary."""
+    left, right = _signs(x), _signs(y)
+    concordance, pairs_x, pairs_y = (
+        int(total) // 2 for total in ((left * right).sum(), np.abs(left).sum(), np.abs(right).sum())
+    )
+    return float(np.clip(concordance / np.sqrt(pairs_x) / np.sqrt(pairs_y), -1, 1))
+
+
+def _share_below(ordered: Array, values: Array) -> Array:
+    """Share of ``ordered`` that lies below each value, ties counted half."""
+    sides = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")
+    return np.asarray(sides / (2 * len(ordered)))
+
+
+def _variance(values: Array) -> float:
+    return float(values.var(ddof=1)) if len(values) > 1 else float("nan")

@@ -1,0 +1,293 @@
+"""The shared statistics against scipy, scikit-learn and slow re-derivations."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn.metrics import roc_auc_score
+
+from lmeval_dispersion.errors import GeometryError, TooFewVectorsError, UsageError
+from lmeval_dispersion.statistics import (
+    NORMAL_975,
+    auroc,
+    auroc_difference,
+    bootstrap_correlation,
+    correlation,
+    jackknife_se,
+    mean_interval,
+    normal_bounds,
+    paired_rank_correlations,
+    percentiles,
+    rank_agreement,
+    rank_correlations,
+    ranks,
+    resampled_means,
+    student_interval,
+    wilson,
+)
+
+PEERS = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
+tied = st.lists(st.integers(-3, 3), min_size=3, max_size=12)
+
+
+def test_importing_loads_no_scipy():
+    code = "import sys, lmeval_dispersion.statistics; print(*sorted({'scipy', 'pandas'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+# --- ranks and correlations --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(1,), (9,), (4, 7), (2, 3, 5), (3, 1), (0,), (2, 0)])
+@pytest.mark.parametrize("tie", [True, False])
+def test_ranks_are_scipys(shape, tie):
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 4, shape) if tie else rng.normal(size=shape)
+    expected = stats.rankdata(values, axis=-1) if values.size else values
+    np.testing.assert_array_equal(ranks(values), expected)
+
+
+def test_a_row_with_nan_has_no_ranks_and_its_neighbours_have():
+    found = ranks([[3.0, np.nan, 1.0], [-np.inf, np.inf, 0.0]])
+    assert np.isnan(found[0]).all()
+    assert found[1].tolist() == [1, 3, 2]
+
+
+@given(tied, st.sampled_from(sorted(PEERS)), st.randoms(use_true_random=False))
+@settings(max_examples=150, deadline=None)
+def test_correlations_are_scipys(values, kind, random):
+    other = [random.randint(-3, 3) for _ in values]
+    assume(len(set(values)) > 1 and len(set(other)) > 1)
+    assert correlation(values, other, kind) == pytest.approx(PEERS[kind](values, other).statistic, abs=1e-12)
+
+
+@given(tied)
+@settings(max_examples=60, deadline=None)
+def test_rank_correlations_are_scipys_row_by_row(values):
+    x = np.arange(len(values))
+    rows = np.array([values, x[::-1]])
+    found = rank_correlations(x, rows)
+    assert found[1] == -1
+    if len(set(values)) == 1:
+        assert math.isnan(found[0])
+    else:
+        assert found[0] == pytest.approx(stats.spearmanr(x, values).statistic)
+    np.testing.assert_array_equal(paired_rank_correlations(np.array([x, x]), rows), found)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        ([1, 2], [1, 2], "at least 3 numbers"),
+        ([1, 2, 3], [1, 2, 3, 4], "two rows of at least 3"),
+        ([1, 1, 1], [1, 2, 3], "constant"),
+        ([1, 2, np.nan], [1, 2, 3], "finite"),
+    ],
+)
+def test_undefined_correlations_raise(x, y, message):
+    with pytest.raises(GeometryError, match=message):
+        correlation(x, y)
+
+
+@pytest.mark.parametrize("kind", sorted(PEERS))
+def test_bootstrap_interval_is_that_of_a_loop_over_resamples(kind):
+    rng = np.random.default_rng(1)
+    x = rng.integers(0, 9, 25).astype(float)
+    y = -x + rng.normal(size=25).round(1)
+    found = bootstrap_correlation(x, y, kind, seed=3)
+    draws = np.random.default_rng(3).integers(0, 25, size=(2000, 25))
+    low, high = np.quantile([PEERS[kind](x[d], y[d]).statistic for d in draws], [0.025, 0.975])
+    assert tuple(found) == pytest.approx((PEERS[kind](x, y).statistic, low, high), abs=1e-12)
+
+
+def test_the_bootstrap_interval_covers_the_truth_about_as_often_as_it_says():
+    rng, inside = np.random.default_rng(2), 0
+    for trial in range(100):
+        pair = rng.multivariate_normal([0, 0], [[1, -0.6], [-0.6, 1]], size=60)
+        interval = bootstrap_correlation(pair[:, 0], pair[:, 1], seed=trial)
+        inside += interval.low <= -0.6 <= interval.high
+    assert 84 <= inside <= 100
+
+
+# --- resampling --------------------------------------------------------------------------------------------
+
+
+def test_resampled_means_have_the_moments_of_a_bootstrap():
+    values = np.random.default_rng(4).normal(size=(40, 3)) * [1, 2, 5] + [0, 7, -7]
+    means = resampled_means(values, seed=1)
+    assert means.shape == (2000, 3)
+    se = values.std(axis=0) / math.sqrt(40)
+    assert (np.abs(means.mean(axis=0) - values.mean(axis=0)) < 4 * se / math.sqrt(2000)).all()
+    np.testing.assert_allclose(means.std(axis=0), se, rtol=0.08)
+    np.testing.assert_allclose(means[:, 1], resampled_means(values[:, 1:2], seed=1)[:, 0], rtol=1e-12)
+
+
+def test_mean_interval_shrinks_with_the_root_of_n():
+    rng = np.random.default_rng(7)
+    few, many = (mean_interval(rng.normal(size=n)) for n in (100, 10000))
+    assert (few.high - few.low) / (many.high - many.low) == pytest.approx(10, rel=0.4)
+    assert all(np.isnan(v) for v in mean_interval([2.0])[1:])
+    with pytest.raises(TooFewVectorsError):
+        mean_interval([])
+
+
+def test_percentiles_leave_out_what_is_not_finite():
+    assert percentiles([np.nan, np.inf, *range(101)]) == pytest.approx((2.5, 97.5))
+    assert all(math.isnan(bound) for bound in percentiles([np.nan]))
+
+
+def test_the_jackknife_of_means_is_the_textbook_error():
+    rng = np.random.default_rng(5)
+    x, y = rng.normal(size=12), rng.normal(size=30)
+
+    def left_out(values):
+        return [np.delete(values, i).mean() for i in range(len(values))]
+
+    one, two = (v.std(ddof=1) / math.sqrt(len(v)) for v in (x, y))
+    assert jackknife_se(left_out(x)) == pytest.approx(one)
+    assert jackknife_se(left_out(x), left_out(y)) == pytest.approx(math.hypot(one, two))
+    assert jackknife_se() == 0.0
+
+
+# --- intervals by formula ----------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 400), st.floats(0, 1))
+def test_wilson_is_scipys(n, share):
+    right = round(share * n)
+    expected = stats.binomtest(right, n).proportion_ci(method="wilson")
+    assert tuple(wilson(right / n, n)) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_wilson_of_nothing():
+    assert all(math.isnan(bound) for bound in (*wilson(0.5, 0), *wilson(math.nan, 5)))
+
+
+def test_normal_and_student_intervals():
+    assert pytest.approx(stats.norm.ppf(0.975), abs=1e-15) == NORMAL_975
+    assert normal_bounds(1.0, 0.5) == pytest.approx(stats.norm.interval(0.95, 1.0, 0.5))
+    values = np.random.default_rng(6).normal(size=9)
+    expected = stats.ttest_1samp(values, 0).confidence_interval()
+    assert tuple(student_interval(values)) == pytest.approx((expected.low, expected.high))
+    assert all(math.isnan(bound) for bound in student_interval([1.0]))
+
+
+# --- AUROC -------------------------------------------------------------------------------------------------
+
+
+def answers(n, seed, tie):
+    rng = np.random.default_rng(seed)
+    signal = rng.integers(0, 6, n).astype(float) if tie else rng.normal(size=n)
+    right = rng.random(n) < 0.6
+    right[:4] = [True, True, False, False]
+    return signal, right
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_auroc_is_scikit_learns_and_its_error_is_delongs(tie):
+    signal, right = answers(40, 0, tie)
+    found = auroc(signal, right)
+    assert found.value == pytest.approx(roc_auc_score(right, signal))
+    kernel = np.array([[(a > b) + (a == b) / 2 for b in signal[~right]] for a in signal[right]])
+    variance = sum(kernel.mean(axis=1 - i).var(ddof=1) / kernel.shape[i] for i in (0, 1))
+    assert found.se == pytest.approx(math.sqrt(variance))
+
+
+def test_paired_difference_against_the_full_covariance():
+    first, right = answers(60, 1, False)
+    second = first + np.random.default_rng(2).normal(size=60)
+    found, se = auroc_difference(auroc(first, right), auroc(second, right))
+    areas = [auroc(signal, right) for signal in (first, second)]
+    covariance = sum(
+        np.cov([getattr(area, side) for area in areas]) / count
+        for side, count in (("right", right.sum()), ("wrong", (~right).sum()))
+    )
+    assert found == pytest.approx(areas[0].value - areas[1].value)
+    assert se == pytest.approx(math.sqrt(np.array([1, -1]) @ covariance @ [1, -1]))
+
+
+@pytest.mark.parametrize(("right", "word"), [([True] * 3, "correctly"), ([False] * 3, "wrongly")])
+def test_auroc_of_one_class_is_refused(right, word):
+    with pytest.raises(UsageError, match=f"all 3 documents were answered {word}"):
+        auroc(np.arange(3.0), np.array(right))
+
+
+# --- permutations ------------------------------------------------------------------------------------------
+
+
+def enumerated(strata):
+    """Statistics and two-sided p by going through every order of every stratum, with scipy's ranks."""
+
+    def numbers(pairs):
+        centred = [[stats.rankdata(side) - (len(side) + 1) / 2 for side in pair] for pair in pairs]
+        rho = sum(x @ y for x, y in centred) / math.sqrt(
+            math.prod(sum(pair[side] @ pair[side] for pair in centred) for side in (0, 1))
+        )
+        signs = [
+            (np.sign(x[i] - x[j]), np.sign(y[i] - y[j]))
+            for x, y in pairs
+            for i, j in itertools.combinations(range(len(x)), 2)
+        ]
+        tau = sum(a * b for a, b in signs) / math.sqrt(
+            sum(abs(a) for a, _ in signs) * sum(abs(b) for _, b in signs)
+        )
+        return rho, tau
+
+    seen = numbers(strata)
+    null = [
+        numbers([(x, order) for (x, _), order in zip(strata, orders, strict=True)])
+        for orders in itertools.product(*(itertools.permutations(y) for _, y in strata))
+    ]
+    p = [np.mean([abs(row[k]) >= abs(seen[k]) - 1e-9 for row in null]) for k in (0, 1)]
+    return (*seen, *p, len(null))
+
+
+pair = st.integers(1, 4).flatmap(
+    lambda n: st.tuples(*[st.lists(st.integers(0, 3), min_size=n, max_size=n)] * 2)
+)
+
+
+@given(st.lists(pair, min_size=1, max_size=3))
+@settings(max_examples=60, deadline=None)
+def test_permutations_are_plain_enumeration(strata):
+    varied = [any(len(set(members[side])) > 1 for members in strata) for side in (0, 1)]
+    found = rank_agreement(strata)
+    if not all(varied):
+        assert found is None
+        return
+    rho, tau, rho_p, tau_p, count = enumerated([members for members in strata if len(members[0]) > 1])
+    assert tuple(found) == pytest.approx((rho, tau, rho_p, tau_p, True, count))
+
+
+@pytest.mark.parametrize("n", [5, 9, 30])
+def test_one_stratum_is_scipys(n):
+    x, y = np.random.default_rng(n).integers(0, 6, (2, n))
+    found = rank_agreement([(x, y)])
+    assert found.spearman == pytest.approx(stats.spearmanr(x, y).statistic)
+    assert found.kendall == pytest.approx(stats.kendalltau(x, y).statistic)
+    assert (found.exact, found.permutations) == ((True, math.factorial(n)) if n <= 9 else (False, 9999))
+
+
+def test_large_strata_are_sampled_with_a_fixed_seed():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=40)
+    unrelated = rng.normal(size=40)
+    found = rank_agreement([(x, unrelated)])
+    assert found == rank_agreement([(x, unrelated)])
+    assert found.spearman_p == pytest.approx(stats.spearmanr(x, unrelated).pvalue, abs=0.02)
+    assert rank_agreement([(x, x), ([1, 2], [1, 2])]).kendall_p == pytest.approx(1 / 10_000)
+
+
+def test_nothing_to_compare_is_none():
+    assert rank_agreement([]) is None
+    assert rank_agreement([([1], [2]), ([3], [4])]) is None
+    assert rank_agreement([([1, 1], [2, 3])]) is None
