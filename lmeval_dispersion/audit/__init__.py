@@ -1,7 +1,6 @@
 """What the dispersion of a finished run is good for: slices, mixtures, calibration, ranking, comparison.
 
-Everything here reads stores (``lmeval_dispersion.store``) and never a model; ``embed`` alone runs one, to
-make a store of plain texts. Its modules are private.
+Everything here reads stores (``lmeval_dispersion.store``) and never a model. Its modules are private.
 """
 
 from __future__ import annotations

@@ -16,8 +16,9 @@ out-of-distribution performance", ICLR 2022.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,8 @@ from lmeval_dispersion.audit.batches import (
     CALIBRATION_SHARE,
     FEWEST_TARGETS,
     REPEATS,
+    SEEDS,
+    SIZE,
     VALIDATION_SHARE,
     Batches,
     batch_size,
@@ -33,10 +36,10 @@ from lmeval_dispersion.audit.batches import (
     natural_batches,
     split,
 )
-from lmeval_dispersion.audit.mixtures import SEEDS, SIZE
-from lmeval_dispersion.audit.regressors import FITS, fitted, predicted
+from lmeval_dispersion.audit.regressors import REGRESSIONS, Regression, best_regression, fit_all
 from lmeval_dispersion.audit.run import Run
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.statistics import student_interval
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -64,21 +67,21 @@ def calibration_report(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: 
         calibration = mixture_batches(run, parts.calibration, used, repeats=REPEATS, rng=rng)
         validation = mixture_batches(run, parts.validation, used, repeats=REPEATS // 2, rng=rng)
         _enough(calibration, validation, len(rows), used)
-        fits = {kind: fitted(kind, calibration.dispersion, calibration.accuracy, seed=k) for kind in FITS}
-        kind = best_fit(fits, validation)
-        chosen.append(kind)
-        estimators = _estimators(run, parts.calibration, calibration, fits, kind)
+        fits = fit_all(calibration.dispersion, calibration.accuracy, seed=k)
+        best = best_regression(fits, validation.dispersion, validation.accuracy)
+        chosen.append(best.kind)
+        estimators = _estimators(run, parts.calibration, calibration, fits, best)
         for protocol, batches in _tests(run, parts.test, used, rng).items():
-            for name, estimate in estimators.items():
+            for name, estimator in estimators.items():
                 if name == CONSTANT and protocol != "mixtures":
                     continue
-                difference = estimate(batches) - batches.accuracy
+                difference = estimator.predict(batches) - batches.accuracy
                 if not len(difference) or np.isnan(difference).any():
                     continue
                 errors[protocol].setdefault(name, []).append(100 * float(np.abs(difference).mean()))
                 bias[protocol].setdefault(name, []).append(100 * float(difference.mean()))
             if len(batches.rows):
-                guesses = estimators[DISPERSION](batches)
+                guesses = estimators[DISPERSION].predict(batches)
                 points += [
                     {"protocol": protocol, "seed": k, "dispersion": d, "predicted": g, "true": t}
                     for d, g, t in zip(
@@ -90,7 +93,7 @@ def calibration_report(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: 
         "asked_documents_per_batch": size,
         "seeds": seeds,
         "split": {"calibration": CALIBRATION_SHARE, "validation": VALIDATION_SHARE, "test": 0.7},
-        "chosen": {kind: chosen.count(kind) for kind in FITS if kind in chosen},
+        "chosen": {kind: chosen.count(kind) for kind in REGRESSIONS if kind in chosen},
         "protocols": {
             protocol: _judged(errors[protocol], bias[protocol], seeds, used) for protocol in PROTOCOLS
         },
@@ -111,18 +114,61 @@ def check_labels(run: Run) -> None:
         )
 
 
-def best_fit(fits: dict[str, dict[str, Any]], validation: Batches) -> str:
-    """The regression with the smallest mean absolute error on the validation batches."""
+class Estimator(Protocol):
+    """What guesses the accuracy of batches of unlabelled documents."""
 
-    def error(kind: str) -> float:
-        return float(np.abs(predicted(fits[kind], validation.dispersion) - validation.accuracy).mean())
-
-    return min(fits, key=error)
+    def predict(self, batches: Batches) -> Array:
+        """Accuracy of each batch, in [0, 1]."""
 
 
-def atc_threshold(confidence: Array, accuracy: float) -> float:
-    """The confidence above which a share ``accuracy`` of these documents lies."""
-    return float(np.quantile(confidence, 1.0 - accuracy))
+@dataclass(frozen=True)
+class ByDispersion:
+    """Reads it off the dispersion."""
+
+    regression: Regression
+
+    def predict(self, batches: Batches) -> Array:
+        """Accuracy of each batch, in [0, 1]."""
+        return self.regression.predict(batches.dispersion)
+
+
+@dataclass(frozen=True)
+class Blind:
+    """Says the same of every batch."""
+
+    accuracy: float
+
+    def predict(self, batches: Batches) -> Array:
+        """Accuracy of each batch, in [0, 1]."""
+        return np.full(len(batches.rows), self.accuracy)
+
+
+@dataclass(frozen=True)
+class MeanConfidence:
+    """Believes the model: the mean probability of its answers, ``confidence`` (n,) of every document."""
+
+    confidence: Array
+
+    def predict(self, batches: Batches) -> Array:
+        """Accuracy of each batch, in [0, 1]."""
+        return np.array([self.confidence[rows].mean() for rows in batches.rows])
+
+
+@dataclass(frozen=True)
+class ThresholdedConfidence:
+    """Average thresholded confidence (ATC): the share of documents above a threshold."""
+
+    confidence: Array
+    threshold: float
+
+    @classmethod
+    def fit(cls, confidence: Array, labelled: Rows, accuracy: float) -> ThresholdedConfidence:
+        """The threshold above which a share ``accuracy`` of the ``labelled`` documents lies."""
+        return cls(confidence, float(np.quantile(confidence[labelled], 1.0 - accuracy)))
+
+    def predict(self, batches: Batches) -> Array:
+        """Accuracy of each batch, in [0, 1]."""
+        return np.array([(self.confidence[rows] > self.threshold).mean() for rows in batches.rows])
 
 
 def _enough(calibration: Batches, validation: Batches, labelled: int, size: int) -> None:
@@ -136,27 +182,25 @@ def _enough(calibration: Batches, validation: Batches, labelled: int, size: int)
 
 
 def _estimators(
-    run: Run, labelled: Rows, calibration: Batches, fits: dict[str, dict[str, Any]], kind: str
-) -> dict[str, Callable[[Batches], Array]]:
-    """Name -> accuracy of each batch, as that estimator sees it with the calibration part's labels only."""
+    run: Run, labelled: Rows, calibration: Batches, fits: Iterable[Regression], best: Regression
+) -> dict[str, Estimator]:
+    """Every estimator by name, knowing the labels of the calibration part only."""
     own = float(run.right[labelled].mean())
-    found: dict[str, Callable[[Batches], Array]] = {
-        DISPERSION: lambda b: predicted(fits[kind], b.dispersion),
-        TRIVIAL: lambda b: np.full(len(b.rows), own),
-        CONSTANT: lambda b: np.full(len(b.rows), float(np.median(calibration.accuracy))),
+    found: dict[str, Estimator] = {
+        DISPERSION: ByDispersion(best),
+        TRIVIAL: Blind(own),
+        CONSTANT: Blind(float(np.median(calibration.accuracy))),
     }
-    for name in fits:
-        found[f"{DISPERSION}, {name}"] = lambda b, name=name: predicted(fits[name], b.dispersion)  # type: ignore[misc]
+    found |= {f"{DISPERSION}, {fit.kind}": ByDispersion(fit) for fit in fits}
     top = run.confidence.top_probability
     if not np.isnan(top[run.labelled]).any():
-        threshold = atc_threshold(top[labelled], own)
-        found["mean confidence"] = lambda b: np.array([top[rows].mean() for rows in b.rows])
-        found["ATC"] = lambda b: np.array([(top[rows] > threshold).mean() for rows in b.rows])
+        found["mean confidence"] = MeanConfidence(top)
+        found["ATC"] = ThresholdedConfidence.fit(top, labelled, own)
     return found
 
 
 def _tests(run: Run, test: Rows, size: int, rng: np.random.Generator) -> dict[str, Batches]:
-    whole = Batches([test], run.points.dispersions([test]), np.array([run.right[test].mean()]))
+    whole = Batches([test], run.vectors.dispersions([test]), np.array([run.right[test].mean()]))
     return {
         "whole": whole,
         "slices": natural_batches(run, test, size, rng),
@@ -175,7 +219,7 @@ def _judged(
         {
             "estimator": name,
             "mae": float(values.mean()),
-            **dict(zip(("low", "high"), t_interval(values), strict=True)),
+            **student_interval(values)._asdict(),
             "bias": float(np.mean(bias[name])),
         }
         for name, values in sorted(full.items(), key=lambda item: item[0].startswith(f"{DISPERSION},"))
@@ -184,7 +228,7 @@ def _judged(
     # Mixtures have every accuracy alike, so there the best blind guess is the middle one.
     rival = min((name for name in (TRIVIAL, CONSTANT) if name in full), key=lambda name: entrants[name])
     difference = full[DISPERSION] - full[rival]
-    low, high = t_interval(difference)
+    low, high = student_interval(difference)
     by = f"{abs(difference.mean()):.2f} points"
     if high < 0:
         verdict = f"better than the {rival} predictor by {by}"
@@ -200,16 +244,3 @@ def _judged(
         "better": high < 0,
         "verdict": verdict,
     }
-
-
-def t_interval(values: Array) -> tuple[float, float]:
-    """95 % Student interval of the mean over splits; NaN for fewer than two.
-
-    Splits share documents, so it is a little too narrow.
-    """
-    from scipy.stats import t
-
-    if len(values) < 2:
-        return float("nan"), float("nan")
-    half = float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
-    return float(values.mean() - half), float(values.mean() + half)

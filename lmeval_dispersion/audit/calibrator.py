@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lmeval_dispersion import __version__
-from lmeval_dispersion.audit.batches import FEWEST_TARGETS, REPEATS, batch_size, mixture_batches
-from lmeval_dispersion.audit.calibration import best_fit, check_labels
-from lmeval_dispersion.audit.grouping import Group
-from lmeval_dispersion.audit.mixtures import SIZE
-from lmeval_dispersion.audit.regressors import FITS, fitted, predicted
-from lmeval_dispersion.audit.run import Run, described
+from lmeval_dispersion.audit.batches import FEWEST_TARGETS, REPEATS, SIZE, batch_size, mixture_batches
+from lmeval_dispersion.audit.calibration import check_labels
+from lmeval_dispersion.audit.regressors import best_regression, fit_all, regression_of
+from lmeval_dispersion.audit.run import Run
+from lmeval_dispersion.audit.slices import Slice, all_documents
 from lmeval_dispersion.errors import UsageError
 
 FORMAT = "dispersion-calibrator/1"
@@ -39,7 +39,7 @@ _MUST_AGREE = {
 }
 
 
-def fitted_calibrator(run: Run, *, size: int = SIZE, seed: int = 0) -> dict[str, Any]:
+def fit_calibrator(run: Run, *, size: int = SIZE, seed: int = 0) -> dict[str, Any]:
     """Fit on two thirds of the labelled documents; the others pick the regression and give the interval.
 
     The interval is a split-conformal one: 95 % of the validation batches lie inside it. It holds for
@@ -60,22 +60,20 @@ def fitted_calibrator(run: Run, *, size: int = SIZE, seed: int = 0) -> dict[str,
             f"{len(order)} labelled documents reach fewer than {FEWEST_TARGETS} target accuracies with "
             f"{used} documents a batch; label more documents"
         )
-    fits = {kind: fitted(kind, training.dispersion, training.accuracy, seed=seed) for kind in FITS}
-    residuals = {
-        name: np.abs(predicted(fit, validation.dispersion) - validation.accuracy)
-        for name, fit in fits.items()
-    }
-    kind = best_fit(fits, validation)
-    rank = min(math.ceil((len(residuals[kind]) + 1) * LEVEL), len(residuals[kind]))
-    about = described(run)
+    fits = fit_all(training.dispersion, training.accuracy, seed=seed)
+    residuals = {fit.kind: np.abs(fit.predict(validation.dispersion) - validation.accuracy) for fit in fits}
+    best = best_regression(fits, validation.dispersion, validation.accuracy)
+    ordered = np.sort(residuals[best.kind])
+    rank = min(math.ceil((len(ordered) + 1) * LEVEL), len(ordered))
+    about = run.describe()
     return {
         "format": FORMAT,
         **{key: about[key] for key in (*_MUST_AGREE, "tasks")},
         "slice_size": used,
         "labelled": {"documents": len(order), "accuracy": float(run.score[order].mean())},
-        "regression": fits[kind],
+        "regression": best.parameters(),
         "dispersion_range": [float(training.dispersion.min()), float(training.dispersion.max())],
-        "interval": {"level": LEVEL, "half_width": float(np.sort(residuals[kind])[rank - 1])},
+        "interval": {"level": LEVEL, "half_width": float(ordered[rank - 1])},
         "validation_mae": {name: 100 * float(values.mean()) for name, values in residuals.items()},
         "blind_mae": 100 * float(np.abs(validation.accuracy - np.median(training.accuracy)).mean()),
         "seed": seed,
@@ -84,9 +82,9 @@ def fitted_calibrator(run: Run, *, size: int = SIZE, seed: int = 0) -> dict[str,
     }
 
 
-def save_calibrator(path: str | Path, calibrator: dict[str, Any]) -> None:
-    """Write a calibrator as JSON."""
-    Path(path).write_text(json.dumps(calibrator, indent=1, ensure_ascii=False) + "\n", "utf-8")
+def calibrator_json(calibrator: Mapping[str, Any]) -> str:
+    """The file of a calibrator."""
+    return json.dumps(calibrator, indent=1, ensure_ascii=False) + "\n"
 
 
 def read_calibrator(path: str | Path) -> dict[str, Any]:
@@ -114,7 +112,7 @@ def read_calibrator(path: str | Path) -> dict[str, Any]:
 
 def check_fits(calibrator: dict[str, Any], run: Run) -> None:
     """Raise UsageError with the reason unless the calibrator may speak about this run."""
-    about = described(run)
+    about = run.describe()
     for key, name in _MUST_AGREE.items():
         if calibrator[key] != about[key]:
             raise UsageError(
@@ -136,8 +134,8 @@ def check_fits(calibrator: dict[str, Any], run: Run) -> None:
             )
 
 
-def predictions(
-    calibrator: dict[str, Any], run: Run, groups: list[Group], *, seed: int = 0
+def predict_slices(
+    calibrator: dict[str, Any], run: Run, slices: list[Slice], *, seed: int = 0
 ) -> dict[str, Any]:
     """Estimated accuracy of every slice with its interval; a slice that is too small has a reason instead.
 
@@ -149,11 +147,10 @@ def predictions(
     """
     check_fits(calibrator, run)
     size = int(calibrator["slice_size"])
-    everything = Group("all documents", np.arange(len(run.points)))
-    rows = [_prediction(calibrator, run, group, size, seed) for group in (everything, *groups)]
+    rows = [_prediction(calibrator, run, part, size, seed) for part in (all_documents(run), *slices)]
     if all(row["reason"] for row in rows):
         raise UsageError(
-            f"this calibrator was fitted for slices of {size} documents, and the run has {len(run.points)}; "
+            f"this calibrator was fitted for slices of {size} documents, and the run has {len(run.vectors)}; "
             "run more documents, or calibrate with a smaller --slice-size"
         )
     return {
@@ -170,12 +167,12 @@ def predictions(
     }
 
 
-def _prediction(calibrator: dict[str, Any], run: Run, group: Group, size: int, seed: int) -> dict[str, Any]:
-    n = len(group.rows)
-    scores = run.score[group.rows]
+def _prediction(calibrator: dict[str, Any], run: Run, part: Slice, size: int, seed: int) -> dict[str, Any]:
+    n = len(part.rows)
+    scores = run.score[part.rows]
     known = scores[~np.isnan(scores)]
     row: dict[str, Any] = {
-        "slice": group.name,
+        "slice": part.name,
         "documents": n,
         "dispersion": float("nan"),
         "predicted": float("nan"),
@@ -191,10 +188,10 @@ def _prediction(calibrator: dict[str, Any], run: Run, group: Group, size: int, s
     rng = np.random.default_rng([seed, n])
     batches = []
     for _ in range(_PERMUTATIONS):
-        order = rng.permutation(group.rows)
+        order = rng.permutation(part.rows)
         batches += [order[i * size : (i + 1) * size] for i in range(n // size)]
-    found = run.points.dispersions(batches)
-    estimate = float(predicted(calibrator["regression"], found).mean())
+    found = run.vectors.dispersions(batches)
+    estimate = float(regression_of(calibrator["regression"]).predict(found).mean())
     half = float(calibrator["interval"]["half_width"])
     low, high = calibrator["dispersion_range"]
     row.update(

@@ -1,12 +1,14 @@
-"""The figures of a report as Altair charts, with what each means, for the page."""
+"""The charts of an audit, with what each means; Altair is imported when one is drawn."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from lmeval_dispersion.audit.text import interval_text
+from lmeval_dispersion.audit.report import interval_text
+from lmeval_dispersion.report import Chart
 
 if TYPE_CHECKING:
     import altair
@@ -15,26 +17,8 @@ _HEIGHT = 320
 _PROTOCOLS = {"whole": "whole test part", "slices": "one batch a slice", "mixtures": "artificial mixtures"}
 
 
-class Figure(NamedTuple):
-    """A chart with its texts.
-
-    Attributes:
-        chart: The Altair chart.
-        caption: What it shows.
-        description: The same for a reader who cannot see it, with the numbers that matter.
-        meaning: What it means and what it does not support.
-    """
-
-    chart: altair.TopLevelMixin
-    caption: str
-    description: str
-    meaning: str
-
-
-def slice_figure(name: str, table: Mapping[str, Any]) -> Figure | None:
+def slice_chart(name: str, table: Mapping[str, Any]) -> Chart | None:
     """Accuracy against dispersion, one point a slice with error bars; None below three usable slices."""
-    import altair as alt
-
     rows = [
         {
             **row,
@@ -46,6 +30,29 @@ def slice_figure(name: str, table: Mapping[str, Any]) -> Figure | None:
     ]
     if len(rows) < 3:
         return None
+    lowest = min(rows, key=lambda row: float(row["dispersion"]))
+    highest = max(rows, key=lambda row: float(row["dispersion"]))
+    found = table["association"]
+    if "spearman" in found:
+        order = f"Spearman {interval_text(found)} over {found['slices']} slices"
+    else:
+        order = f"no correlation: {found['missing']}"
+    return Chart(
+        partial(_slice_points, name, rows, lowest, highest),
+        f"Accuracy against dispersion by {name}",
+        f"{len(rows)} points. {order}. Least dispersed: {lowest['slice']}, {_where(lowest)}; "
+        f"most dispersed: {highest['slice']}, {_where(highest)}.",
+        "Bars are 95 % intervals. If points rise to the right, the slices that the model spreads out are "
+        "the ones it answers better. Slices also differ in topic and length, so one slice below another is "
+        "a place to look, not a proof.",
+    )
+
+
+def _slice_points(
+    name: str, rows: Sequence[Mapping[str, Any]], lowest: Mapping[str, Any], highest: Mapping[str, Any]
+) -> altair.TopLevelMixin:
+    import altair as alt
+
     base = alt.Chart(alt.Data(values=_plain(rows)))
     title = "dispersion (mean cosine distance)"
     x = alt.X("dispersion:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=6))
@@ -61,8 +68,6 @@ def slice_figure(name: str, table: Mapping[str, Any]) -> Figure | None:
     across = base.mark_rule(**faint).encode(x=low, x2="high:Q", y=y)
     up = base.mark_rule(**faint).encode(x=x, y="accuracy_low:Q", y2="accuracy_high:Q")
     points = base.mark_point(color="var(--series-1)", size=70).encode(x=x, y=y, tooltip=hover)
-    lowest = min(rows, key=lambda row: float(row["dispersion"]))
-    highest = max(rows, key=lambda row: float(row["dispersion"]))
     # The ends are named in the chart, each towards the middle, where there is room on a phone too.
     labels = [
         alt.Chart(alt.Data(values=_plain([row])))
@@ -70,23 +75,10 @@ def slice_figure(name: str, table: Mapping[str, Any]) -> Figure | None:
         .encode(x=x, y=y, text="slice:N")
         for row, align, dx in ((lowest, "left", 8), (highest, "right", -8))
     ]
-    found = table["association"]
-    if "spearman" in found:
-        order = f"Spearman {interval_text(found)} over {found['slices']} slices"
-    else:
-        order = f"no correlation: {found['missing']}"
-    return Figure(
-        alt.layer(across, up, points, *labels).properties(height=_HEIGHT),
-        f"Accuracy against dispersion by {name}",
-        f"{len(rows)} points. {order}. Least dispersed: {lowest['slice']}, {_where(lowest)}; "
-        f"most dispersed: {highest['slice']}, {_where(highest)}.",
-        "Bars are 95 % intervals. If points rise to the right, the slices that the model spreads out are "
-        "the ones it answers better. Slices also differ in topic and length, so one slice below another is "
-        "a place to look, not a proof.",
-    )
+    return alt.layer(across, up, points, *labels).properties(height=_HEIGHT)
 
 
-def mixture_figures(part: Mapping[str, Any]) -> list[Figure]:
+def mixture_charts(part: Mapping[str, Any]) -> list[Chart]:
     """The curves of dispersion and of query perplexity over the share of correct documents."""
     meaning = {
         "dispersion": f"Every point is the mean of {part['seeds']} draws of "
@@ -98,7 +90,7 @@ def mixture_figures(part: Mapping[str, Any]) -> list[Figure]:
         "baseline that dispersion has to beat.",
     }
     titles = {"dispersion": "dispersion", "query_perplexity": "mean query perplexity"}
-    figures = []
+    charts = []
     for key, title in titles.items():
         rows = [
             {
@@ -113,9 +105,9 @@ def mixture_figures(part: Mapping[str, Any]) -> list[Figure]:
         trend = part[f"{key}_trend"]
         if len(rows) < 2 or "missing" in trend:
             continue
-        figures.append(
-            Figure(
-                _curve(rows, title, "var(--series-1)" if key == "dispersion" else "var(--series-2)"),
+        charts.append(
+            Chart(
+                partial(_curve, rows, title, "var(--series-1)" if key == "dispersion" else "var(--series-2)"),
                 f"{title.capitalize()} of mixtures, by their share of correct documents",
                 f"From {rows[0]['value']:.4g} at {rows[0]['target']} % to {rows[-1]['value']:.4g} at "
                 f"{rows[-1]['target']} %; {trend['shape']}, Spearman {trend['spearman']:.2f} (95 % "
@@ -123,23 +115,36 @@ def mixture_figures(part: Mapping[str, Any]) -> list[Figure]:
                 meaning[key],
             )
         )
-    return figures
+    return charts
 
 
-def calibration_figure(part: Mapping[str, Any]) -> Figure:
+def calibration_chart(part: Mapping[str, Any]) -> Chart:
     """Predicted against true accuracy of every test batch."""
+    texts = [
+        f"{_PROTOCOLS[name]}: {judged.get('missing') or judged['verdict']}"
+        for name, judged in part["protocols"].items()
+    ]
+    return Chart(
+        partial(_calibration_points, part["points"]),
+        "Accuracy predicted from dispersion against true accuracy, on documents held out",
+        f"{len(part['points'])} batches over {part['seeds']} splits. " + "; ".join(texts) + ".",
+        "On the dashed line the prediction is right. A cloud that lies flat or upright says that dispersion "
+        "carries no accuracy there. Artificial mixtures are the easy case; batches of real slices are what a "
+        "user will meet.",
+    )
+
+
+def _calibration_points(batches: Sequence[Mapping[str, Any]]) -> altair.TopLevelMixin:
     import altair as alt
 
     rows = [
-        {"kind": _PROTOCOLS[p["protocol"]], "predicted": p["predicted"], "true": p["true"]}
-        for p in part["points"]
+        {"kind": _PROTOCOLS[p["protocol"]], "predicted": p["predicted"], "true": p["true"]} for p in batches
     ]
     kinds = [kind for kind in reversed(_PROTOCOLS.values()) if any(row["kind"] == kind for row in rows)]
     base = alt.Chart(alt.Data(values=_plain(rows)))
-    x = alt.X(
-        "predicted:Q", title="predicted accuracy", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1])
-    )
-    y = alt.Y("true:Q", title="true accuracy", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1]))
+    whole = alt.Scale(domain=[0, 1])
+    x = alt.X("predicted:Q", title="predicted accuracy", axis=alt.Axis(format="%"), scale=whole)
+    y = alt.Y("true:Q", title="true accuracy", axis=alt.Axis(format="%"), scale=whole)
     colours = ["var(--series-8)", "var(--series-2)", "var(--series-1)"][-len(kinds) :]
     points = base.mark_point(size=45, opacity=0.65).encode(
         x=x,
@@ -152,99 +157,126 @@ def calibration_figure(part: Mapping[str, Any]) -> Figure:
             alt.Tooltip("true:Q", format=".1%"),
         ],
     )
-    line = (
-        alt.Chart(alt.Data(values=[{"a": 0, "b": 0}, {"a": 1, "b": 1}]))
-        .mark_line(color="var(--muted)", strokeDash=[4, 4], strokeWidth=1.5)
-        .encode(x="a:Q", y="b:Q")
-    )
-    texts = [
-        f"{_PROTOCOLS[name]}: {judged.get('missing') or judged['verdict']}"
-        for name, judged in part["protocols"].items()
-    ]
-    return Figure(
-        alt.layer(line, points).properties(height=_HEIGHT),
-        "Accuracy predicted from dispersion against true accuracy, on documents held out",
-        f"{len(rows)} batches over {part['seeds']} splits. " + "; ".join(texts) + ".",
-        "On the dashed line the prediction is right. A cloud that lies flat or upright says that dispersion "
-        "carries no accuracy there. Artificial mixtures are the easy case; batches of real slices are what a "
-        "user will meet.",
-    )
+    return alt.layer(_diagonal(), points).properties(height=_HEIGHT)
 
 
-def ranking_figures(part: Mapping[str, Any]) -> list[Figure]:
+def ranking_charts(part: Mapping[str, Any]) -> list[Chart]:
     """Accuracy by decile, and the share of errors found against the share of documents looked at."""
-    import altair as alt
-
     signals = [row for row in part["signals"] if "auroc" in row]
     ours = signals[0]
-    rivals = sorted(signals[1:], key=lambda row: -float(row["auroc"]))[:3]
-    shown = [ours, *rivals]
-    names = [row["signal"] for row in shown]
-    colour = alt.Color(
-        "signal:N",
-        title=None,
-        scale=alt.Scale(domain=names, range=[f"var(--series-{i + 1})" for i in range(len(names))]),
-    )
-    dash = alt.StrokeDash("signal:N", title=None, scale=alt.Scale(domain=names))
-    deciles = [
-        {"signal": row["signal"], "decile": i, **decile}
-        for row in shown
-        for i, decile in enumerate(row["deciles"], 1)
-    ]
-    found = [
-        {"signal": row["signal"], "share": share / 100, "found": value}
-        for row in shown
-        for share, value in ((0, 0.0), *((int(s), v) for s, v in row["error_share"].items()), (100, 1.0))
-    ]
-    by_decile = (
-        alt.Chart(alt.Data(values=_plain(deciles)))
-        .mark_line(point=alt.OverlayMarkDef(size=45, filled=True))
-        .encode(
-            x=alt.X(
-                "decile:O", title="tenth of the documents, lowest signal first", axis=alt.Axis(labelAngle=0)
-            ),
-            y=alt.Y("accuracy:Q", title="accuracy", axis=alt.Axis(format="%"), scale=alt.Scale(zero=False)),
-            color=colour,
-            strokeDash=dash,
-            tooltip=["signal:N", "decile:O", alt.Tooltip("accuracy:Q", format=".1%"), "documents:Q"],
-        )
-        .properties(height=_HEIGHT)
-    )
-    lines = (
-        alt.Chart(alt.Data(values=_plain(found)))
-        .mark_line(point=alt.OverlayMarkDef(size=45, filled=True))
-        .encode(
-            x=alt.X("share:Q", title="share of documents looked at", axis=alt.Axis(format="%")),
-            y=alt.Y("found:Q", title="share of errors found", axis=alt.Axis(format="%")),
-            color=colour,
-            strokeDash=dash,
-            tooltip=["signal:N", alt.Tooltip("share:Q", format=".0%"), alt.Tooltip("found:Q", format=".1%")],
-        )
-    )
-    chance = (
-        alt.Chart(alt.Data(values=[{"a": 0, "b": 0}, {"a": 1, "b": 1}]))
-        .mark_line(color="var(--muted)", strokeDash=[4, 4], strokeWidth=1.5)
-        .encode(x="a:Q", y="b:Q")
-    )
+    shown = [ours, *sorted(signals[1:], key=lambda row: -float(row["auroc"]))[:3]]
     areas = "; ".join(f"{row['signal']} {row['auroc']:.3f}" for row in shown)
     tenth = "; ".join(f"{row['signal']} {100 * row['error_share']['10']:.0f} %" for row in shown)
     first, last = ours["deciles"][0]["accuracy"], ours["deciles"][-1]["accuracy"]
     return [
-        Figure(
-            by_decile,
+        Chart(
+            partial(_decile_lines, shown),
             "Accuracy by decile of each signal",
             f"By contribution, accuracy goes from {100 * first:.1f} % in the lowest tenth to "
             f"{100 * last:.1f} % in the highest. AUROC: {areas}.",
             "A useful signal rises from left to right. The contribution and the three best other signals are "
             "shown; the table has all.",
         ),
-        Figure(
-            alt.layer(chance, lines).properties(height=_HEIGHT),
+        Chart(
+            partial(_error_lines, shown),
             "Errors found by looking at the lowest documents first",
             f"Errors in the lowest tenth: {tenth}. Chance finds 10 %.",
             "The further above the dashed line, the more errors a reader finds per document looked at.",
         ),
     ]
+
+
+def _decile_lines(signals: Sequence[Mapping[str, Any]]) -> altair.TopLevelMixin:
+    import altair as alt
+
+    rows = [
+        {"signal": row["signal"], "decile": i, **decile}
+        for row in signals
+        for i, decile in enumerate(row["deciles"], 1)
+    ]
+    return (
+        _signal_lines(signals, rows)
+        .encode(
+            x=alt.X(
+                "decile:O", title="tenth of the documents, lowest signal first", axis=alt.Axis(labelAngle=0)
+            ),
+            y=alt.Y("accuracy:Q", title="accuracy", axis=alt.Axis(format="%"), scale=alt.Scale(zero=False)),
+            tooltip=["signal:N", "decile:O", alt.Tooltip("accuracy:Q", format=".1%"), "documents:Q"],
+        )
+        .properties(height=_HEIGHT)
+    )
+
+
+def _error_lines(signals: Sequence[Mapping[str, Any]]) -> altair.TopLevelMixin:
+    import altair as alt
+
+    rows = [
+        {"signal": row["signal"], "share": share / 100, "found": value}
+        for row in signals
+        for share, value in ((0, 0.0), *((int(s), v) for s, v in row["error_share"].items()), (100, 1.0))
+    ]
+    lines = _signal_lines(signals, rows).encode(
+        x=alt.X("share:Q", title="share of documents looked at", axis=alt.Axis(format="%")),
+        y=alt.Y("found:Q", title="share of errors found", axis=alt.Axis(format="%")),
+        tooltip=["signal:N", alt.Tooltip("share:Q", format=".0%"), alt.Tooltip("found:Q", format=".1%")],
+    )
+    return alt.layer(_diagonal(), lines).properties(height=_HEIGHT)
+
+
+def _signal_lines(signals: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> Any:
+    """One line a signal, in its own colour and dash."""
+    import altair as alt
+
+    names = [row["signal"] for row in signals]
+    colours = [f"var(--series-{i + 1})" for i in range(len(names))]
+    lines = alt.Chart(alt.Data(values=_plain(rows)))
+    return lines.mark_line(point=alt.OverlayMarkDef(size=45, filled=True)).encode(
+        color=alt.Color("signal:N", title=None, scale=alt.Scale(domain=names, range=colours)),
+        strokeDash=alt.StrokeDash("signal:N", title=None, scale=alt.Scale(domain=names)),
+    )
+
+
+def _diagonal() -> Any:
+    import altair as alt
+
+    line = alt.Chart(alt.Data(values=[{"a": 0, "b": 0}, {"a": 1, "b": 1}]))
+    dashed = line.mark_line(color="var(--muted)", strokeDash=[4, 4], strokeWidth=1.5)
+    return dashed.encode(x="a:Q", y="b:Q")
+
+
+def difference_chart(slices: Sequence[Mapping[str, Any]]) -> Chart | None:
+    """Differences of dispersion with their intervals, a row a slice; None where none is known."""
+    rows = [
+        {
+            "slice": row["slice"],
+            "difference": row["dispersion_difference"],
+            "low": row["dispersion_low"],
+            "high": row["dispersion_high"],
+        }
+        for row in slices
+        if math.isfinite(row["dispersion_low"])
+    ]
+    clear = sum(row["low"] > 0 or row["high"] < 0 for row in rows)
+    if not rows:
+        return None
+    return Chart(
+        partial(_differences, rows),
+        "Difference of dispersion, slice by slice; the dashed line is no difference",
+        f"{clear} of {len(rows)} intervals leave out 0.",
+    )
+
+
+def _differences(rows: Sequence[Mapping[str, Any]]) -> altair.TopLevelMixin:
+    import altair as alt
+
+    y = alt.Y("slice:N", title=None, sort=None, axis=alt.Axis(labelOverlap=False))
+    base = alt.Chart(alt.Data(values=_plain(rows))).encode(y=y)
+    bars = base.mark_rule().encode(x=alt.X("low:Q", title="Difference, with 95 % interval"), x2="high:Q")
+    points = base.mark_point(filled=True).encode(
+        x="difference:Q", tooltip=["slice:N", "difference:Q", "low:Q", "high:Q"]
+    )
+    zero = alt.Chart(alt.Data(values=[{"x": 0.0}])).mark_rule(strokeDash=[4, 4]).encode(x="x:Q")
+    return alt.layer(zero, bars, points).properties(height=18 * len(rows) + 20)
 
 
 def _curve(rows: Sequence[Mapping[str, Any]], title: str, colour: str) -> altair.TopLevelMixin:

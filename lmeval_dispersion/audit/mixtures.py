@@ -2,7 +2,8 @@
 
 For every target accuracy 0, 10, ..., 100 %, 100 documents with exactly that share of correct ones are drawn
 without replacement, ten times; the mean and standard error over the draws of their dispersion and of their
-mean query perplexity are the two curves.
+mean query perplexity are the two curves. `trend` judges any curve from its means and standard errors, also
+those of the paper's tables.
 
 Source: RD sections 3.1 and B.1.2.
 """
@@ -12,60 +13,77 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from lmeval_dispersion.audit.batches import SEEDS, SIZE, Pools, mixture_size, pools
 from lmeval_dispersion.audit.run import Run
-from lmeval_dispersion.audit.trend import trend
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Estimate
+from lmeval_dispersion.statistics import normal_bounds, percentiles, rank_correlations
 
 Rows = NDArray[np.int64]
 
-SIZE, SEEDS = 100, 10
-_Z = 1.959963984540054  # 97.5 % point of the normal distribution
 TARGETS = tuple(range(0, 101, 10))
-SMALLEST = 20  # documents a slice may shrink to
+_DRAWS = 2000  # of a curve, within its errors
 
 
-class Mixture(NamedTuple):
-    """One drawn slice: its rows and how many of them are correct."""
+class Step(NamedTuple):
+    """One step of a curve against its direction: levels, change of the mean, and change / its error."""
 
-    rows: Rows
-    correct: int
-
-
-class Pools:
-    """Correct and incorrect documents to draw mixtures from, without replacement inside a mixture."""
-
-    def __init__(self, correct: Rows, incorrect: Rows) -> None:
-        self.correct, self.incorrect = correct, incorrect
-
-    def reaches(self, size: int, correct: int) -> bool:
-        """Whether ``correct`` of ``size`` documents can be drawn correct, and the others incorrect."""
-        return correct <= len(self.correct) and size - correct <= len(self.incorrect)
-
-    def drawn(self, rng: np.random.Generator, size: int, correct: int) -> Mixture:
-        """A mixture of exactly ``correct`` correct documents among ``size``."""
-        parts = (
-            rng.choice(self.correct, size=correct, replace=False),
-            rng.choice(self.incorrect, size=size - correct, replace=False),
-        )
-        return Mixture(np.concatenate(parts), correct)
+    from_level: float
+    to_level: float
+    change: float
+    z: float
 
 
-def pools(run: Run, rows: Rows) -> Pools:
-    """The labelled ones of ``rows``, split by whether the model answered them correctly."""
-    labelled = rows[~np.isnan(run.score[rows])]
-    right = run.right[labelled]
-    return Pools(labelled[right], labelled[~right])
+class Trend(NamedTuple):
+    """How a curve moves with its level.
 
-
-def slice_size(smaller: int, wanted: int = SIZE) -> int:
-    """Documents a mixture: ``wanted``, or less where the smaller of the two pools holds fewer.
-
-    A multiple of ten, so that every share in steps of 10 % is exact, and at least :data:`SMALLEST`.
+    Attributes:
+        spearman: Rank correlation of the means with the levels: 1 rises always, -1 falls always; NaN where
+            fewer than three levels or all means equal.
+        low: Lower end of a 95 % interval, from redrawing every mean within its error. It is wide: the
+            means carry their noise already.
+        high: Upper end.
+        shape: ``increasing``, ``decreasing`` or ``not monotone`` (ties allowed), of the means as they are.
+        share_monotone: Share of the redrawn curves that are monotone in the curve's own direction.
+        against: Steps that go against the direction of ``spearman``.
     """
-    return max(min(wanted, smaller // 10 * 10), min(SMALLEST, wanted))
+
+    spearman: float
+    low: float
+    high: float
+    shape: str
+    share_monotone: float
+    against: list[Step]
+
+
+def trend(levels: ArrayLike, means: ArrayLike, errors: ArrayLike, *, seed: int = 0) -> Trend:
+    """How ``means`` (k,) with standard ``errors`` (k,) move with ``levels`` (k,), ascending or not.
+
+    A NaN error counts as 0 in the redrawing; levels with a NaN mean are left out.
+
+    >>> trend([0, 50, 100], [1.0, 2.0, 3.0], [0.0, 0.0, 0.0]).shape
+    'increasing'
+    """
+    x, y, e = (np.asarray(values, dtype=np.float64) for values in (levels, means, errors))
+    keep = ~np.isnan(y)
+    order = np.argsort(x[keep], kind="stable")
+    x, y, e = x[keep][order], y[keep][order], np.nan_to_num(e[keep][order])
+    if len(x) < 3 or np.ptp(y) == 0:
+        return Trend(float("nan"), float("nan"), float("nan"), "undefined", float("nan"), [])
+    rho = float(rank_correlations(x, y[None])[0])
+    sign = 1.0 if rho >= 0 else -1.0
+    drawn = y + e * np.random.default_rng(seed).standard_normal((_DRAWS, len(y)))
+    low, high = percentiles(rank_correlations(x, drawn))
+    steps, step_errors = np.diff(y), np.sqrt(e[1:] ** 2 + e[:-1] ** 2)
+    against = [
+        Step(float(x[i]), float(x[i + 1]), float(steps[i]), _ratio(steps[i], step_errors[i]))
+        for i in np.flatnonzero(sign * steps < 0)
+    ]
+    shape = "not monotone" if against else ("increasing" if sign > 0 else "decreasing")
+    monotone = (sign * np.diff(drawn, axis=1) >= 0).all(axis=1)
+    return Trend(rho, min(low, rho), max(high, rho), shape, float(monotone.mean()), against)
 
 
 def mixture_curves(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int = 0) -> dict[str, Any]:
@@ -83,17 +101,17 @@ def mixture_curves(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int 
         raise UsageError(
             f"mixtures need right and wrong answers, and all {len(run.labelled)} were answered {side}"
         )
-    size_used = slice_size(smaller, size)
+    size_used = mixture_size(smaller, size)
     # Shares are multiples of 10 %, and sizes multiples of ten: every count is whole.
     counts = {target: round(target * size_used / 100) for target in TARGETS}
     reached = [target for target in TARGETS if pool.reaches(size_used, counts[target])]
     chosen = [
-        pool.drawn(np.random.default_rng([seed, draw, target]), size_used, counts[target])
+        pool.draw(np.random.default_rng([seed, draw, target]), size_used, counts[target])
         for target in reached
         for draw in range(seeds)
     ]
     shape = (len(reached), seeds)
-    dispersions = run.points.dispersions([m.rows for m in chosen]).reshape(shape)
+    dispersions = run.vectors.dispersions([m.rows for m in chosen]).reshape(shape)
     perplexities = np.array([_mean_perplexity(run, m.rows) for m in chosen]).reshape(shape)
     return {
         "documents_per_mixture": size_used,
@@ -127,16 +145,11 @@ def pool_contrast(run: Run, pool: Pools) -> dict[str, float]:
     nan = float("nan")
     found: dict[str, float] = {}
     for name, rows in (("correct", pool.correct), ("incorrect", pool.incorrect)):
-        estimate = run.points.estimate(rows) if len(rows) >= 3 else Estimate(nan, nan, len(rows))
+        estimate = run.vectors.estimate(rows) if len(rows) >= 3 else Estimate(nan, nan, len(rows))
         found |= {name: estimate.mean, f"{name}_se": estimate.se}
     difference = found["correct"] - found["incorrect"]
-    half = _Z * float(np.hypot(found["correct_se"], found["incorrect_se"]))
-    return {
-        **found,
-        "difference": difference,
-        "difference_low": difference - half,
-        "difference_high": difference + half,
-    }
+    low, high = normal_bounds(difference, float(np.hypot(found["correct_se"], found["incorrect_se"])))
+    return {**found, "difference": difference, "difference_low": low, "difference_high": high}
 
 
 def _mean_perplexity(run: Run, rows: Rows) -> float:
@@ -158,3 +171,7 @@ def _trend(targets: list[int], values: NDArray[np.float64], seed: int) -> dict[s
     if found.shape == "undefined":
         return {"missing": "the curve has fewer than three different known values"}
     return {**found._asdict(), "against": [step._asdict() for step in found.against]}
+
+
+def _ratio(change: float, error: float) -> float:
+    return float(change / error) if error > 0 else float("nan")

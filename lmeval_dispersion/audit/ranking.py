@@ -1,83 +1,68 @@
-"""Ranking: are the documents of lowest contribution the ones the model gets wrong?
+"""Documents by contribution: are those of the lowest contribution the ones the model gets wrong?
 
 Every signal is turned so that a low value means "probably wrong". AUROC is the probability that a wrong
-document ranks below a right one (ties count half): 0.5 says nothing, 1 separates them. Its error and that
-of a difference between two signals on the same documents are DeLong's.
+document ranks below a right one (ties count half): 0.5 says nothing, 1 separates them.
 
-Source: RD section 3.1; DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988).
+Source: RD section 3.1.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.grouping import Group, by_band, by_value
 from lmeval_dispersion.audit.run import Run
-from lmeval_dispersion.audit.slices import wilson
-from lmeval_dispersion.audit.trend import rank_correlations
+from lmeval_dispersion.audit.slices import Slice, by_band, by_value
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.statistics import auroc, auroc_difference, normal_bounds, rank_correlations, wilson
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 SHARES = (1, 5, 10, 20, 30, 50)  # per cent of the documents looked at first
-_Z = 1.959963984540054
 
 CONTRIBUTION = "contribution"
 
 
-class Auroc(NamedTuple):
-    """Area under the ROC curve with DeLong's error and what a paired comparison needs.
-
-    Attributes:
-        value: In [0, 1].
-        se: Standard error; NaN with a single right or wrong document.
-        right: Placement of every right document among the wrong ones.
-        wrong: Placement of every wrong document among the right ones.
-    """
-
-    value: float
-    se: float
-    right: Array
-    wrong: Array
-
-
-def auroc(signal: Array, right: Flags) -> Auroc:
-    """AUROC of ``signal`` (n,), low for wrong, against ``right`` (n,).
-
-    Raises:
-        UsageError: All right or all wrong.
-    """
-    a, b = np.sort(signal[right]), np.sort(signal[~right])
-    if not len(a) or not len(b):
-        raise UsageError(
-            f"ranking quality needs right and wrong answers, and all {len(right)} documents were answered "
-            f"{'correctly' if len(a) else 'wrongly'}"
-        )
-    above = _share_below(b, signal[right])
-    below = 1.0 - _share_below(a, signal[~right])
-    variance = _variance(above) / len(above) + _variance(below) / len(below)
-    return Auroc(float(above.mean()), float(np.sqrt(variance)), above, below)
-
-
-def auroc_difference(first: Auroc, second: Auroc) -> tuple[float, float]:
-    """AUROC of ``first`` minus ``second`` on the same documents, with its standard error."""
-    variance = sum(
-        _variance(x - y) / len(x) for x, y in ((first.right, second.right), (first.wrong, second.wrong))
-    )
-    return first.value - second.value, float(np.sqrt(variance))
-
-
 def signals(run: Run) -> dict[str, Array]:
     """Every signal of a run, low for "probably wrong"; NaN where a document has none."""
-    found = {CONTRIBUTION: run.points.contributions()}
+    found = {CONTRIBUTION: run.vectors.contributions()}
     top, margin, entropy = run.confidence
     found |= {"top probability": top, "margin": margin, "entropy (negative)": -entropy}
     found |= {"query perplexity (negative)": -run.perplexity, "prompt length (negative)": -run.length}
     return {name: values for name, values in found.items() if not np.isnan(values).all()}
+
+
+def ranked_documents(run: Run) -> pd.DataFrame:
+    """One row a document, lowest contribution first.
+
+    Columns: ``rank`` from 1, ``contribution``, ``percentile`` in (0, 100], who it is (``task``, ``doc_id``,
+    ``subject``), ``correct`` and ``prediction`` where known, the model's confidence, ``query_perplexity``,
+    ``text``.
+
+    Raises:
+        TooFewVectorsError: One document.
+    """
+    contribution = run.vectors.contributions()
+    order = np.argsort(contribution, kind="stable")
+    documents = run.documents.iloc[order]
+    rank = np.arange(1, len(order) + 1)
+    return pd.DataFrame(
+        {
+            "rank": rank,
+            "contribution": contribution[order],
+            "percentile": 100 * rank / len(rank),
+            **{name: documents[name].to_numpy() for name in ("task", "doc_id", "subject", "category")},
+            "correct": run.score[order],
+            "prediction": documents["prediction"].to_numpy(),
+            "top_probability": run.confidence.top_probability[order],
+            "query_perplexity": run.perplexity[order],
+            "text": documents["text"].to_numpy(),
+        }
+    )
 
 
 def ranking_report(run: Run) -> dict[str, Any]:
@@ -88,7 +73,7 @@ def ranking_report(run: Run) -> dict[str, Any]:
     """
     if not len(run.labelled):
         raise UsageError("ranking quality needs labelled documents, and none of these has a label")
-    if len(run.points) < 2:
+    if len(run.vectors) < 2:
         raise UsageError("one document cannot be ranked")
     found = signals(run)
     table = [_signal_row(name, values, run) for name, values in found.items()]
@@ -110,6 +95,7 @@ def _signal_row(name: str, values: Array, run: Run) -> dict[str, Any]:
             raise
         reason = "its documents are all right, or all wrong"
         return {"signal": name, "documents": len(known), "missing": reason}
+    bounds = normal_bounds(area.value, area.se)
     order = np.argsort(signal, kind="stable")
     wrong = ~right[order]
     return {
@@ -117,8 +103,8 @@ def _signal_row(name: str, values: Array, run: Run) -> dict[str, Any]:
         "documents": len(known),
         "auroc": area.value,
         "auroc_se": area.se,
-        "auroc_low": max(area.value - _Z * area.se, 0.0),
-        "auroc_high": min(area.value + _Z * area.se, 1.0),
+        "auroc_low": max(bounds.low, 0.0),
+        "auroc_high": min(bounds.high, 1.0),
         "deciles": _deciles(~wrong),
         "error_share": {
             str(share): float(wrong[: max(round(len(wrong) * share / 100), 1)].sum() / wrong.sum())
@@ -150,7 +136,7 @@ def _against(found: dict[str, Array], run: Run) -> list[dict[str, Any]]:
             continue
         ours = auroc(found[CONTRIBUTION][known], right)
         difference, se = auroc_difference(ours, auroc(values[known], right))
-        low, high = difference - _Z * se, difference + _Z * se
+        low, high = normal_bounds(difference, se)
         rows.append(
             {
                 "signal": name,
@@ -191,23 +177,13 @@ def confounds(run: Run, contribution: Array) -> list[dict[str, Any]]:
     return rows
 
 
-def _inside(groups: list[Group], contribution: Array, run: Run) -> float:
+def _inside(slices: list[Slice], contribution: Array, run: Run) -> float:
     total = weight = 0.0
-    for group in groups:
-        rows = group.rows[~np.isnan(run.score[group.rows])]
+    for part in slices:
+        rows = part.rows[~np.isnan(run.score[part.rows])]
         right = run.right[rows]
         pairs = int(right.sum()) * int((~right).sum())
         if pairs:
             total += pairs * auroc(contribution[rows], right).value
             weight += pairs
     return total / weight if weight else float("nan")
-
-
-def _share_below(ordered: Array, values: Array) -> Array:
-    """Share of ``ordered`` that lies below each value, ties counted half."""
-    sides = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")
-    return np.asarray(sides / (2 * len(ordered)))
-
-
-def _variance(values: Array) -> float:
-    return float(values.var(ddof=1)) if len(values) > 1 else float("nan")

@@ -1,46 +1,113 @@
-"""Dispersion of every slice of a run beside its accuracy, and whether the two move together."""
+"""Slices of a run: which documents belong to which, and the dispersion of each beside its accuracy.
+
+A slice is part of a run's documents: those with one value of a column, or within one band of a number.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.grouping import Group
 from lmeval_dispersion.audit.run import Run
-from lmeval_dispersion.audit.trend import paired_rank_correlations, rank_correlations
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.statistics import percentiles, rank_correlations, resampled_correlations, wilson
 
 Array = NDArray[np.float64]
 
-_DRAWS = 2000
+BANDS = 5
+_DISTINCT = 12  # a numeric column with more values than this is cut into bands
+_NOT_SLICES = ("logprobs", "text", "doc_id", "doc_hash", "prompt_hash")
 _FEWEST = 8  # slices for an interval: with five of noise the bootstrap excludes 0 in 13 % of cases, not 5 %
-_Z = 1.959963984540054  # 97.5 % point of the normal distribution
 
 
-class Interval(NamedTuple):
-    """A 95 % interval."""
+class Slice(NamedTuple):
+    """A name and the rows of its documents, ascending."""
 
-    low: float
-    high: float
+    name: str
+    rows: NDArray[np.int64]
 
 
-def wilson(share: float, n: int) -> Interval:
-    """95 % Wilson interval of a share of ``n`` documents; it stays inside [0, 1].
+def all_documents(run: Run) -> Slice:
+    """The whole run as one slice."""
+    return Slice("all documents", np.arange(len(run.vectors)))
 
-    >>> [round(v, 3) for v in wilson(0.5, 100)]
-    [0.404, 0.596]
+
+def slicings(run: Run, extra: Sequence[str] = ()) -> dict[str, list[Slice]]:
+    """Every way to slice a run: what -> its slices, in the order of the report.
+
+    ``subject``, ``category`` and ``task`` where they tell documents apart, bands of ``length`` (prompt
+    tokens) and ``confidence`` (probability of the chosen answer), and the columns named in ``extra``.
+
+    Raises:
+        UsageError: A column of ``extra`` is not there or cannot slice.
     """
-    if n < 1 or np.isnan(share):
-        return Interval(float("nan"), float("nan"))
-    centre = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
-    half = _Z / (1 + _Z**2 / n) * np.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2))
-    return Interval(max(float(centre - half), 0.0), min(float(centre + half), 1.0))
+    found: dict[str, list[Slice]] = {}
+    for name in ("subject", "category", "task"):
+        slices = by_value(run.documents[name].tolist())
+        if len(slices) > 1 and all(_differ(slices, other) for other in found.values()):
+            found[name] = slices
+    for name, values in (("length", run.length), ("confidence", run.confidence.top_probability)):
+        bands = by_band(values)
+        if len(bands) > 1:
+            found[name] = bands
+    for name in extra:
+        found.setdefault(name, by_column(run, name))
+    return found
 
 
-def slice_row(run: Run, group: Group) -> dict[str, Any]:
+def by_column(run: Run, name: str) -> list[Slice]:
+    """The slices of one column of the documents, or of ``length`` or ``confidence``.
+
+    Raises:
+        UsageError: No such column, or one that cannot slice.
+    """
+    if name == "length":
+        return by_band(run.length)
+    if name == "confidence":
+        return by_band(run.confidence.top_probability)
+    columns = [column for column in run.documents.columns if column not in _NOT_SLICES]
+    if name not in columns:
+        known = ", ".join([*columns, "length", "confidence"])
+        raise UsageError(f"there is no column {name!r} to slice by; choose from {known}")
+    values = run.documents[name]
+    if values.isna().all():
+        raise UsageError(f"the column {name!r} is empty in this run; choose another")
+    if values.dtype.kind in "fiu" and values.nunique() > _DISTINCT:
+        return by_band(values.to_numpy(dtype=np.float64))
+    return by_value(values.tolist())
+
+
+def by_value(values: Sequence[object]) -> list[Slice]:
+    """One slice a distinct value, sorted by name; missing values belong to none."""
+    rows: dict[str, list[int]] = {}
+    for row, value in enumerate(values):
+        if value is not None and value == value:  # NaN differs from itself
+            rows.setdefault(str(value), []).append(row)
+    return [Slice(name, np.array(found, dtype=np.int64)) for name, found in sorted(rows.items())]
+
+
+def by_band(values: NDArray[np.float64], bands: int = BANDS) -> list[Slice]:
+    """Slices of about equal size by quantiles of a number; equal values stay together, NaN is left out."""
+    known = np.flatnonzero(~np.isnan(values))
+    if not known.size:
+        return []
+    edges = np.unique(np.quantile(values[known], np.linspace(0, 1, bands + 1)))
+    index = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, max(len(edges) - 2, 0))
+    found = []
+    for band in range(max(len(edges) - 1, 1)):
+        rows = known[index[known] == band]
+        if rows.size:
+            name = f"{values[rows].min():.4g} to {values[rows].max():.4g}"
+            found.append(Slice(name, rows))
+    return found
+
+
+def slice_row(run: Run, part: Slice) -> dict[str, Any]:
     """One line of the slice table; undefined numbers are NaN and ``reason`` says why."""
-    rows, n = group.rows, len(group.rows)
+    rows, n = part.rows, len(part.rows)
     scores = run.score[rows]
     scores = scores[~np.isnan(scores)]
     accuracy = float(scores.mean()) if scores.size else float("nan")
@@ -50,12 +117,12 @@ def slice_row(run: Run, group: Group) -> dict[str, Any]:
     if n < 2:
         reason = "one document has no pair to be distant from"
     else:
-        estimate = run.points.estimate(rows)
+        estimate = run.vectors.estimate(rows)
         dispersion, error = estimate.mean, estimate.se
         if n == 2:
             reason = "two documents give no error bar"
     return {
-        "slice": group.name,
+        "slice": part.name,
         "documents": n,
         "labelled": len(scores),
         "dispersion": dispersion,
@@ -88,22 +155,20 @@ def association(rows: list[dict[str, Any]], *, seed: int = 0) -> dict[str, Any]:
         return {"missing": "all slices have the same accuracy or the same dispersion"}
     if len(usable) < _FEWEST:
         return {"spearman": rho, "low": float("nan"), "high": float("nan"), "slices": len(usable)}
-    rng = np.random.default_rng(seed)
-    index = rng.integers(len(x), size=(_DRAWS, len(x)))
-    drawn = paired_rank_correlations(x[index], y[index])
-    low, high = np.quantile(drawn[~np.isnan(drawn)], [0.025, 0.975])
-    return {"spearman": rho, "low": float(low), "high": float(high), "slices": len(usable)}
+    low, high = percentiles(resampled_correlations(x, y, "spearman", seed))
+    return {"spearman": rho, "low": low, "high": high, "slices": len(usable)}
 
 
-def slice_table(run: Run, groups: list[Group], *, seed: int = 0) -> dict[str, Any]:
-    """All slices of one grouping, and how their dispersion and accuracy go together."""
-    rows = [slice_row(run, group) for group in groups]
+def slice_table(run: Run, slices: list[Slice], *, seed: int = 0) -> dict[str, Any]:
+    """All slices of one slicing, and how their dispersion and accuracy go together."""
+    rows = [slice_row(run, part) for part in slices]
     return {"rows": rows, "association": association(rows, seed=seed)}
 
 
-def overall(run: Run) -> dict[str, Any]:
-    """The whole run as one slice."""
-    return slice_row(run, Group("all documents", np.arange(len(run.points))))
+def _differ(slices: list[Slice], other: list[Slice]) -> bool:
+    """Whether two slicings put the documents into different slices."""
+    first = sorted(tuple(part.rows.tolist()) for part in slices)
+    return first != sorted(tuple(part.rows.tolist()) for part in other)
 
 
 def _mean(values: Array) -> float:

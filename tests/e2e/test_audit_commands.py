@@ -73,7 +73,14 @@ def sentence(result, code):
 def test_audit_in_every_format(store, tmp_path):
     text = dispersion_command("audit", store)
     assert text.returncode == 0, text.stderr
-    for heading in ("Slices by subject", "Controlled mixtures", "Calibration", "Ranking", "Hard tail"):
+    headings = (
+        "6 slices by subject",
+        "Controlled mixtures",
+        "Calibration",
+        "Which documents",
+        "The hard tail",
+    )
+    for heading in headings:
         assert heading in text.stdout
     report = json.loads(dispersion_command("audit", store, "--format", "json").stdout)
     assert report["run"]["documents"] == 2400
@@ -82,6 +89,8 @@ def test_audit_in_every_format(store, tmp_path):
     assert [row["by"] for row in rows[:2]] == ["all", "subject"]
     assert {row["by"] for row in rows} == {"all", "subject", "category", "length", "confidence", "truncated"}
     assert float(rows[0]["dispersion"]) == pytest.approx(report["overall"]["dispersion"])
+    markdown = dispersion_command("audit", store, "--format", "markdown").stdout
+    assert "| subject 3 |" in markdown
     page = dispersion_command("audit", store, "-o", tmp_path / "page.html")
     assert page.stdout == ""
     assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
@@ -124,6 +133,7 @@ def test_calibrate_then_predict(store, tmp_path):
     other = planted_store(tmp_path / "other", n=900, effect=0.5, accuracy=0.7, seed=8, correct=np.nan)
     result = dispersion_command("predict", tmp_path / "cal.json", other, "--format", "json")
     assert result.returncode == 0, result.stderr
+    assert json.loads((tmp_path / "cal.json").read_text())["format"] == "dispersion-calibrator/1"
     rows = json.loads(result.stdout)["slices"]
     assert rows[0]["predicted"] == pytest.approx(0.7, abs=0.12)
     assert rows[0]["true"] is None
@@ -148,6 +158,17 @@ def test_rank_writes_every_document(store, tmp_path, suffix):
     frame = read[suffix](file)
     assert len(frame) == 2400
     assert frame["contribution"].is_monotonic_increasing
+
+
+def test_rank_reports_in_every_format(store, tmp_path):
+    printed = dispersion_command("rank", store, "--format", "csv").stdout
+    assert dispersion_command("rank", store, "-o", tmp_path / "ranked.csv").returncode == 0
+    assert printed == (tmp_path / "ranked.csv").read_text()
+    tables = json.loads(dispersion_command("rank", store, "--format", "json").stdout)["tables"]
+    assert len(tables["the-20-documents-of-lowest-contribution-of-2400"]["rows"]) == 20
+    page = dispersion_command("rank", store, "-o", tmp_path / "page.html")
+    assert (page.returncode, page.stdout) == (0, "")
+    assert "Accuracy by decile" in (tmp_path / "page.html").read_text()
 
 
 def texts_file(path, n=40):
@@ -244,12 +265,12 @@ def test_rank_of_texts_runs_the_model(model, tmp_path):
         (["audit", "absent"], "is no folder"),
         (["audit", "STORE", "--layer", "first"], "has no layer 'first'; it has last"),
         (["audit", "STORE", "--slice", "nothing"], "there is no column 'nothing' to slice by"),
-        (["audit", "STORE", "-o", "absent/x.txt"], "the folder absent does not exist"),
-        (["calibrate", "STORE", "-o", "absent/c.json"], "the folder absent does not exist"),
-        (["calibrate", "STORE", "-o", "."], "expected a file to write, got the folder"),
+        (["audit", "STORE", "-o", "absent/x.txt"], "expected --output in an existing folder"),
+        (["calibrate", "STORE", "-o", "absent/c.json"], "expected --output in an existing folder"),
+        (["calibrate", "STORE", "-o", "."], "expected --output to be a file, got the folder"),
         (["audit", "TEXTS"], "which is no folder; `dispersion store MODEL FILE` makes a run of texts"),
         (["audit", "STORE", "--slice", "target"], "the column 'target' is empty"),
-        (["rank", "STORE", "-o", "ranked.xlsx"], "expected an output ending in .parquet, .csv, .jsonl"),
+        (["rank", "STORE", "-o", "ranked.xlsx"], "expected --output with the suffix .txt, .md"),
         (["predict", "absent.json", "STORE"], "expected a calibrator from `dispersion calibrate`"),
         (["store", "no/such/folder/at-all", "TEXTS", "-o", "s"], "does not exist"),
     ],
@@ -275,8 +296,8 @@ def test_parts_that_cannot_be_had_are_said_and_the_rest_appears(tmp_path):
     write_store(tmp_path / "s", documents=frame, vectors={"last": vectors(np.ones(50), rng=rng)}, manifest={})
     result = dispersion_command("audit", tmp_path / "s")
     assert result.returncode == 3
-    assert "Not available: mixtures need right and wrong answers" in result.stdout.replace("\n  ", " ")
-    assert "Slices by subject" in result.stdout
+    assert "Not available: mixtures need right and wrong answers" in result.stdout
+    assert "6 slices by subject" in result.stdout
     assert "ranking not available" in result.stderr
 
 

@@ -7,11 +7,12 @@ import pytest
 from browser import Browser
 from synthetic import documents, planted_store, vectors
 
-from lmeval_dispersion.audit.compare import compared_stores, comparison_text
+from lmeval_dispersion.audit.compare import compared_stores, comparison_document
 from lmeval_dispersion.audit.report import report_json
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import MixedStoresError, UsageError
 from lmeval_dispersion.geometry import dispersion
+from lmeval_dispersion.report import render
 from lmeval_dispersion.store import read_store, write_store
 
 
@@ -86,7 +87,7 @@ def test_several_runs_are_compared_with_the_first(tmp_path):
     found = compared_stores(paths)
     assert found["baseline"]["run"] == "m0"
     assert [other["run"] for other in found["others"]] == ["m1", "m2"]
-    assert "RUN minus m0" in comparison_text(found)
+    assert "RUN minus m0" in render(comparison_document(found), "table")
     same = compared_stores([store(tmp_path / "x"), store(tmp_path / "y", seed=1)])
     assert same["baseline"]["run"].endswith("x")
 
@@ -138,3 +139,19 @@ def test_the_csv_has_a_row_a_slice(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 8
     assert lines[1].startswith("m2,all documents,300,")
+
+
+def test_the_document_says_the_difference_first_and_has_every_form(tmp_path):
+    found = compared_stores([store(tmp_path / "a"), store(tmp_path / "b", seed=1, shift=0.2, model="m2")])
+    document = comparison_document(found)
+    whole = found["others"][0]["slices"][0]
+    expected = f"m2 against m: dispersion {whole['dispersion_difference']:+.4f}"
+    assert render(document, "table").startswith(expected)
+    assert render(document, "markdown").count("| subject ") == 6
+    lines = render(document, "csv").splitlines()
+    assert len(lines) == 8
+    assert lines[1].startswith(f"m2,all documents,300,,{whole['dispersion_baseline']:.9g},")
+    assert json.loads(render(document, "json")) == json.loads(report_json(found))
+    page = render(document, "html")
+    assert "Difference of dispersion, slice by slice" in page
+    assert "subject 5" in page

@@ -1,14 +1,23 @@
-"""The page in a real browser: every chart drawn, tables sort by keyboard, nothing asked of the network."""
+"""The audit as a document: its text, and its page in a real browser that asks nothing of the network."""
+
+import json
 
 import numpy as np
 import pytest
 from browser import Browser
 from synthetic import documents, planted_store, vectors
 
+from lmeval_dispersion.audit.calibrator import fit_calibrator, predict_slices
+from lmeval_dispersion.audit.document import audit_document, calibrator_document, prediction_document
 from lmeval_dispersion.audit.report import audit_report
-from lmeval_dispersion.audit.report_page import report_html
 from lmeval_dispersion.audit.run import read_run
+from lmeval_dispersion.audit.slices import by_column
+from lmeval_dispersion.report import render
 from lmeval_dispersion.store import write_store
+
+
+def report_html(report):
+    return render(audit_document(report), "html")
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +75,10 @@ def test_the_table_of_slices_sorts_by_keyboard(browser, report):
     names = f"[...{table}.tBodies[0].rows].map(r => r.cells[0].textContent)"
     rows = report["slices"]["subject"]["rows"]
     by_dispersion = [r["slice"] for r in sorted(rows, key=lambda r: r["dispersion"])]
-    assert browser.value(names) == by_dispersion
+    assert browser.value(names) == [*by_dispersion, "all documents"]
     browser.value(f"{table}.querySelectorAll('th > button')[3].focus()")
     browser.press("Enter", 13, "\r")
-    accuracies = {row["slice"]: row["accuracy"] for row in rows}
+    accuracies = {row["slice"]: row["accuracy"] for row in [*rows, report["overall"]]}
     shown = [accuracies[name] for name in browser.value(names)]
     assert shown == sorted(shown)
     browser.press("Enter", 13, "\r")
@@ -127,3 +136,53 @@ def test_a_report_with_gaps_still_makes_a_page(tmp_path):
 
 def test_equal_reports_give_equal_bytes(report):
     assert report_html(report) == report_html(report)
+
+
+def test_a_terminal_shows_the_least_dispersed_slices_and_says_how_many_more(report):
+    short, whole = (
+        audit_document(report, most_slices=most).tables()["slices-subject"] for most in (20, None)
+    )
+    assert [row["slice"] for row in short.rows] == [
+        *[row["slice"] for row in whole.rows[:20]],
+        "all documents",
+    ]
+    assert len(whole.rows) == 58
+    assert short.more.startswith("37 more")
+    assert whole.more == ""
+
+
+def test_every_number_of_a_slice_is_in_the_text(report):
+    text = render(audit_document(report), "table")
+    assert text.splitlines()[0].startswith("The 5700 documents have a dispersion of")
+    row = report["slices"]["subject"]["rows"][3]
+    line = next(line for line in text.splitlines() if line.startswith(row["slice"]))
+    for number in (
+        f"{row['dispersion']:.4f} ± {row['dispersion_se']:.4f}",
+        f"{row['accuracy']:.1%}",
+        f"{row['query_perplexity']:.2f}",
+        f"{row['confidence']:.3f}",
+    ):
+        assert number in line
+
+
+def test_the_csv_holds_every_slice_of_every_slicing(report):
+    lines = render(audit_document(report, most_slices=20), "csv").splitlines()
+    assert len(lines) == 2 + sum(len(table["rows"]) for table in report["slices"].values())
+
+
+def test_a_prediction_says_where_it_has_no_number(tmp_path):
+    small = read_run(planted_store(tmp_path / "a", n=300))
+    fitted = {**fit_calibrator(small), "slice_size": 60}
+    result = predict_slices(fitted, small, by_column(small, "subject"))
+    document = prediction_document(result, "subject")
+    assert f"estimated as {result['slices'][0]['predicted']:.3f}" in document.answer[0]
+    text = render(document, "markdown")
+    assert text.count("50 documents, and the calibrator was fitted for slices of 60") == 6
+
+
+def test_a_calibration_that_is_no_better_than_blind_says_so(tmp_path):
+    for effect, expected in ((0.0, True), (3.0, False)):
+        fitted = fit_calibrator(read_run(planted_store(tmp_path / f"{effect}", n=1500, effect=effect)))
+        document = calibrator_document(fitted)
+        assert ("says little about accuracy" in " ".join(document.answer)) == expected
+        assert json.loads(render(document, "json")) == fitted

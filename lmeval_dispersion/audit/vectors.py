@@ -1,11 +1,11 @@
-"""Unit vectors prepared for thousands of subsets: closed forms in float32 storage and float64 sums.
+"""Centred unit vectors: the dispersion of thousands of subsets by closed forms.
 
 With rows c_i = u_i - mean(u) of all n vectors, a subset S of m rows has
 
     D(S) = (sum |c_i|^2 - |sum c_i|^2 / m) / (m - 1),
 
 the mean cosine distance over its pairs. Both sums have the size of D itself, so rows stored in float32 keep
-about seven digits of it however close to parallel the vectors are; tests/test_audit_statistics.py compares
+about seven digits of it however close to parallel the vectors are; tests/audit/test_vectors.py compares
 with float64 and with the pairwise loop.
 
 Source: RD eq. 1, by the closed form of ``lmeval_dispersion.geometry``.
@@ -27,7 +27,7 @@ Rows = NDArray[np.int64]
 _BLOCK = 256  # rows gathered at a time: a temporary that stays in the cache
 
 
-class Points:
+class CentredVectors:
     """The vectors of a run, centred on their mean.
 
     Args:

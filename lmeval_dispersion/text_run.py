@@ -1,6 +1,6 @@
-"""``dispersion store MODEL FILE``: a store of plain texts, made by running a model over them.
+"""``dispersion store MODEL FILE``: a run of plain texts, made by a model without the harness.
 
-The one module of the audit that needs torch. A document's vector is the state at its last token, its
+A document's vector is the state at its last token, its
 perplexity that of its own tokens after the first. Columns of a JSONL or parquet file travel along, so labels
 (``correct``) and slices (``subject``, or any other) can be in the file.
 """
@@ -38,7 +38,7 @@ class _Encoded(NamedTuple):
     ids: list[int]
 
 
-def store_texts(
+def write_text_run(
     loaded: LoadedModel,
     texts: Texts,
     path: str | Path,
@@ -220,7 +220,7 @@ def run_store(args: argparse.Namespace) -> int:
     """Run ``dispersion store``."""
     texts = Texts(args.texts, column=args.column)
     loaded = load_model(args.model, revision=args.revision, dtype=args.dtype, device=args.device)
-    folder = store_texts(loaded, texts, args.output, layers=args.layer or ["last"], task=args.task)
+    folder = write_text_run(loaded, texts, args.output, layers=args.layer or ["last"], task=args.task)
     print(folder)
     print(f"next: dispersion audit {folder}", file=sys.stderr)
     return 0

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from synthetic import planted_store
 
-from lmeval_dispersion.audit.calibrator import fitted_calibrator, predictions
+from lmeval_dispersion.audit.calibrator import fit_calibrator, predict_slices
 from lmeval_dispersion.audit.compare import compared_stores
 from lmeval_dispersion.audit.report import audit_report, report_json
 from lmeval_dispersion.audit.run import read_run
 
-PAGE = (Path(__file__).parents[1] / "docs" / "audit.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
 CONTRACT = PAGE.split("<!-- contract -->")[1].split("<!-- end of contract -->")[0]
 NAMED = {
     "slices",
@@ -80,8 +80,8 @@ def test_the_numbers_are_finite_and_in_their_ranges(reports):
 
 def test_the_other_documents_name_their_keys(tmp_path):
     run = read_run(planted_store(tmp_path / "a", n=1500))
-    fitted = fitted_calibrator(run)
-    predicted = predictions(fitted, run, [])
+    fitted = fit_calibrator(run)
+    predicted = predict_slices(fitted, run, [])
     other = planted_store(tmp_path / "b", n=1500, seed=0)
     compared = compared_stores([tmp_path / "a", other])
     keys = {*fitted, *predicted, *predicted["slices"][0], *compared, *compared["others"][0]["slices"][0]}

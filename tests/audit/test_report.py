@@ -1,0 +1,123 @@
+"""The whole report: equal bytes, plain numbers, and stores that lack something."""
+
+import json
+
+import numpy as np
+import pytest
+from synthetic import documents, planted_store, vectors
+
+from lmeval_dispersion.audit.ranking import ranked_documents
+from lmeval_dispersion.audit.report import audit_report, plain, report_json
+from lmeval_dispersion.audit.run import read_run
+from lmeval_dispersion.geometry import dispersion
+from lmeval_dispersion.store import write_store
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    return read_run(planted_store(tmp_path_factory.mktemp("planted") / "s", effect=0.5))
+
+
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory):
+    return read_run(planted_store(tmp_path_factory.mktemp("noise") / "s", effect=0.0, seed=1))
+
+
+def test_noise_is_no_better_than_the_trivial_predictor(noise):
+    report = audit_report(noise)
+    calibration = report["calibration"]
+    for protocol in ("whole", "slices", "mixtures"):
+        assert not calibration["protocols"][protocol]["better"]
+    assert "no better than the trivial predictor" in calibration["protocols"]["whole"]["verdict"]
+    assert "no better than the trivial predictor" in report["summary"][1]
+    ours = report["ranking"]["signals"][0]
+    assert abs(ours["auroc"] - 0.5) < 4 * ours["auroc_se"]
+    assert "no better than chance" in report["summary"][2]
+
+
+def test_same_store_and_seed_same_bytes(planted, tmp_path):
+    again = read_run(planted_store(tmp_path, effect=0.5))
+    assert report_json(audit_report(planted)) == report_json(audit_report(again))
+    assert report_json(audit_report(planted, seed=1)) != report_json(audit_report(planted))
+
+
+def test_the_json_has_no_nan_and_keeps_seven_digits(planted):
+    report = json.loads(report_json(audit_report(planted)))
+    assert report["format"] == "dispersion-audit/1"
+    assert len(report["summary"]) == 3
+    assert plain({"a": float("nan"), "b": [1 / 3, 2]}) == {"a": None, "b": [0.3333333, 2]}
+
+
+def missing_parts(report):
+    return {name for name in ("mixtures", "calibration", "ranking", "hard_tail") if "missing" in report[name]}
+
+
+@pytest.mark.parametrize("correct", [0.0, 1.0])
+def test_all_right_or_all_wrong_leaves_the_slices(tmp_path, correct):
+    run = read_run(planted_store(tmp_path, n=300, correct=correct))
+    report = audit_report(run)
+    assert missing_parts(report) == {"mixtures", "calibration", "ranking"}
+    assert "all 300 were answered" in report["mixtures"]["missing"]
+    assert len(report["slices"]["subject"]["rows"]) == 6
+    assert "same accuracy" in report["slices"]["subject"]["association"]["missing"]
+    report_json(report)
+
+
+def test_no_labels_leave_dispersion_and_the_tail(tmp_path):
+    run = read_run(planted_store(tmp_path, n=300, correct=np.nan))
+    report = audit_report(run)
+    assert missing_parts(report) == {"mixtures", "calibration", "ranking"}
+    assert "none of these has a label" in report["ranking"]["missing"]
+    assert report["overall"]["dispersion"] > 0
+    assert np.isnan(report["overall"]["accuracy"])
+
+
+def test_one_document_is_a_report_of_reasons(tmp_path):
+    report = audit_report(read_run(planted_store(tmp_path, n=1)))
+    assert missing_parts(report) == {"mixtures", "calibration", "ranking", "hard_tail"}
+    assert report["overall"]["reason"] == "one document has no pair to be distant from"
+    assert json.loads(report_json(report))["overall"]["dispersion"] is None
+
+
+def test_two_documents_have_a_dispersion_without_an_error(tmp_path):
+    report = audit_report(read_run(planted_store(tmp_path, n=2, subjects=None)))
+    assert report["overall"]["reason"] == "two documents give no error bar"
+    assert report["overall"]["dispersion"] > 0
+
+
+def test_documents_without_direction_are_left_out_and_counted(tmp_path):
+    rng = np.random.default_rng(0)
+    right = rng.random(200) < 0.5
+    x = vectors(np.ones(200), rng=rng)
+    x[3], x[50] = 0, np.nan
+    write_store(tmp_path, documents=documents(right, rng=rng), vectors={"last": x}, manifest={})
+    run = read_run(tmp_path)
+    report = audit_report(run)
+    assert report["run"]["documents"] == 198
+    assert report["run"]["without_direction"] == 2
+    assert "2 of 200 documents have a zero or non-finite vector" in report["notes"][0]
+    assert report["overall"]["dispersion"] == pytest.approx(dispersion(np.delete(x, [3, 50], 0)), rel=1e-3)
+    assert 3 not in ranked_documents(run)["doc_id"].tolist()
+
+
+def test_fractional_scores_and_missing_confidences_are_said(tmp_path):
+    rng = np.random.default_rng(0)
+    columns = {"correct": rng.random(400), "logprobs": [[]] * 400, "truncated": True}
+    run = read_run(planted_store(tmp_path, n=400, **columns))
+    report = audit_report(run)
+    assert any("score between 0 and 1" in note for note in report["notes"])
+    assert any("400 prompts were too long" in note for note in report["notes"])
+    names = {row["estimator"] for row in report["calibration"]["protocols"]["whole"]["estimators"]}
+    assert "ATC" not in names
+    assert {row["signal"] for row in report["ranking"]["signals"]}.isdisjoint({"margin", "top probability"})
+    assert "confidence" not in report["slices"]
+
+
+def test_partly_labelled_runs_use_the_labels_they_have(tmp_path):
+    rng = np.random.default_rng(0)
+    labels = np.where(rng.random(1200) < 0.5, (rng.random(1200) < 0.5).astype(float), np.nan)
+    report = audit_report(read_run(planted_store(tmp_path, n=1200, correct=labels)))
+    assert report["run"]["labelled"] == int((~np.isnan(labels)).sum())
+    assert report["ranking"]["documents"] == report["run"]["labelled"]
+    assert any("have no label" in note for note in report["notes"])
+    assert missing_parts(report) == set()

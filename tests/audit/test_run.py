@@ -1,0 +1,55 @@
+"""A run as the audit sees it: confidence by hand, and stores that cannot be read."""
+
+import math
+
+import numpy as np
+import pytest
+from synthetic import documents, planted_store
+
+from lmeval_dispersion.audit.run import confidences, read_run
+from lmeval_dispersion.errors import StoreError
+from lmeval_dispersion.store import write_store
+
+
+def test_confidences_by_hand():
+    logprobs = [
+        [-1.0, -2.0, -3.0],
+        [-5.0, -5.0],
+        [],
+        [-1.0],
+        [-math.inf, -2.0],
+        [-math.inf] * 2,
+        [math.nan, 0],
+    ]
+    nan = [math.nan] * 2
+    top, margin, entropy = confidences(logprobs)
+    p = [math.exp(-k) / sum(math.exp(-j) for j in (1, 2, 3)) for k in (1, 2, 3)]
+    np.testing.assert_allclose(top, [p[0], 0.5, *nan, 1.0, *nan])
+    np.testing.assert_allclose(margin, [p[0] - p[1], 0.0, *nan, 1.0, *nan])
+    hand = -sum(q * math.log(q) for q in p)
+    np.testing.assert_allclose(entropy, [hand, math.log(2), *nan, 0.0, *nan], atol=1e-12)
+    assert all(len(v) == 0 for v in confidences([]))
+
+
+def test_confidences_do_not_move_with_a_constant():
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(50, 4)) * 5
+    for a, b in zip(confidences(values.tolist()), confidences((values - 800).tolist()), strict=True):
+        np.testing.assert_allclose(a, b)
+
+
+def test_no_vector_at_all_is_one_sentence(tmp_path):
+    frame = documents(np.ones(5), rng=np.random.default_rng(0))
+    write_store(tmp_path / "a", documents=frame, vectors={"last": np.zeros((5, 3))}, manifest={})
+    with pytest.raises(StoreError, match="none of the 5 documents"):
+        read_run(tmp_path / "a")
+    write_store(tmp_path / "b", documents=frame[:0], vectors={"last": np.zeros((0, 3))}, manifest={})
+    with pytest.raises(StoreError, match="holds no documents"):
+        read_run(tmp_path / "b")
+    with pytest.raises(StoreError, match="no layer 'x'"):
+        read_run(tmp_path / "a", "x")
+
+
+def test_scores_outside_the_unit_interval_are_refused(tmp_path):
+    with pytest.raises(StoreError, match=r"scores in \[0, 1\] .* got 50 outside"):
+        read_run(planted_store(tmp_path, n=50, correct=70.0))

@@ -1,0 +1,85 @@
+"""Slices: which documents belong to which, their numbers against loops, and their order."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+from synthetic import planted_store
+
+from lmeval_dispersion.audit.run import read_run
+from lmeval_dispersion.audit.slices import association, by_band, by_column, by_value, slice_table, slicings
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.geometry import dispersion_estimate
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    return read_run(planted_store(tmp_path_factory.mktemp("planted") / "s", effect=0.5))
+
+
+def test_bands_hold_every_known_value_once_and_keep_ties_together():
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 12, size=200).astype(float)
+    values[::17] = np.nan
+    bands = by_band(values)
+    assert (
+        sorted(np.concatenate([b.rows for b in bands]).tolist()) == np.flatnonzero(~np.isnan(values)).tolist()
+    )
+    for value in np.unique(values[~np.isnan(values)]):
+        assert sum(value in values[b.rows] for b in bands) == 1
+    assert [b.name for b in by_band(np.full(9, 3.0))] == ["3 to 3"]
+    assert by_band(np.full(3, np.nan)) == []
+
+
+def test_values_slice_by_name_and_missing_ones_belong_nowhere():
+    slices = by_value(["b", "a", None, "b", math.nan])
+    assert [(g.name, g.rows.tolist()) for g in slices] == [("a", [1]), ("b", [0, 3])]
+
+
+def test_slice_rows_are_those_of_a_loop(planted):
+    table = slice_table(planted, slicings(planted)["subject"])["rows"]
+    u = planted.vectors.rows.astype(np.float64) + planted.vectors.mean
+    frame = planted.documents
+    assert [row["slice"] for row in table] == sorted(set(frame["subject"]))
+    for row in table:
+        mask = (frame["subject"] == row["slice"]).to_numpy()
+        estimate = dispersion_estimate(u[mask])
+        assert row["dispersion"] == pytest.approx(estimate.mean, rel=1e-6)
+        assert row["dispersion_se"] == pytest.approx(estimate.se, rel=1e-4)
+        assert row["accuracy"] == pytest.approx(frame["correct"][mask].mean())
+        assert row["query_perplexity"] == pytest.approx(frame["query_perplexity"][mask].mean())
+        assert row["documents"] == mask.sum()
+
+
+def test_slices_can_be_any_column_and_unusable_ones_are_refused(planted, tmp_path):
+    run = read_run(
+        planted_store(tmp_path, n=90, flag=[True, False] * 45, words=np.arange(90) / 7, note=["a", None] * 45)
+    )
+    assert [g.name for g in by_column(run, "flag")] == ["False", "True"]
+    assert len(by_column(run, "words")) == 5
+    assert [len(g.rows) for g in by_column(run, "note")] == [45]
+    for name in ("absent", "text", "logprobs", "doc_id"):
+        with pytest.raises(UsageError, match=f"no column '{name}'"):
+            by_column(run, name)
+    assert set(slicings(run, ["words"])) == {"subject", "category", "length", "confidence", "words"}
+
+
+def test_association_over_slices():
+    def table(pairs, n=50):
+        return [{"dispersion": d, "accuracy": a, "documents": n, "labelled": n} for d, a in pairs]
+
+    rng = np.random.default_rng(0)
+    x = rng.random(30)
+    noisy = table(zip(x, x + 0.2 * rng.random(30), strict=True))
+    found = association(noisy)
+    expected = spearmanr([r["dispersion"] for r in noisy], [r["accuracy"] for r in noisy]).statistic
+    assert found["spearman"] == pytest.approx(expected)
+    assert 0.5 < found["low"] < found["spearman"] < found["high"] <= 1
+    null = association(table(zip(rng.random(30), rng.random(30), strict=True)))
+    assert null["low"] < 0 < null["high"]
+    few = association(noisy[:7])
+    assert np.isnan(few["low"])
+    assert not np.isnan(few["spearman"])
+    assert "4 slices" in association(noisy[:3])["missing"]
+    assert "same accuracy" in association(table([(k, 0.5) for k in range(6)]))["missing"]

@@ -1,0 +1,78 @@
+"""Closed forms of centred vectors against loops over pairs."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from lmeval_dispersion.audit.vectors import CentredVectors, left_out
+from lmeval_dispersion.errors import TooFewVectorsError
+from lmeval_dispersion.geometry import contributions, dispersion, dispersion_estimate, unit_rows
+
+
+def rows(n=60, d=24, spread=1.0, seed=0):
+    rng = np.random.default_rng(seed)
+    return (rng.normal(size=d) + spread * rng.normal(size=(n, d))).astype(np.float32)
+
+
+def points(x):
+    return CentredVectors(unit_rows(x).astype(np.float32))
+
+
+def pairwise_dispersion(x):
+    u = [row / math.sqrt(float(row @ row)) for row in x.astype(np.float64)]
+    distances = [1 - float(a @ b) for a, b in itertools.combinations(u, 2)]
+    return sum(distances) / len(distances)
+
+
+def test_dispersions_of_subsets_are_their_pairwise_means():
+    x = rows()
+    rng = np.random.default_rng(1)
+    subsets = [rng.choice(60, size=size, replace=False) for size in (2, 3, 10, 59, 60)]
+    expected = [pairwise_dispersion(x[subset]) for subset in subsets]
+    np.testing.assert_allclose(points(x).dispersions(subsets), expected, rtol=2e-6)
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-2, 1e-3, 3e-4])
+def test_float32_storage_keeps_five_digits_of_the_dispersion(spread):
+    """Down to a dispersion of 1e-7 the error is that of the float32 input itself."""
+    x = rows(400, 256, spread)
+    subsets = [np.random.default_rng(k).choice(400, size=100, replace=False) for k in range(20)]
+    u32 = unit_rows(x).astype(np.float32)
+    expected = [dispersion(u32[subset].astype(np.float64)) for subset in subsets]
+    np.testing.assert_allclose(CentredVectors(u32.copy()).dispersions(subsets), expected, rtol=1e-5)
+
+
+def test_wide_vectors_and_many_subsets_cross_the_blocks():
+    x = rows(50, 1300)
+    subsets = [np.random.default_rng(k).choice(50, size=7, replace=False) for k in range(1100)]
+    found = points(x).dispersions(subsets)
+    for k in (0, 1023, 1024, 1099):
+        assert found[k] == pytest.approx(pairwise_dispersion(x[subsets[k]]), rel=1e-5)
+
+
+@pytest.mark.parametrize("chosen", [None, np.arange(0, 60, 2), np.array([5, 3])])
+def test_contributions_and_estimates_equal_geometry(chosen):
+    x = rows()
+    part = x if chosen is None else x[chosen]
+    p = points(x)
+    np.testing.assert_allclose(p.contributions(chosen), contributions(part), rtol=2e-6)
+    found, expected = p.estimate(chosen), dispersion_estimate(part)
+    assert found.mean == pytest.approx(expected.mean, rel=1e-6)
+    assert found.se == pytest.approx(expected.se, rel=1e-4, nan_ok=True)
+
+
+def test_left_out_values_are_dispersions_without_each_row():
+    x = rows(12)
+    expected = [dispersion(np.delete(x, i, axis=0)) for i in range(12)]
+    np.testing.assert_allclose(left_out(contributions(x)), expected, rtol=1e-9)
+
+
+def test_fewer_than_two_rows_are_refused():
+    p = points(rows())
+    with pytest.raises(TooFewVectorsError):
+        p.dispersions([np.array([1])])
+    with pytest.raises(TooFewVectorsError):
+        p.contributions(np.array([1]))
+    assert p.dispersions([]).shape == (0,)
