@@ -30,7 +30,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from lmeval_dispersion.training.layout import Layout
-from lmeval_dispersion.training.modules import LOSSES, loss_named
+from lmeval_dispersion.training.losses import LOSSES, loss_named
 from lmeval_dispersion.training.regularizer import DispersionRegularizer
 
 TOKENS = (256, None)  # sampled, all

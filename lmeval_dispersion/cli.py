@@ -27,7 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "similarity of a text's tokens by layer",
     ),
     "clusters": ("lmeval_dispersion.laboratory.commands", "distances in and between clusters of contexts"),
-    "train": ("lmeval_dispersion.training.command", "train with a dispersion loss, against a base"),
+    "train": ("lmeval_dispersion.training.commands", "train with a dispersion loss, against a base"),
     "compare": ("lmeval_dispersion.compare", "two runs side by side, with the differences' intervals"),
     "audit": ("lmeval_dispersion.audit.commands", "judge a finished run: slices, calibration, ranking"),
     "calibrate": ("lmeval_dispersion.audit.commands", "fit dispersion to accuracy on a labelled run"),

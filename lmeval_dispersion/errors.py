@@ -89,13 +89,13 @@ class NonFiniteLossError(TrainingError):
     """A dispersion loss is NaN or infinite.
 
     Attributes:
-        layer: Index of the block whose states gave it.
+        layer: Name of the layer whose states gave it, such as ``layer.3``.
         step: Number of the forward pass, from 0.
     """
 
-    def __init__(self, layer: int, step: int) -> None:
+    def __init__(self, layer: str, step: int) -> None:
         super().__init__(
-            f"expected a finite dispersion loss, got a non-finite one at layer {layer}, forward pass {step}; "
+            f"expected a finite dispersion loss, got a non-finite one at {layer}, forward pass {step}; "
             "lower the learning rate or the weight, or look for NaN in the model's own loss"
         )
         self.layer, self.step = layer, step

@@ -23,7 +23,6 @@ the stream is the first tensor after it that is handed to a sub-module and came 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lmeval_dispersion.errors import CaptureError, UsageError
+from lmeval_dispersion.model.layer_names import NAME
 from lmeval_dispersion.model.parts import (
     block_lists,
     depth,
@@ -44,8 +44,6 @@ from lmeval_dispersion.model.parts import (
 )
 
 Sink = Callable[[str, Tensor], None]
-
-_NAME = re.compile(r"layer\.(-?\d+)(?:\.(attn|ffn))?")
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,7 @@ class Decoder:
             return Site(name, self.blocks[0], "input")
         if name in ("last", "norm") and self.norm is not None:
             return Site(name, self.norm, "output")
-        match = _NAME.fullmatch(name)
+        match = NAME.fullmatch(name)
         if match and -len(self) <= int(match[1]) < len(self):
             k = int(match[1]) % len(self)
             if match[2] is None or has_two_parts(self.blocks[k]):

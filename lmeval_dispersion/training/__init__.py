@@ -14,7 +14,7 @@ _WHERE = {
     "DispersionRegularizer": "regularizer",
     "DispersionTrainer": "trainer",
     "DispersionTrainerMixin": "trainer",
-    "loss_named": "modules",
+    "loss_named": "losses",
 }
 
 __all__ = [

@@ -1,12 +1,36 @@
-"""The runs of a comparison side by side."""
+"""The arms of a comparison side by side, and what their seeds let one say."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from lmeval_dispersion.report import Column, Document, Section, Table
 from lmeval_dispersion.training.settings import BASE, Settings
+
+_COLUMNS = (
+    Column("arm", "arm"),
+    Column("domain", "domain"),
+    Column("seeds", "seeds", drop=4),
+    Column("before", "perplexity before", ".2f", short="before", drop=2),
+    Column("perplexity", "perplexity", ".2f", short="ppl", hint="on the held-out texts, mean over seeds"),
+    Column("sd", "sd", ".2f", hint="standard deviation over seeds", drop=5),
+    Column(
+        "versus_base",
+        "against base, %",
+        "+.2f",
+        short="vs base, %",
+        hint="100 log(perplexity / base's with the same seed), mean over seeds; below 0 is better",
+    ),
+    Column("low", "from", "+.2f", hint="interval of the mean over seeds, all comparisons together 95 %"),
+    Column("high", "to", "+.2f"),
+    Column("tokens_before", "token dispersion before", ".3f", short="tokens before", drop=3),
+    Column("tokens", "token dispersion", ".3f", short="tokens", drop=1, hint="last layer, after training"),
+    Column("texts", "text dispersion", ".3f", short="texts", drop=1, hint="last layer, after training"),
+)
 
 
 def compared(settings: Settings, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -16,78 +40,143 @@ def compared(settings: Settings, results: list[dict[str, Any]]) -> list[dict[str
     (None for one seed); ``before`` that of the start. ``versus_base`` is the mean over shared seeds of
     log(perplexity / the base's with the same seed), in per cent, ``versus_base_sd`` its standard deviation
     over seeds. ``tokens_before``, ``tokens`` and ``texts`` are dispersions of the last layer, see
-    :func:`~lmeval_dispersion.training.evaluation.evaluated`.
+    :func:`~lmeval_dispersion.training.arm.evaluated`.
     """
     rows = []
     base = {r["seed"]: r for r in results if r["arm"] == BASE}
     for arm in settings.arms:
-        runs = [r for r in results if r["arm"] == arm]
-        if not runs:
+        of_arm = [r for r in results if r["arm"] == arm]
+        if not of_arm:
             continue
         for domain, (source, _) in enumerate(settings.domains):
-            after = [_figures(r, -1, domain) for r in runs]
-            before = [_figures(r, 0, domain) for r in runs]
-            ppl = [f["perplexity"] for f in after]
+            after = [_evaluation(r, -1, domain) for r in of_arm]
+            before = [_evaluation(r, 0, domain) for r in of_arm]
+            ppl = [e["perplexity"] for e in after]
             shifts = [
-                100 * math.log(f["perplexity"] / _figures(base[r["seed"]], -1, domain)["perplexity"])
-                for r, f in zip(runs, after, strict=True)
+                100 * math.log(e["perplexity"] / _evaluation(base[r["seed"]], -1, domain)["perplexity"])
+                for r, e in zip(of_arm, after, strict=True)
                 if arm != BASE and r["seed"] in base
             ]
-            texts = [f["texts"][-1] for f in after if f["texts"][-1] is not None]
+            texts = [e["texts"][-1] for e in after if e["texts"][-1] is not None]
             rows.append(
                 {
                     "arm": arm,
                     "domain": source,
-                    "seeds": len(runs),
-                    "before": fmean(f["perplexity"] for f in before),
+                    "seeds": len(of_arm),
+                    "before": fmean(e["perplexity"] for e in before),
                     "perplexity": fmean(ppl),
                     "sd": stdev(ppl) if len(ppl) > 1 else None,
                     "versus_base": fmean(shifts) if shifts else None,
                     "versus_base_sd": stdev(shifts) if len(shifts) > 1 else None,
-                    "tokens_before": fmean(f["tokens"][-1] for f in before),
-                    "tokens": fmean(f["tokens"][-1] for f in after),
+                    "tokens_before": fmean(e["tokens"][-1] for e in before),
+                    "tokens": fmean(e["tokens"][-1] for e in after),
                     "texts": fmean(texts) if texts else None,
                 }
             )
     return rows
 
 
-def as_table(rows: list[dict[str, Any]]) -> str:
-    """The rows as a Markdown table."""
-    head = [
-        "arm",
-        "domain",
-        "seeds",
-        "perplexity before",
-        "after (sd)",
-        "against base, % (sd)",
-        "token dispersion before",
-        "after",
-        "text dispersion",
-    ]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * 2 + "---:|" * (len(head) - 2)]
+def json_of(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows of :func:`compared` as ``comparison.json`` holds them."""
+    return json.dumps(rows, indent=1) + "\n"
+
+
+def report(rows: Sequence[dict[str, Any]], command: str = "") -> Document:
+    """The rows of :func:`compared` as a report that says which arms are better than base, or that none is.
+
+    Arms are compared with base by the t interval of ``versus_base`` over seeds, Bonferroni-corrected for the
+    number of rows that are compared: all intervals hold together with 95 %.
+    """
+    tested = [row for row in rows if row["versus_base_sd"] is not None]
+    shown = []
     for row in rows:
-        cells = [
-            row["arm"],
-            row["domain"],
-            str(row["seeds"]),
-            f"{row['before']:.2f}",
-            f"{row['perplexity']:.2f}{_sd(row['sd'], '.2f')}",
-            ""
-            if row["versus_base"] is None
-            else f"{row['versus_base']:+.2f}{_sd(row['versus_base_sd'], '.2f')}",
-            f"{row['tokens_before']:.3f}",
-            f"{row['tokens']:.3f}",
-            "" if row["texts"] is None else f"{row['texts']:.3f}",
+        low = high = None
+        if row in tested:
+            quantile = _t_quantile(1 - 0.025 / len(tested), row["seeds"] - 1)
+            half = quantile * row["versus_base_sd"] / math.sqrt(row["seeds"])
+            low, high = row["versus_base"] - half, row["versus_base"] + half
+        shown.append({**row, "low": low, "high": high})
+    limits = []
+    if tested:
+        together = f"the {len(tested)} intervals together have 95 %" if len(tested) > 1 else "95 %"
+        limits.append(
+            f"Intervals are of the mean over seeds (Student's t, {together}): they cover the draws that a "
+            "seed makes, and not the choice of texts, model, weight or learning rate."
+        )
+    return Document(
+        "Training with a dispersion loss, against base",
+        answer=_answer(shown),
+        sections=[Section("", [Table(shown, _COLUMNS, "Held-out perplexity and dispersion", "arms")])],
+        limits=limits,
+        command=command,
+        rows=rows,
+        contract=lambda: json_of(rows),
+    )
+
+
+def _answer(rows: Sequence[dict[str, Any]]) -> list[str]:
+    names = {row["domain"]: row["domain"].replace("\\", "/").rstrip("/").split("/")[-1] for row in rows}
+    if len(set(names.values())) < len(names):
+        names = {domain: domain for domain in names}
+    where = {domain: f" on {name}" if len(names) > 1 else "" for domain, name in names.items()}
+    others = [row for row in rows if row["arm"] != BASE]
+    if not any(row["versus_base"] is not None for row in others):
+        best = min(rows, key=lambda row: float(row["perplexity"]))
+        return [
+            f"Nothing is compared: that takes the arm {BASE} and another. The lowest held-out perplexity is "
+            f"{best['perplexity']:.2f}, of {best['arm']}{where[best['domain']]}."
         ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    if all(row["low"] is None for row in others):
+        told = ", ".join(
+            f"{row['arm']}{where[row['domain']]} {row['versus_base']:+.2f} %"
+            for row in others
+            if row["versus_base"] is not None
+        )
+        return [f"One seed tells nothing apart from {BASE}: {told}. Pass --seeds 0,1,2 for an interval."]
+    better = [_told(row, where) for row in others if row["high"] is not None and row["high"] < 0]
+    worse = [_told(row, where) for row in others if row["low"] is not None and row["low"] > 0]
+    apart = [_told(row, where) for row in others if row["low"] is not None and row["low"] <= 0 <= row["high"]]
+    first = f"Better than {BASE}: {'; '.join(better)}." if better else f"No arm is better than {BASE}."
+    return [
+        first,
+        *([f"Worse than {BASE}: {'; '.join(worse)}."] if worse else []),
+        *([f"Not told apart from {BASE}: {'; '.join(apart)}."] if apart else []),
+    ]
 
 
-def _figures(result: dict[str, Any], which: int, domain: int) -> dict[str, Any]:
+def _told(row: dict[str, Any], where: dict[str, str]) -> str:
+    return (
+        f"{row['arm']}{where[row['domain']]}, perplexity {row['versus_base']:+.2f} % "
+        f"({row['low']:+.2f} to {row['high']:+.2f}, {row['seeds']} seeds)"
+    )
+
+
+def _evaluation(result: dict[str, Any], which: int, domain: int) -> dict[str, Any]:
     found: dict[str, Any] = result["evaluations"][which]["domains"][domain]
     return found
 
 
-def _sd(value: float | None, form: str) -> str:
-    return "" if value is None else f" ({value:{form}})"
+def _t_quantile(p: float, df: int) -> float:
+    """Quantile of Student's t for p > 0.5 and whole degrees of freedom.
+
+    Source: the finite sums of Abramowitz and Stegun, 26.7.3 and 26.7.4, turned round by bisection.
+    """
+
+    def below(t: float) -> float:
+        angle = math.atan(t / math.sqrt(df))
+        cosine = math.cos(angle)
+        term, total = (cosine, 0.0) if df % 2 else (1.0, 0.0)
+        for k in range(2 if df % 2 else 1, df, 2):
+            total += term
+            term *= cosine * cosine * k / (k + 1)
+        if df % 2:
+            return 0.5 + (angle + math.sin(angle) * total) / math.pi
+        return 0.5 + math.sin(angle) * total / 2
+
+    low, high = 0.0, 1.0
+    while below(high) < p:
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if below(middle) < p else (low, middle)
+    return high

@@ -2,39 +2,48 @@
 
 All take states ``z`` of shape (b, t, d), any float dtype, and return a scalar; arithmetic is in float32 at
 least (float64 stays float64), under autocast too. A stack of layers (l, b, t, d) gives one loss a layer,
-(l,).
+(l,). Their common arguments:
 
 - ``mask`` (b, t): true on real tokens. Without one, all are. What padding holds never matters.
 - ``segments`` (b, t): document ids in packed rows; pairs never cross documents. Ignored with
-``pairs="batch"``,
-  whose pairs span texts on purpose.
+  ``pairs="batch"``, whose pairs span texts on purpose.
 - ``pairs``: ``sequence`` forms pairs inside each sequence (or document) and averages over those with a pair;
   ``batch`` forms them among all tokens of the batch.
-- ``max_tokens``: draw at most that many tokens of a row, anew each call from ``generator``, never from the
-global one.
+- ``max_tokens``: draw at most that many tokens of a row, anew each call from ``generator`` (without one:
+  always the same draw), never from the global generator.
 
 Vectors of length up to 1e-12 have no direction: the angular losses leave them out. A group with fewer than
 two points drops out; where none is left the loss is 0 with a zero gradient. Non-finite states give NaN.
 
-Sources: RD section 3.4 and B.4.2 (push-away, cross-domain, squeeze), LD (the others). ``reference=True``
-gives what LD's released code computes instead of the published formula.
+:func:`loss_named` gives a loss as a module that holds its options and its own draws of tokens.
+
+Sources: RD is "On the Predictive Power of Representation Dispersion in Language Models" (ICLR 2026), sections
+3.4 and B.4.2 (push-away, cross-domain push-away, squeeze); LD is "Dispersion Loss Counteracts Embedding
+Condensation" (ICML 2026; the others). ``released=True`` gives what LD's released code computes instead of the
+published formula.
 """
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmeval_dispersion.errors import GeometryError, UsageError
-from lmeval_dispersion.training import reference as released
-from lmeval_dispersion.training.averages import cross_domain_cosine, mean_cosine
-from lmeval_dispersion.training.decorrelation import AXES, Axis, squared_correlations
-from lmeval_dispersion.training.pairwise import angular, euclidean, median_distance
-from lmeval_dispersion.training.points import (
+from lmeval_dispersion.training.closed_forms import (
+    AXES,
+    Axis,
+    cross_domain_cosine,
+    mean_cosine,
+    squared_correlations,
+)
+from lmeval_dispersion.training.pairing import (
     Pairs,
     Points,
     group_counts,
@@ -44,7 +53,14 @@ from lmeval_dispersion.training.points import (
     like_given,
     points,
 )
-from lmeval_dispersion.training.terms import Angular, Hinge
+from lmeval_dispersion.training.pairwise import Angular, Hinge, angular, euclidean, median_distance
+from lmeval_dispersion.training.released import (
+    CLAMP,
+    NORM_WEIGHT,
+    released_angular,
+    released_l2,
+    released_orthogonalization,
+)
 
 SMALLEST_TAU = 0.02  # below it exp(-1/tau) leaves float32
 
@@ -66,13 +82,13 @@ def push_away(
 
     Args:
         z: States, (b, t, d) or (l, b, t, d).
-        mask: See the module.
-        segments: See the module.
-        pairs: See the module.
+        mask: Real tokens, (b, t); None: all.
+        segments: Document ids of packed rows, (b, t); None: a document a row.
+        pairs: ``sequence`` or ``batch``: among which tokens pairs are formed.
         across_ranks: Form the pairs over all ranks of the default process group, through one all-reduce of
             sums; needs ``pairs="batch"`` and a wrapper that averages gradients over ranks (DDP, FSDP).
-        max_tokens: See the module.
-        generator: See the module.
+        max_tokens: Tokens drawn of each row; None: all.
+        generator: Of that draw.
 
     Raises:
         GeometryError: A shape does not fit.
@@ -114,10 +130,10 @@ def cross_domain_push_away(
     Args:
         z: States, (b, t, d) or (l, b, t, d).
         domains: Domain of each sequence, (b,), any integers. With one domain in the batch the loss is 0.
-        mask: See the module.
+        mask: Real tokens, (b, t); None: all.
         segments: Taken for a common signature; pairs span texts here.
-        max_tokens: See the module.
-        generator: See the module.
+        max_tokens: Tokens drawn of each row; None: all.
+        generator: Of that draw.
 
     Raises:
         GeometryError: A shape does not fit.
@@ -143,8 +159,8 @@ def angular_spread(
     pairs: Pairs = "sequence",
     max_tokens: int | None = None,
     generator: torch.Generator | None = None,
-    reference: bool = False,
-    clamp: float = released.CLAMP,
+    released: bool = False,
+    clamp: float = CLAMP,
 ) -> Tensor:
     """Log of the mean of exp(-D/tau) over ordered pairs i != j, D = arccos(cos)/pi; in [-1/tau, 0].
 
@@ -153,13 +169,13 @@ def angular_spread(
 
     Args:
         z: States, (b, t, d) or (l, b, t, d).
-        mask: See the module.
-        segments: See the module.
+        mask: Real tokens, (b, t); None: all.
+        segments: Document ids of packed rows, (b, t); None: a document a row.
         tau: Temperature, at least 0.02. Small values look at the closest pairs only.
-        pairs: See the module.
-        max_tokens: See the module.
-        generator: See the module.
-        reference: Values of the released code, which saturates where |cos| > 1 - ``clamp``.
+        pairs: ``sequence`` or ``batch``: among which tokens pairs are formed.
+        max_tokens: Tokens drawn of each row; None: all.
+        generator: Of that draw.
+        released: Values of LD's released code, which saturates where |cos| > 1 - ``clamp``.
         clamp: Its clamp: 0.25 in its class and Qwen3 script, 0.1 on its GPT-2 command line.
 
     Raises:
@@ -170,7 +186,7 @@ def angular_spread(
     """
     _positive("tau", tau, SMALLEST_TAU)
     p = points(layers_of(z), **_common(mask, segments, pairs, max_tokens, generator))
-    value = released.released_angular(p, tau, clamp) if reference else angular(p, Angular(tau))
+    value = released_angular(p, tau, clamp) if released else angular(p, Angular(tau))
     return like_given(z, layer_means(p, *value))
 
 
@@ -183,13 +199,13 @@ def orthogonalization(
     pairs: Pairs = "sequence",
     max_tokens: int | None = None,
     generator: torch.Generator | None = None,
-    reference: bool = False,
-    clamp: float = released.CLAMP,
+    released: bool = False,
+    clamp: float = CLAMP,
 ) -> Tensor:
     """Mean of max(0, margin - D)^2 over ordered pairs i != j, D = arccos(cos)/pi; in [0, margin^2].
 
     0 when no two points are closer than ``margin`` (0.5: a right angle), margin^2 when all are parallel.
-    Arguments as in :func:`angular_spread`.
+    Other arguments as in :func:`angular_spread`.
 
     Raises:
         GeometryError: A shape does not fit.
@@ -200,7 +216,7 @@ def orthogonalization(
     if not 0.0 < margin <= 1.0:
         raise UsageError(f"expected a margin in (0, 1], got {margin}; 0.5 is a right angle")
     p = points(layers_of(z), **_common(mask, segments, pairs, max_tokens, generator))
-    value = released.released_orthogonalization(p, margin, clamp) if reference else angular(p, Hinge(margin))
+    value = released_orthogonalization(p, margin, clamp) if released else angular(p, Hinge(margin))
     return like_given(z, layer_means(p, *value))
 
 
@@ -210,11 +226,11 @@ def l2_repel(
     mask: Tensor | None = None,
     segments: Tensor | None = None,
     tau: float | Literal["median"] = 1.0,
-    norm_weight: float = released.NORM_WEIGHT,
+    norm_weight: float = NORM_WEIGHT,
     pairs: Pairs = "sequence",
     max_tokens: int | None = None,
     generator: torch.Generator | None = None,
-    reference: bool = False,
+    released: bool = False,
 ) -> Tensor:
     """Log of the mean of exp(-|z_i - z_j|^2/tau) over i != j, plus ``norm_weight`` times the mean of z^2.
 
@@ -225,14 +241,14 @@ def l2_repel(
 
     Args:
         z: States, (b, t, d) or (l, b, t, d).
-        mask: See the module.
-        segments: See the module.
+        mask: Real tokens, (b, t); None: all.
+        segments: Document ids of packed rows, (b, t); None: a document a row.
         tau: Squared length scale, or ``median``.
         norm_weight: Weight of the mean square of the numbers in z, over points.
-        pairs: See the module.
-        max_tokens: See the module.
-        generator: See the module.
-        reference: Values of the released code, which counts each point's distance 0 to itself.
+        pairs: ``sequence`` or ``batch``: among which tokens pairs are formed.
+        max_tokens: Tokens drawn of each row; None: all.
+        generator: Of that draw.
+        released: Values of LD's released code, which counts each point's distance 0 to itself.
 
     Raises:
         GeometryError: A shape does not fit.
@@ -244,15 +260,15 @@ def l2_repel(
         raise UsageError(f"expected a norm_weight of at least 0, got {norm_weight}")
     p = points(layers_of(z), **_common(mask, segments, pairs, max_tokens, generator))
     if tau == "median":
-        if reference:
-            raise UsageError("expected a number for tau with reference, got 'median'")
+        if released:
+            raise UsageError("expected a number for tau with released, got 'median'")
         median = median_distance(p)
         rate = torch.where(median > 0, median.clamp(min=1e-30).reciprocal(), 0.0)
     else:
         _positive("tau", tau, 1e-30)
         rate = torch.full((p.groups,), 1.0 / float(tau), dtype=p.z.dtype, device=p.z.device)
-    if reference:
-        value, counted = released.released_l2(p, float(tau))
+    if released:
+        value, counted = released_l2(p, float(tau))
     else:
         value, counted = euclidean(p, rate)
     return like_given(z, layer_means(p, value + norm_weight * _mean_square(p), counted))
@@ -267,19 +283,19 @@ def decorrelation(
     pairs: Pairs = "sequence",
     max_tokens: int | None = None,
     generator: torch.Generator | None = None,
-    reference: bool = False,
+    released: bool = False,
 ) -> Tensor:
     """Mean squared correlation over pairs of different features; in [0, 1], 0 uncorrelated.
 
     Args:
         z: States, (b, t, d) or (l, b, t, d).
-        mask: See the module.
-        segments: See the module.
+        mask: Real tokens, (b, t); None: all.
+        segments: Document ids of packed rows, (b, t); None: a document a row.
         axis: ``features`` correlates features over the tokens, ``tokens`` tokens over the features.
         pairs: Over which tokens: of each sequence, or of the batch.
-        max_tokens: See the module.
-        generator: See the module.
-        reference: What the released code does: ``axis="tokens"``. Constant rows drop out here, are NaN there.
+        max_tokens: Tokens drawn of each row; None: all.
+        generator: Of that draw.
+        released: What LD's released code does: ``axis="tokens"``. Constant rows drop out here, are NaN there.
 
     Raises:
         GeometryError: A shape does not fit.
@@ -290,7 +306,88 @@ def decorrelation(
     if axis not in AXES:
         raise UsageError(f"expected an axis of {', '.join(AXES)}, got {axis!r}")
     p = points(layers_of(z), **_common(mask, segments, pairs, max_tokens, generator))
-    return like_given(z, layer_means(p, *squared_correlations(p, "tokens" if reference else axis)))
+    return like_given(z, layer_means(p, *squared_correlations(p, "tokens" if released else axis)))
+
+
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "push_away": push_away,
+    "cross_domain_push_away": cross_domain_push_away,
+    "squeeze": squeeze,
+    "angular_spread": angular_spread,
+    "orthogonalization": orthogonalization,
+    "l2_repel": l2_repel,
+    "decorrelation": decorrelation,
+}
+
+_PER_CALL = ("z", "mask", "segments", "domains", "generator")
+
+
+class DispersionLoss(nn.Module):
+    """A loss with its options fixed.
+
+    Args:
+        name: Name of the loss's function.
+        seed: Seed of the draw where ``max_tokens`` is given. The draw of call number k depends on the seed
+            and k alone, so a run that goes on from ``calls = k`` draws the same tokens.
+        options: Keyword arguments of the function.
+
+    Attributes:
+        calls: Number of the next call.
+        needs_domains: Whether each call needs ``domains``.
+
+    Raises:
+        UsageError: There is no such loss, or its function takes no such option.
+    """
+
+    def __init__(self, name: str, *, seed: int = 0, **options: Any) -> None:
+        super().__init__()
+        if name not in LOSSES:
+            near = difflib.get_close_matches(name, LOSSES, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UsageError(f"expected a loss of {', '.join(LOSSES)}, got {name!r}{hint}")
+        # Squeeze passes everything on to push-away.
+        parameters = inspect.signature(push_away if name == "squeeze" else LOSSES[name]).parameters
+        known = [option for option in parameters if option not in _PER_CALL]
+        for option in options:
+            if option not in known:
+                raise UsageError(f"expected options of {name} among {', '.join(known)}, got {option!r}")
+        self.name, self.options, self.seed, self.calls = name, options, seed, 0
+        self.needs_domains = "domains" in parameters
+
+    def forward(
+        self,
+        z: Tensor,
+        *,
+        mask: Tensor | None = None,
+        segments: Tensor | None = None,
+        domains: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of states (b, t, d), or of each layer of a stack (l, b, t, d)."""
+        given: dict[str, Any] = {"mask": mask, "segments": segments}
+        if self.needs_domains:
+            if domains is None:
+                raise UsageError("expected `domains` of shape (b,), one number a sequence, got none")
+            given["domains"] = domains
+        if self.options.get("max_tokens") is not None:
+            given["generator"] = torch.Generator(z.device).manual_seed(self.seed * 1_000_003 + self.calls)
+        self.calls += 1
+        return LOSSES[self.name](z, **given, **self.options)
+
+    def extra_repr(self) -> str:
+        """The name and the options."""
+        return ", ".join([self.name, *(f"{name}={value!r}" for name, value in self.options.items())])
+
+
+def loss_named(name: str, **options: Any) -> DispersionLoss:
+    """A new loss module by its function's name.
+
+    Raises:
+        UsageError: There is no such loss or option.
+
+    >>> loss_named("angular_spread", tau=0.5)
+    DispersionLoss(angular_spread, tau=0.5)
+    """
+    return DispersionLoss(name, **options)
 
 
 def _mean_square(p: Points) -> Tensor:

@@ -5,19 +5,21 @@ slope; both are added up for the rows and, transposed, for the columns, so that 
 The gradient is made in the same pass (sum over j of slope_ij x_j, one number a row away from the final one)
 and is all that is kept besides the points: memory is linear in t.
 
-Formulas are those of LD, as means over ordered pairs i != j: of a term of the angular distance
-(:mod:`lmeval_dispersion.training.terms`), or of exp(-|z_i - z_j|^2 / tau) under a logarithm.
+Formulas are those of "Dispersion Loss Counteracts Embedding Condensation", as means over ordered pairs
+i != j: of a term of the angular distance D = arccos(cosine)/pi in [0, 1], or of exp(-|z_i - z_j|^2 / tau)
+under a logarithm.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from lmeval_dispersion.training.points import (
+from lmeval_dispersion.training.pairing import (
     Points,
     at_points,
     full_precision,
@@ -26,11 +28,62 @@ from lmeval_dispersion.training.points import (
     padded_groups,
     unit_scale,
 )
-from lmeval_dispersion.training.terms import Term
 
+GUARD = 1e-6  # cosines are held this far from +-1, where arccos has no finite slope
 _CPU_ROWS = 128
 _CACHE_NUMBERS = 1 << 16  # 128 x 512: one block, its slope and a temporary stay in a core's second cache
 _GPU_NUMBERS = 1 << 24  # numbers in one block of all groups: 64 MB
+
+
+class Term(Protocol):
+    """What one pair of unit vectors adds to a loss, from its cosine."""
+
+    @property
+    def logarithm(self) -> bool:
+        """Whether the loss is the logarithm of the mean term."""
+
+    @property
+    def slope(self) -> float:
+        """Common factor of the derivatives."""
+
+    def of(self, cosine: Tensor) -> tuple[Tensor, Tensor]:
+        """Terms of the pairs (may overwrite ``cosine``), and their derivatives by it over ``slope``."""
+
+
+@dataclass(frozen=True)
+class Angular:
+    """exp(-D/tau), D = arccos(cosine)/pi."""
+
+    tau: float
+    logarithm = True
+
+    @property
+    def slope(self) -> float:
+        """Common factor of the derivatives."""
+        return 1.0 / (math.pi * self.tau)
+
+    def of(self, cosine: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Term`."""
+        cosine.clamp_(-1.0 + GUARD, 1.0 - GUARD)
+        steepness = _sine_squared(cosine).rsqrt_()
+        term = cosine.acos_().mul_(-self.slope).exp_()
+        return term, steepness.mul_(term)
+
+
+@dataclass(frozen=True)
+class Hinge:
+    """max(0, margin - D)^2, D = arccos(cosine)/pi."""
+
+    margin: float
+    logarithm = False
+    slope = 2.0 / math.pi
+
+    def of(self, cosine: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Term`."""
+        cosine.clamp_(-1.0 + GUARD, 1.0 - GUARD)
+        steepness = _sine_squared(cosine).rsqrt_()
+        short = cosine.acos_().mul_(-1.0 / math.pi).add_(self.margin).clamp_(min=0.0)
+        return short.square(), steepness.mul_(short)
 
 
 def angular(p: Points, term: Term) -> tuple[Tensor, Tensor]:
@@ -253,3 +306,7 @@ def _blocks(x: Tensor) -> list[tuple[slice, slice, int]]:
     g, t, _ = x.shape
     size = _CPU_ROWS if x.device.type == "cpu" else max(_CPU_ROWS, _GPU_NUMBERS // (g * t))
     return [(slice(i, min(i + size, t)), slice(i, t), min(i + size, t) - i) for i in range(0, t, size)]
+
+
+def _sine_squared(cosine: Tensor) -> Tensor:
+    return torch.addcmul(torch.ones((), dtype=cosine.dtype, device=cosine.device), cosine, cosine, value=-1.0)

@@ -19,14 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from lmeval_dispersion.errors import CaptureError, UsageError
+from lmeval_dispersion.errors import CaptureError, NonFiniteLossError, UsageError
 from lmeval_dispersion.model.capture import Decoder
+from lmeval_dispersion.model.layer_names import states_after_blocks
 from lmeval_dispersion.model.parts import unwrapped
-from lmeval_dispersion.training.finite import FiniteWatch
 from lmeval_dispersion.training.layout import READ, Layout, layout
-from lmeval_dispersion.training.losses import push_away
-from lmeval_dispersion.training.modules import DispersionLoss, loss_named
-from lmeval_dispersion.training.places import Layers, holder, layer_indices
+from lmeval_dispersion.training.losses import DispersionLoss, loss_named, push_away
 
 Mode = Literal["add", "inject"]
 
@@ -43,14 +41,14 @@ class DispersionRegularizer:
 
     Args:
         model: A causal decoder of transformers, bare or wrapped.
-        loss: Name of a loss, see :mod:`lmeval_dispersion.training.losses`, or a loss module.
-        layers: ``last``, ``all``, ``early_half``, ``late_half`` or indices of blocks, negative from the
-            end. A block's state is its output; the last block's is taken after the final norm.
+        loss: Name of a loss, see :mod:`lmeval_dispersion.training.losses`, or a loss of :func:`loss_named`.
+        layers: States after blocks, by the names, words and indices of
+            :mod:`lmeval_dispersion.model.layer_names`: ``last`` (after the final norm), ``all``,
+            ``early_half``, ``late_half``, ``layer.3``, ``[0, -1]``, ...
         weight: Factor of the loss, at least 0; may be changed between steps.
         mode: ``add``: :meth:`pop` gives what to add to the loss. ``inject``: the gradient is added at the
-        layers'
-            outputs, for loops whose loss cannot be touched; set ``loss_scale`` where such a loop scales its
-            loss.
+            layers' outputs, for loops whose loss cannot be touched; set ``loss_scale`` where such a loop
+            scales its loss.
         seed: Seed of the draw of tokens, with ``max_tokens``.
         options: Options of the loss, such as ``max_tokens=256`` or ``tau=0.5``.
 
@@ -58,7 +56,7 @@ class DispersionRegularizer:
         loss_scale: With ``inject``: the factor that the loop puts on its loss before ``backward``, such as
             1/k with k accumulation steps.
         step: Number of the next training forward pass.
-        values: The loss of each layer in the latest pass, without weight, by index of the block.
+        values: The loss of each layer in the latest pass, without weight, by the layer's name.
 
     Raises:
         UsageError: The loss, an option, a layer, the weight or the mode is not usable.
@@ -69,7 +67,7 @@ class DispersionRegularizer:
         self,
         model: nn.Module,
         loss: str | DispersionLoss = "angular_spread",
-        layers: Layers | Sequence[int] = "last",
+        layers: str | Sequence[str | int] = "last",
         weight: float = 0.1,
         *,
         mode: Mode = "add",
@@ -84,16 +82,16 @@ class DispersionRegularizer:
             raise UsageError(f"expected a mode of add, inject, got {mode!r}")
         decoder = Decoder.of(model)
         self.loss = loss_named(loss, seed=seed, **options) if isinstance(loss, str) else loss
-        self.layers = layer_indices(layers, len(decoder))
+        self.layers = states_after_blocks(layers, len(decoder))
         self.weight, self.mode, self.loss_scale, self.step = float(weight), mode, 1.0, 0
-        self.values: dict[int, Tensor] = {}
+        self.values: dict[str, Tensor] = {}
         self._armed, self._forward = False, "none"
-        self._states: dict[int, Tensor] = {}
+        self._states: dict[str, Tensor] = {}
         self._arguments: dict[str, Any] = {}
         self._told: dict[str, Tensor | None] = {}  # of the next pass
         self._described: dict[str, Tensor | None] = {}  # of the latest
         self._latest: tuple[Tensor, Tensor | None] | None = None
-        self._watch = FiniteWatch()
+        self._watch = _FiniteWatch()
         self._handles = self._attach(model, decoder)
 
     def pop(self) -> Tensor | None:
@@ -114,14 +112,15 @@ class DispersionRegularizer:
         self._states, self._forward = {}, "none"
         if forward == "idle":
             return None
-        missing = [k for k in self.layers if k not in states]
+        missing = [name for name in self.layers if name not in states]
         if missing:
             raise CaptureError(
-                f"expected states of layers {self.layers} since the last pop(), got none of {missing}; run "
+                f"expected states of {', '.join(self.layers)} since the last pop(), got none of "
+                f"{', '.join(missing)}; run "
                 "the model once in training mode before each pop(), and attach before torch.compile runs"
             )
         shape = self._layout(states[self.layers[-1]])
-        values = self._losses([states[k] for k in self.layers], shape)
+        values = self._losses([states[name] for name in self.layers], shape)
         self._note(dict(zip(self.layers, values.detach().unbind(), strict=True)))
         self._latest = (states[self.layers[-1]].detach(), shape.mask)
         self.step += 1
@@ -168,14 +167,15 @@ class DispersionRegularizer:
         self.detach()
 
     def _attach(self, model: nn.Module, decoder: Decoder) -> list[RemovableHandle]:
-        root = holder(unwrapped(model), decoder.blocks[0])
+        root = _list_owner(unwrapped(model), decoder.blocks[0])
         parameters = inspect.signature(type(root).forward).parameters
         self._names = [name for name in parameters if name != "self"]
         handles = [root.register_forward_pre_hook(self._enter, with_kwargs=True)]
-        for k in self.layers:
-            last = k == len(decoder) - 1 and decoder.norm is not None
-            module = decoder.norm if last and decoder.norm is not None else decoder.blocks[k]
-            handles.append(module.register_forward_hook(self._hook(k)))
+        for name in self.layers:
+            # The final norm, not the projection's input: a loss fused with the projection skips that.
+            block = decoder.blocks[-1 if name == "last" else int(name.removeprefix("layer."))]
+            module = decoder.norm if name == "last" and decoder.norm is not None else block
+            handles.append(module.register_forward_hook(self._hook(name)))
         return [*handles, root.register_forward_hook(self._leave)]
 
     def _enter(self, root: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -194,31 +194,31 @@ class DispersionRegularizer:
         if self.mode == "add":
             self._armed = False
 
-    def _hook(self, k: int) -> Any:
+    def _hook(self, name: str) -> Any:
         def collect(_module: nn.Module, _args: Any, output: Any) -> None:
             if self._armed:
-                self._states[k] = output if isinstance(output, Tensor) else output[0]
+                self._states[name] = output if isinstance(output, Tensor) else output[0]
 
         def inject(_module: nn.Module, _args: Any, output: Any) -> Any:
             state = output if isinstance(output, Tensor) else output[0]
             if not (self._armed and torch.is_grad_enabled() and state.requires_grad):
                 return None
-            pushed = self._with_gradient(k, state)
+            pushed = self._with_gradient(name, state)
             return pushed if isinstance(output, Tensor) else (pushed, *output[1:])
 
         return collect if self.mode == "add" else inject
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _with_gradient(self, k: int, state: Tensor) -> Tensor:
+    def _with_gradient(self, name: str, state: Tensor) -> Tensor:
         """``state`` itself, whose backward pass adds this layer's share of the loss's gradient."""
         shape = self._layout(state)
         with torch.enable_grad():
             leaf = state.detach().requires_grad_()
-            value = self._losses([leaf], shape, first=self.layers.index(k))
+            value = self._losses([leaf], shape, first=self.layers.index(name))
             (gradient,) = torch.autograd.grad(value.sum(), leaf)
-        self._note({k: value.detach()[0]})
+        self._note({name: value.detach()[0]})
         self._latest = (state.detach(), shape.mask)
-        if k == self.layers[-1]:
+        if name == self.layers[-1]:
             self.step += 1
         share = self.weight * self.loss_scale / len(self.layers)
         pushed: Tensor = _Inject.apply(state, gradient * share)  # type: ignore[no-untyped-call]
@@ -248,9 +248,54 @@ class DispersionRegularizer:
             return Layout(told["mask"], told["segments"])
         return layout(self._arguments, state.shape[0], state.shape[1])
 
-    def _note(self, values: dict[int, Tensor]) -> None:
+    def _note(self, values: dict[str, Tensor]) -> None:
         self.values.update(values)
         self._watch.look(values, self.step)
+
+
+class _FiniteWatch:
+    """Raises for the first non-finite loss: at once on the CPU, at a later look on a GPU.
+
+    There the values are copied in the background and read when the copy has arrived.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Tensor, Any, list[str], int]] = []
+
+    def look(self, values: dict[str, Tensor], step: int) -> None:
+        """Check the losses of layers at a step, and those of earlier steps that have arrived.
+
+        Raises:
+            NonFiniteLossError: One is NaN or infinite.
+        """
+        layers = list(values)
+        losses = torch.stack([value.to(values[layers[-1]].device) for value in values.values()])
+        if losses.device.type != "cuda":
+            _raise_for(losses, layers, step)
+            return
+        while self._waiting and self._waiting[0][1].query():
+            arrived, _, before, when = self._waiting.pop(0)
+            _raise_for(arrived, before, when)
+        host = torch.empty(losses.shape, dtype=losses.dtype, pin_memory=True)
+        host.copy_(losses, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        self._waiting.append((host, event, layers, step))
+
+
+def _raise_for(losses: Tensor, layers: list[str], step: int) -> None:
+    for layer, value in zip(layers, losses.tolist(), strict=True):
+        if value != value or value in (float("inf"), float("-inf")):
+            raise NonFiniteLossError(layer, step)
+
+
+def _list_owner(model: nn.Module, block: nn.Module) -> nn.Module:
+    """The module whose list the blocks are in: the decoder proper, always called as a module."""
+    for module in model.modules():
+        for child in module.children():
+            if isinstance(child, nn.ModuleList) and len(child) and child[0] is block:
+                return module
+    raise CaptureError(f"expected decoder blocks in a list inside {type(model).__name__}, found none")
 
 
 class _Inject(torch.autograd.Function):

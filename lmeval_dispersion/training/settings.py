@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.model.layer_names import states_after_blocks
 from lmeval_dispersion.training.schedule import SCHEDULES
 
 BASE, NOISE, FORGET = "base", "noisy_embeddings", "active_forgetting"
@@ -28,7 +29,6 @@ ARMS = (
     NOISE,
     FORGET,
 )
-LAYER_WORDS = ("last", "all", "early_half", "late_half")
 
 
 @dataclass(frozen=True)
@@ -38,26 +38,27 @@ class Settings:
     Attributes:
         model: Hub id or folder of the base model.
         data: Texts to train on: a file or a Hub data set id.
-        out: Folder of the runs; the same command goes on in it after an interruption.
+        out: Folder of the arms; the same command goes on in it after an interruption.
         second_data: Texts of a second domain; the blocks of both are mixed one to one.
         eval_data: Held-out texts; without them the last ``eval_tokens`` tokens of ``data``.
         second_eval_data: The same for the second domain.
         from_scratch: Start from random weights (the same for all arms of a seed).
         arms: What to compare, names of :data:`ARMS`.
-        seeds: One run an arm and seed.
-        tokens: Tokens that each run sees.
+        seeds: Each arm is trained once with each.
+        tokens: Tokens that each arm sees.
         block: Tokens of a sequence.
         batch: Sequences of a micro-batch.
         accumulate: Micro-batches of an optimizer step.
         lr: Peak learning rate; linear warm-up over 5 % of the steps, then linear decay to 0.
         weight: Weight of the loss.
-        layers: ``last``, ``all``, ``early_half``, ``late_half`` or comma-separated indices of blocks.
+        layers: As in :class:`~lmeval_dispersion.training.regularizer.DispersionRegularizer`, separated by
+            commas.
         max_tokens: Tokens drawn of a sequence for the loss; 0 takes all.
         schedule: Schedule of the weight.
         noise_alpha: NEFTune's alpha, of the arm ``noisy_embeddings``.
         forget_every: Steps between resets of the input embeddings, of the arm ``active_forgetting``.
         eval_tokens: Tokens of each domain to evaluate on.
-        evals: Evaluations during a run, besides those before and after.
+        evals: Evaluations while an arm trains, besides those before and after.
         save_every: Steps between checkpoints.
         bf16: Train under bf16 autocast.
         column: Field of the text in JSONL, parquet and Hub data sets.
@@ -95,7 +96,7 @@ class Settings:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of a run."""
+        """Optimizer steps of an arm."""
         return self.tokens // (self.block * self.batch * self.accumulate)
 
     @property
@@ -103,11 +104,6 @@ class Settings:
         """Training and evaluation source of each domain."""
         pairs = [(self.data, self.eval_data)]
         return [*pairs, (self.second_data, self.second_eval_data)] if self.second_data else pairs
-
-    def layer_choice(self) -> Any:
-        """``layers`` as the regularizer takes it."""
-        parts = [part.strip() for part in self.layers.split(",")]
-        return [int(p) for p in parts] if all(p.lstrip("-").isdigit() for p in parts) else self.layers
 
 
 def settings_from(flags: dict[str, Any], file: str | None) -> Settings:
@@ -148,21 +144,28 @@ def count(text: Any) -> int:
 
 
 def agree_or_write(settings: Settings) -> Path:
-    """The folder of the runs, with the settings in it.
+    """The folder of the arms, with the settings in it.
 
     Raises:
-        UsageError: It holds runs with other settings, or files that are none of ours.
+        UsageError: It holds arms with other settings, or files that are none of ours.
     """
     folder = Path(settings.out).expanduser()
     path = folder / "settings.json"
     ours = json.dumps(dataclasses.asdict(settings) | {"out": ""}, indent=1)
+    if path.is_file() and not any(left.is_file() for left in folder.glob("*-seed*/**/*")):
+        # A start that failed before anything was trained must not block the next one.
+        if path.read_text() != ours + "\n":
+            for blocks in folder.glob("blocks-*.npz"):
+                blocks.unlink()
+            path.write_text(ours + "\n")
+        return folder
     if path.is_file():
         before = json.loads(path.read_text())
         now = json.loads(ours)
         other = [f"{k} {before.get(k)!r} -> {now[k]!r}" for k in now if before.get(k) != now[k]]
         if other:
             raise UsageError(
-                f"{folder} holds runs with other settings ({'; '.join(other)}); choose another --out"
+                f"{folder} holds arms with other settings ({'; '.join(other)}); choose another --out"
             )
         return folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -206,8 +209,7 @@ def _check(s: Settings) -> None:
             raise UsageError(f"expected arms of {', '.join(ARMS)}, got {arm!r}{hint}")
     if s.schedule not in SCHEDULES:
         raise UsageError(f"expected a schedule of {', '.join(SCHEDULES)}, got {s.schedule!r}")
-    if isinstance(s.layer_choice(), str) and s.layers not in LAYER_WORDS:
-        raise UsageError(f"expected layers of {', '.join(LAYER_WORDS)} or indices, got {s.layers!r}")
+    states_after_blocks(s.layers)
     for name in ("block", "batch", "accumulate", "save_every", "forget_every"):
         if getattr(s, name) < (2 if name == "block" else 1):
             raise UsageError(
@@ -225,6 +227,6 @@ def _check(s: Settings) -> None:
         raise UsageError("expected --second-data with cross_domain_push_away, whose pairs are of two domains")
     if FORGET in s.arms and s.forget_every >= s.steps:
         raise UsageError(
-            f"expected forget_every below the {s.steps} steps of a run, got {s.forget_every}; "
+            f"expected forget_every below the {s.steps} steps of an arm, got {s.forget_every}; "
             "with this the arm active_forgetting would be the base"
         )

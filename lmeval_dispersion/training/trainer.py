@@ -18,7 +18,6 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.training.places import Layers
 from lmeval_dispersion.training.regularizer import DispersionRegularizer
 from lmeval_dispersion.training.schedule import Schedule, weight_factor
 
@@ -40,7 +39,7 @@ class DispersionConfig:
     """
 
     loss: str = "angular_spread"
-    layers: Layers | Sequence[int] = "last"
+    layers: str | Sequence[str | int] = "last"
     weight: float = 0.1
     schedule: Schedule = "constant"
     warmup: int = 0
@@ -49,7 +48,7 @@ class DispersionConfig:
 
 
 class DispersionTrainerMixin:
-    """Adds the loss to ``compute_loss`` and its figures to the training log.
+    """Adds the loss to ``compute_loss`` and its parts to the training log.
 
     Logged beside ``loss``, as means over the same steps: ``ce_loss`` (the parent's own loss),
     ``dispersion_loss`` (mean over layers, without weight), and ``dispersion``: the mean cosine distance of
@@ -79,14 +78,15 @@ class DispersionTrainerMixin:
         if trainer.args.n_gpu > 1:
             raise UsageError(f"expected one GPU a process, got {trainer.args.n_gpu}; launch with torchrun")
         weight_factor(0, 1, dispersion.schedule, dispersion.warmup)
-        self.regularizer = DispersionRegularizer(
-            trainer.model,
-            dispersion.loss,
-            dispersion.layers,
-            dispersion.weight,
-            seed=dispersion.seed,
-            **dispersion.options,
-        )
+        self._regularize(trainer.model)
+
+    def call_model_init(self, *args: Any, **kwargs: Any) -> Any:
+        """The parent's new model, of ``model_init``, with the loss on it."""
+        parent: Any = super()
+        model = parent.call_model_init(*args, **kwargs)
+        if getattr(self, "regularizer", None) is not None:  # not yet while the parent is made
+            self._regularize(model)
+        return model
 
     def compute_loss(
         self,
@@ -139,6 +139,15 @@ class DispersionTrainerMixin:
             self._sums, self._summed_to = {}, trainer.state.global_step
         parent: Any = super()
         parent.log(logs, *args, **kwargs)
+
+    def _regularize(self, model: Any) -> None:
+        chosen = self.dispersion
+        if self.regularizer is not None:
+            self.regularizer.detach()
+        if chosen is not None:
+            self.regularizer = DispersionRegularizer(
+                model, chosen.loss, chosen.layers, chosen.weight, seed=chosen.seed, **chosen.options
+            )
 
     def _set_signature_columns_if_needed(self) -> None:
         parent: Any = super()

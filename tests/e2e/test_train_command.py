@@ -1,5 +1,6 @@
 """``dispersion train`` as a user runs it: small runs, an interruption by SIGKILL, mistakes."""
 
+import errno
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -17,9 +19,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.training.modules import LOSSES
-from lmeval_dispersion.training.places import LAYERS
-from lmeval_dispersion.training.settings import ARMS, LAYER_WORDS, agree_or_write, settings_from
+from lmeval_dispersion.training.losses import LOSSES
+from lmeval_dispersion.training.settings import ARMS, agree_or_write, settings_from
 
 ROOT = Path(__file__).parents[2]
 WORDS = [
@@ -174,7 +175,7 @@ def test_all_arms_on_two_domains(base, tmp_path):
         seeds="0,1",
         tokens=16 * 4 * 24,
         layers="last",
-        json=True,
+        format="json",
     )
     assert code == 0, said
     rows = json.loads(printed)
@@ -195,7 +196,10 @@ def test_all_arms_on_two_domains(base, tmp_path):
     result = json.loads((tmp_path / "out" / "push_away-seed0" / "result.json").read_text())
     assert [entry["step"] for entry in result["evaluations"]] == [0, 12, 24]
     assert {"ce_loss", "dispersion_loss", "dispersion", "loss"} <= set(result["log"][0])
-    assert (tmp_path / "out" / "comparison.md").read_text().startswith("| arm | domain |")
+    assert printed == (tmp_path / "out" / "comparison.json").read_text()
+    markdown = (tmp_path / "out" / "comparison.md").read_text()
+    assert "**Better than base: " in markdown or "**No arm is better than base.**" in markdown
+    assert "--arms base,push_away,cross_domain_push_away" in markdown  # the command that made it
 
 
 @pytest.mark.parametrize(
@@ -206,6 +210,8 @@ def test_all_arms_on_two_domains(base, tmp_path):
         ({"model": "/nowhere"}, 2, "nowhere"),
         ({"tokens": "12"}, 2, "at least one step of 64"),
         ({"layers": "middle"}, 2, "early_half"),
+        ({"output": "report.xlsx"}, 2, "suffix"),
+        ({"layers": "layer.2"}, 2, "from -2 to 1"),
         ({"block": "2000", "tokens": "8k"}, 2, "at most 32"),
         ({"data": "BASE/short.txt"}, 2, "at least two blocks"),
     ],
@@ -218,10 +224,29 @@ def test_mistakes_are_one_sentence(base, tmp_path, capsys, options, code, said):
     assert printed == ""
 
 
-def test_another_runs_folder_is_refused_and_settings_files_are_read(base, tmp_path):
+def test_a_failed_start_blocks_nothing_and_a_full_disk_is_one_sentence(base, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    assert main(arguments(base, out, data="/nowhere.txt")) == 2
+    assert (out / "settings.json").is_file()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lmeval_dispersion.training.arm.trained", full)
+        assert main(arguments(base, out, arms="base")) == 1
+    assert "full disk" in capsys.readouterr().err
+    # Nothing is trained yet: other settings are welcome, and other blocks are made for them.
+    assert main(arguments(base, out, arms="base", block=8, tokens=8 * 4 * 2)) == 0
+    assert "base" in capsys.readouterr().out
+    assert np.load(out / "blocks-0.npz")["train"].shape[1] == 8
+    assert main(arguments(base, out, arms="base", block=16)) == 2
+    assert "block 8 -> 16" in capsys.readouterr().err
+
+
+def test_another_comparisons_folder_is_refused_and_settings_files_are_read(base, tmp_path):
     (tmp_path / "settings.yaml").write_text(f"model: {base / 'model'}\ndata: {base / 'prose.txt'}\nblok: 4\n")
     assert set(LOSSES) < set(ARMS)
-    assert LAYER_WORDS == LAYERS
     with pytest.raises(UsageError, match="did you mean block"):
         settings_from({}, str(tmp_path / "settings.yaml"))
     (tmp_path / "settings.yaml").write_text(
@@ -229,7 +254,9 @@ def test_another_runs_folder_is_refused_and_settings_files_are_read(base, tmp_pa
     )
     settings = settings_from({"out": str(tmp_path / "out"), "data": "y.txt"}, str(tmp_path / "settings.yaml"))
     assert (settings.tokens, settings.seeds, settings.data) == (2_000_000, (1, 2), "y.txt")
-    agree_or_write(settings)
+    begun = agree_or_write(settings) / "base-seed0"
+    begun.mkdir()
+    (begun / "evaluations.jsonl").write_text("{}")
     with pytest.raises(UsageError, match=r"lr 5e-05 -> 0\.1"):
         agree_or_write(
             settings_from(

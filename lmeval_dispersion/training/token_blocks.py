@@ -1,4 +1,4 @@
-"""Texts as blocks of tokens, all of one length, kept on disk so that a resumed run sees the same ones."""
+"""Texts as blocks of tokens, all of one length, kept on disk so that a resumed arm sees the same ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Blocks = NDArray[np.int32]
 def domain_blocks(settings: Settings, folder: Path, tokenizer: Any) -> list[tuple[Blocks, Blocks]]:
     """Training and evaluation blocks of each domain, (n, block) and (m, block) int32.
 
-    No more texts are read than the run needs; documents are joined by the end-of-text token and cut without
+    No more texts are read than an arm needs; documents are joined by the end-of-text token and cut without
     regard to their ends, as in the papers' training.
 
     Raises:

@@ -83,6 +83,19 @@ def test_one_step_does_not_depend_on_accumulation(tmp_path, steps, accepts):
     assert 0 < logs["dispersion"] < 1.5
 
 
+def test_a_model_of_model_init_is_regularized(tmp_path):
+    """The parent makes the model anew when training begins; the loss must be on that one."""
+    options = {"train_dataset": dataset(), "dispersion": DispersionConfig("angular_spread", weight=0.5)}
+    given = DispersionTrainer(model=tiny_gpt2(), args=arguments(tmp_path), **options)
+    made = DispersionTrainer(model_init=lambda: tiny_gpt2(), args=arguments(tmp_path), **options)
+    for trainer in (given, made):
+        trainer.train()
+    ours, theirs = (trainer.state.log_history[0]["dispersion_loss"] for trainer in (made, given))
+    assert ours == pytest.approx(theirs, abs=1e-6)
+    for (name, found), wanted in zip(made.model.named_parameters(), given.model.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+
+
 def test_evaluation_is_the_parents(tmp_path):
     trainers = [
         DispersionTrainer(

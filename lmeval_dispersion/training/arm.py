@@ -1,8 +1,13 @@
-"""One training run of a comparison: an arm with a seed, resumable, evaluated before, during and after."""
+"""One arm of a comparison, trained with one seed: resumable, evaluated before, during and after.
+
+LD is "Dispersion Loss Counteracts Embedding Condensation" (ICML 2026), RD "On the Predictive Power of
+Representation Dispersion in Language Models" (ICLR 2026).
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import time
@@ -12,28 +17,32 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 from transformers import TrainerCallback, TrainingArguments
 
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.geometry import Dispersion
+from lmeval_dispersion.model.capture import Decoder, capture
+from lmeval_dispersion.model.layer_names import states_after_blocks
 from lmeval_dispersion.model.loading import load_model
-from lmeval_dispersion.training.blocks import Blocks, mixed
-from lmeval_dispersion.training.evaluation import evaluated
-from lmeval_dispersion.training.forgetting import ActiveForgetting
-from lmeval_dispersion.training.modules import LOSSES
+from lmeval_dispersion.model.parts import depth
+from lmeval_dispersion.training.losses import LOSSES, push_away
 from lmeval_dispersion.training.settings import FORGET, NOISE, Settings
+from lmeval_dispersion.training.token_blocks import Blocks, mixed
 from lmeval_dispersion.training.trainer import DispersionConfig, DispersionTrainer
 
 Tell = Callable[[int, dict[str, float]], None]  # the step just done, and what was logged of late
 
 
-def run_folder(folder: Path, arm: str, seed: int) -> Path:
-    """Where a run keeps its checkpoints, evaluations and model."""
+def arm_folder(folder: Path, arm: str, seed: int) -> Path:
+    """Where an arm keeps its checkpoints, evaluations and model."""
     return folder / f"{arm}-seed{seed}"
 
 
 def finished(folder: Path, arm: str, seed: int) -> dict[str, Any] | None:
-    """The result of a run that is done, else None."""
-    path = run_folder(folder, arm, seed) / "result.json"
+    """The result of an arm that is trained, else None."""
+    path = arm_folder(folder, arm, seed) / "result.json"
     return json.loads(path.read_text()) if path.is_file() else None
 
 
@@ -48,25 +57,25 @@ def trained(
 ) -> dict[str, Any]:
     """Train, or go on from the last whole checkpoint, and write ``result.json``; its contents.
 
-    The same seed gives the same start and the same order of data in every arm, and a run that was killed
+    The same seed gives the same start and the same order of data in every arm, and an arm that was killed
     ends with the numbers of one that was not.
     """
-    here = run_folder(folder, arm, seed)
+    here = arm_folder(folder, arm, seed)
     here.mkdir(exist_ok=True)
     checkpoint = _last_whole(here, settings.steps)
     model = start_model(settings, seed)
-    notes = _Notes(here / "evaluations.jsonl", settings, domains, tell)
+    evaluations = _Evaluations(here / "evaluations.jsonl", settings, domains, tell)
     trainer = DispersionTrainer(
         model=model,
         args=_arguments(settings, here, arm, seed),
         train_dataset=mixed([train for train, _ in domains]),
-        callbacks=[notes, *([ActiveForgetting(settings.forget_every, seed)] if arm == FORGET else [])],
+        callbacks=[evaluations, *([ActiveForgetting(settings.forget_every, seed)] if arm == FORGET else [])],
         dispersion=_dispersion(settings, arm, seed),
     )
     # Its table on stdout is not ours.
     trainer.remove_callback(transformers.PrinterCallback)
     if checkpoint is None:
-        notes.look(model, 0)
+        evaluations.look(model, 0)
     start = time.perf_counter()
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     seconds = time.perf_counter() - start
@@ -79,7 +88,7 @@ def trained(
         "tokens": settings.steps * settings.block * settings.batch * settings.accumulate,
         "seconds_since_last_start": round(seconds, 1),
         "log": [_kept(entry) for entry in trainer.state.log_history if "loss" in entry],
-        "evaluations": notes.read(),
+        "evaluations": evaluations.read(),
     }
     _write(here / "result.json", json.dumps(result, indent=1))
     for left in here.glob("checkpoint-*"):
@@ -88,7 +97,7 @@ def trained(
 
 
 def start_model(settings: Settings, seed: int) -> Any:
-    """The model that a run with this seed starts from, in float32."""
+    """The model that every arm with this seed starts from, in float32."""
     if not settings.from_scratch:
         model = load_model(settings.model, dtype="float32", device="cpu").model
         return model.requires_grad_(True)
@@ -106,7 +115,8 @@ def start_tokenizer(settings: Settings) -> Any:
     """The tokenizer of the base model, once that is known to fit the settings.
 
     Raises:
-        UsageError: There is no such model or tokenizer, or they do not fit each other or the block length.
+        UsageError: There is no such model or tokenizer, or they do not fit each other, the block length
+            or the layers.
     """
     try:
         config = transformers.AutoConfig.from_pretrained(settings.model).get_text_config()
@@ -121,6 +131,7 @@ def start_tokenizer(settings: Settings) -> Any:
         raise UsageError(
             f"expected a block of at most {longest}, the positions of {settings.model}, got {settings.block}"
         )
+    states_after_blocks(settings.layers, depth(config))
     if len(tokenizer) > config.vocab_size:
         raise UsageError(
             f"expected a tokenizer of at most {config.vocab_size} tokens, that of {settings.model}, "
@@ -129,13 +140,57 @@ def start_tokenizer(settings: Settings) -> Any:
     return tokenizer
 
 
+def evaluated(model: Any, blocks: Blocks, batch: int) -> dict[str, Any]:
+    """Perplexity and dispersion by layer of ``model`` on ``blocks`` (n, t), in float32.
+
+    The model's mode and the random states stay as they are.
+
+    Returns:
+        ``perplexity``: exp of the mean negative log-likelihood over all predicted tokens, n (t - 1) of them.
+        ``tokens``: for each layer the mean cosine distance between the tokens of a block, averaged over
+        blocks (1 - it is LD's condensation). ``texts``: for each layer the dispersion over blocks (RD eq. 1)
+        of the state at the last position that predicts a token, None for one block: the very last has no
+        label in training, so that there a loss on states alone decides. Layers are the outputs of the
+        blocks of the model, the last one after the final norm.
+    """
+    decoder = Decoder.of(model)
+    names = [f"layer.{k}" for k in range(len(decoder))]
+    if decoder.norm is not None:
+        names[-1] = "norm"
+    device = next(model.parameters()).device
+    within: dict[str, float] = dict.fromkeys(names, 0.0)
+    over: dict[str, Dispersion] = {}
+    nll, training = 0.0, model.training
+
+    def see(name: str, state: Tensor) -> None:
+        # One mean a block: their sum is kept, so that the last, smaller batch weighs what it should.
+        within[name] -= float(push_away(state, pairs="sequence")) * len(state)
+        last = state[:, -2].float().cpu().numpy()
+        over.setdefault(name, Dispersion(last.shape[1])).update(last)
+
+    model.eval()
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False), capture(model, names, see):
+            for start in range(0, len(blocks), batch):
+                ids = torch.as_tensor(blocks[start : start + batch], dtype=torch.long, device=device)
+                logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+                nll += float(cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum"))
+    finally:
+        model.train(training)
+    return {
+        "perplexity": math.exp(min(700.0, nll / (len(blocks) * (blocks.shape[1] - 1)))),
+        "tokens": [within[name] / len(blocks) for name in names],
+        "texts": [over[name].mean() if len(blocks) > 1 else None for name in names],
+    }
+
+
 def _dispersion(settings: Settings, arm: str, seed: int) -> DispersionConfig | None:
     if arm not in LOSSES:
         return None
     options: dict[str, Any] = {"max_tokens": settings.max_tokens} if settings.max_tokens else {}
     return DispersionConfig(
         loss=arm,
-        layers=settings.layer_choice(),
+        layers=settings.layers,
         weight=settings.weight,
         schedule=settings.schedule,  # type: ignore[arg-type]
         warmup=max(1, settings.steps // 20),
@@ -172,8 +227,42 @@ def _log_every(settings: Settings) -> int:
     return max(n for n in range(1, most + 1) if settings.save_every % n == 0)
 
 
-class _Notes(TrainerCallback):  # type: ignore[misc]
-    """Evaluates at evenly spaced steps and at the end, and keeps the figures in a file, one line each."""
+class ActiveForgetting(TrainerCallback):  # type: ignore[misc]
+    """Resets the input embeddings and their optimizer state every ``every`` steps, but not after the last.
+
+    Where the output projection is tied to them it is reset too, as in LD's released code for GPT-2. New
+    rows are normal with the model's ``initializer_range``, drawn from the seed and the step alone.
+
+    Args:
+        every: Steps between resets.
+        seed: Seed of the draws.
+
+    Source: a baseline of LD, after Chen et al. (2023), "Improving language plasticity via pretraining with
+    active forgetting".
+    """
+
+    def __init__(self, every: int, seed: int) -> None:
+        self.every, self.seed = every, seed
+
+    def on_step_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any
+    ) -> None:
+        """Reset, if it is time."""
+        if state.global_step % self.every or state.global_step >= state.max_steps:
+            return
+        weight = model.get_input_embeddings().weight
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + state.global_step)
+        scale = getattr(model.config, "initializer_range", 0.02)
+        with torch.no_grad():
+            weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
+        inner = getattr(optimizer, "optimizer", optimizer)
+        for value in inner.state.get(weight, {}).values():
+            if isinstance(value, torch.Tensor) and value.shape == weight.shape:
+                value.zero_()
+
+
+class _Evaluations(TrainerCallback):  # type: ignore[misc]
+    """Evaluates at evenly spaced steps and at the end, and keeps the numbers in a file, one line each."""
 
     def __init__(
         self, path: Path, settings: Settings, domains: list[tuple[Blocks, Blocks]], tell: Tell
@@ -212,7 +301,7 @@ class _Notes(TrainerCallback):  # type: ignore[misc]
 def _last_whole(here: Path, steps: int) -> Path | None:
     """The newest checkpoint before the last step that was written to its end; others are removed.
 
-    A run that is killed after its last checkpoint and before its result does the steps since the one before
+    An arm that is killed after its last checkpoint and before its result does the steps since the one before
     again: the Trainer would take one step too many from the last.
     """
     whole = {}

@@ -18,7 +18,9 @@ HERE = Path(__file__).parent
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(HERE.parent), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+        ),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }

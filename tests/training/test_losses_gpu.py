@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_training_losses import VARIANTS, cases, random_states, value_and_gradient
+from loss_cases import VARIANTS, cases, random_states, value_and_gradient
 from tiny_decoders import assert_same_gradients, gradients, tiny_gpt2, tokens
 
 from lmeval_dispersion.errors import NonFiniteLossError
@@ -69,5 +69,5 @@ def test_nan_is_found_at_a_later_step():
     reg.pop()
     torch.cuda.synchronize()
     model(ids)
-    with pytest.raises(NonFiniteLossError, match="layer 1, forward pass 0"):
+    with pytest.raises(NonFiniteLossError, match=r"layer\.1, forward pass 0"):
         reg.pop()

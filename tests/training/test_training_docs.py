@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_decoders import VOCABULARY, tiny_gpt2, tokens
 
-PAGE = Path(__file__).parents[1] / "docs" / "training.md"
+PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 pytestmark = pytest.mark.filterwarnings("ignore")

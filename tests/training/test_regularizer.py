@@ -1,19 +1,14 @@
 """The regularizer in every kind of loop gives the gradient that a hand-written loss gives."""
 
 import copy
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from tiny_decoders import assert_same_gradients, gradients, tiny_gpt2, tiny_llama, tokens
 from torch import nn
 
-from lmeval_dispersion import training
-from lmeval_dispersion.errors import CaptureError, GeometryError, NonFiniteLossError, UsageError
+from lmeval_dispersion.errors import CaptureError, NonFiniteLossError, UsageError
 from lmeval_dispersion.training import losses
-from lmeval_dispersion.training.places import layer_indices
 from lmeval_dispersion.training.regularizer import DispersionRegularizer
 
 WEIGHT = 0.5
@@ -40,9 +35,17 @@ def batch_of(b=4, t=12, padded=True):
 
 
 @pytest.mark.parametrize("make", [tiny_gpt2, tiny_llama])
-@pytest.mark.parametrize(("layers", "indices"), [("last", [2]), ("all", [0, 1, 2]), ([0, -2], [0, 1])])
+@pytest.mark.parametrize(
+    ("layers", "indices", "names"),
+    [
+        ("last", [2], ["last"]),
+        ("all", [0, 1, 2], ["layer.0", "layer.1", "last"]),
+        ([0, -2], [0, 1], ["layer.0", "layer.1"]),
+        ("layer.-3,last", [0, 2], ["layer.0", "last"]),
+    ],
+)
 @pytest.mark.parametrize("loss", ["angular_spread", "push_away"])
-def test_equals_hidden_states_by_hand(make, layers, indices, loss):
+def test_equals_hidden_states_by_hand(make, layers, indices, names, loss):
     model, batch = make(), batch_of()
     wanted, wanted_gradients = by_hand(model, batch, indices, loss)
     with DispersionRegularizer(model, loss, layers=layers, weight=WEIGHT) as reg:
@@ -51,7 +54,7 @@ def test_equals_hidden_states_by_hand(make, layers, indices, loss):
         (out.loss + aux).backward()
     torch.testing.assert_close(aux.detach(), wanted)
     assert_same_gradients(gradients(model), wanted_gradients)
-    assert sorted(reg.values) == indices
+    assert list(reg.values) == reg.layers == names
     torch.testing.assert_close(reg.value * WEIGHT, aux.detach())
 
 
@@ -174,64 +177,6 @@ def test_bf16_autocast_stays_close():
         assert off < 0.05, (name, float(off))
 
 
-def packed_batch():
-    ids = tokens(2, 12)
-    positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2]])
-    segments = (positions == 0).cumsum(-1)
-    return ids, positions, segments
-
-
-def test_packing_by_position_ids():
-    ids, positions, segments = packed_batch()
-    model = tiny_llama()
-    reg = DispersionRegularizer(model, "angular_spread", weight=1.0)
-    out = model(ids, position_ids=positions, output_hidden_states=True)
-    wanted = losses.angular_spread(out.hidden_states[-1], segments=segments)
-    torch.testing.assert_close(reg.pop(), wanted)
-    assert abs(wanted - losses.angular_spread(out.hidden_states[-1])) > 1e-4
-
-
-@pytest.mark.parametrize("form", ["cu_seq_lens_q", "seq_idx", "describe"])
-def test_packing_by_other_arguments(form):
-    ids, _, segments = packed_batch()
-    ids, segments = ids[:1], segments[:1]
-
-    class Packed(nn.Module):
-        """A decoder with flash-attention style arguments, which eager attention would not accept."""
-
-        def __init__(self):
-            super().__init__()
-            self.embed = nn.Embedding(40, 8)
-            self.layers = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2)])
-            self.norm = nn.LayerNorm(8)
-
-        def forward(self, input_ids, seq_idx=None, cu_seq_lens_q=None):
-            h = self.embed(input_ids)
-            for layer in self.layers:
-                h = layer(h)
-            return self.norm(h)
-
-    model = Packed()
-    reg = DispersionRegularizer(model, "angular_spread", weight=1.0)
-    if form == "describe":
-        reg.describe(segments=segments)
-        states = model(ids)
-    elif form == "seq_idx":
-        states = model(ids, segments)  # by position
-    else:
-        states = model(ids, cu_seq_lens_q=torch.tensor([0, 5, 12], dtype=torch.int32))
-    torch.testing.assert_close(reg.pop(), losses.angular_spread(states, segments=segments))
-
-
-def test_left_padding_with_its_position_ids():
-    model, ids = tiny_llama(), tokens(2, 8)
-    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1] * 8])
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    reg = DispersionRegularizer(model, "angular_spread", weight=1.0)
-    out = model(ids, attention_mask=mask, position_ids=positions, output_hidden_states=True)
-    torch.testing.assert_close(reg.pop(), losses.angular_spread(out.hidden_states[-1], mask=mask.bool()))
-
-
 @pytest.mark.parametrize("mode", ["add", "inject"])
 def test_domains_are_told_of_one_pass(mode):
     model, ids = tiny_gpt2(), tokens()
@@ -288,9 +233,9 @@ def test_nan_names_layer_and_step(mode):
         model(ids)
         reg.pop()
 
-    with pytest.raises(NonFiniteLossError, match="layer 1, forward pass 1") as caught:
+    with pytest.raises(NonFiniteLossError, match=r"layer\.1, forward pass 1") as caught:
         one_more_step()
-    assert (caught.value.layer, caught.value.step) == (1, 1)
+    assert (caught.value.layer, caught.value.step) == ("layer.1", 1)
 
 
 @pytest.mark.parametrize(
@@ -298,9 +243,8 @@ def test_nan_names_layer_and_step(mode):
     [
         ({"loss": "angular_sprea"}, "did you mean angular_spread"),
         ({"layers": "middle"}, "last, all, early_half, late_half"),
-        ({"layers": [3]}, "from -3 to 2, got \\[3\\]"),
-        ({"layers": []}, "from -3 to 2"),
-        ({"layers": [True]}, "got \\[True\\]"),
+        ({"layers": [3]}, "from -3 to 2; got 3"),
+        ({"layers": "layer.0.attn"}, "got 'layer.0.attn'"),
         ({"weight": -0.1}, "at least 0, got -0.1"),
         ({"weight": float("nan")}, "got nan"),
         ({"mode": "hook"}, "add, inject"),
@@ -320,32 +264,3 @@ def test_models_that_cannot_be_used():
     reg = DispersionRegularizer(tiny_gpt2())
     with pytest.raises(CaptureError, match="run the model once"):
         reg.pop()
-
-
-def test_a_mask_that_says_nothing_is_refused():
-    model, ids = tiny_gpt2(), tokens(2, 6)
-    reg = DispersionRegularizer(model)
-    four = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
-    model(ids, attention_mask=four)
-    with pytest.raises(GeometryError, match="describe"):
-        reg.pop()
-    reg.describe(mask=torch.ones(2, 6))
-    model(ids, attention_mask=four)
-    assert reg.pop() is not None
-
-
-def test_public_names_are_found_and_cost_nothing_before():
-    assert training.DispersionRegularizer is DispersionRegularizer
-    for name in training.__all__:
-        assert getattr(training, name).__name__ == name
-    with pytest.raises(AttributeError, match="Regulariser"):
-        _ = training.Regulariser
-    code = "import sys, lmeval_dispersion.training.settings; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
-
-
-def test_layer_words():
-    assert layer_indices("early_half", 5) == [0, 1]
-    assert layer_indices("late_half", 5) == [2, 3, 4]
-    assert layer_indices("early_half", 1) == layer_indices("late_half", 1) == [0]
-    assert layer_indices([-1, 0, 4], 5) == [0, 4]

@@ -1,80 +1,16 @@
-"""Losses against slow loops, their invariances, their edges, and the released code's values."""
+"""Losses against slow loops, values by hand, draws of tokens, errors; losses as modules."""
 
 import math
 
 import pytest
 import slow_losses
 import torch
+from loss_cases import VARIANTS, cases, random_states, value_and_gradient
 
 from lmeval_dispersion.errors import GeometryError, UsageError
 from lmeval_dispersion.training import losses
-from lmeval_dispersion.training.modules import LOSSES, loss_named
-from lmeval_dispersion.training.terms import GUARD
-
-B, T, D = 3, 9, 6
-
-
-def random_states(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
-
-def cases():
-    z = random_states(B, T, D)
-    one = z.clone()
-    mask = torch.ones(B, T, dtype=torch.bool)
-    ragged = mask.clone()
-    ragged[0, 6:] = False  # right padding
-    ragged[1, :4] = False  # left padding
-    condensed = random_states(1, 1, D, seed=1) + 0.01 * z
-    opposite = z.clone()
-    opposite[:, 1] = -2.0 * opposite[:, 0]
-    duplicated = z.clone()
-    duplicated[:, 3:6] = duplicated[:, :1]
-    zeros = z.clone()
-    zeros[:, 2] = 0.0
-    lonely = mask.clone()
-    lonely[1, 1:] = False  # one token
-    lonely[2] = False  # none
-    packed = torch.tensor(
-        [[0, 0, 0, 1, 1, 1, 1, 2, 2], [5, 5, 5, 5, 5, 5, 5, 5, 7], [0, 1, 0, 1, 0, 1, 0, 1, 0]]
-    )
-    nothing = torch.zeros(B, T, dtype=torch.bool)
-    return {
-        "random": (one, {}),
-        "condensed": (condensed, {}),
-        "opposite": (opposite, {}),
-        "duplicated": (duplicated, {}),
-        "zero vector": (zeros, {}),
-        "padded": (z, {"mask": ragged}),
-        "one token": (z, {"mask": lonely}),
-        "packed": (z, {"segments": packed}),
-        "packed and padded": (zeros, {"segments": packed, "mask": ragged}),
-        "all padding": (z, {"mask": nothing}),
-        "whole batch": (z, {"mask": ragged, "pairs": "batch"}),
-    }
-
-
-VARIANTS = {
-    "push_away": ("push_away", {}),
-    "push_away in sequences": ("push_away", {"pairs": "sequence"}),
-    "squeeze": ("squeeze", {}),
-    "angular_spread": ("angular_spread", {}),
-    "angular_spread tau 0.1": ("angular_spread", {"tau": 0.1}),
-    "orthogonalization": ("orthogonalization", {}),
-    "orthogonalization margin 0.3": ("orthogonalization", {"margin": 0.3}),
-    "l2_repel": ("l2_repel", {}),
-    "l2_repel median": ("l2_repel", {"tau": "median", "norm_weight": 0.0}),
-    "decorrelation": ("decorrelation", {}),
-    "decorrelation tokens": ("decorrelation", {"axis": "tokens"}),
-}
-ANGULAR = ["push_away", "push_away in sequences", "squeeze", "angular_spread", "orthogonalization"]
-
-
-def value_and_gradient(loss, z, **options):
-    z = z.detach().clone().requires_grad_()
-    value = loss(z, **options)
-    (gradient,) = torch.autograd.grad(value, z)
-    return value.detach(), gradient
+from lmeval_dispersion.training.losses import LOSSES, loss_named
+from lmeval_dispersion.training.pairwise import GUARD
 
 
 @pytest.mark.parametrize("case", cases())
@@ -111,23 +47,6 @@ def test_half_precision_input_is_computed_in_float32(variant, dtype):
     torch.testing.assert_close(inside, value, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_blocks_do_not_show(variant):
-    """More tokens than a block of rows or a chunk of sums, and odd numbers of them."""
-    name, options = VARIANTS[variant]
-    z = random_states(2, 301, 5)
-    value, gradient = value_and_gradient(getattr(losses, name), z, **options)
-    order = torch.randperm(301, generator=torch.Generator().manual_seed(3))
-    if "median" not in variant:  # its evenly spaced points depend on the order
-        shuffled, shuffled_gradient = value_and_gradient(getattr(losses, name), z[:, order], **options)
-        torch.testing.assert_close(shuffled, value)
-        torch.testing.assert_close(shuffled_gradient, gradient[:, order])
-    step = 1e-6 * random_states(2, 301, 5, seed=4)
-    rise = getattr(losses, name)(z + step, **options) - getattr(losses, name)(z - step, **options)
-    if "median" not in variant:
-        torch.testing.assert_close(rise / 2, (gradient * step).sum(), rtol=1e-5, atol=1e-13)
-
-
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if "median" not in v and "margin" not in v])
 def test_gradcheck(variant):
     name, options = VARIANTS[variant]
@@ -137,63 +56,6 @@ def test_gradcheck(variant):
     assert torch.autograd.gradcheck(
         lambda x: getattr(losses, name)(x, **({"mask": mask, "segments": segments} | options)), (z,)
     )
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_padding_content_never_matters(variant):
-    name, options = VARIANTS[variant]
-    z, given = cases()["padded"]
-    value, gradient = value_and_gradient(getattr(losses, name), z, **given, **options)
-    for content in (0.0, 1e30, float("nan"), float("inf")):
-        dirty = z.masked_fill(~given["mask"].unsqueeze(-1), content)
-        again, again_gradient = value_and_gradient(getattr(losses, name), dirty, **given, **options)
-        torch.testing.assert_close(again, value, rtol=0, atol=0)
-        torch.testing.assert_close(again_gradient, gradient, rtol=0, atol=0)
-    assert (gradient[~given["mask"]] == 0).all()
-
-
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in ("push_away", "squeeze")])
-def test_sequence_pairs_do_not_see_the_rest_of_the_batch(variant):
-    name, options = VARIANTS[variant]
-    z = random_states(4, 8, 5)
-    alone = torch.stack([getattr(losses, name)(z[i : i + 1], **options) for i in range(4)])
-    torch.testing.assert_close(getattr(losses, name)(z, **options), alone.mean())
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_packing_equals_the_documents_apart(variant):
-    name, options = VARIANTS[variant]
-    options = options | {"pairs": "sequence"}
-    z = random_states(1, 12, 5)
-    segments = torch.tensor([[4] * 3 + [9] * 5 + [1] * 4])
-    apart = torch.stack(
-        [getattr(losses, name)(z[:, i:j], **options) for i, j in ((0, 3), (3, 8), (8, 12))]
-    ).mean()
-    torch.testing.assert_close(getattr(losses, name)(z, segments=segments, **options), apart)
-
-
-@pytest.mark.parametrize("variant", ANGULAR)
-def test_angular_losses_ignore_positive_scale(variant):
-    name, options = VARIANTS[variant]
-    z = random_states(2, 7, 5)
-    scale = torch.rand(2, 7, 1, generator=torch.Generator().manual_seed(5), dtype=torch.float64) * 1e6 + 1e-6
-    value, gradient = value_and_gradient(getattr(losses, name), z, **options)
-    scaled, scaled_gradient = value_and_gradient(getattr(losses, name), z * scale, **options)
-    torch.testing.assert_close(scaled, value)
-    torch.testing.assert_close(scaled_gradient * scale, gradient)
-    # A direction does not change along itself.
-    assert (gradient * z).sum(-1).abs().max() < 1e-12
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_stack_of_layers_gives_each_layers_loss(variant):
-    name, options = VARIANTS[variant]
-    layers = random_states(3, B, T, D)
-    mask = cases()["packed and padded"][1]["mask"]
-    segments = cases()["packed"][1]["segments"]
-    stacked = getattr(losses, name)(layers, mask=mask, segments=segments, **options)
-    apart = [getattr(losses, name)(z, mask=mask, segments=segments, **options) for z in layers]
-    torch.testing.assert_close(stacked, torch.stack(apart))
 
 
 @pytest.mark.parametrize("mask", [None, torch.tensor([[1] * 6 + [0], [1] * 7, [1] * 7]).bool()])
@@ -210,38 +72,6 @@ def test_cross_domain(mask):
     value, gradient = value_and_gradient(losses.cross_domain_push_away, z, domains=torch.zeros(3))
     assert value == 0
     assert (gradient == 0).all()
-
-
-@pytest.mark.parametrize("name", ["angular_spread", "orthogonalization", "l2_repel", "decorrelation"])
-@pytest.mark.parametrize("spread", [1.0, 0.05])
-def test_reference_gives_the_released_value(name, spread):
-    z = random_states(1, 1, 6, seed=2) + spread * random_states(3, 8, 6, seed=3)
-    value, gradient = value_and_gradient(getattr(losses, name), z, reference=True)
-    slow, slow_gradient = value_and_gradient(lambda x: slow_losses.released(name, x), z)
-    torch.testing.assert_close(value, slow)
-    torch.testing.assert_close(gradient, slow_gradient)
-    if name in ("angular_spread", "orthogonalization"):
-        command_line = getattr(losses, name)(z, reference=True, clamp=0.1)
-        torch.testing.assert_close(command_line, slow_losses.released(name, z, clamp=0.1))
-    parts = getattr(losses, name)(
-        z, reference=True, segments=torch.tensor([[0] * 3 + [1] * 5] * 3), mask=torch.ones(3, 8).bool()
-    )
-    halves = torch.stack([slow_losses.released(name, x) for x in (z[:, :3], z[:, 3:])])
-    if name != "l2_repel":  # its norm term weighs points, not documents, when lengths differ
-        torch.testing.assert_close(parts, halves.mean())
-
-
-def test_reference_does_count_padding_where_no_mask_is_given():
-    """The defect that a mask cures: repeated padding rows move the released loss."""
-    z = random_states(1, 20, 6)
-    padded = torch.cat([z, z[:, :1].expand(1, 10, 6)], dim=1)
-    mask = torch.arange(30).unsqueeze(0) < 20
-    assert (
-        abs(losses.angular_spread(padded, reference=True) - losses.angular_spread(z, reference=True)) > 0.02
-    )
-    torch.testing.assert_close(
-        losses.angular_spread(padded, reference=True, mask=mask), losses.angular_spread(z, reference=True)
-    )
 
 
 def test_values_that_can_be_checked_by_hand():
@@ -311,37 +141,6 @@ def test_non_finite_states_are_not_hidden():
             assert torch.isnan(getattr(losses, name)(z, **options)), (name, bad)
 
 
-class Largest:
-    """Numbers in the largest tensor that any operation makes."""
-
-    def __init__(self):
-        from torch.utils._python_dispatch import TorchDispatchMode
-
-        class Watch(TorchDispatchMode):
-            def __torch_dispatch__(watch, function, types, args=(), kwargs=None):
-                out = function(*args, **(kwargs or {}))
-                for value in out if isinstance(out, (tuple, list)) else [out]:
-                    if isinstance(value, torch.Tensor):
-                        self.numbers = max(self.numbers, value.numel())
-                return out
-
-        self.numbers = 0
-        self.mode = Watch()
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_memory_is_linear_in_the_tokens(variant):
-    name, options = VARIANTS[variant]
-    peaks = []
-    for t in (1024, 2048):
-        largest = Largest()
-        with largest.mode:
-            value_and_gradient(getattr(losses, name), random_states(1, t, 8, dtype=torch.float32), **options)
-        peaks.append(largest.numbers)
-    assert peaks[1] <= 2.05 * peaks[0]
-    assert peaks[1] < 2048 * 2048 / 8
-
-
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
@@ -356,7 +155,7 @@ def test_memory_is_linear_in_the_tokens(variant):
         (lambda z: losses.orthogonalization(z, margin=0.0), UsageError, "(0, 1], got 0.0"),
         (lambda z: losses.l2_repel(z, tau=-1.0), UsageError, "got -1.0"),
         (lambda z: losses.l2_repel(z, tau="mean"), UsageError, "got 'mean'"),
-        (lambda z: losses.l2_repel(z, tau="median", reference=True), UsageError, "with reference"),
+        (lambda z: losses.l2_repel(z, tau="median", released=True), UsageError, "with released"),
         (lambda z: losses.l2_repel(z, norm_weight=-1), UsageError, "got -1"),
         (lambda z: losses.decorrelation(z, axis="rows"), UsageError, "features, tokens, got 'rows'"),
         (lambda z: losses.cross_domain_push_away(z, domains=torch.ones(3)), GeometryError, "got (3,)"),
@@ -383,7 +182,7 @@ def test_modules_hold_options_and_repeat_their_draws():
     assert float(loss_named("cross_domain_push_away")(z, domains=domains)) == float(
         losses.cross_domain_push_away(z, domains=domains)
     )
-    assert set(LOSSES) == {cls.function.__name__ for cls in LOSSES.values()}
+    assert all(loss_named(name).name == function.__name__ for name, function in LOSSES.items())
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
-"""The released code's values, formed densely: what ``reference=True`` returns.
+"""Values of the papers' released code, formed densely: what ``released=True`` returns.
 
-Facts, from reading and running the released code of LD (2026-05); the differences from the published formulas
-are listed in docs/training.md. Vectors are divided by their length plus 0.01; cosines are clamped to
-+-(1 - clamp) with the gradient of the unclamped one; 0.01 is added to every exponent; l2-repel counts the
-diagonal and adds a tenth of the mean square. Memory is quadratic in t.
+Facts, from reading and running the released code of "Dispersion Loss Counteracts Embedding Condensation"
+(2026-05); the differences from the published formulas are listed in docs/training.md. Vectors are divided by
+their length plus 0.01; cosines are clamped to +-(1 - clamp) with the gradient of the unclamped one; 0.01 is
+added to every exponent; l2-repel counts the diagonal and adds a tenth of the mean square. Memory is quadratic
+in t.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from lmeval_dispersion.training.points import Points, full_precision, group_counts, group_sums
+from lmeval_dispersion.training.pairing import Points, full_precision, group_counts, group_sums
 
 EPSILON = 0.01
 NORM_WEIGHT = 0.1

@@ -1,21 +1,40 @@
-"""Mean cosine of all pairs in closed form: what push-away, squeeze and cross-domain push-away are made of.
+"""Losses over all pairs in closed form: no pair is ever visited.
 
-With u = z/|z| and s the sum of a group's n unit vectors, the mean of u_i.u_j over i != j is
-(|s|^2 - n) / (n (n - 1)): O(t d) instead of O(t^2 d). The gradient, (2 / (n (n - 1))) (s - (s.u_i) u_i) /
-|z_i|, is formed in the backward pass from z, so nothing but z is kept.
+Push-away, squeeze and cross-domain push-away are made of the mean cosine. With u = z/|z| and s the sum of a
+group's n unit vectors, the mean of u_i.u_j over i != j is (|s|^2 - n) / (n (n - 1)): O(t d) instead of
+O(t^2 d). The gradient, (2 / (n (n - 1))) (s - (s.u_i) u_i) / |z_i|, is formed in the backward pass from z, so
+nothing but z is kept.
 
-Source: RD section 3.4 and appendix B.4.2.
+Decorrelation is made of squared correlations. With X (n, d) standardised so that every column has length one,
+C = X^T X holds the correlations of the columns, and sum of C_mn^2 over all m, n = |X^T X|^2 = |X X^T|^2. So
+the smaller side is formed, min(n, d)^2 numbers, and the diagonal, one for each column that varies, is taken
+off. Constant columns have no correlation and drop out.
+
+Sources: "On the Predictive Power of Representation Dispersion in Language Models", section 3.4 and appendix
+B.4.2 (mean cosine); "Dispersion Loss Counteracts Embedding Condensation" (decorrelation; the released code
+correlates tokens, ``axis="tokens"``).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lmeval_dispersion.training.points import Points, at_points, full_precision, group_counts, unit_scale
+from lmeval_dispersion.training.pairing import (
+    NO_DIRECTION,
+    Points,
+    at_points,
+    full_precision,
+    group_counts,
+    padded_groups,
+    unit_scale,
+)
+
+Axis = Literal["features", "tokens"]
+AXES: tuple[Axis, ...] = ("features", "tokens")
 
 _CHUNK = 64  # rows added in float32 before the sum goes on in float64: keeps D right to about 1e-7
 
@@ -38,6 +57,13 @@ def cross_domain_cosine(p: Points, domains: Tensor) -> tuple[Tensor, Tensor]:
     same = (domains.unsqueeze(0) == domains.unsqueeze(1)).to(device=p.z.device, dtype=p.z.dtype)
     value, pairs = _CrossCosine.apply(p.z, p, 1.0 - same)  # type: ignore[no-untyped-call]
     return value, pairs > 0
+
+
+def squared_correlations(p: Points, axis: Axis) -> tuple[Tensor, Tensor]:
+    """Mean squared off-diagonal correlation of every group and which groups have one; both (groups,)."""
+    z, valid = padded_groups(p)
+    value, columns = _Correlations.apply(z, valid, axis == "tokens")  # type: ignore[no-untyped-call]
+    return value, columns > 1
 
 
 class _MeanCosine(torch.autograd.Function):
@@ -90,6 +116,41 @@ class _CrossCosine(torch.autograd.Function):
         z, scale, opposite, pairs = ctx.saved_tensors
         weight = (grad * 2.0 / pairs).repeat_interleave(len(opposite) // len(pairs))
         return _pulled(ctx.points, z, scale, opposite, weight), None, None
+
+
+class _Correlations(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, valid: Tensor, tokens: bool) -> tuple[Tensor, Tensor]:
+        along = 2 if tokens else 1  # the axis that is averaged over
+        keep = valid.unsqueeze(-1).to(z.dtype)
+        count = torch.full_like(keep[:, :1], z.shape[2]) if tokens else keep.sum(1, keepdim=True)
+        x = z - z.sum(along, keepdim=True) / count.clamp(min=1.0)
+        x.mul_(keep)
+        norm = torch.linalg.vector_norm(x, dim=along, keepdim=True)
+        # What rounding leaves of a constant is no variation.
+        size = torch.linalg.vector_norm(z, dim=along, keepdim=True)
+        flat = norm <= torch.maximum(size * (8 * torch.finfo(z.dtype).eps), size.new_tensor(NO_DIRECTION))
+        scale = torch.where(flat, 0.0, norm.reciprocal())
+        x.mul_(scale)
+        columns = (scale != 0).sum((1, 2)).to(z.dtype)
+        pairs = (columns * (columns - 1)).clamp(min=1.0)
+        with full_precision(z.device):
+            wide = x.shape[1] <= x.shape[2]
+            gram = torch.bmm(x, x.mT) if wide else torch.bmm(x.mT, x)
+            total = torch.linalg.vector_norm(gram, dim=(1, 2)).square()
+            value = torch.where(columns > 1, (total - columns) / pairs, 0.0)
+            pull = torch.bmm(gram, x) if wide else torch.bmm(x, gram)
+        pull.addcmul_((pull * x).sum(along, keepdim=True).neg_(), x)
+        pull.sub_(pull.sum(along, keepdim=True) / count.clamp(min=1.0)).mul_(keep)
+        ctx.save_for_backward(pull.mul_(scale), torch.where(columns > 1, 4.0 / pairs, 0.0))
+        ctx.mark_non_differentiable(columns)
+        return value, columns
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+        pull, weight = ctx.saved_tensors
+        return pull * (grad * weight).view(-1, 1, 1), None, None
 
 
 def _unit_sums(p: Points, z: Tensor, scale: Tensor) -> Tensor:

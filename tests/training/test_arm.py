@@ -1,4 +1,4 @@
-"""Held-out figures and the comparison's table against plain recomputation."""
+"""Held-out perplexity and dispersion against plain recomputation; embeddings drawn anew."""
 
 import math
 
@@ -8,10 +8,7 @@ import torch
 from tiny_decoders import tiny_gpt2, tokens
 
 from lmeval_dispersion.geometry import dispersion
-from lmeval_dispersion.training.comparison import as_table, compared
-from lmeval_dispersion.training.evaluation import evaluated
-from lmeval_dispersion.training.forgetting import ActiveForgetting
-from lmeval_dispersion.training.settings import settings_from
+from lmeval_dispersion.training.arm import ActiveForgetting, evaluated
 
 
 @pytest.mark.parametrize("batch", [2, 5])
@@ -30,34 +27,6 @@ def test_evaluated_equals_a_loop_over_blocks(batch):
         assert found["tokens"][layer] == pytest.approx(np.mean([dispersion(s) for s in states]), abs=1e-6)
         assert found["texts"][layer] == pytest.approx(dispersion([s[-2] for s in states]), abs=1e-6)
     assert evaluated(model, ids[:1].numpy(), 1)["texts"] == [None] * 3
-
-
-def result(arm, seed, before, after):
-    def figures(perplexity):
-        return {"perplexity": perplexity, "tokens": [0.1, perplexity / 1000], "texts": [0.2, 0.3]}
-
-    entries = [{"step": step, "domains": [figures(p)]} for step, p in ((0, before), (9, after))]
-    return {"arm": arm, "seed": seed, "evaluations": entries}
-
-
-def test_comparison_is_paired_by_seed():
-    settings = settings_from(
-        {"model": "m", "data": "d", "out": "o", "arms": "base,squeeze", "seeds": "0,1"}, None
-    )
-    runs = [
-        result("base", 0, 400, 100),
-        result("squeeze", 0, 400, 110),
-        result("base", 1, 420, 200),
-        result("squeeze", 1, 420, 230),
-    ]
-    base, squeeze = compared(settings, runs)
-    assert (base["perplexity"], base["before"], base["versus_base"]) == (150, 410, None)
-    assert base["sd"] == pytest.approx(np.std([100, 200], ddof=1))
-    shifts = 100 * np.log([110 / 100, 230 / 200])
-    assert squeeze["versus_base"] == pytest.approx(shifts.mean())
-    assert squeeze["versus_base_sd"] == pytest.approx(shifts.std(ddof=1))
-    assert squeeze["tokens"] == pytest.approx(0.17)
-    assert "| squeeze | d | 2 | 410.00 | 170.00 (84.85) | +11.75 (3.14) |" in as_table([base, squeeze])
 
 
 def test_active_forgetting_resets_rows_and_their_optimizer_state():

@@ -1,0 +1,80 @@
+"""Padding and packed documents, from the arguments of a forward pass or as told."""
+
+import pytest
+import torch
+from tiny_decoders import tiny_gpt2, tiny_llama, tokens
+from torch import nn
+
+from lmeval_dispersion.errors import GeometryError
+from lmeval_dispersion.training import losses
+from lmeval_dispersion.training.regularizer import DispersionRegularizer
+
+
+def packed_batch():
+    ids = tokens(2, 12)
+    positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2]])
+    segments = (positions == 0).cumsum(-1)
+    return ids, positions, segments
+
+
+def test_packing_by_position_ids():
+    ids, positions, segments = packed_batch()
+    model = tiny_llama()
+    reg = DispersionRegularizer(model, "angular_spread", weight=1.0)
+    out = model(ids, position_ids=positions, output_hidden_states=True)
+    wanted = losses.angular_spread(out.hidden_states[-1], segments=segments)
+    torch.testing.assert_close(reg.pop(), wanted)
+    assert abs(wanted - losses.angular_spread(out.hidden_states[-1])) > 1e-4
+
+
+@pytest.mark.parametrize("form", ["cu_seq_lens_q", "seq_idx", "describe"])
+def test_packing_by_other_arguments(form):
+    ids, _, segments = packed_batch()
+    ids, segments = ids[:1], segments[:1]
+
+    class Packed(nn.Module):
+        """A decoder with flash-attention style arguments, which eager attention would not accept."""
+
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(40, 8)
+            self.layers = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2)])
+            self.norm = nn.LayerNorm(8)
+
+        def forward(self, input_ids, seq_idx=None, cu_seq_lens_q=None):
+            h = self.embed(input_ids)
+            for layer in self.layers:
+                h = layer(h)
+            return self.norm(h)
+
+    model = Packed()
+    reg = DispersionRegularizer(model, "angular_spread", weight=1.0)
+    if form == "describe":
+        reg.describe(segments=segments)
+        states = model(ids)
+    elif form == "seq_idx":
+        states = model(ids, segments)  # by position
+    else:
+        states = model(ids, cu_seq_lens_q=torch.tensor([0, 5, 12], dtype=torch.int32))
+    torch.testing.assert_close(reg.pop(), losses.angular_spread(states, segments=segments))
+
+
+def test_left_padding_with_its_position_ids():
+    model, ids = tiny_llama(), tokens(2, 8)
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1] * 8])
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    reg = DispersionRegularizer(model, "angular_spread", weight=1.0)
+    out = model(ids, attention_mask=mask, position_ids=positions, output_hidden_states=True)
+    torch.testing.assert_close(reg.pop(), losses.angular_spread(out.hidden_states[-1], mask=mask.bool()))
+
+
+def test_a_mask_that_says_nothing_is_refused():
+    model, ids = tiny_gpt2(), tokens(2, 6)
+    reg = DispersionRegularizer(model)
+    four = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
+    model(ids, attention_mask=four)
+    with pytest.raises(GeometryError, match="describe"):
+        reg.pop()
+    reg.describe(mask=torch.ones(2, 6))
+    model(ids, attention_mask=four)
+    assert reg.pop() is not None

@@ -1,0 +1,112 @@
+"""What must not change a loss: order, padding, packing, scale, blocks; and memory linear in the tokens."""
+
+import pytest
+import torch
+from loss_cases import ANGULAR, VARIANTS, B, D, T, cases, random_states, value_and_gradient
+
+from lmeval_dispersion.training import losses
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_blocks_do_not_show(variant):
+    """More tokens than a block of rows or a chunk of sums, and odd numbers of them."""
+    name, options = VARIANTS[variant]
+    z = random_states(2, 301, 5)
+    value, gradient = value_and_gradient(getattr(losses, name), z, **options)
+    order = torch.randperm(301, generator=torch.Generator().manual_seed(3))
+    if "median" not in variant:  # its evenly spaced points depend on the order
+        shuffled, shuffled_gradient = value_and_gradient(getattr(losses, name), z[:, order], **options)
+        torch.testing.assert_close(shuffled, value)
+        torch.testing.assert_close(shuffled_gradient, gradient[:, order])
+    step = 1e-6 * random_states(2, 301, 5, seed=4)
+    rise = getattr(losses, name)(z + step, **options) - getattr(losses, name)(z - step, **options)
+    if "median" not in variant:
+        torch.testing.assert_close(rise / 2, (gradient * step).sum(), rtol=1e-5, atol=1e-13)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_padding_content_never_matters(variant):
+    name, options = VARIANTS[variant]
+    z, given = cases()["padded"]
+    value, gradient = value_and_gradient(getattr(losses, name), z, **given, **options)
+    for content in (0.0, 1e30, float("nan"), float("inf")):
+        dirty = z.masked_fill(~given["mask"].unsqueeze(-1), content)
+        again, again_gradient = value_and_gradient(getattr(losses, name), dirty, **given, **options)
+        torch.testing.assert_close(again, value, rtol=0, atol=0)
+        torch.testing.assert_close(again_gradient, gradient, rtol=0, atol=0)
+    assert (gradient[~given["mask"]] == 0).all()
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in ("push_away", "squeeze")])
+def test_sequence_pairs_do_not_see_the_rest_of_the_batch(variant):
+    name, options = VARIANTS[variant]
+    z = random_states(4, 8, 5)
+    alone = torch.stack([getattr(losses, name)(z[i : i + 1], **options) for i in range(4)])
+    torch.testing.assert_close(getattr(losses, name)(z, **options), alone.mean())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_packing_equals_the_documents_apart(variant):
+    name, options = VARIANTS[variant]
+    options = options | {"pairs": "sequence"}
+    z = random_states(1, 12, 5)
+    segments = torch.tensor([[4] * 3 + [9] * 5 + [1] * 4])
+    apart = torch.stack(
+        [getattr(losses, name)(z[:, i:j], **options) for i, j in ((0, 3), (3, 8), (8, 12))]
+    ).mean()
+    torch.testing.assert_close(getattr(losses, name)(z, segments=segments, **options), apart)
+
+
+@pytest.mark.parametrize("variant", ANGULAR)
+def test_angular_losses_ignore_positive_scale(variant):
+    name, options = VARIANTS[variant]
+    z = random_states(2, 7, 5)
+    scale = torch.rand(2, 7, 1, generator=torch.Generator().manual_seed(5), dtype=torch.float64) * 1e6 + 1e-6
+    value, gradient = value_and_gradient(getattr(losses, name), z, **options)
+    scaled, scaled_gradient = value_and_gradient(getattr(losses, name), z * scale, **options)
+    torch.testing.assert_close(scaled, value)
+    torch.testing.assert_close(scaled_gradient * scale, gradient)
+    # A direction does not change along itself.
+    assert (gradient * z).sum(-1).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_stack_of_layers_gives_each_layers_loss(variant):
+    name, options = VARIANTS[variant]
+    layers = random_states(3, B, T, D)
+    mask = cases()["packed and padded"][1]["mask"]
+    segments = cases()["packed"][1]["segments"]
+    stacked = getattr(losses, name)(layers, mask=mask, segments=segments, **options)
+    apart = [getattr(losses, name)(z, mask=mask, segments=segments, **options) for z in layers]
+    torch.testing.assert_close(stacked, torch.stack(apart))
+
+
+class Largest:
+    """Numbers in the largest tensor that any operation makes."""
+
+    def __init__(self):
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(watch, function, types, args=(), kwargs=None):
+                out = function(*args, **(kwargs or {}))
+                for value in out if isinstance(out, (tuple, list)) else [out]:
+                    if isinstance(value, torch.Tensor):
+                        self.numbers = max(self.numbers, value.numel())
+                return out
+
+        self.numbers = 0
+        self.mode = Watch()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_memory_is_linear_in_the_tokens(variant):
+    name, options = VARIANTS[variant]
+    peaks = []
+    for t in (1024, 2048):
+        largest = Largest()
+        with largest.mode:
+            value_and_gradient(getattr(losses, name), random_states(1, t, 8, dtype=torch.float32), **options)
+        peaks.append(largest.numbers)
+    assert peaks[1] <= 2.05 * peaks[0]
+    assert peaks[1] < 2048 * 2048 / 8
