@@ -69,8 +69,7 @@ def run_part(part: str, path: str) -> None:
             if part != "read":
                 audit_part(part, run)
     else:
-        import lmeval_dispersion.audit.commands
-        import lmeval_dispersion.audit.report_page  # noqa: F401
+        import lmeval_dispersion.audit.commands  # noqa: F401
     seconds, cpu = time.perf_counter() - start, time.process_time()
     # getrusage would count what the parent held before this process began.
     status = Path("/proc/self/status").read_text()
@@ -79,20 +78,12 @@ def run_part(part: str, path: str) -> None:
 
 
 def audit_part(part: str, run) -> None:
-    from lmeval_dispersion.audit import (
-        calibration,
-        grouping,
-        mixtures,
-        ranking,
-        report,
-        report_page,
-        slices,
-        tail,
-    )
+    from lmeval_dispersion.audit import calibration, document, mixtures, ranking, report, slices, tail
+    from lmeval_dispersion.report import render
 
     if part == "slices":
-        for groups in grouping.groupings(run).values():
-            slices.slice_table(run, groups)
+        for parts in slices.slicings(run).values():
+            slices.slice_table(run, parts)
     elif part == "mixtures":
         mixtures.mixture_curves(run)
     elif part == "calibration":
@@ -100,11 +91,11 @@ def audit_part(part: str, run) -> None:
     elif part == "ranking":
         ranking.ranking_report(run)
     elif part == "hard_tail":
-        tail.hard_tail(run, run.points.contributions())
+        tail.hard_tail(run)
     elif part == "whole audit":
         report.report_json(report.audit_report(run))
     elif part == "page":
-        report_page.report_html(report.audit_report(run))
+        render(document.audit_document(report.audit_report(run)), "html")
 
 
 def pairwise(u: np.ndarray) -> float:

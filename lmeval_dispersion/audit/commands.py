@@ -31,7 +31,8 @@ from lmeval_dispersion.audit.run import Run, read_run
 from lmeval_dispersion.audit.slices import by_column
 from lmeval_dispersion.audit.tail import hard_tail
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.options import FORMATS, Output, add_layer, add_output, add_seed, add_slice, write_whole
+from lmeval_dispersion.options import Output, add_layer, add_output, add_seed, add_slice, write_whole
+from lmeval_dispersion.report import FORMATS
 from lmeval_dispersion.store import is_store, read_store
 
 _MOST_SLICES = 20  # of one table on a terminal

@@ -139,3 +139,19 @@ def test_the_csv_has_a_row_a_slice(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 8
     assert lines[1].startswith("m2,all documents,300,")
+
+
+def test_the_document_says_the_difference_first_and_has_every_form(tmp_path):
+    found = compared_stores([store(tmp_path / "a"), store(tmp_path / "b", seed=1, shift=0.2, model="m2")])
+    document = comparison_document(found)
+    whole = found["others"][0]["slices"][0]
+    expected = f"m2 against m: dispersion {whole['dispersion_difference']:+.4f}"
+    assert render(document, "table").startswith(expected)
+    assert render(document, "markdown").count("| subject ") == 6
+    lines = render(document, "csv").splitlines()
+    assert len(lines) == 8
+    assert lines[1].startswith(f"m2,all documents,300,,{whole['dispersion_baseline']:.9g},")
+    assert json.loads(render(document, "json")) == json.loads(report_json(found))
+    page = render(document, "html")
+    assert "Difference of dispersion, slice by slice" in page
+    assert "subject 5" in page
