@@ -128,13 +128,6 @@ def comparison_document(comparison: Mapping[str, Any]) -> Document:
     )
 
 
-def comparison_text(comparison: Mapping[str, Any]) -> str:
-    """A comparison as text for a terminal."""
-    from lmeval_dispersion.report import render
-
-    return render(comparison_document(comparison), "table").rstrip("\n")
-
-
 def _answer(other: Mapping[str, Any], base: str) -> str:
     whole = other["slices"][0]
     if whole["reason"]:

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import TooFewVectorsError
-from lmeval_dispersion.geometry import Estimate, jackknife_se
+from lmeval_dispersion.geometry import Estimate
+from lmeval_dispersion.statistics import jackknife_se
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]

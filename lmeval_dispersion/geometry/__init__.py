@@ -32,7 +32,6 @@ from lmeval_dispersion.geometry.pairs import (
     within,
 )
 from lmeval_dispersion.geometry.vectors import Array, unit_rows, valid_rows
-from lmeval_dispersion.statistics import jackknife_se
 
 __all__ = [
     "METRICS",
@@ -47,7 +46,6 @@ __all__ = [
     "contributions",
     "dispersion",
     "dispersion_estimate",
-    "jackknife_se",
     "streamed_dispersion_estimate",
     "unit_rows",
     "valid_rows",

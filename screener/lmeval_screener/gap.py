@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lmeval_dispersion.errors import GeometryError
-from lmeval_dispersion.geometry import Array, Metric, PairMean, between, jackknife_se, within
+from lmeval_dispersion.geometry import Array, Metric, PairMean, between, within
+from lmeval_dispersion.statistics import jackknife_se
 
 
 @dataclass(frozen=True, eq=False)
