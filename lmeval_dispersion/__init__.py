@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from lmeval_screener.screening import screen as screen
 
     from lmeval_dispersion.audit import audit_run as audit_run
+    from lmeval_dispersion.audit import calibrate_run as calibrate_run
+    from lmeval_dispersion.audit import compare_runs as compare_runs
+    from lmeval_dispersion.audit import predict_run as predict_run
     from lmeval_dispersion.errors import DispersionError as DispersionError
     from lmeval_dispersion.geometry import Dispersion as Dispersion
     from lmeval_dispersion.geometry import contributions as contributions
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from lmeval_dispersion.geometry import vendi_score as vendi_score
     from lmeval_dispersion.harness import DispersionTask as DispersionTask
     from lmeval_dispersion.laboratory import clusters as clusters
+    from lmeval_dispersion.laboratory import compare_studies as compare_studies
     from lmeval_dispersion.laboratory import condensation as condensation
     from lmeval_dispersion.laboratory import law as law
     from lmeval_dispersion.laboratory import sublayers as sublayers
@@ -52,8 +56,11 @@ _WHERE = {
     "DispersionTrainerMixin": ("lmeval_dispersion.training", "DispersionTrainerMixin"),
     "Result": ("lmeval_screener", "Result"),
     "audit_run": ("lmeval_dispersion.audit", "audit_run"),
+    "calibrate_run": ("lmeval_dispersion.audit", "calibrate_run"),
     "capture": ("lmeval_dispersion.model.capture", "capture"),
     "clusters": ("lmeval_dispersion.laboratory", "clusters"),
+    "compare_runs": ("lmeval_dispersion.audit", "compare_runs"),
+    "compare_studies": ("lmeval_dispersion.laboratory", "compare_studies"),
     "condensation": ("lmeval_dispersion.laboratory", "condensation"),
     "contributions": ("lmeval_dispersion.geometry", "contributions"),
     "dispersion": ("lmeval_dispersion.geometry", "dispersion"),
@@ -62,6 +69,7 @@ _WHERE = {
     "load_model": ("lmeval_dispersion.model.loading", "load_model"),
     "losses": ("lmeval_dispersion.training.losses", ""),
     "open_store": ("lmeval_dispersion.store", "read_store"),
+    "predict_run": ("lmeval_dispersion.audit", "predict_run"),
     "screen": ("lmeval_screener", "screen"),
     "sublayers": ("lmeval_dispersion.laboratory", "sublayers"),
     "vendi_score": ("lmeval_dispersion.geometry", "vendi_score"),
@@ -77,8 +85,11 @@ __all__ = [
     "DispersionTrainerMixin",
     "Result",
     "audit_run",
+    "calibrate_run",
     "capture",
     "clusters",
+    "compare_runs",
+    "compare_studies",
     "condensation",
     "contributions",
     "dispersion",
@@ -87,6 +98,7 @@ __all__ = [
     "load_model",
     "losses",
     "open_store",
+    "predict_run",
     "screen",
     "sublayers",
     "vendi_score",

@@ -6,35 +6,56 @@ import argparse
 import difflib
 import importlib
 import os
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lmeval_dispersion import __version__
 from lmeval_dispersion.errors import DispersionError
+from lmeval_dispersion.options import command_parser
 
-# name -> (module, one-line summary). A module's COMMANDS maps the name to (add_arguments, run):
+# Job -> name -> (module, one-line summary). A module's COMMANDS maps the name to (add_arguments, run):
 # add_arguments(parser) declares the options, run(args) does the work and returns the exit code.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("lmeval_dispersion.harness.cli", "run lm-eval with the dispersion tasks loaded"),
-    "enable": ("lmeval_dispersion.harness.cli", "let the stock lm_eval command find the dispersion tasks"),
-    "disable": ("lmeval_dispersion.harness.cli", "undo `enable` without a trace"),
-    "status": ("lmeval_dispersion.harness.cli", "whether the stock lm_eval command finds the tasks"),
-    "tasks-path": ("lmeval_dispersion.harness.cli", "print a folder for lm_eval's --include_path"),
-    "law": ("lmeval_dispersion.laboratory.commands", "perplexity against dispersion over texts, per layer"),
-    "sublayers": ("lmeval_dispersion.laboratory.commands", "which sub-layer should key a kNN-LM"),
-    "condensation": (
-        "lmeval_dispersion.laboratory.commands",
-        "similarity of a text's tokens by layer",
-    ),
-    "clusters": ("lmeval_dispersion.laboratory.commands", "distances in and between clusters of contexts"),
-    "train": ("lmeval_dispersion.training.commands", "train with a dispersion loss, against a base"),
-    "compare": ("lmeval_dispersion.compare", "two runs side by side, with the differences' intervals"),
-    "audit": ("lmeval_dispersion.audit.commands", "judge a finished run: slices, calibration, ranking"),
-    "calibrate": ("lmeval_dispersion.audit.commands", "fit dispersion to accuracy on a labelled run"),
-    "predict": ("lmeval_dispersion.audit.commands", "accuracy of an unlabelled run, by a calibrator"),
-    "rank": ("lmeval_dispersion.audit.commands", "documents or texts, suspected hard ones first"),
-    "store": ("lmeval_dispersion.text_run", "make a run of plain texts: a model's vector of each"),
+JOBS: dict[str, dict[str, tuple[str, str]]] = {
+    "screen checkpoints": {
+        "screen": ("lmeval_screener.cli", "rank checkpoints by their output rows; also `screen-checkpoints`"),
+    },
+    "evaluate with dispersion": {
+        "run": ("lmeval_dispersion.harness.cli", "run lm-eval with the dispersion tasks loaded"),
+        "enable": (
+            "lmeval_dispersion.harness.cli",
+            "let the stock lm_eval find the dispersion tasks",
+        ),
+        "disable": ("lmeval_dispersion.harness.cli", "undo `enable` without a trace"),
+        "status": ("lmeval_dispersion.harness.cli", "whether the stock lm_eval finds the tasks"),
+        "tasks-path": ("lmeval_dispersion.harness.cli", "print a folder for lm_eval's --include_path"),
+        "store": ("lmeval_dispersion.text_run", "make a run of plain texts: a model's vector of each"),
+        "audit": ("lmeval_dispersion.audit.commands", "judge a finished run: slices, calibration, ranking"),
+        "calibrate": ("lmeval_dispersion.audit.commands", "fit dispersion to accuracy on a labelled run"),
+        "predict": ("lmeval_dispersion.audit.commands", "accuracy of an unlabelled run, by a calibrator"),
+        "rank": ("lmeval_dispersion.audit.commands", "documents or texts, suspected hard ones first"),
+        "compare": ("lmeval_dispersion.compare", "runs or studies side by side, with intervals"),
+    },
+    "look inside a model": {
+        "law": (
+            "lmeval_dispersion.laboratory.commands",
+            "perplexity against dispersion, per layer",
+        ),
+        "sublayers": ("lmeval_dispersion.laboratory.commands", "which sub-layer should key a kNN-LM"),
+        "condensation": ("lmeval_dispersion.laboratory.commands", "similarity of a text's tokens by layer"),
+        "clusters": (
+            "lmeval_dispersion.laboratory.commands",
+            "distances within and between contexts",
+        ),
+    },
+    "train": {
+        "train": ("lmeval_dispersion.training.commands", "train with a dispersion loss, against a base"),
+    },
+    "help": {
+        "completion": ("lmeval_dispersion.completion", "print a script that completes commands and options"),
+    },
 }
+COMMANDS = {name: command for commands in JOBS.values() for name, command in commands.items()}
 
 # Which optional part of the package brings a library; the others come with `models`.
 _EXTRAS = {
@@ -52,23 +73,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     tracebacks of errors that are otherwise one sentence.
     """
     args = list(sys.argv[1:] if argv is None else argv)
-    if not args or args[0] in ("-h", "--help"):
+    if not args or args in (["-h"], ["--help"], ["help"]):
         print(_overview())
         return 0 if args else 2
-    if args[0] == "--version":
+    if args[0] in ("-V", "--version"):
         print(f"lmeval-dispersion {__version__}")
         return 0
-    name, *rest = args
+    name, *rest = [args[1], "--help"] if args[0] == "help" else args
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=3)
         hint = f"; did you mean {', '.join(near)}?" if near else "; `dispersion --help` lists the commands"
         print(f"dispersion: there is no command {name!r}{hint}", file=sys.stderr)
         return 2
-    module_name, summary = COMMANDS[name]
     try:
-        add_arguments, run = importlib.import_module(module_name).COMMANDS[name]
-        parser = argparse.ArgumentParser(prog=f"dispersion {name}", description=summary)
-        add_arguments(parser)
+        parser, run = parser_of(name)
+        parser.set_defaults(command=shlex.join(["dispersion", *args]))
         return int(run(parser.parse_args(rest)))
     except DispersionError as error:
         if os.environ.get(_DEBUG):
@@ -95,18 +114,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+def parser_of(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]:
+    """The parser of a command, and what runs its arguments.
+
+    Raises:
+        ModuleNotFoundError: A library that the command needs is not installed.
+    """
+    module, summary = COMMANDS[name]
+    add_arguments, run = importlib.import_module(module).COMMANDS[name]
+    parser = command_parser(f"dispersion {name}", f"{summary[0].upper()}{summary[1:]}.")
+    add_arguments(parser)
+    return parser, run
+
+
 def _overview() -> str:
-    width = max((len(name) for name in COMMANDS), default=0)
-    lines = [f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    width = max(map(len, COMMANDS))
+    lines = ["usage: dispersion COMMAND [options]", "", "Representation dispersion of language models.", ""]
+    for job, commands in JOBS.items():
+        lines += [f"{job}:", *(f"  {name:<{width}}  {about}" for name, (_, about) in commands.items())]
+        if job == "help":
+            lines.append(f"  {'help':<{width}}  the options of a command: `dispersion help audit`")
+            lines.append(f"  {'-V':<{width}}  print the version")
+        lines.append("")
     return "\n".join(
         [
-            "usage: dispersion COMMAND [options]",
-            "",
-            "Representation dispersion of language models.",
-            "",
-            "commands:",
             *lines,
-            "",
-            "`dispersion COMMAND --help` shows the options of one command.",
+            "examples:",
+            "  dispersion screen --demo",
+            "  dispersion audit results/MODEL/dispersion_RUN -o report.html",
         ]
     )

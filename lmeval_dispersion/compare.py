@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.options import Output, add_layer, add_output
+from lmeval_dispersion.options import Output, add_examples, add_layer, add_one_slice, add_output
 
 if TYPE_CHECKING:
     from lmeval_dispersion.report import Document
@@ -27,8 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_output(parser)
     stores = parser.add_argument_group("runs")
-    stores.add_argument("--by", default="subject", metavar="COLUMN", help="slices (default: subject)")
-    add_layer(stores, default="the store's own")
+    add_one_slice(stores)
+    add_layer(stores)
+    add_examples(parser, "BASELINE_RUN RUN", "BASELINE_RUN RUN --slice category -o differences.html")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         from lmeval_dispersion.audit.compare import compared_stores, comparison_document
 
-        output.write(comparison_document(compared_stores(args.runs, by=args.by, layer=args.layer)))
+        output.write(comparison_document(compared_stores(args.runs, by=args.slice, layer=args.layer)))
     return 0
 
 

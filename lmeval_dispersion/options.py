@@ -1,4 +1,4 @@
-"""What commands share: options with the same names and help, and where a report goes.
+"""What commands share: their parser, options with the same names and help, and where a report goes.
 
 Only the standard library is imported before a report is written.
 """
@@ -6,14 +6,17 @@ Only the standard library is imported before a report is written.
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from lmeval_dispersion import __version__
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.report import FORMATS, render, require
 
@@ -30,24 +33,110 @@ _SUFFIXES = {
 }
 
 
-def add_output(parser: argparse._ActionsContainer, formats: Sequence[str] = FORMATS) -> None:
-    """Add ``--format`` and ``-o/--output FILE``; :meth:`Output.of` reads them."""
+class _Help(argparse.HelpFormatter):
+    """Folds paragraphs and leaves indented lines, such as examples, as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.strip("\n").split("\n\n")
+        return "\n\n".join(
+            part if "\n " in part or part.startswith(" ") else textwrap.fill(" ".join(part.split()), width)
+            for part in paragraphs
+        )
+
+
+class _Once(argparse.Action):
+    """Stores a value, and refuses a second one, which argparse would take in silence."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        given = vars(namespace).setdefault("_given", set())
+        if self.dest in given:
+            parser.error(f"expected {option_string} once, got it twice")
+        given.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
+def command_parser(command: str, about: str) -> argparse.ArgumentParser:
+    """A parser with the manners of every command: whole option names, and folded paragraphs in the help."""
+    return argparse.ArgumentParser(prog=command, description=about, formatter_class=_Help, allow_abbrev=False)
+
+
+def add_examples(parser: argparse.ArgumentParser, *examples: str, more: str = "") -> None:
+    """End the help with ``examples``, each without the command's name; paragraphs of ``more`` stand above."""
+    lines = "\n".join(f"  {parser.prog} {example}".rstrip() for example in examples)
+    parser.epilog = "\n\n".join(part for part in (more.strip("\n"), f"examples:\n{lines}") if part)
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    """Add ``-V/--version``."""
     parser.add_argument(
-        "--format",
-        choices=formats,
-        help="form of the report (default: by the suffix of --output, else table)",
+        "-V",
+        "--version",
+        action="version",
+        version=f"lmeval-dispersion {__version__}",
+        help="print the version and stop",
     )
+
+
+def add_format(
+    parser: argparse._ActionsContainer,
+    formats: Sequence[str] = FORMATS,
+    *,
+    default: str = "by the suffix of --output, else table",
+) -> None:
+    """Add ``--format``, None where it is not given; ``default`` says in words what is taken then."""
+    parser.add_argument("--format", choices=formats, help=f"form of the report (default: {default})")
+    parser.set_defaults(formats=tuple(formats))
+
+
+def add_output(parser: argparse._ActionsContainer, formats: Sequence[str] = FORMATS) -> None:
+    """Add ``--format``, ``-o/--output FILE``, ``--date`` and ``-q/--quiet``; :meth:`Output.of` reads them."""
+    add_format(parser, formats)
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write there (default: to standard output)"
     )
-    parser.set_defaults(formats=tuple(formats))
+    parser.add_argument(
+        "--date",
+        action="store_true",
+        help="say when the report was made, so that no two are equal",
+    )
+    add_quiet(parser)
+
+
+def add_quiet(parser: argparse._ActionsContainer) -> None:
+    """Add ``-q/--quiet``."""
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="no progress and no remarks on standard error; errors stay"
+    )
 
 
 def add_layer(
     parser: argparse._ActionsContainer, *, what: str = "layer of the vectors", default: str = "the run's own"
 ) -> None:
     """Add ``--layer LAYER``, None where it is not given; ``default`` says in words what is taken then."""
-    parser.add_argument("--layer", metavar="LAYER", help=f"{what} (default: {default})")
+    parser.add_argument("--layer", action=_Once, metavar="LAYER", help=f"{what} (default: {default})")
+
+
+def add_layers(parser: argparse._ActionsContainer, *, what: str, default: str) -> None:
+    """Add ``--layer LAYER`` for commands that take several: a list, None where it is not given."""
+    parser.add_argument(
+        "--layer",
+        action="append",
+        metavar="LAYER",
+        help=f"{what}; may be repeated (default: {default})",
+    )
+
+
+def add_column(parser: argparse._ActionsContainer) -> None:
+    """Add ``--column FIELD``, where texts stand in files with fields."""
+    parser.add_argument(
+        "--column", default="text", metavar="FIELD", help="field with the text (default: %(default)s)"
+    )
 
 
 def add_slice(parser: argparse._ActionsContainer) -> None:
@@ -58,6 +147,17 @@ def add_slice(parser: argparse._ActionsContainer) -> None:
         default=[],
         metavar="COLUMN",
         help="also slice by this column of the documents; may be repeated (default: none)",
+    )
+
+
+def add_one_slice(parser: argparse._ActionsContainer, *, default: str = "subject") -> None:
+    """Add ``--slice COLUMN`` for commands that slice by one column."""
+    parser.add_argument(
+        "--slice",
+        action=_Once,
+        default=default,
+        metavar="COLUMN",
+        help="column of the documents that makes the slices (default: %(default)s)",
     )
 
 
@@ -75,10 +175,16 @@ class Output:
     Attributes:
         format: One of :data:`FORMATS`.
         path: The file; None for standard output.
+        quiet: Whether remarks on standard error are left out.
+        command: The command that makes the report, as it was typed; empty where nobody typed one.
+        date: When the report is made, as it says it; empty where it is not to say.
     """
 
     format: str
     path: Path | None = None
+    quiet: bool = False
+    command: str = ""
+    date: str = ""
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Output:
@@ -95,14 +201,19 @@ class Output:
             if args.format is None:
                 output_format = _by_suffix(path, args.formats)
         require(output_format)
-        return cls(output_format, path)
+        given = vars(args)
+        date = (
+            f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC" if given.get("date") else ""
+        )
+        return cls(output_format, path, given.get("quiet", False), given.get("command", ""), date)
 
     def write(self, document: Document) -> None:
-        """Render the report, write or print it, and say on stderr which file was written.
+        """Render the report, with its command and date; write or print it, and say which file was written.
 
         Raises:
             DispersionError: The file could not be written; an older file is as it was.
         """
+        document = replace(document, command=document.command or self.command, date=self.date)
         if self.path is not None:
             self.write_text(render(document, self.format))
             return
@@ -122,7 +233,12 @@ class Output:
             _print(text, self.format)
         else:
             write_whole(self.path, text.encode("utf-8", "backslashreplace"))
-            print(f"wrote {self.path}", file=sys.stderr)
+            self.say(f"wrote {self.path}")
+
+    def say(self, text: str) -> None:
+        """Print a remark on standard error, unless the user wants none."""
+        if not self.quiet:
+            print(text, file=sys.stderr)
 
 
 def write_whole(path: Path, content: bytes) -> None:

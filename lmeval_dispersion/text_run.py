@@ -25,6 +25,7 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.model.capture import capture, resolve
 from lmeval_dispersion.model.loading import DTYPES, LoadedModel, load_model
 from lmeval_dispersion.model.texts import Texts
+from lmeval_dispersion.options import add_column, add_examples, add_layers, add_quiet
 from lmeval_dispersion.store import COLUMNS, write_store
 
 _BATCH_TOKENS = 2048
@@ -193,26 +194,33 @@ def _record(line: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options on how a model is loaded and run."""
-    parser.add_argument("--revision", help="branch, tag or commit of the model")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="default: the checkpoint's own")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, auto; default: the first GPU, else the CPU")
-    parser.add_argument("--column", default="text", help="field with the text (default: text)")
-
-
 def add_store_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``dispersion store``."""
-    parser.add_argument("model", help="Hub id or folder of a decoder model")
-    parser.add_argument("texts", help="text, JSONL or parquet file, or a Hub data set id")
-    parser.add_argument("-o", "--output", required=True, help="folder of the store to write")
+    parser.add_argument("model", metavar="MODEL", help="Hub id or folder of a decoder model")
+    parser.add_argument("texts", metavar="FILE|HUB_ID", help="text, JSONL or parquet file, or a Hub data set")
     parser.add_argument(
-        "--layer",
-        action="append",
-        help="layer to keep: last (default), norm, layer.K, layer.K.attn, layer.K.ffn; may be repeated",
+        "-o", "--output", required=True, metavar="FOLDER", help="folder of the store to write"
     )
-    parser.add_argument("--task", help="name of the data; a calibrator holds for one (default: the file's)")
-    add_model_arguments(parser)
+    add_layers(parser, what="layer to keep: last, norm, layer.K, layer.K.attn, layer.K.ffn", default="last")
+    parser.add_argument(
+        "--task", metavar="NAME", help="name of the data; a calibrator holds for one (default: the file's)"
+    )
+    parser.add_argument(
+        "--revision", metavar="REVISION", help="branch, tag or commit of the model (default: the main one)"
+    )
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="auto", help="of the weights (default: the checkpoint's own)"
+    )
+    parser.add_argument(
+        "--device", metavar="DEVICE", help="cpu, cuda, cuda:1, auto (default: the first GPU, else the CPU)"
+    )
+    add_column(parser)
+    add_quiet(parser)
+    add_examples(
+        parser,
+        "Qwen/Qwen2.5-0.5B questions.jsonl --column question -o store",
+        "./my-model texts.txt --layer last --layer layer.-2 -o store",
+    )
 
 
 def run_store(args: argparse.Namespace) -> int:
@@ -221,7 +229,8 @@ def run_store(args: argparse.Namespace) -> int:
     loaded = load_model(args.model, revision=args.revision, dtype=args.dtype, device=args.device)
     folder = write_text_run(loaded, texts, args.output, layers=args.layer or ["last"], task=args.task)
     print(folder)
-    print(f"next: dispersion audit {folder}", file=sys.stderr)
+    if not args.quiet:
+        print(f"next: dispersion audit {folder}", file=sys.stderr)
     return 0
 
 

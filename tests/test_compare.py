@@ -41,7 +41,7 @@ def test_stores_go_to_the_audit_in_every_format(stores, capsys, tmp_path):
 
 
 def test_layers_and_slices_are_passed_on(stores, capsys):
-    assert main(["compare", *stores, "--by", "category", "--format", "csv"]) == 0
+    assert main(["compare", *stores, "--slice", "category", "--format", "csv"]) == 0
     rows = pd.read_csv(io.StringIO(capsys.readouterr().out))
     assert rows["slice"].tolist() == ["all documents", "category 0", "category 1"]
     assert main(["compare", *stores, "--layer", "layer.9"]) == 2

@@ -5,17 +5,20 @@ Everything here reads stores (``lmeval_dispersion.store``) and never a model. It
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["audit_run"]
+if TYPE_CHECKING:
+    from lmeval_dispersion.audit.results import AuditResult
+
+__all__ = ["audit_run", "calibrate_run", "compare_runs", "predict_run"]
 
 
 def audit_run(
     path: str | Path, *, layer: str | None = None, slices: Sequence[str] = (), seed: int = 0
-) -> dict[str, Any]:
-    """The audit of the run whose store is at ``path``: what ``dispersion audit --format json`` writes.
+) -> AuditResult:
+    """The audit of the run whose store is at ``path``: what ``dispersion audit`` reports.
 
     Args:
         path: Folder of the store, or a folder that holds the stores of one run.
@@ -24,14 +27,70 @@ def audit_run(
         seed: Of everything that is drawn.
 
     Returns:
-        The report ``dispersion-audit/1`` (``docs/audit.md``); undefined numbers are None.
+        The report ``dispersion-audit/1`` (``docs/audit.md``) as a dict, where undefined numbers are None;
+        ``to_markdown()``, ``to_html()``, ``to_frame()`` and ``plot()`` show it.
 
     Raises:
         StoreError: ``path`` is no store, or one that cannot be read.
         UsageError: The layer or a column is not there.
     """
-    from lmeval_dispersion.audit.report import audit_report, plain
-    from lmeval_dispersion.audit.run import read_run
+    from lmeval_dispersion.audit.results import audited
 
-    report: dict[str, Any] = plain(audit_report(read_run(path, layer), slices=slices, seed=seed))
-    return report
+    return audited(path, layer=layer, slices=slices, seed=seed)
+
+
+def calibrate_run(
+    path: str | Path, *, layer: str | None = None, slice_size: int | None = None, seed: int = 0
+) -> AuditResult:
+    """A calibrator fitted to a labelled run: what ``dispersion calibrate`` writes.
+
+    Args:
+        path: As in :func:`audit_run`.
+        layer: Layer of the vectors; default: the store's own.
+        slice_size: Documents of the slices to be predicted later; default: the command's.
+        seed: Of everything that is drawn.
+
+    Raises:
+        UsageError: Too few labelled documents, or all correct or all incorrect.
+    """
+    from lmeval_dispersion.audit.results import calibrated
+
+    return calibrated(path, layer=layer, slice_size=slice_size, seed=seed)
+
+
+def predict_run(
+    calibrator: Mapping[str, Any] | str | Path, path: str | Path, *, by: str = "subject", seed: int = 0
+) -> AuditResult:
+    """The accuracy of the slices of a run, read off their dispersion: what ``dispersion predict`` reports.
+
+    Args:
+        calibrator: Of :func:`calibrate_run`, or the file of ``dispersion calibrate``.
+        path: As in :func:`audit_run`.
+        by: Column of the documents that makes the slices.
+        seed: Of everything that is drawn.
+
+    Raises:
+        UsageError: The calibrator does not fit the run, or no slice is large enough.
+    """
+    from lmeval_dispersion.audit.results import predicted
+
+    return predicted(calibrator, path, by=by, seed=seed)
+
+
+def compare_runs(
+    paths: Sequence[str | Path], *, by: str = "subject", layer: str | None = None
+) -> AuditResult:
+    """Runs beside the first of them, with paired intervals: what ``dispersion compare`` reports.
+
+    Args:
+        paths: Folders of two runs or more.
+        by: Column of the documents that makes the slices.
+        layer: Layer of all of them; default: each store's own.
+
+    Raises:
+        UsageError: Fewer than two runs.
+        MixedStoresError: No shared documents, or other prompts or documents under the same ids.
+    """
+    from lmeval_dispersion.audit.results import compared
+
+    return compared(paths, by=by, layer=layer)

@@ -27,13 +27,26 @@ from lmeval_dispersion.audit.document import (
 )
 from lmeval_dispersion.audit.ranking import ranked_documents, ranking_report
 from lmeval_dispersion.audit.report import audit_report, part_of
+from lmeval_dispersion.audit.results import run_for
 from lmeval_dispersion.audit.run import Run, read_run
 from lmeval_dispersion.audit.slices import by_column
 from lmeval_dispersion.audit.tail import hard_tail
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.options import Output, add_layer, add_output, add_seed, add_slice, write_whole
+from lmeval_dispersion.options import (
+    Output,
+    add_column,
+    add_examples,
+    add_format,
+    add_layer,
+    add_one_slice,
+    add_output,
+    add_quiet,
+    add_seed,
+    add_slice,
+    write_whole,
+)
 from lmeval_dispersion.report import FORMATS
-from lmeval_dispersion.store import is_store, read_store
+from lmeval_dispersion.store import is_store
 
 _MOST_SLICES = 20  # of one table on a terminal
 _DATA = (".parquet", ".csv", ".jsonl")  # files that `rank` writes every document to
@@ -45,12 +58,13 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
     add_slice(parser)
     add_output(parser)
     add_seed(parser)
+    add_examples(parser, "RUN -o report.html", "RUN --slice category --layer last")
 
 
 def run_audit(args: argparse.Namespace) -> int:
     """Run ``dispersion audit``; 3 where a part of the report is missing."""
     output = Output.of(args)
-    with _doing(f"auditing {args.run}"):
+    with _doing(f"auditing {args.run}", args.quiet):
         report = audit_report(read_run(args.run, args.layer), slices=args.slice, seed=args.seed)
     output.write(audit_document(report, most_slices=_MOST_SLICES if output.format == "table" else None))
     missing = [name for name in ("mixtures", "calibration", "ranking") if "missing" in report[name]]
@@ -65,9 +79,8 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE", help="the calibrator to write, JSON"
     )
-    parser.add_argument(
-        "--format", choices=FORMATS, default="table", help="form of the report (default: table)"
-    )
+    add_format(parser, default="table")
+    add_quiet(parser)
     parser.add_argument(
         "--slice-size",
         type=_at_least_20,
@@ -76,56 +89,66 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"documents of the slices to be predicted later (default: {SIZE})",
     )
     add_seed(parser)
+    add_examples(parser, "RUN -o calibrator.json", "RUN -o calibrator.json --slice-size 50 --seed 1")
 
 
 def run_calibrate(args: argparse.Namespace) -> int:
     """Run ``dispersion calibrate``."""
     output, file = _report_beside(args, "json")
-    with _doing(f"calibrating on {args.run}"):
+    with _doing(f"calibrating on {args.run}", args.quiet):
         found = fit_calibrator(read_run(args.run, args.layer), size=args.slice_size, seed=args.seed)
     file.write_text(calibrator_json(found))
     output.write(calibrator_document(found))
     if found["slice_size"] < args.slice_size:
-        print(
+        output.say(
             f"slices of {found['slice_size']} documents instead of {args.slice_size}: "
-            "the labelled documents allow no more",
-            file=sys.stderr,
+            "the labelled documents allow no more"
         )
-    print(f"next: dispersion predict {args.output} RUN", file=sys.stderr)
+    output.say(f"next: dispersion predict {args.output} RUN")
     return 0
 
 
 def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``dispersion predict``."""
-    parser.add_argument("calibrator", help="file of `dispersion calibrate`")
-    parser.add_argument("run", help="folder of the run whose accuracy is to be estimated")
-    parser.add_argument("--by", default="subject", metavar="COLUMN", help="slices (default: subject)")
+    parser.add_argument("calibrator", metavar="CALIBRATOR", help="file of `dispersion calibrate`")
+    parser.add_argument("run", metavar="RUN", help="folder of the run whose accuracy is to be estimated")
+    add_one_slice(parser)
     add_output(parser)
     add_seed(parser)
+    add_examples(parser, "calibrator.json RUN", "calibrator.json RUN --slice category -o predicted.csv")
 
 
 def run_predict(args: argparse.Namespace) -> int:
     """Run ``dispersion predict``; 3 where some slices are too small."""
     output = Output.of(args)
     found = read_calibrator(args.calibrator)
-    run = _run_for(found, args.run)
-    slices = by_column(run, args.by)
+    run = run_for(found, args.run)
+    slices = by_column(run, args.slice)
     result = predict_slices(found, run, slices if len(slices) > 1 else [], seed=args.seed)
-    output.write(prediction_document(result, args.by))
+    output.write(prediction_document(result, args.slice))
     return 3 if any(row["reason"] for row in result["slices"]) else 0
 
 
 def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``dispersion rank``."""
     parser.add_argument(
-        "source", help="folder of a run, or a text, JSONL or parquet file (then with --model)"
+        "source",
+        metavar="RUN|FILE",
+        help="folder of a run, or a text, JSONL or parquet file (then with --model)",
     )
-    parser.add_argument("--model", help="Hub id or folder of the model to run over the texts")
+    parser.add_argument(
+        "--model", metavar="MODEL", help="Hub id or folder of the model to run over texts (default: none)"
+    )
     add_layer(parser, default="the run's own; last for texts")
-    parser.add_argument("--column", default="text", help="field with the text (default: text)")
+    add_column(parser)
     add_output(parser)
     add_seed(parser)
-    parser.epilog = f"-o with the suffix {', '.join(_DATA)} writes every document and prints the report."
+    add_examples(
+        parser,
+        "RUN -o ranked.parquet",
+        "questions.jsonl --model Qwen/Qwen2.5-0.5B --column question",
+        more=f"-o with the suffix {', '.join(_DATA)} writes every document and prints the report.",
+    )
 
 
 def run_rank(args: argparse.Namespace) -> int:
@@ -146,7 +169,7 @@ def run_rank(args: argparse.Namespace) -> int:
         frame = ranked_documents(run)
         if file is not None:
             write_whole(args.output, _file_content(frame, args.output.suffix))
-            print(f"{len(frame)} documents, low tail first: {args.output}", file=sys.stderr)
+            output.say(f"{len(frame)} documents, low tail first: {args.output}")
         rows: Any = frame.to_dict("records")
         tail = hard_tail(run, seed=args.seed)
         output.write(ranking_document(run.store.model, rows, part_of(ranking_report, run), tail))
@@ -155,9 +178,9 @@ def run_rank(args: argparse.Namespace) -> int:
 
 def _report_beside(args: argparse.Namespace, file_format: str) -> tuple[Output, Output]:
     """The report on standard output, and the file of data that ``--output`` names, checked."""
-    given = argparse.Namespace(output=args.output, format=file_format, formats=FORMATS)
-    file = Output.of(given)
-    return Output.of(argparse.Namespace(output=None, format=args.format, formats=FORMATS)), file
+    given = vars(args) | {"formats": FORMATS}
+    file = Output.of(argparse.Namespace(**given | {"format": file_format}))
+    return Output.of(argparse.Namespace(**given | {"output": None})), file
 
 
 def _file_content(frame: pd.DataFrame, suffix: str) -> bytes:
@@ -174,24 +197,15 @@ def _run_of_texts(args: argparse.Namespace, folder: Path) -> Run:
     from lmeval_dispersion.text_run import write_text_run
 
     texts = Texts(args.source, column=args.column)
-    with _doing(f"running {args.model} over {args.source}"):
+    with _doing(f"running {args.model} over {args.source}", args.quiet):
         write_text_run(load_model(args.model), texts, folder / "store", layers=[args.layer or "last"])
     return read_run(folder / "store")
 
 
-def _run_for(found: dict[str, Any], path: str) -> Run:
-    """The run, in the calibrator's layer; another model is refused before its vectors are read."""
-    store = read_store(path)
-    if store.model == found["model"] and found["layer"] not in store.layers:
-        raise UsageError(
-            f"this calibrator was fitted for layer {found['layer']!r}, and the run has "
-            f"{', '.join(store.layers)}; run it with that layer, or calibrate on another"
-        )
-    return Run.of(store, found["layer"] if found["layer"] in store.layers else None)
-
-
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="folder of a finished run (its store), or of several of one model")
+    parser.add_argument(
+        "run", metavar="RUN", help="folder of a finished run (its store), or of several of one model"
+    )
     add_layer(parser)
 
 
@@ -203,12 +217,12 @@ def _at_least_20(text: str) -> int:
 
 
 @contextmanager
-def _doing(what: str) -> Iterator[None]:
-    """Say on a terminal's stderr what takes a while."""
+def _doing(what: str, quiet: bool) -> Iterator[None]:
+    """Say on a terminal's stderr what takes a while, unless the user wants it quiet."""
     from rich.console import Console
 
     console = Console(stderr=True)
-    if console.is_terminal:
+    if console.is_terminal and not quiet:
         with console.status(what):
             yield
     else:

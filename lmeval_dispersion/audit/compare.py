@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from lmeval_dispersion.audit.charts import difference_chart
+from lmeval_dispersion.audit.document import GUIDE, LIBRARIES
 from lmeval_dispersion.audit.report import report_json
 from lmeval_dispersion.audit.run import Run, read_run
 from lmeval_dispersion.audit.slices import Slice, by_column
@@ -125,6 +126,8 @@ def comparison_document(comparison: Mapping[str, Any]) -> Document:
         rows=[{"run": other["run"], **row} for other in comparison["others"] for row in other["slices"]],
         contract=lambda: f"{report_json(comparison)}\n",
         float_format="%.9g",
+        libraries=LIBRARIES,
+        guide=GUIDE,
     )
 
 

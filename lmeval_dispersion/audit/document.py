@@ -24,6 +24,8 @@ _SLICE_COLUMNS = [
 ]  # fmt: skip
 _REMARK = Column("reason", "Remark")
 _PROTOCOLS = {"whole": "Whole test part", "slices": "One batch a slice", "mixtures": "Mixtures"}
+LIBRARIES = ("numpy", "pandas", "scikit-learn")
+GUIDE = "docs/audit.md"
 _LOWEST = 20  # documents of the low end that a ranking shows
 
 
@@ -51,6 +53,8 @@ def audit_document(report: Mapping[str, Any], *, most_slices: int | None = None)
         rows=[{"by": name, **row} for name, table in slicings.items() for row in table["rows"]],
         contract=lambda: f"{report_json(report)}\n",
         float_format="%.7g",
+        libraries=LIBRARIES,
+        guide=GUIDE,
     )
 
 
@@ -90,6 +94,8 @@ def calibrator_document(calibrator: Mapping[str, Any]) -> Document:
         rows=errors,
         contract=lambda: calibrator_json(calibrator),
         float_format="%.7g",
+        libraries=LIBRARIES,
+        guide=GUIDE,
     )
 
 
@@ -129,6 +135,8 @@ def prediction_document(predictions: Mapping[str, Any], by: str) -> Document:
         rows=rows,
         contract=lambda: f"{report_json(predictions)}\n",
         float_format="%.7g",
+        libraries=LIBRARIES,
+        guide=GUIDE,
     )
 
 
@@ -169,6 +177,8 @@ def ranking_document(
             _section("The hard tail", tail, _tail),
         ],
         rows=documents,
+        libraries=LIBRARIES,
+        guide=GUIDE,
     )
 
 

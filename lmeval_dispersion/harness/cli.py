@@ -10,12 +10,25 @@ from collections.abc import Callable, Sequence
 
 from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
 from lmeval_dispersion.harness import install
+from lmeval_dispersion.options import add_examples
 
 Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 
 
-def _no_arguments(_parser: argparse.ArgumentParser) -> None:
-    """These commands take none."""
+def _enable_arguments(parser: argparse.ArgumentParser) -> None:
+    add_examples(parser, "", "&& lm_eval --model hf --model_args pretrained=gpt2 --tasks mmlu_dispersion")
+
+
+def _disable_arguments(parser: argparse.ArgumentParser) -> None:
+    add_examples(parser, "", "&& pip uninstall lmeval-dispersion")
+
+
+def _status_arguments(parser: argparse.ArgumentParser) -> None:
+    add_examples(parser, "", "&& lm_eval ls tasks")
+
+
+def _tasks_path_arguments(parser: argparse.ArgumentParser) -> None:
+    add_examples(parser, "", "| xargs -I{} lm_eval --include_path {} --tasks arc_easy_dispersion --model hf")
 
 
 def _enable(_args: argparse.Namespace) -> int:
@@ -60,16 +73,20 @@ def _tasks_path(_args: argparse.Namespace) -> int:
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "dispersion run [lm-eval's own arguments]"
     parser.prefix_chars = "\0"  # every argument belongs to lm-eval, also those with dashes
-    parser.add_argument("arguments", nargs="*", help="as for lm_eval")
+    parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="as for `lm_eval run`")
+    add_examples(
+        parser,
+        "--model hf --model_args pretrained=gpt2 --tasks mmlu_dispersion --output_path results",
+        "ls tasks",
+        more="`lm_eval run --help` lists the arguments.",
+    )
+    parser.set_defaults(show_help=parser.print_help)
 
 
 def _run(args: argparse.Namespace) -> int:
     arguments: list[str] = list(args.arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(
-            "usage: dispersion run [lm-eval's own arguments]\n\nRuns lm-eval with this project's tasks "
-            "loaded; `lm_eval run --help` lists the arguments."
-        )
+        args.show_help()
         return 0 if arguments else 2
     if arguments[0] not in ("run", "ls", "validate"):
         arguments.insert(0, "run")
@@ -150,9 +167,9 @@ def failure_sentence(error: Exception) -> str | None:
 
 
 COMMANDS: dict[str, Command] = {
-    "enable": (_no_arguments, _enable),
-    "disable": (_no_arguments, _disable),
-    "status": (_no_arguments, _status),
-    "tasks-path": (_no_arguments, _tasks_path),
+    "enable": (_enable_arguments, _enable),
+    "disable": (_disable_arguments, _disable),
+    "status": (_status_arguments, _status),
+    "tasks-path": (_tasks_path_arguments, _tasks_path),
     "run": (_run_arguments, _run),
 }

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lmeval_dispersion.options import Output, add_output, add_seed
+from lmeval_dispersion.options import Output, add_column, add_examples, add_layers, add_output, add_seed
 
 _STUDIES = "dispersion-runs"
+_LAYERS = "last, all, or a name such as layer.3 or layer.-1.attn"
 
 
 def add_law_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,19 +21,26 @@ def add_law_arguments(parser: argparse.ArgumentParser) -> None:
     _add_data(parser, segment=512)
     how = parser.add_argument_group("protocol")
     how.add_argument("--segments", type=int, default=100_000, metavar="N", help="to draw (default: 100000)")
-    how.add_argument("--layers", default="last", help="last, all, or names such as layer.3,layer.-1.attn")
-    how.add_argument("--bins", type=int, default=50, help="bins that algorithm 1 chooses (default: 50)")
-    how.add_argument("--bin-size", type=int, default=100, help="segments a bin (default: 100)")
+    add_layers(how, what=_LAYERS, default="last")
+    how.add_argument(
+        "--bins", type=int, default=50, metavar="N", help="bins that algorithm 1 chooses (default: 50)"
+    )
+    how.add_argument("--bin-size", type=int, default=100, metavar="N", help="segments a bin (default: 100)")
     how.add_argument(
         "--contexts",
         type=_numbers,
         default=(16, 64, 128, 256),
-        metavar="C,C",
+        metavar="N,N",
         help="context lengths of the last-token variant (default: 16,64,128,256)",
     )
-    how.add_argument("--held-out", metavar="FILE|HUB_ID", help="a second text, binned by itself")
+    how.add_argument(
+        "--held-out", metavar="FILE|HUB_ID", help="a second text, binned by itself (default: none)"
+    )
     how.add_argument("--diff-erank", action="store_true", help="also run the model at random weights")
     _add_study(parser)
+    add_examples(
+        parser, "MODEL --data texts.txt -o law.html", "MODEL --data texts.txt --layer layer.3 --layer last"
+    )
 
 
 def run_law(args: argparse.Namespace) -> int:
@@ -40,9 +48,9 @@ def run_law(args: argparse.Namespace) -> int:
     from lmeval_dispersion.laboratory.inputs import as_texts
 
     held_out = None if args.held_out is None else as_texts(args.held_out, args.column)
-    names = ("segments", "layers", "bins", "bin_size", "contexts", "diff_erank")
+    names = ("segments", "bins", "bin_size", "contexts", "diff_erank")
     options = {name: getattr(args, name) for name in names}
-    return _analyse(args, "law", held_out=held_out, **options)
+    return _analyse(args, "law", held_out=held_out, layers=_layers(args, "last"), **options)
 
 
 def add_sublayers_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,11 +58,7 @@ def add_sublayers_arguments(parser: argparse.ArgumentParser) -> None:
     _add_model(parser, several=False)
     _add_data(parser, segment=512)
     how = parser.add_argument_group("protocol")
-    how.add_argument(
-        "--layers",
-        default="layer.-1.attn,layer.-1.ffn",
-        help="candidates (default: both sub-layers of the last block, layer.-1.attn,layer.-1.ffn)",
-    )
+    add_layers(how, what="a candidate, such as layer.3.attn", default="layer.-1.attn and layer.-1.ffn")
     how.add_argument(
         "--sizes",
         type=_numbers,
@@ -62,18 +66,24 @@ def add_sublayers_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N,N",
         help="segments a draw (default: 10,50,100)",
     )
-    how.add_argument("--repeats", type=int, default=10, help="draws of each size (default: 10)")
+    how.add_argument("--repeats", type=int, default=10, metavar="N", help="draws of each size (default: 10)")
     how.add_argument("--knn", action="store_true", help="build a kNN-LM from each candidate and measure it")
     how.add_argument(
         "--knn-tokens", type=int, default=100_000, metavar="N", help="of the datastore (default: 100000)"
     )
     _add_study(parser)
+    add_examples(
+        parser,
+        "MODEL --data texts.txt",
+        "MODEL --data texts.txt --layer layer.3.attn --layer layer.3.ffn --knn -o sublayers.html",
+    )
 
 
 def run_sublayers(args: argparse.Namespace) -> int:
     """Run ``dispersion sublayers``; 3 where the text was too short for the largest draws."""
-    names = ("layers", "sizes", "repeats", "knn", "knn_tokens")
-    return _analyse(args, "sublayers", **{name: getattr(args, name) for name in names})
+    names = ("sizes", "repeats", "knn", "knn_tokens")
+    layers = _layers(args, "layer.-1.attn", "layer.-1.ffn")
+    return _analyse(args, "sublayers", layers=layers, **{name: getattr(args, name) for name in names})
 
 
 def add_condensation_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,6 +100,9 @@ def add_condensation_arguments(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument("--released", action="store_true", help="also the released code's numbers")
     _add_study(parser)
+    add_examples(
+        parser, "MODEL --data texts.txt -o condensation.html", "gpt2 gpt2-medium --data texts.txt --texts 200"
+    )
 
 
 def run_condensation(args: argparse.Namespace) -> int:
@@ -112,14 +125,21 @@ def add_clusters_arguments(parser: argparse.ArgumentParser) -> None:
         "--context", type=int, default=100, metavar="N", help="tokens of a context (default: 100)"
     )
     how.add_argument("--clusters", type=int, default=500, metavar="N", help="the most (default: 500)")
-    how.add_argument("--layers", default="last", help="last, all, or names such as layer.3,layer.-1.attn")
+    add_layers(how, what=_LAYERS, default="last")
     _add_study(parser)
+    add_examples(parser, "MODEL --data texts.txt -o clusters.html", "MODEL --data texts.txt --layer all")
 
 
 def run_clusters(args: argparse.Namespace) -> int:
     """Run ``dispersion clusters``."""
-    names = ("ngram", "occurrences", "contexts", "context", "clusters", "layers")
-    return _analyse(args, "clusters", **{name: getattr(args, name) for name in names})
+    names = ("ngram", "occurrences", "contexts", "context", "clusters")
+    options = {name: getattr(args, name) for name in names}
+    return _analyse(args, "clusters", layers=_layers(args, "last"), **options)
+
+
+def _layers(args: argparse.Namespace, *default: str) -> str:
+    """The layers as a study's settings keep them, so that a study started from Python can be resumed."""
+    return ",".join(args.layer or default)
 
 
 def _analyse(args: argparse.Namespace, kind: str, **options: Any) -> int:
@@ -139,8 +159,8 @@ def _analyse(args: argparse.Namespace, kind: str, **options: Any) -> int:
         pack=args.pack,
         seed=args.seed,
         batch=args.batch_size,
-        folder=args.run or Under(Path(_STUDIES)),
-        quiet=False,
+        folder=args.study or Under(Path(_STUDIES)),
+        quiet=args.quiet,
         **options,
     )
     if Processes().first:
@@ -197,10 +217,16 @@ def _add_model(parser: argparse.ArgumentParser, several: bool) -> None:
         choices=("auto", "float32", "float16", "bfloat16"),
         help="of the weights (default: the checkpoint's own)",
     )
-    group.add_argument("--quantize", choices=("4bit", "8bit"), help="through bitsandbytes")
-    group.add_argument("--adapter", metavar="ID|FOLDER", help="a PEFT adapter to put on it")
     group.add_argument(
-        "--device", help="cpu, cuda:1, …; auto spreads the model (default: first GPU, else CPU)"
+        "--quantize", choices=("4bit", "8bit"), help="through bitsandbytes (default: not at all)"
+    )
+    group.add_argument(
+        "--adapter", metavar="HUB_ID|FOLDER", help="a PEFT adapter to put on it (default: none)"
+    )
+    group.add_argument(
+        "--device",
+        metavar="DEVICE",
+        help="cpu, cuda:1, …; auto spreads the model (default: the first GPU, else the CPU)",
     )
     group.add_argument("--trust-remote-code", action="store_true", help="run the checkpoint's own code")
 
@@ -213,7 +239,7 @@ def _add_data(parser: argparse.ArgumentParser, segment: int | None) -> None:
         metavar="FILE|HUB_ID",
         help=".txt, .jsonl, .jsonl.gz or .parquet, or a Hub data set, ID[:CONFIGURATION][@SPLIT]",
     )
-    group.add_argument("--column", default="text", help="field with the text (default: text)")
+    add_column(group)
     group.add_argument("--pack", action="store_true", help="join all texts to one stream (.txt always is)")
     if segment is not None:
         group.add_argument(
@@ -228,7 +254,7 @@ def _add_data(parser: argparse.ArgumentParser, segment: int | None) -> None:
 def _add_study(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("study")
     group.add_argument(
-        "--run",
+        "--study",
         type=Path,
         metavar="FOLDER",
         help=f"where it is kept; the same command resumes it (default: a folder in {_STUDIES}/)",

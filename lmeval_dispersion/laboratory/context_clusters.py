@@ -35,15 +35,17 @@ from lmeval_dispersion.laboratory.inputs import (
     model_settings,
 )
 from lmeval_dispersion.laboratory.ngrams import Contexts, recurring_contexts, write_corpus
+from lmeval_dispersion.laboratory.results import StudyResult
 from lmeval_dispersion.laboratory.segments import digest
 from lmeval_dispersion.laboratory.study import Folder, Study, opened
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.model.texts import Texts
+from lmeval_dispersion.report import nullable
 from lmeval_dispersion.statistics import mean_interval
 
 
-@dataclass(frozen=True)
-class ClustersResult:
+@dataclass(frozen=True, repr=False)
+class ClustersResult(StudyResult):
     """Distances within and between clusters of one model or several.
 
     Attributes:
@@ -70,7 +72,7 @@ class ClustersResult:
 
     def to_frame(self) -> pd.DataFrame:
         """The distances, tidy."""
-        return self.summary
+        return nullable(self.summary)
 
     def plot(self) -> Any:
         """Both distances of every model, one panel a layer."""

@@ -192,6 +192,8 @@ def result_document(result: Any) -> Document:
             }
         ),
         float_format=_FLOAT,
+        libraries=("torch", "transformers", "numpy"),
+        guide="docs/laboratory.md",
     )
 
 
@@ -224,6 +226,8 @@ def comparison_document(differences: pd.DataFrame, first: str, second: str) -> D
             {"format": COMPARISON_FORMAT, "first": first, "second": second, "rows": _records(differences)}
         ),
         float_format=_FLOAT,
+        libraries=("torch", "transformers", "numpy"),
+        guide="docs/laboratory.md",
     )
 
 

@@ -34,10 +34,12 @@ from lmeval_dispersion.laboratory.causal_model import (
 from lmeval_dispersion.laboratory.effective_rank import TokenRanks, effective_rank, token_ranks
 from lmeval_dispersion.laboratory.inputs import DataLike, as_texts, data_settings, model_settings
 from lmeval_dispersion.laboratory.integer_sums import GROUPS, add_vectors, dispersion_of, empty_sums
+from lmeval_dispersion.laboratory.results import StudyResult
 from lmeval_dispersion.laboratory.segments import Segments, segments_of
 from lmeval_dispersion.laboratory.study import Folder, Study, opened
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.model.texts import Texts
+from lmeval_dispersion.report import nullable
 from lmeval_dispersion.statistics import bootstrap_correlation, correlation, mean_interval
 
 CONTEXTS = (16, 64, 128, 256)
@@ -56,8 +58,8 @@ MEASURES = (
 )
 
 
-@dataclass(frozen=True)
-class LawResult:
+@dataclass(frozen=True, repr=False)
+class LawResult(StudyResult):
     """The perplexity law of one model on one or two sources.
 
     Attributes:
@@ -86,7 +88,7 @@ class LawResult:
 
     def to_frame(self) -> pd.DataFrame:
         """The correlations, tidy."""
-        return self.correlations
+        return nullable(self.correlations)
 
     def plot(self) -> Any:
         """Mean perplexity against dispersion, one point a bin, one panel a perplexity and layer."""

@@ -29,10 +29,12 @@ from lmeval_dispersion.laboratory.causal_model import (
 )
 from lmeval_dispersion.laboratory.inputs import DataLike, as_texts, data_settings, model_settings
 from lmeval_dispersion.laboratory.knn import knn_tables, require_faiss
+from lmeval_dispersion.laboratory.results import StudyResult
 from lmeval_dispersion.laboratory.segments import segments_of
 from lmeval_dispersion.laboratory.study import Folder, Study, opened
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.model.texts import Texts
+from lmeval_dispersion.report import nullable
 
 SIZES = (10, 50, 100)
 REPEATS = 10
@@ -40,8 +42,8 @@ REPEATS = 10
 _POOL = 10  # segments to draw from, as a multiple of the largest draw
 
 
-@dataclass(frozen=True)
-class SublayersResult:
+@dataclass(frozen=True, repr=False)
+class SublayersResult(StudyResult):
     """Dispersion of candidate sub-layers.
 
     Attributes:
@@ -80,7 +82,7 @@ class SublayersResult:
 
     def to_frame(self) -> pd.DataFrame:
         """Mean and sd of every candidate and size, tidy."""
-        return self.summary
+        return nullable(self.summary)
 
     def plot(self) -> Any:
         """Every draw's dispersion, one column a size, one colour a candidate."""
@@ -152,7 +154,7 @@ def _work(
     names = causal.layers(settings["layers"])
     if len(names) < 2:
         raise UsageError(
-            f"expected at least two candidates to choose from, got {', '.join(names)}; pass --layers"
+            f"expected at least two candidates to choose from, got {', '.join(names)}; pass --layer for each"
         )
     vectors = _vectors(study, causal, names, source, settings, batch)
     sizes = [size for size in settings["sizes"] if size <= len(vectors)]

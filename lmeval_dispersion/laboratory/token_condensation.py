@@ -43,10 +43,12 @@ from lmeval_dispersion.laboratory.inputs import (
     model_settings,
 )
 from lmeval_dispersion.laboratory.integer_sums import SCALE
+from lmeval_dispersion.laboratory.results import StudyResult
 from lmeval_dispersion.laboratory.segments import segments_of
 from lmeval_dispersion.laboratory.study import Folder, Study, opened
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.model.texts import Texts
+from lmeval_dispersion.report import nullable
 from lmeval_dispersion.statistics import Interval, correlation, mean_interval
 
 BINS = 128
@@ -54,8 +56,8 @@ BINS = 128
 _RELEASED_EPS = 1e-3
 
 
-@dataclass(frozen=True)
-class CondensationResult:
+@dataclass(frozen=True, repr=False)
+class CondensationResult(StudyResult):
     """Condensation of one model or several.
 
     Attributes:
@@ -86,7 +88,7 @@ class CondensationResult:
 
     def to_frame(self) -> pd.DataFrame:
         """The layer means, tidy."""
-        return self.layers
+        return nullable(self.layers)
 
     def plot(self) -> Any:
         """Heat map of depth by similarity, one panel a model."""

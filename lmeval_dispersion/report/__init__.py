@@ -22,6 +22,7 @@ from lmeval_dispersion.report.document import (
     Table,
     Text,
 )
+from lmeval_dispersion.report.reportable import Reportable, nullable
 
 __all__ = [
     "FORMATS",
@@ -33,10 +34,12 @@ __all__ = [
     "Format",
     "Note",
     "Part",
+    "Reportable",
     "Row",
     "Section",
     "Table",
     "Text",
+    "nullable",
     "render",
     "require",
 ]

@@ -7,10 +7,15 @@ are drawn only when a page asks for them, and the limits of what the numbers sup
 
 from __future__ import annotations
 
+import contextlib
+import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
+
+from lmeval_dispersion import __version__
 
 if TYPE_CHECKING:
     import altair
@@ -146,6 +151,9 @@ class Document:
         fields: CSV's header; empty for the keys of the rows in the order in which they first stand.
         contract: Returns the tool's versioned JSON, ending in a newline. None: JSON holds the tables.
         float_format: How CSV writes a float, such as ``%.9g``; empty for the shortest exact form.
+        libraries: Distributions whose versions decide the numbers; Python's and ours are always said.
+        guide: The page of the documentation that tells how to read the report, such as ``docs/screener.md``.
+        date: When it was made; empty, as by default, where equal input is to give equal bytes.
     """
 
     title: str
@@ -157,12 +165,30 @@ class Document:
     fields: Sequence[str] = ()
     contract: Callable[[], str] | None = field(default=None, repr=False)
     float_format: str = ""
+    libraries: Sequence[str] = ()
+    guide: str = ""
+    date: str = ""
 
     def tables(self) -> dict[str, Table]:
         """Every table by its anchor, in order."""
         names = Names()
         parts = (part for section in self.sections for part in section.parts)
         return {names.of(part.name, part.caption): part for part in parts if isinstance(part, Table)}
+
+    def charts(self) -> dict[str, Chart]:
+        """Every chart by its anchor, in order."""
+        names = Names()
+        parts = (part for section in self.sections for part in section.parts)
+        return {names.of(part.name, part.caption): part for part in parts if isinstance(part, Chart)}
+
+    def origin(self) -> dict[str, str]:
+        """What a reader needs to make the report again, besides the command: versions, date, what to read."""
+        versions = [f"lmeval-dispersion {__version__}", f"Python {platform.python_version()}"]
+        for library in self.libraries:
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                versions.append(f"{library} {metadata.version(library)}")
+        facts = {"How to read it": self.guide, "Made with": ", ".join(versions), "Made on": self.date}
+        return {name: value for name, value in facts.items() if value}
 
 
 class Names:

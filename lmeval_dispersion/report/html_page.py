@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,16 +50,14 @@ def html_text(document: Document) -> str:
     from markupsafe import Markup
 
     page = _Page()
-    sections = [page.section(section) for section in document.sections if section.parts]
-    if document.limits:
-        note = Note("\n\n".join(document.limits), "warning")
-        sections.append(page.section(Section(_LIMITS, [note], name="limits")))
+    sections = page.sections(document)
     # page.js comes last: it draws what is above it.
     scripts = [*([_vega()] if page.specs else []), _asset("page.js")]
     text = (
         _environment()
         .get_template("page.html.jinja")
         .render(
+            fragment=False,
             document=document,
             sections=sections,
             contents=[section for section in sections if section["heading"]],
@@ -71,13 +70,35 @@ def html_text(document: Document) -> str:
     return text.rstrip("\n") + "\n"
 
 
+def html_fragment(document: Document) -> str:
+    """The report as a piece of a notebook: its text and tables, without styles, scripts and charts."""
+    sections = [
+        replace(section, parts=[part for part in section.parts if not isinstance(part, Chart)])
+        for section in document.sections
+    ]
+    page = _Page(sortable=False)
+    template = _environment().get_template("page.html.jinja")
+    text = template.render(
+        fragment=True, document=document, sections=page.sections(replace(document, sections=sections))
+    )
+    return text.strip() + "\n"
+
+
 class _Page:
     """What the template is given of each part, with anchors that occur once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sortable: bool = True) -> None:
         self.specs: list[dict[str, Any]] = []
+        self._sortable = sortable
         self._names = Names()
         self._told: set[tuple[str, str]] = set()
+
+    def sections(self, document: Document) -> list[dict[str, Any]]:
+        sections = [section for section in document.sections if section.parts]
+        if document.limits:
+            note = Note("\n\n".join(document.limits), "warning")
+            sections.append(Section(_LIMITS, [note], name="limits"))
+        return [self.section(section) for section in sections]
 
     def section(self, section: Section) -> dict[str, Any]:
         name = self._names.of(section.name, section.heading) if section.heading else ""
@@ -120,7 +141,7 @@ class _Page:
             "caption": table.caption,
             "more": table.more,
             "hints": new,
-            "sortable": len(table.rows) > 1,
+            "sortable": self._sortable and len(table.rows) > 1,
             # The column of names may be broken into lines, but not into slivers.
             "name_width": max((len(shown(row.get(first.key))) for row in table.rows), default=0),
             "columns": [

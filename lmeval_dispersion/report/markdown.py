@@ -29,8 +29,10 @@ def markdown_text(document: Document) -> str:
             blocks += [*([f"### {section.heading}"] if section.heading else []), *parts]
     if document.limits:
         blocks += ["### What this does not support", "\n".join(f"- {limit}" for limit in document.limits)]
+    blocks.append("### How this was made")
     if document.command:
         blocks.append(_fenced(document.command))
+    blocks.append("\n".join(f"- {name}: {value}" for name, value in document.origin().items()))
     return "\n\n".join(blocks) + "\n"
 
 

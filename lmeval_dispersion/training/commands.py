@@ -8,13 +8,12 @@ import errno
 import logging
 import os
 import shlex
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 from lmeval_dispersion.errors import MissingExtraError, TrainingError, UsageError
-from lmeval_dispersion.options import Output, add_output
+from lmeval_dispersion.options import Output, add_examples, add_output
 from lmeval_dispersion.report import render
 from lmeval_dispersion.training.comparison import compared, json_of, report
 from lmeval_dispersion.training.settings import ARMS, Settings, agree_or_write, settings_from
@@ -28,14 +27,14 @@ _HELP = {
     "second_eval_data": "held-out texts of the second domain",
     "from_scratch": "start from random weights with the model's configuration",
     "arms": f"what to compare, comma-separated, of {', '.join(ARMS)}",
-    "seeds": "comma-separated; each arm is trained once with each",
+    "seeds": "each arm is trained once with each; may be repeated",
     "tokens": "tokens that each arm sees, such as 200M",
     "block": "tokens of a sequence",
     "batch": "sequences of a micro-batch",
     "accumulate": "micro-batches of an optimizer step",
     "lr": "peak learning rate; 5 %% linear warm-up, then linear decay to 0",
     "weight": "weight of the loss",
-    "layers": "last, all, early_half, late_half, layer.3 or 3, ..., separated by commas",
+    "layers": "last, all, early_half, late_half, layer.3 or 3, ...; may be repeated",
     "max_tokens": "tokens drawn of each sequence for the loss; 0 takes all",
     "schedule": "schedule of the weight: constant, linear (warm-up) or cosine",
     "noise_alpha": "NEFTune's alpha, of the arm noisy_embeddings",
@@ -50,26 +49,63 @@ _HELP = {
 }
 
 
+# What stands for a value in the help, by setting or by the type of its default.
+_METAVARS: dict[object, str] = {
+    **dict.fromkeys(("data", "second_data", "eval_data", "second_eval_data"), "FILE|HUB_ID"),
+    "model": "MODEL",
+    "out": "FOLDER",
+    "arms": "ARM,ARM",
+    "layers": "LAYER",
+    "column": "FIELD",
+    "seeds": "N",
+    int: "N",
+    float: "X",
+    str: "NAME",
+}
+# Options that take one value and may be repeated; a settings file has them as lists under the longer name.
+_REPEATED = {"layers": "--layer", "seeds": "--seed"}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``dispersion train``."""
-    parser.add_argument("--settings", metavar="FILE", help="YAML file of the options below; flags win")
+    parser.add_argument(
+        "--settings", metavar="FILE", help="YAML file of the options below; flags win (default: none)"
+    )
     for field in dataclasses.fields(Settings):
-        flag = "--" + field.name.replace("_", "-")
         text, default = _HELP[field.name], field.default
         if isinstance(default, bool):
-            parser.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=text)
+            parser.add_argument(_flag(field.name), action="store_true", default=argparse.SUPPRESS, help=text)
             continue
-        if default not in (None, dataclasses.MISSING):
+        if default is not dataclasses.MISSING and "(default" not in text:
             shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
-            text += f" (default {shown})"
-        parser.add_argument(flag, metavar="X", default=argparse.SUPPRESS, help=text)
+            text += f" (default: {'none' if shown is None else shown})"
+        parser.add_argument(
+            _flag(field.name),
+            dest=field.name,
+            metavar=_METAVARS.get(field.name) or _METAVARS.get(type(default), "NAME"),
+            action="append" if field.name in _REPEATED else "store",
+            default=argparse.SUPPRESS,
+            help=text,
+        )
     add_output(parser)
+    add_examples(
+        parser,
+        "--model gpt2 --data texts.txt --out trained --tokens 1M",
+        "--model gpt2 --data texts.txt --out trained --arms base,squeeze --seed 0 --seed 1 --layer all",
+    )
+
+
+def _flag(name: str) -> str:
+    return _REPEATED.get(name, "--" + name.replace("_", "-"))
 
 
 def run(args: argparse.Namespace) -> int:
     """Train every arm with every seed, and report how they compare with base."""
     names = {field.name for field in dataclasses.fields(Settings)}
-    settings = settings_from({k: v for k, v in vars(args).items() if k in names}, args.settings)
+    flags = {k: v for k, v in vars(args).items() if k in names}
+    if "layers" in flags:
+        flags["layers"] = ",".join(flags["layers"])
+    settings = settings_from(flags, args.settings)
     output = Output.of(args)
     try:
         import torch
@@ -92,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
             warnings.simplefilter("ignore")
             logging.getLogger("transformers").setLevel(logging.ERROR)
             disable_progress_bar()  # transformers' own, for every checkpoint
-            results = _all_arms(settings, folder, tokenizer)
+            results = _all_arms(settings, folder, tokenizer, output)
         rows = compared(settings, results)
         document = report(rows, _command(settings))
         (folder / "comparison.json").write_text(json_of(rows))
@@ -105,11 +141,11 @@ def run(args: argparse.Namespace) -> int:
             "goes on from the last whole checkpoint"
         ) from error
     output.write(document)
-    print(f"models, evaluations and the comparison are in {folder}", file=sys.stderr)
+    output.say(f"models, evaluations and the comparison are in {folder}")
     return 0
 
 
-def _all_arms(settings: Settings, folder: Path, tokenizer: Any) -> list[dict[str, Any]]:
+def _all_arms(settings: Settings, folder: Path, tokenizer: Any, output: Output) -> list[dict[str, Any]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -118,10 +154,10 @@ def _all_arms(settings: Settings, folder: Path, tokenizer: Any) -> list[dict[str
 
     domains = domain_blocks(settings, folder, tokenizer)
     for (source, _), (train, held) in zip(settings.domains, domains, strict=True):
-        print(f"{source}: {train.size} tokens to train on, {held.size} held out", file=sys.stderr)
+        output.say(f"{source}: {train.size} tokens to train on, {held.size} held out")
     seen = sum(min(train.size for train, _ in domains) for _ in domains)
     if settings.tokens > seen:
-        print(f"each arm sees its {seen} tokens {settings.tokens / seen:.1f} times", file=sys.stderr)
+        output.say(f"each arm sees its {seen} tokens {settings.tokens / seen:.1f} times")
     results = []
     columns = (
         TextColumn("{task.description}"),
@@ -130,7 +166,7 @@ def _all_arms(settings: Settings, folder: Path, tokenizer: Any) -> list[dict[str
         TimeRemainingColumn(),
         TextColumn("{task.fields[metrics]}"),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with Progress(*columns, console=Console(stderr=True), disable=output.quiet) as progress:
         for seed in settings.seeds:
             for arm in settings.arms:
                 task = progress.add_task(f"{arm}, seed {seed}", total=settings.steps, metrics="")
@@ -150,11 +186,16 @@ def _command(settings: Settings) -> str:
     """The command with these settings, in flags."""
     words = ["dispersion", "train"]
     for field in dataclasses.fields(Settings):
-        value, flag = getattr(settings, field.name), "--" + field.name.replace("_", "-")
+        value, flag = getattr(settings, field.name), _flag(field.name)
         if value is True:
             words.append(flag)
-        elif value != field.default and value is not None:
-            words += [flag, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+        elif value == field.default or value is None:
+            continue
+        elif field.name in _REPEATED:
+            for one in value.split(",") if isinstance(value, str) else value:
+                words += [flag, str(one)]
+        else:
+            words += [flag, ",".join(value) if isinstance(value, tuple) else str(value)]
     return shlex.join(words)
 
 

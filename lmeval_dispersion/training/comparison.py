@@ -111,6 +111,8 @@ def report(rows: Sequence[dict[str, Any]], command: str = "") -> Document:
         command=command,
         rows=rows,
         contract=lambda: json_of(rows),
+        libraries=("torch", "transformers"),
+        guide="docs/training.md",
     )
 
 
@@ -132,7 +134,9 @@ def _answer(rows: Sequence[dict[str, Any]]) -> list[str]:
             for row in others
             if row["versus_base"] is not None
         )
-        return [f"One seed tells nothing apart from {BASE}: {told}. Pass --seeds 0,1,2 for an interval."]
+        return [
+            f"One seed tells nothing apart from {BASE}: {told}. Pass --seed more than once for an interval."
+        ]
     better = [_told(row, where) for row in others if row["high"] is not None and row["high"] < 0]
     worse = [_told(row, where) for row in others if row["low"] is not None and row["low"] > 0]
     apart = [_told(row, where) for row in others if row["low"] is not None and row["low"] <= 0 <= row["high"]]

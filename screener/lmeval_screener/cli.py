@@ -14,24 +14,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmeval_dispersion import __version__
 from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_dispersion.options import Output, add_output
+from lmeval_dispersion.options import Output, add_examples, add_output, add_version, command_parser
 
 if TYPE_CHECKING:
     from lmeval_screener.screening import Progress
 
-_EPILOG = """\
+_ABOUT = (
+    "Rank checkpoints by how well their output rows tell a domain's tokens apart: no labels, no data, no "
+    "GPU, and only the few rows that are needed are read."
+)
+_MORE = """
 checkpoints:
   ORG/NAME                  a repository on the Hub
   ORG/NAME@REVISION         a branch, tag or commit of it
   'ORG/NAME@step*'          every branch and tag that matches: a training trajectory
   path/to/folder            a local folder in transformers' layout
-
-examples:
-  screen-checkpoints --family qwen2.5 --domain math
-  screen-checkpoints Qwen/Qwen2.5-7B Qwen/Qwen2.5-Math-7B ./my-finetune --top 1
-  screen-checkpoints 'EleutherAI/pythia-410m@step*' --output pythia.html
 
 HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and HF_HOME work as in huggingface_hub.
 exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed.
@@ -40,13 +38,12 @@ exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``screen-checkpoints``; returns the exit code. ``DISPERSION_DEBUG=1`` shows tracebacks."""
-    parser = _parser()
+    parser = command_parser("screen-checkpoints", _ABOUT)
+    add_arguments(parser)
+    parser.set_defaults(command=shlex.join(["screen-checkpoints", *(sys.argv[1:] if argv is None else argv)]))
     args = parser.parse_args(argv)
-    if "numpy" not in sys.modules:
-        # A hundred rows need one thread; a pool that spins for them is five times slower on a busy machine.
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
-        return _screen(args, shlex.join(["screen-checkpoints", *(sys.argv[1:] if argv is None else argv)]))
+        return run(args)
     except DispersionError as error:
         if os.environ.get("DISPERSION_DEBUG"):
             raise
@@ -61,21 +58,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="screen-checkpoints",
-        description="Rank checkpoints by how well their output rows tell a domain's tokens apart: no labels, "
-        "no data, no GPU, and only the few rows that are needed are read.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``screen-checkpoints``, which is also ``dispersion screen``."""
+    parser.description = _ABOUT
     parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help="what to screen, see below")
     what = parser.add_argument_group("what to screen")
-    what.add_argument("--family", metavar="NAME", help="all checkpoints of a family")
+    what.add_argument("--family", metavar="NAME", help="all checkpoints of a family (default: none)")
     what.add_argument(
-        "--families", metavar="FILE", help="a family file of your own in place of the bundled one"
+        "--families", metavar="FILE", help="a family file of your own (default: the bundled one)"
     )
     what.add_argument("--list-families", action="store_true", help="print the families and stop")
+    what.add_argument("--list-domains", action="store_true", help="print the bundled token sets and stop")
     what.add_argument("--demo", action="store_true", help="screen the bundled tiny models; needs no network")
     how = parser.add_argument_group("how")
     how.add_argument(
@@ -90,26 +83,45 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SET",
         help="everyday tokens, likewise (default: reference)",
     )
-    how.add_argument("--metric", default="cosine", choices=("cosine", "euclidean"), help="which gap ranks")
+    how.add_argument(
+        "--metric",
+        default="cosine",
+        choices=("cosine", "euclidean"),
+        help="which gap ranks (default: cosine)",
+    )
     how.add_argument(
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)"
     )
     show = parser.add_argument_group("what to show")
     add_output(show)
-    show.add_argument("--top", type=int, metavar="K", help="only the K best of each group, one a line")
+    show.add_argument(
+        "--top", type=int, metavar="K", help="only the K best of each group, one a line (default: all)"
+    )
     show.add_argument(
         "--accuracy",
         type=Path,
-        metavar="FILE.csv",
-        help="columns repo,accuracy: how well the ranking agrees with them",
+        metavar="FILE",
+        help="CSV with columns repo,accuracy: how well the ranking agrees with them (default: none)",
     )
-    parser.add_argument("--version", action="version", version=f"lmeval-dispersion {__version__}")
-    return parser
+    add_version(parser)
+    add_examples(
+        parser,
+        "--family qwen2.5 --domain math",
+        "Qwen/Qwen2.5-7B Qwen/Qwen2.5-Math-7B ./my-finetune --top 1",
+        "'EleutherAI/pythia-410m@step*' --output pythia.html",
+        more=_MORE,
+    )
 
 
-def _screen(args: argparse.Namespace, command: str) -> int:
-    if args.list_families:
-        print(_families(args.families))
+def run(args: argparse.Namespace) -> int:
+    """Run ``screen-checkpoints``; returns the exit code."""
+    if "numpy" not in sys.modules:
+        # A hundred rows need one thread; a pool that spins for them is five times slower on a busy machine.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if args.list_families or args.list_domains:
+        from lmeval_screener.listings import domains_document, families_document
+
+        Output.of(args).write(families_document(args.families) if args.list_families else domains_document())
         return 0
     if args.top is not None and args.top < 1:
         raise UsageError(f"expected --top of at least 1, got {args.top}")
@@ -128,7 +140,7 @@ def _screen(args: argparse.Namespace, command: str) -> int:
         raise UsageError("expected --family NAME with --families, got no name; --list-families shows them")
     if args.demo:
         targets += demo_targets()
-    with _progress() as progress:
+    with _progress(args.quiet) as progress:
         result = screen_targets(
             targets,
             domain=load_token_set(args.domain, "domain"),
@@ -152,7 +164,7 @@ def _screen(args: argparse.Namespace, command: str) -> int:
     if args.top is not None:
         output.write_text(labels(result, args.top))
     else:
-        output.write(report(result, command=command))
+        output.write(report(result))
     if args.top is not None or output.format == "csv":
         # These forms have no place for failures, and nothing may be lost silently.
         for failed in result.failed:
@@ -164,21 +176,10 @@ def _screen(args: argparse.Namespace, command: str) -> int:
     return 3 if result.checkpoints else 1
 
 
-def _families(path: str | None) -> str:
-    from lmeval_screener.families import load_families
-
-    lines = []
-    for name, family in load_families(path).items():
-        lines.append(
-            f"{name}\t{len(family.checkpoints)} entries\t{', '.join(family.scales)}\t{family.note}".rstrip()
-        )
-    return "\n".join(lines)
-
-
 @contextmanager
-def _progress() -> Iterator[Progress | None]:
+def _progress(quiet: bool) -> Iterator[Progress | None]:
     """A bar on a terminal's standard error, which disappears when all is read."""
-    if not sys.stderr.isatty():
+    if quiet or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
@@ -193,3 +194,6 @@ def _progress() -> Iterator[Progress | None]:
             bar.update(task, completed=done, total=total, description=label)
 
         yield update
+
+
+COMMANDS = {"screen": (add_arguments, run)}

@@ -11,6 +11,7 @@ from lmeval_dispersion.report import Chart, Column, Document, Note, Part, Sectio
 from lmeval_dispersion.report.cells import shown
 from lmeval_screener.accuracies import agreement_dict, agreements
 from lmeval_screener.agreement import Agreement
+from lmeval_screener.provenance import provenance
 from lmeval_screener.result import FLAT_COLUMNS, Group, Result, Screened, flat_row
 from lmeval_screener.targets import step_number
 
@@ -39,6 +40,7 @@ def report(result: Result, *, command: str = "") -> Document:
         sections.append(_agreement(found, result))
     if result.failed:
         sections.append(_failed(result))
+    sections.append(provenance(result))
     sections.append(Section("What was read", [Text(f"{_read(result)}.")], name="read", details=True))
     return Document(
         title=f"Checkpoints screened for {result.domain}",
@@ -49,6 +51,8 @@ def report(result: Result, *, command: str = "") -> Document:
         rows=[flat_row(c) for c in result.checkpoints],
         fields=FLAT_COLUMNS,
         contract=lambda: json_text(result),
+        libraries=("numpy", "huggingface-hub"),
+        guide="docs/screener.md",
     )
 
 

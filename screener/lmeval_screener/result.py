@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import MissingExtraError
 from lmeval_dispersion.geometry import METRICS, Metric, PairMean
+from lmeval_dispersion.report import Document, Reportable
 from lmeval_screener.gap import Gap
 from lmeval_screener.targets import label, step_key
 
@@ -51,7 +52,7 @@ class TokenInfo:
     digit_scheme: str
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Screened:
     """One checkpoint that was screened.
 
@@ -94,6 +95,10 @@ class Screened:
         """``repo`` or ``repo@revision``, as the user would write it."""
         return label(self.repo, self.requested_revision)
 
+    def __repr__(self) -> str:
+        gaps = ", ".join(f"{metric} G {gap.mean:.3f} ± {gap.se:.3f}" for metric, gap in self.gaps.items())
+        return f"<Screened> {self.label}: {gaps}; rank {self.rank} of {self.family}, {self.scale}"
+
 
 @dataclass(frozen=True)
 class Failed:
@@ -110,13 +115,18 @@ class Failed:
         return label(self.repo, self.revision)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Group:
     """Checkpoints that may be compared: one family (or tokenizer) and one scale, best first."""
 
     family: str
     scale: str
     checkpoints: tuple[Screened, ...]
+
+    def __repr__(self) -> str:
+        return f"<Group> {self.family}, {self.scale}: {', '.join(c.label for c in self.checkpoints[:5])}" + (
+            f" and {len(self.checkpoints) - 5} more" if len(self.checkpoints) > 5 else ""
+        )
 
     def trajectory(self) -> tuple[Screened, ...] | None:
         """The members in the order of their steps where all are revisions of one repository, else None."""
@@ -125,8 +135,8 @@ class Group:
         return tuple(sorted(self.checkpoints, key=lambda c: step_key(c.requested_revision or "")))
 
 
-@dataclass(frozen=True)
-class Result:
+@dataclass(frozen=True, repr=False)
+class Result(Reportable):
     """A whole screening.
 
     Attributes:
@@ -180,6 +190,8 @@ class Result:
     def to_frame(self) -> pd.DataFrame:
         """One row a screened checkpoint; flat columns such as ``gap_cosine`` and ``gap_cosine_se``.
 
+        Types are pandas' nullable ``Int64``, ``boolean`` and ``string``, and ``float64`` with NaN.
+
         Raises:
             MissingExtraError: pandas is not installed.
         """
@@ -190,7 +202,14 @@ class Result:
                 "a data frame needs pandas: pip install 'lmeval-dispersion[audit]' (or `pip install pandas`)"
             ) from error
 
-        return pd.DataFrame([flat_row(c) for c in self.checkpoints], columns=FLAT_COLUMNS)
+        frame = pd.DataFrame([flat_row(c) for c in self.checkpoints], columns=FLAT_COLUMNS)
+        return frame.astype({name: _TYPES.get(name, "string") for name in FLAT_COLUMNS})
+
+    def document(self) -> Document:
+        """The report that ``screen-checkpoints`` prints."""
+        from lmeval_screener.report import report
+
+        return report(self)
 
 
 _PARTS = ("within_domain", "between", "within_reference")
@@ -200,6 +219,15 @@ FLAT_COLUMNS = [
     *("accuracy", "tensor", "dtype", "tied", "tokens_domain", "tokens_reference", "dropped", "digit_scheme"),
     *("bytes_read", "requests", "seconds", "notes"),
 ]
+
+
+# Types of a frame's columns; the others hold text.
+_TYPES = {
+    **{name: "float64" for name in FLAT_COLUMNS if name.endswith(METRICS) or name.endswith("_se")},
+    **dict.fromkeys(("accuracy", "seconds"), "float64"),
+    **dict.fromkeys(("rank", "tokens_domain", "tokens_reference", "bytes_read", "requests"), "Int64"),
+    "tied": "boolean",
+}
 
 
 def flat_row(checkpoint: Screened) -> dict[str, Any]:

@@ -18,8 +18,10 @@ from typing import Any, TypeVar
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import METRICS, Metric
+from lmeval_screener.accuracies import with_accuracies
 from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.demo import demo_targets
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.families import load_family
 from lmeval_screener.ranking import common_tokenizers, mismatch, rank_readings, same_tokens
@@ -45,6 +47,8 @@ def screen(
     domain: str = "math",
     reference: str = "reference",
     metric: Metric = "cosine",
+    accuracy: str | Path | None = None,
+    demo: bool = False,
     timeout: float = TIMEOUT,
     progress: Progress | None = None,
 ) -> Result:
@@ -57,6 +61,8 @@ def screen(
         domain: Bundled token set or a YAML file.
         reference: The everyday token set, likewise.
         metric: ``cosine`` or ``euclidean``: which gap ranks. Both are computed.
+        accuracy: What ``--accuracy`` takes; agreement with it is part of the report and the JSON.
+        demo: Whether the bundled tiny models are added.
         timeout: Seconds for one checkpoint.
         progress: Called as ``progress(done, all, label)`` at the start and whenever a checkpoint ends.
 
@@ -71,7 +77,9 @@ def screen(
     targets = [parse_target(text) for text in checkpoints]
     if family is not None:
         targets += load_family(family, families).checkpoints
-    return screen_targets(
+    if demo:
+        targets += demo_targets()
+    result = screen_targets(
         targets,
         domain=load_token_set(domain, "domain"),
         reference=load_token_set(reference, "reference"),
@@ -79,6 +87,7 @@ def screen(
         timeout=timeout,
         progress=progress,
     )
+    return result if accuracy is None else with_accuracies(result, accuracy)
 
 
 def screen_targets(

@@ -115,7 +115,7 @@ def test_the_command_prints_both_and_speaks_json(tmp_path, capsys):
     a, b = store(tmp_path / "a"), store(tmp_path / "b", seed=1, model="m2")
     assert main(["compare", str(a), str(b)]) == 0
     assert "subject 5" in capsys.readouterr().out
-    assert main(["compare", str(a), str(b), "--format", "json", "--by", "length"]) == 0
+    assert main(["compare", str(a), str(b), "--format", "json", "--slice", "length"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["format"] == "dispersion-comparison/1"
     assert found["by"] == "length"

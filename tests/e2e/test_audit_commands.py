@@ -137,7 +137,7 @@ def test_calibrate_then_predict(store, tmp_path):
     rows = json.loads(result.stdout)["slices"]
     assert rows[0]["predicted"] == pytest.approx(0.7, abs=0.12)
     assert rows[0]["true"] is None
-    text = dispersion_command("predict", tmp_path / "cal.json", other, "--by", "length")
+    text = dispersion_command("predict", tmp_path / "cal.json", other, "--slice", "length")
     assert "all documents" in text.stdout
     foreign = planted_store(tmp_path / "foreign", n=300, manifest={"model": "else"})
     message = sentence(dispersion_command("predict", tmp_path / "cal.json", foreign), 2)

@@ -21,7 +21,7 @@ from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.laboratory.comparison import compared
 
-LAW = ("--segment", "24", "--bins", "6", "--bin-size", "10", "--layers", "all", "--contexts", "8")
+LAW = ("--segment", "24", "--bins", "6", "--bin-size", "10", "--layer", "all", "--contexts", "8")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def same(a, b):
 
 @pytest.fixture(scope="module")
 def whole(place):
-    done = ran(place, "law", "model", "--data", "text.jsonl", *LAW, "--batch-size", "1", "--run", "whole")
+    done = ran(place, "law", "model", "--data", "text.jsonl", *LAW, "--batch-size", "1", "--study", "whole")
     assert done.returncode == 0, done.stderr
     assert "600 of 600 segments from 600 texts" in done.stderr
     first = done.stdout.splitlines()[0]
@@ -82,7 +82,7 @@ def whole(place):
 
 
 def test_a_killed_study_resumes_to_the_identical_result(place, whole):
-    arguments = ("law", "model", "--data", "text.jsonl", *LAW, "--batch-size", "1", "--run", "killed")
+    arguments = ("law", "model", "--data", "text.jsonl", *LAW, "--batch-size", "1", "--study", "killed")
     process = subprocess.Popen(
         command(*arguments),
         cwd=place,
@@ -117,7 +117,7 @@ def test_two_processes_give_the_numbers_of_one(place, whole):
         *LAW,
         "--batch-size",
         "1",
-        "--run",
+        "--study",
         "two",
         "-o",
         "two.json",
@@ -140,7 +140,7 @@ def test_a_comparison_pairs_on_the_same_text(place, monkeypatch, capsys):
     options = ("--data", "few.jsonl", "--segment", 24, "--texts", 50)
     for model in ("model", "tuned"):
         folder = f"condensation-{model}"
-        assert run_here("condensation", model, *options, "--run", folder, "-o", f"{model}.html") == 0
+        assert run_here("condensation", model, *options, "--study", folder, "-o", f"{model}.html") == 0
         page = (place / f"{model}.html").read_text()
         assert "Similarity of raw states: a direction that all tokens share raises it" in page
         assert "Content-Security-Policy" in page
@@ -168,10 +168,10 @@ def test_every_kind_of_study_can_be_compared(place, whole, kind, monkeypatch, ca
     options = {
         "law": LAW,
         "sublayers": ("--segment", 24, "--sizes", "10,20"),
-        "clusters": ("--ngram", 1, "--occurrences", 30, "--contexts", 20, "--context", 5, "--layers", "all"),
+        "clusters": ("--ngram", 1, "--occurrences", 30, "--contexts", 20, "--context", 5, "--layer", "all"),
     }[kind]
     for model in ("model", "tuned"):
-        where = ("--run", f"{kind}-{model}", "--format", "csv")
+        where = ("--study", f"{kind}-{model}", "--format", "csv")
         assert run_here(kind, model, "--data", "few.jsonl", *options, *where) == 0
         assert len(pd.read_csv(io.StringIO(capsys.readouterr().out))) > 1
     assert run_here("compare", f"{kind}-model", f"{kind}-tuned", "--format", "csv") == 0
@@ -191,7 +191,7 @@ def test_every_kind_of_study_can_be_compared(place, whole, kind, monkeypatch, ca
         (("law", "./modle", "--data", "few.jsonl"), 2, "./modle does not exist; did you mean model?"),
         (("law", "model", "--data", "fex.jsonl"), 2, "fex.jsonl does not exist; did you mean few.jsonl?"),
         (("law", "model", "--data", "few.jsonl", "--segment", "24", "--bin-size", "500"), 1, "bin of 500"),
-        (("sublayers", "model", "--data", "few.jsonl", "--layers", "mlp"), 2, "expected layers among last"),
+        (("sublayers", "model", "--data", "few.jsonl", "--layer", "mlp"), 2, "expected layers among last"),
         (("law", "model", "--data", "few.jsonl", "-o", "no/where.html"), 2, "--output in an existing folder"),
         (
             ("law", "model", "--data", "few.jsonl", "-o", "law.xlsx"),

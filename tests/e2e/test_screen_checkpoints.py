@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -397,10 +398,14 @@ def test_wrong_usage_is_exit_2_with_the_next_step(command, args, message):
     assert "Traceback" not in done.stderr
 
 
-def test_the_families_are_listed(command):
+def test_families_and_domains_are_listed_as_tables(command):
     done = command("--list-families")
     assert done.returncode == 0
-    assert "qwen2.5\t" in done.stdout
+    assert re.search(r"^qwen2.5 +36 ", done.stdout, re.M)
+    rows = csv.DictReader(io.StringIO(command("--list-domains", "--format", "csv").stdout))
+    taken = {(row["set"], row["group"]): row["default"] for row in rows}
+    assert taken["math", "digits"] == "True"
+    assert taken["math", "operators"] == "False"
 
 
 def test_help_and_version_answer(command):

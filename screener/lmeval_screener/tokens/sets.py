@@ -82,6 +82,14 @@ def bundled_token_sets() -> list[str]:
     return sorted(path.stem for path in data_folder("token_sets").glob("*.yaml"))
 
 
+def described_groups(name: str) -> list[tuple[Role, Group, bool]]:
+    """Every group of a bundled set: the set's role, the group, and whether it is taken unnamed."""
+    fields = load_yaml(data_folder("token_sets") / f"{name}.yaml")
+    role = cast(Role, fields.choice("role", ("domain", "reference")))
+    groups, defaults = fields.mapping("groups"), fields.texts("default_groups")
+    return [(role, _group(key, groups.mapping(key)), key in defaults) for key in groups]
+
+
 def load_token_set(name_or_path: str, role: Role = "domain") -> TokenSet:
     """A token set by name, by file, or with chosen groups.
 

@@ -1,0 +1,85 @@
+"""The audit's results in Python: the dicts that its JSON holds, which can also be seen as reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lmeval_dispersion.audit.calibrator import fit_calibrator, predict_slices, read_calibrator
+from lmeval_dispersion.audit.compare import compared_stores, comparison_document
+from lmeval_dispersion.audit.document import audit_document, calibrator_document, prediction_document
+from lmeval_dispersion.audit.report import audit_report, plain
+from lmeval_dispersion.audit.run import Run, read_run
+from lmeval_dispersion.audit.slices import by_column
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.report import Document, Reportable, nullable
+from lmeval_dispersion.store import read_store
+
+
+class AuditResult(Reportable, dict[str, Any]):
+    """What the audit found: a dict as ``--format json`` writes it, and a report."""
+
+    def __init__(self, values: Mapping[str, Any], document: Callable[[], Document]) -> None:
+        super().__init__(values)
+        self._document = document
+
+    def document(self) -> Document:
+        """The report that the command prints."""
+        return self._document()
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows that ``--format csv`` writes, with nullable types."""
+        return nullable(pd.DataFrame(list(self.document().rows)))
+
+
+def audited(
+    path: str | Path, *, layer: str | None = None, slices: Sequence[str] = (), seed: int = 0
+) -> AuditResult:
+    """See :func:`lmeval_dispersion.audit.audit_run`."""
+    report = audit_report(read_run(path, layer), slices=slices, seed=seed)
+    return AuditResult(plain(report), partial(audit_document, report))
+
+
+def calibrated(
+    path: str | Path, *, layer: str | None = None, slice_size: int | None = None, seed: int = 0
+) -> AuditResult:
+    """See :func:`lmeval_dispersion.audit.calibrate_run`."""
+    size = {} if slice_size is None else {"size": slice_size}
+    found = fit_calibrator(read_run(path, layer), seed=seed, **size)
+    return AuditResult(found, partial(calibrator_document, found))
+
+
+def predicted(
+    calibrator: Mapping[str, Any] | str | Path, path: str | Path, *, by: str = "subject", seed: int = 0
+) -> AuditResult:
+    """See :func:`lmeval_dispersion.audit.predict_run`."""
+    found = dict(calibrator) if isinstance(calibrator, Mapping) else read_calibrator(calibrator)
+    run = run_for(found, path)
+    slices = by_column(run, by)
+    result = predict_slices(found, run, slices if len(slices) > 1 else [], seed=seed)
+    return AuditResult(plain(result), partial(prediction_document, result, by))
+
+
+def compared(paths: Sequence[str | Path], *, by: str = "subject", layer: str | None = None) -> AuditResult:
+    """See :func:`lmeval_dispersion.audit.compare_runs`."""
+    comparison = compared_stores(paths, by=by, layer=layer)
+    return AuditResult(plain(comparison), partial(comparison_document, comparison))
+
+
+def run_for(calibrator: Mapping[str, Any], path: str | Path) -> Run:
+    """The run, in the calibrator's layer; another model is refused before its vectors are read.
+
+    Raises:
+        UsageError: The run has not the calibrator's layer.
+    """
+    store, layer = read_store(path), calibrator["layer"]
+    if store.model == calibrator["model"] and layer not in store.layers:
+        raise UsageError(
+            f"this calibrator was fitted for layer {layer!r}, and the run has "
+            f"{', '.join(store.layers)}; run it with that layer, or calibrate on another"
+        )
+    return Run.of(store, layer if layer in store.layers else None)

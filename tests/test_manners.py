@@ -1,0 +1,187 @@
+"""Every command has the same manners: its help is walked over, and what it promises is tried."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from lmeval_dispersion.cli import COMMANDS, JOBS, main, parser_of
+
+# One spelling a meaning. A new metavar belongs here only where none of these says what is meant.
+METAVARS = {
+    *("FILE", "FOLDER", "FILE|HUB_ID", "HUB_ID|FOLDER", "MODEL", "RUN", "RUN|FILE", "CALIBRATOR", "CHECKPOINT"),
+    *("N", "N,N", "K", "X", "SECONDS", "TOKENS", "NAME", "SET", "LAYER", "COLUMN", "FIELD", "ARM,ARM"),
+    *("DEVICE", "REVISION", "ARGUMENT"),
+}  # fmt: skip
+# What an option is called wherever a command has it: its long name, by what other commands once called it.
+RETIRED = {
+    "--by": "--slice",
+    "--layers": "--layer",
+    "--seeds": "--seed",
+    "--run": "--study",
+    "--json": "--format",
+}
+REPORTS = sorted(set(COMMANDS) - {"run", "enable", "disable", "status", "tasks-path", "store", "completion"})
+
+
+def actions(name: str) -> list[argparse.Action]:
+    return [a for a in parser_of(name)[0]._actions if not isinstance(a, argparse._HelpAction)]
+
+
+def options(name: str) -> dict[str, argparse.Action]:
+    return {text: action for action in actions(name) for text in action.option_strings}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_metavars_and_defaults_are_said_the_same_way(name):
+    for action in actions(name):
+        assert action.help, action.dest
+        if action.choices is None and action.nargs != 0:
+            assert action.metavar in METAVARS, action.dest
+        if action.option_strings and action.nargs != 0 and not action.required:
+            text = re.sub(r"%\(default\)s", str(action.default), action.help)
+            if "--data" in action.option_strings or action.dest in ("model", "out"):
+                continue  # needed, from flags or from a settings file
+            assert re.search(r"\(default: [^)]+\)$", text), f"{name} {action.option_strings}: {text}"
+        if action.default not in (None, [], False, argparse.SUPPRESS) and not isinstance(
+            action.default, tuple
+        ):
+            said = action.help % {"default": action.default}
+            assert str(action.default).removesuffix(".0") in said or action.dest == "dtype", action.dest
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_ends_with_two_examples_that_parse(name):
+    parser, _ = parser_of(name)
+    text = parser.format_help()
+    _, heading, block = text.rpartition("\nexamples:\n")
+    examples = block.strip("\n").splitlines()
+    assert heading
+    assert len(examples) >= 2
+    for example in examples:
+        words = shlex.split(re.split(r" (?:&&|[|>]) ", example)[0])
+        assert words[:2] == ["dispersion", name]
+        parser.parse_args(words[2:])
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"run"}))
+def test_no_option_can_be_abbreviated_and_none_has_a_retired_name(name, capsys):
+    known = options(name)
+    assert not set(known) & set(RETIRED)
+    long = next((text for text in known if len(text) > 5), None)
+    if long is None:
+        return
+    required = [text for text, a in known.items() if a.required and text.startswith("--")]
+    with pytest.raises(SystemExit):
+        parser_of(name)[0].parse_args([long[:-1], *required])
+    assert "error" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_reports_take_the_same_options(name):
+    known = options(name)
+    assert {"--format", "-o", "--output", "-q", "--quiet"} <= set(known)
+    assert known["-o"].metavar == "FILE"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_short_options_mean_one_thing(name):
+    short = {text: a.dest for text, a in options(name).items() if len(text) == 2}
+    assert short.items() <= {"-o": "output", "-q": "quiet", "-V": "version"}.items()
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [("audit", "--layer"), ("predict", "--slice"), ("compare", "--layer")]
+)
+def test_what_holds_one_value_refuses_a_second(name, option, capsys):
+    with pytest.raises(SystemExit):
+        parser_of(name)[0].parse_args([option, "a", option, "b", "x", "y"])
+    assert f"expected {option} once" in capsys.readouterr().err
+    assert (
+        vars(parser_of(name)[0].parse_args([option, "a", *"xy"[: 1 if name == "audit" else 2]]))[option[2:]]
+        == "a"
+    )
+
+
+def test_the_overview_lists_every_command_under_its_job(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert main(["help"]) == 0
+    assert capsys.readouterr().out == text
+    for job, commands in JOBS.items():
+        block = text.partition(f"\n{job}:\n")[2].partition("\n\n")[0]
+        assert {line.split()[0] for line in block.splitlines()} >= set(commands)
+    assert max(map(len, text.splitlines())) <= 90
+    assert "  dispersion screen --demo" in text.partition("examples:")[2]
+
+
+def test_help_names_a_command_or_the_nearest_one(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["help", "audit"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: dispersion audit")
+    assert main(["help", "audti"]) == 2
+    assert "did you mean audit?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["-V", "--version"])
+def test_the_version(word, capsys):
+    assert main([word]) == 0
+    first = capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["screen", word])
+    assert capsys.readouterr().out == first != ""
+
+
+def test_dispersion_screen_is_screen_checkpoints(capsys, monkeypatch):
+    from lmeval_screener.cli import main as screen_checkpoints
+
+    monkeypatch.setenv("COLUMNS", "100")
+    texts = []
+    for call in (lambda: main(["screen", "--help"]), lambda: screen_checkpoints(["--help"])):
+        with pytest.raises(SystemExit):
+            call()
+        text = capsys.readouterr().out.replace("dispersion screen", "screen-checkpoints")
+        texts.append(" ".join(text.split()))
+    assert texts[0] == texts[1]
+    assert main(["screen", "--list-domains", "--format", "json"]) == 0
+    assert '"command": "dispersion screen --list-domains --format json"' in capsys.readouterr().out
+
+
+def test_the_command_and_the_date_are_in_the_report(tmp_path, capsys):
+    page = tmp_path / "domains.md"
+    assert main(["screen", "--list-domains", "-o", str(page)]) == 0
+    assert capsys.readouterr().err == f"wrote {page}\n"
+    first = page.read_text("utf-8")
+    assert first.endswith("\n")
+    assert f"dispersion screen --list-domains -o {shlex.quote(str(page))}\n```" in first
+    assert "Made on" not in first
+    assert main(["screen", "--list-domains", "-q", "--date", "-o", str(page)]) == 0
+    assert capsys.readouterr().err == ""
+    assert re.search(r"^- Made on: \d{4}-\d\d-\d\d \d\d:\d\d UTC$", page.read_text("utf-8"), re.M)
+
+
+@pytest.mark.parametrize("program", ["dispersion", "screen-checkpoints"])
+def test_completion_is_a_script_that_the_shell_can_read(program, capsys, tmp_path):
+    assert main(["completion", "bash", program]) == 0
+    script = capsys.readouterr().out
+    (tmp_path / "complete").write_text(script)
+    subprocess.run(["bash", "-n", str(tmp_path / "complete")], check=True)
+    wanted = "--list-domains" if program == "screen-checkpoints" else "tasks-path"
+    ask = (
+        f"source {tmp_path / 'complete'}; COMP_WORDS=({program} {wanted[:-2]}); COMP_CWORD=1; "
+        f"$(complete -p {program} | sed 's/.*-F \\([^ ]*\\).*/\\1/') {program}; echo ${{COMPREPLY[@]}}"
+    )
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True)
+    assert wanted in done.stdout.split()
+
+
+def test_completion_without_its_library_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) != 0
+    assert "pip install 'lmeval-dispersion[completion]'" in capsys.readouterr().err
