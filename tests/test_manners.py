@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,18 +15,13 @@ from lmeval_dispersion.cli import COMMANDS, JOBS, main, parser_of
 
 # One spelling a meaning. A new metavar belongs here only where none of these says what is meant.
 METAVARS = {
-    *("FILE", "FOLDER", "FILE|HUB_ID", "HUB_ID|FOLDER", "MODEL", "RUN", "RUN|FILE", "CALIBRATOR", "CHECKPOINT"),
+    *("FILE", "FOLDER", "FILE|HUB_ID", "HUB_ID|FOLDER", "MODEL", "RUN", "RUN|FILE"),
+    *("CALIBRATOR", "CHECKPOINT"),
     *("N", "N,N", "K", "X", "SECONDS", "TOKENS", "NAME", "SET", "LAYER", "COLUMN", "FIELD", "ARM,ARM"),
     *("DEVICE", "REVISION", "ARGUMENT"),
 }  # fmt: skip
-# What an option is called wherever a command has it: its long name, by what other commands once called it.
-RETIRED = {
-    "--by": "--slice",
-    "--layers": "--layer",
-    "--seeds": "--seed",
-    "--run": "--study",
-    "--json": "--format",
-}
+# Other words for --slice, --layer, --seed, --study and --format.
+RETIRED = {"--by", "--layers", "--seeds", "--run", "--json"}
 REPORTS = sorted(set(COMMANDS) - {"run", "enable", "disable", "status", "tasks-path", "store", "completion"})
 
 
@@ -48,9 +44,8 @@ def test_metavars_and_defaults_are_said_the_same_way(name):
             if "--data" in action.option_strings or action.dest in ("model", "out"):
                 continue  # needed, from flags or from a settings file
             assert re.search(r"\(default: [^)]+\)$", text), f"{name} {action.option_strings}: {text}"
-        if action.default not in (None, [], False, argparse.SUPPRESS) and not isinstance(
-            action.default, tuple
-        ):
+        silent = action.default in (None, [], False, argparse.SUPPRESS) or isinstance(action.default, tuple)
+        if not silent:
             said = action.help % {"default": action.default}
             assert str(action.default).removesuffix(".0") in said or action.dest == "dtype", action.dest
 
@@ -70,16 +65,16 @@ def test_the_help_ends_with_two_examples_that_parse(name):
 
 
 @pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"run"}))
-def test_no_option_can_be_abbreviated_and_none_has_a_retired_name(name, capsys):
-    known = options(name)
-    assert not set(known) & set(RETIRED)
-    long = next((text for text in known if len(text) > 5), None)
-    if long is None:
-        return
-    required = [text for text, a in known.items() if a.required and text.startswith("--")]
-    with pytest.raises(SystemExit):
-        parser_of(name)[0].parse_args([long[:-1], *required])
-    assert "error" in capsys.readouterr().err
+def test_no_option_can_be_abbreviated_and_none_has_another_name(name):
+    assert not parser_of(name)[0].allow_abbrev
+    assert not set(options(name)) & RETIRED
+
+
+def test_an_abbreviation_is_wrong_usage(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["screen", "--list-fam"])
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --list-fam" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", REPORTS)
@@ -99,13 +94,11 @@ def test_short_options_mean_one_thing(name):
     ("name", "option"), [("audit", "--layer"), ("predict", "--slice"), ("compare", "--layer")]
 )
 def test_what_holds_one_value_refuses_a_second(name, option, capsys):
+    parser, folders = parser_of(name)[0], ["x"] if name == "audit" else ["x", "y"]
     with pytest.raises(SystemExit):
-        parser_of(name)[0].parse_args([option, "a", option, "b", "x", "y"])
+        parser.parse_args([option, "a", option, "b", *folders])
     assert f"expected {option} once" in capsys.readouterr().err
-    assert (
-        vars(parser_of(name)[0].parse_args([option, "a", *"xy"[: 1 if name == "audit" else 2]]))[option[2:]]
-        == "a"
-    )
+    assert vars(parser.parse_args([option, "a", *folders]))[option[2:]] == "a"
 
 
 def test_the_overview_lists_every_command_under_its_job(capsys):
@@ -185,3 +178,17 @@ def test_completion_without_its_library_says_what_to_install(monkeypatch, capsys
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) != 0
     assert "pip install 'lmeval-dispersion[completion]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("audit", "examples/mmlu_before"), ("calibrate", "examples/mmlu_before", "-o", "calibrator.json")],
+)
+def test_quiet_leaves_standard_error_empty(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(Path(__file__).parent.parent / "examples")
+    assert main([*words, "-q"]) == 0
+    quiet = capsys.readouterr()
+    assert quiet.err == ""
+    assert main([*words]) == 0
+    assert capsys.readouterr().out == quiet.out

@@ -1,13 +1,13 @@
-"""What a screening was made from: the commit and the matrix of every checkpoint."""
+"""What a screening was made from: the commit and the matrix of every checkpoint, the words of T."""
 
 from __future__ import annotations
 
-from lmeval_dispersion.report import Column, Section, Table
+from lmeval_dispersion.report import Code, Column, Part, Section, Table, Text
 from lmeval_screener.result import Result
 
 
 def provenance(result: Result) -> Section:
-    """A row a checkpoint: the commit that was read, the matrix, and how many tokens of T and R."""
+    """A row a checkpoint: the commit that was read, the matrix, how many tokens of T and R; and T's words."""
     rows = [
         {
             "checkpoint": c.label,
@@ -28,4 +28,9 @@ def provenance(result: Result) -> Section:
         Column("reference", "of R", "d", drop=2),
     ]
     table = Table(rows, columns, "What every row was computed from", "checkpoints-read")
-    return Section("Checkpoints as read", [table], name="provenance", details=True)
+    dropped = {word for c in result.checkpoints for word in c.tokens.dropped}
+    words = "  ".join(word.replace(" ", "␣") for word in result.domain_words if word not in dropped)
+    parts: list[Part] = [table]
+    if words:
+        parts += [Text("Tokens of T (␣ is a space):"), Code(words)]
+    return Section("Checkpoints as read", parts, name="provenance", details=True)

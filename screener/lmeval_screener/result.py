@@ -148,6 +148,7 @@ class Result(Reportable):
         seconds: Wall time of the whole.
         bytes_read: Bytes that travelled, those of failed checkpoints and of listings included.
         requests: Requests likewise.
+        domain_words: Words of T as they were looked up, a leading space included.
     """
 
     domain: str
@@ -158,6 +159,7 @@ class Result(Reportable):
     seconds: float
     bytes_read: int
     requests: int
+    domain_words: tuple[str, ...] = ()
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:

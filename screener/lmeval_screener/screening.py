@@ -137,6 +137,7 @@ def screen_targets(
             seconds=time.perf_counter() - start,
             bytes_read=sum(meter.bytes_read for meter in meters),
             requests=sum(meter.requests for meter in meters),
+            domain_words=tuple(text for group in domain.groups.values() for text in group.texts()),
         )
 
     return _finished(work())

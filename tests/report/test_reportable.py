@@ -1,0 +1,202 @@
+"""Results in Python: a short repr, a notebook's view, Markdown, a page, a chart, frames of nullable types."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import altair as alt
+import pandas as pd
+import pytest
+
+from lmeval_dispersion import audit_run, calibrate_run, compare_runs, predict_run, screen
+from lmeval_dispersion.errors import MissingExtraError, UsageError
+from lmeval_dispersion.report import (
+    Chart,
+    Column,
+    Document,
+    Note,
+    Reportable,
+    Section,
+    Table,
+    nullable,
+    render,
+)
+
+RUN = Path(__file__).parent.parent.parent / "examples" / "mmlu_before"
+TABLE = Table(
+    [{"name": "<b>", "x": 1}, {"name": "c", "x": 2}], [Column("name", "Name"), Column("x", "X")], "T"
+)
+
+
+class Found(Reportable):
+    def document(self) -> Document:
+        return Document(
+            "Two <things>",
+            answer=["First & best.", "long " * 100],
+            sections=[
+                Section("Rows", [TABLE, Chart(self.draw, "C", "d", name="curve")]),
+                Section("Only a picture", [Chart(self.draw, "D", "d")]),
+                Section("Folded", [Note("Careful.")], details=True),
+            ],
+            limits=["No promise."],
+            libraries=("numpy", "not-a-distribution"),
+            guide="docs/pages.md",
+        )
+
+    def draw(self) -> alt.Chart:
+        return alt.Chart(pd.DataFrame({"x": [1]})).mark_point().encode(x="x")
+
+
+class Nothing(Reportable):
+    def document(self) -> Document:
+        return Document("Nothing")
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        if tag not in ("wbr", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_a_repr_is_the_title_and_the_answer():
+    lines = repr(Found()).splitlines()
+    assert lines[:2] == ["<Found> Two <things>", "  First & best."]
+    assert len(lines) == 3
+    assert len(lines[2]) == 162
+    assert lines[2].endswith("…")
+
+
+def test_a_notebook_gets_text_and_tables_without_scripts_or_styles_of_the_page():
+    text = Found()._repr_html_()
+    tags = Tags()
+    tags.feed(text)
+    assert not tags.open
+    assert not {"script", "style", "html", "body", "button", "figure"} & set(tags.seen)
+    assert {"table", "details", "h3"} <= set(tags.seen)
+    assert "Two &lt;things&gt;" in text
+    assert "No promise." in text
+    assert "Only a picture" not in text
+    assert "<b>" not in text
+
+
+def test_a_notebook_without_jinja_shows_the_repr(monkeypatch):
+    from lmeval_dispersion.report import html_page
+
+    html_page._environment.cache_clear()
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert Found()._repr_html_() is None
+
+
+def test_markdown_and_page_are_what_the_commands_print():
+    assert Found().to_markdown() == render(Found().document(), "markdown")
+    assert Found().to_html() == render(Found().document(), "html")
+
+
+def test_the_plot_is_the_first_chart(monkeypatch):
+    assert Found().plot().to_dict()["mark"]["type"] == "point"
+    assert list(Found().document().charts()) == ["curve", "d"]
+    with pytest.raises(UsageError, match="none"):
+        Nothing().plot()
+
+    def missing(self):
+        raise ModuleNotFoundError("No module named 'altair'", name="altair")
+
+    monkeypatch.setattr(Found, "draw", missing)
+    with pytest.raises(MissingExtraError, match=r"altair.*lmeval-dispersion\[html\]"):
+        Found().plot()
+
+
+def test_a_report_ends_with_what_made_it():
+    text = Found().to_markdown()
+    end = text.rpartition("### How this was made")[2]
+    assert re.search(r"^- How to read it: docs/pages.md$", end, re.M)
+    assert re.search(r"^- Made with: lmeval-dispersion \S+, Python \d+\.\d+\.\d+, numpy \d\S*$", end, re.M)
+    assert "not-a-distribution" not in end
+    page = Found().to_html().rpartition("<footer")[2]
+    assert "docs/pages.md" in page
+    assert re.search(r"numpy \d", page)
+    assert Found().to_html() == Found().to_html()
+
+
+def test_frames_have_nullable_types_and_floats_stay():
+    columns = {"i": [1, 2], "f": [1.0, float("nan")], "t": ["a", None], "b": [True, None], "n": [None, None]}
+    frame = nullable(pd.DataFrame(columns))
+    assert [str(kind) for kind in frame.dtypes] == ["Int64", "float64", "string", "boolean", "string"]
+    assert frame["b"].isna().tolist() == [False, True]
+
+
+# --- the results that there are ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def screened():
+    return screen(demo=True)
+
+
+def test_a_screening_is_short_and_complete(screened):
+    assert len(repr(screened)) < 1000
+    assert len(repr(screened.groups)) < 1000
+    assert max(len(repr(c)) for c in screened.checkpoints) < 400
+    assert screened.to_html().startswith("<!DOCTYPE html>")
+    assert "sums-80" in screened._repr_html_()
+    assert isinstance(screened.plot(), alt.TopLevelMixin)
+    kinds = {name: str(kind) for name, kind in screened.to_frame().dtypes.items()}
+    assert set(kinds.values()) == {"string", "Int64", "float64", "boolean"}
+    assert (kinds["rank"], kinds["tied"], kinds["revision"]) == ("Int64", "boolean", "string")
+
+
+def test_what_was_read_is_a_table_of_the_report(screened):
+    table = screened.document().tables()["checkpoints-read"]
+    assert [row["checkpoint"] for row in table.rows] == [c.label for c in screened.checkpoints]
+    assert {row["domain"] for row in table.rows} == {10}
+    assert "\n0  1  2  3  4  5  6  7  8  9\n" in screened.to_markdown()
+
+
+def test_words_that_were_dropped_are_no_tokens_of_t(screened):
+    found = screen([screened.checkpoints[0].repo], domain="math:digits,number_words")
+    listed = re.search(r"Tokens of T[^\n]*\n\n```\n(.*)\n```", found.to_markdown())[1]
+    words = {word.replace("␣", " ") for word in listed.split("  ")}
+    dropped = set(found.checkpoints[0].tokens.dropped)
+    assert dropped
+    assert dropped.isdisjoint(words)
+    assert len(words) == found.checkpoints[0].tokens.domain
+
+
+@pytest.fixture(scope="module")
+def audited():
+    return audit_run(RUN)
+
+
+def test_the_audit_is_a_dict_and_a_report(audited):
+    assert json.loads(json.dumps(audited))["format"] == "dispersion-audit/1"
+    assert audited == json.loads(audited.document().contract())
+    assert pickle.loads(pickle.dumps(audited)).to_markdown() == audited.to_markdown()
+    assert len(repr(audited)) < 1000
+    frame = audited.to_frame()
+    assert {"string", "Int64", "float64"} >= {str(kind) for kind in frame.dtypes}
+    assert len(frame) == len(audited.document().rows)
+
+
+def test_a_comparison_a_calibrator_and_a_prediction():
+    compared = compare_runs([RUN, RUN.parent / "mmlu_after"])
+    assert compared == json.loads(compared.document().contract())
+    calibrator = calibrate_run(RUN)
+    predicted = predict_run(calibrator, RUN)
+    assert predicted == json.loads(predicted.document().contract())
+    for found in (compared, calibrator, predicted):
+        assert len(repr(found).splitlines()) < 6
+        assert found._repr_html_().startswith("<h3>")
