@@ -192,3 +192,15 @@ def test_quiet_leaves_standard_error_empty(words, tmp_path, monkeypatch, capsys)
     assert quiet.err == ""
     assert main([*words]) == 0
     assert capsys.readouterr().out == quiet.out
+
+
+def test_the_command_of_a_training_gives_its_settings_again():
+    from lmeval_dispersion.training.commands import command_of, given_settings
+
+    words = (
+        "--model m --data d --out o --layer last --layer layer.0 --seed 3 --seed 1 --arms base,squeeze --bf16"
+    )
+    settings = given_settings(parser_of("train")[0].parse_args(words.split()))
+    assert (settings.layers, settings.seeds) == ("last,layer.0", (3, 1))
+    command = shlex.split(command_of(settings))
+    assert given_settings(parser_of("train")[0].parse_args(command[2:])) == settings

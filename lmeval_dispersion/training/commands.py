@@ -95,17 +95,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def given_settings(args: argparse.Namespace) -> Settings:
+    """The settings of the flags and of the file that they name.
+
+    Raises:
+        UsageError: See :func:`~lmeval_dispersion.training.settings.settings_from`.
+    """
+    names = {field.name for field in dataclasses.fields(Settings)}
+    flags = {name: value for name, value in vars(args).items() if name in names}
+    if "layers" in flags:
+        flags["layers"] = ",".join(flags["layers"])
+    return settings_from(flags, args.settings)
+
+
 def _flag(name: str) -> str:
     return _REPEATED.get(name, "--" + name.replace("_", "-"))
 
 
 def run(args: argparse.Namespace) -> int:
     """Train every arm with every seed, and report how they compare with base."""
-    names = {field.name for field in dataclasses.fields(Settings)}
-    flags = {k: v for k, v in vars(args).items() if k in names}
-    if "layers" in flags:
-        flags["layers"] = ",".join(flags["layers"])
-    settings = settings_from(flags, args.settings)
+    settings = given_settings(args)
     output = Output.of(args)
     try:
         import torch
@@ -130,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
             disable_progress_bar()  # transformers' own, for every checkpoint
             results = _all_arms(settings, folder, tokenizer, output)
         rows = compared(settings, results)
-        document = report(rows, _command(settings))
+        document = report(rows, command_of(settings))
         (folder / "comparison.json").write_text(json_of(rows))
         (folder / "comparison.md").write_text(render(document, "markdown"))
     except OSError as error:
@@ -182,7 +191,7 @@ def _all_arms(settings: Settings, folder: Path, tokenizer: Any, output: Output) 
     return results
 
 
-def _command(settings: Settings) -> str:
+def command_of(settings: Settings) -> str:
     """The command with these settings, in flags."""
     words = ["dispersion", "train"]
     for field in dataclasses.fields(Settings):
