@@ -93,7 +93,12 @@ def arguments(base, out, **options):
         "evals": 1,
         "save_every": 3,
     } | options
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not True]
+    given = [
+        (name, one)
+        for name, value in values.items()
+        for one in (value if isinstance(value, list) else [value])
+    ]
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given if value is not True]
     flags += [f"--{name.replace('_', '-')}" for name, value in values.items() if value is True]
     return ["train", *flags]
 
@@ -172,9 +177,9 @@ def test_all_arms_on_two_domains(base, tmp_path):
         from_scratch=True,
         weight=0.5,
         max_tokens=0,
-        seeds="0,1",
+        seed=[0, 1],
         tokens=16 * 4 * 24,
-        layers="last",
+        layer="last",
         format="json",
     )
     assert code == 0, said
@@ -209,9 +214,9 @@ def test_all_arms_on_two_domains(base, tmp_path):
         ({"data": "/nowhere.txt"}, 2, "does not exist"),
         ({"model": "/nowhere"}, 2, "nowhere"),
         ({"tokens": "12"}, 2, "at least one step of 64"),
-        ({"layers": "middle"}, 2, "early_half"),
+        ({"layer": "middle"}, 2, "early_half"),
         ({"output": "report.xlsx"}, 2, "suffix"),
-        ({"layers": "layer.2"}, 2, "from -2 to 1"),
+        ({"layer": "layer.2"}, 2, "from -2 to 1"),
         ({"block": "2000", "tokens": "8k"}, 2, "at most 32"),
         ({"data": "BASE/short.txt"}, 2, "at least two blocks"),
     ],
