@@ -105,7 +105,8 @@ def record_of(
         alias: Subject where the document names none.
         filter_name: The filter that the answers came through.
     """
-    pairs = [a for a in answers if isinstance(a, tuple)]
+    # A list where a cache that speaks JSON has held it.
+    pairs = [a for a in answers if isinstance(a, tuple | list) and len(a) == 2 and isinstance(a[0], float)]
     logprobs = [float(a[0]) for a in pairs] or [float(a) for a in answers if isinstance(a, float)]
     prediction: str | None = None
     if choices:

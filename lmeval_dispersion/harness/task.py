@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.harness import requests, saving
-from lmeval_dispersion.harness.compat import Surroundings, check_groups, hooked_task, state_of, surroundings
+from lmeval_dispersion.harness.compat import (
+    Surroundings,
+    check_groups,
+    hooked_task,
+    state_of,
+    surroundings,
+    with_state,
+)
 from lmeval_dispersion.harness.metrics import METRICS, TaskMetrics
 from lmeval_dispersion.harness.records import (
     DocRecord,
@@ -21,6 +29,8 @@ from lmeval_dispersion.harness.records import (
 from lmeval_dispersion.model.capture import resolve, split_names
 
 requests.install()
+
+log = logging.getLogger(__name__)
 
 
 class DispersionTask(hooked_task()):  # type: ignore[misc]
@@ -85,6 +95,8 @@ class DispersionTask(hooked_task()):  # type: ignore[misc]
 
     def apply_filters(self) -> Any:
         """As lm-eval's; first every state gets the texts of its document's requests."""
+        if not self.only_predicts:
+            self._recover_states()
         texts: dict[Any, dict[int, str]] = {}
         for instance in self._instances or []:
             if len(instance.args) > 1 and isinstance(instance.args[1], str):
@@ -160,6 +172,20 @@ class DispersionTask(hooked_task()):  # type: ignore[misc]
             check_groups()
         self._layers = layers
         self._run = saving.begin(self.task_name, metadata, around, options)
+
+    def _recover_states(self) -> None:
+        """Run the prompts whose answers lost their states: a cache may keep only what JSON can hold."""
+        lost = [i for i in self._instances or [] if i.idx == 0 and i.resps and state_of(i.resps[0]) is None]
+        lm = self._run.around.lm
+        if not lost or lm is None:
+            return
+        log.warning(
+            "%s: %d answers came from a cache without states; their prompts run", self.task_name, len(lost)
+        )
+        for instance, answer in zip(lost, requests.prefilled(lm, lost), strict=True):
+            state = state_of(answer)
+            if state is not None:
+                instance.resps[0] = with_state(instance.resps[0], state)
 
     @property
     def _judge(self) -> str | None:
