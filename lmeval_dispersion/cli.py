@@ -33,7 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "calibrate": ("lmeval_dispersion.audit.commands", "fit dispersion to accuracy on a labelled run"),
     "predict": ("lmeval_dispersion.audit.commands", "accuracy of an unlabelled run, by a calibrator"),
     "rank": ("lmeval_dispersion.audit.commands", "documents or texts, suspected hard ones first"),
-    "store": ("lmeval_dispersion.text_run", "make a run of plain texts: a model's vector of each"),
+    "store": ("lmeval_dispersion.harness.cli", "make a run of plain texts, or of lm-eval's own samples"),
 }
 
 # Which optional part of the package brings a library; the others come with `models`.

@@ -22,7 +22,7 @@ import pandas as pd
 import torch
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.model.capture import capture, resolve
+from lmeval_dispersion.model.capture import capture, resolve, split_names
 from lmeval_dispersion.model.loading import DTYPES, LoadedModel, load_model
 from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.store import COLUMNS, write_store
@@ -97,6 +97,7 @@ def write_text_run(
         "num_fewshot": 0,
         "chat_template": None,
         "prompt_format": "plain texts",
+        "identity": {**loaded.identity, "prompt_template": "plain texts"},
         "limit": None,
         "versions": {"torch": torch.__version__},
     }
@@ -193,36 +194,33 @@ def _record(line: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options on how a model is loaded and run."""
+def add_store_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``dispersion store`` for texts."""
+    parser.add_argument("model", nargs="?", help="Hub id or folder of a decoder model")
+    parser.add_argument("texts", nargs="?", help="text, JSONL or parquet file, or a Hub data set id")
+    parser.add_argument("-o", "--output", required=True, help="folder of the store to write")
+    parser.add_argument(
+        "--layer",
+        "--layers",
+        action="append",
+        help="layer to keep: last (default), norm, layer.K, layer.K.attn, layer.K.ffn; may be repeated, or "
+        "several with + between them",
+    )
+    parser.add_argument("--task", help="name of the data; a calibrator holds for one (default: the file's)")
     parser.add_argument("--revision", help="branch, tag or commit of the model")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="default: the checkpoint's own")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, auto; default: the first GPU, else the CPU")
     parser.add_argument("--column", default="text", help="field with the text (default: text)")
 
 
-def add_store_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``dispersion store``."""
-    parser.add_argument("model", help="Hub id or folder of a decoder model")
-    parser.add_argument("texts", help="text, JSONL or parquet file, or a Hub data set id")
-    parser.add_argument("-o", "--output", required=True, help="folder of the store to write")
-    parser.add_argument(
-        "--layer",
-        action="append",
-        help="layer to keep: last (default), norm, layer.K, layer.K.attn, layer.K.ffn; may be repeated",
-    )
-    parser.add_argument("--task", help="name of the data; a calibrator holds for one (default: the file's)")
-    add_model_arguments(parser)
-
-
 def run_store(args: argparse.Namespace) -> int:
-    """Run ``dispersion store``."""
+    """Run ``dispersion store MODEL TEXTS``."""
+    if args.model is None or args.texts is None:
+        raise UsageError("expected a model and a file of texts, or --from-samples DIR and --model MODEL")
     texts = Texts(args.texts, column=args.column)
     loaded = load_model(args.model, revision=args.revision, dtype=args.dtype, device=args.device)
-    folder = write_text_run(loaded, texts, args.output, layers=args.layer or ["last"], task=args.task)
+    names = split_names("+".join(args.layer or []))
+    folder = write_text_run(loaded, texts, args.output, layers=names, task=args.task)
     print(folder)
     print(f"next: dispersion audit {folder}", file=sys.stderr)
     return 0
-
-
-COMMANDS = {"store": (add_store_arguments, run_store)}
