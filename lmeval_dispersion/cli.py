@@ -29,7 +29,7 @@ JOBS: dict[str, dict[str, tuple[str, str]]] = {
         "disable": ("lmeval_dispersion.harness.cli", "undo `enable` without a trace"),
         "status": ("lmeval_dispersion.harness.cli", "whether the stock lm_eval finds the tasks"),
         "tasks-path": ("lmeval_dispersion.harness.cli", "print a folder for lm_eval's --include_path"),
-        "store": ("lmeval_dispersion.text_run", "make a run of plain texts: a model's vector of each"),
+        "store": ("lmeval_dispersion.harness.cli", "make a run of plain texts, or of lm-eval's samples"),
         "audit": ("lmeval_dispersion.audit.commands", "judge a finished run: slices, calibration, ranking"),
         "calibrate": ("lmeval_dispersion.audit.commands", "fit dispersion to accuracy on a labelled run"),
         "predict": ("lmeval_dispersion.audit.commands", "accuracy of an unlabelled run, by a calibrator"),

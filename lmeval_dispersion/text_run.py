@@ -22,7 +22,7 @@ import pandas as pd
 import torch
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.model.capture import capture, resolve
+from lmeval_dispersion.model.capture import capture, resolve, split_names
 from lmeval_dispersion.model.loading import DTYPES, LoadedModel, load_model
 from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.options import add_column, add_examples, add_layers, add_quiet
@@ -98,6 +98,7 @@ def write_text_run(
         "num_fewshot": 0,
         "chat_template": None,
         "prompt_format": "plain texts",
+        "identity": {**loaded.identity, "prompt_template": "plain texts"},
         "limit": None,
         "versions": {"torch": torch.__version__},
     }
@@ -196,8 +197,10 @@ def _record(line: bytes) -> dict[str, Any]:
 
 def add_store_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``dispersion store``."""
-    parser.add_argument("model", metavar="MODEL", help="Hub id or folder of a decoder model")
-    parser.add_argument("texts", metavar="FILE|HUB_ID", help="text, JSONL or parquet file, or a Hub data set")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="Hub id or folder of a decoder model")
+    parser.add_argument(
+        "texts", nargs="?", metavar="FILE|HUB_ID", help="text, JSONL or parquet file, or a Hub data set"
+    )
     parser.add_argument(
         "-o", "--output", required=True, metavar="FOLDER", help="folder of the store to write"
     )
@@ -224,14 +227,14 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_store(args: argparse.Namespace) -> int:
-    """Run ``dispersion store``."""
+    """Run ``dispersion store MODEL TEXTS``."""
+    if args.model is None or args.texts is None:
+        raise UsageError("expected a model and a file of texts, or --from-samples DIR and --model MODEL")
     texts = Texts(args.texts, column=args.column)
     loaded = load_model(args.model, revision=args.revision, dtype=args.dtype, device=args.device)
-    folder = write_text_run(loaded, texts, args.output, layers=args.layer or ["last"], task=args.task)
+    names = split_names("+".join(args.layer or []))
+    folder = write_text_run(loaded, texts, args.output, layers=names, task=args.task)
     print(folder)
     if not args.quiet:
         print(f"next: dispersion audit {folder}", file=sys.stderr)
     return 0
-
-
-COMMANDS = {"store": (add_store_arguments, run_store)}

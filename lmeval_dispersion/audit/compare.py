@@ -24,6 +24,7 @@ from lmeval_dispersion.audit.vectors import left_out
 from lmeval_dispersion.errors import MixedStoresError, UsageError
 from lmeval_dispersion.report import Column, Document, Note, Part, Section, Table
 from lmeval_dispersion.statistics import jackknife_se, normal_bounds
+from lmeval_dispersion.store import check_comparable
 
 FORMAT = "dispersion-comparison/1"
 Rows = NDArray[np.int64]
@@ -209,7 +210,9 @@ def _names(runs: Sequence[Run], paths: Sequence[str | Path]) -> list[str]:
 
 
 def _notes(runs: Sequence[Run]) -> list[str]:
-    notes = []
+    notes = [
+        f"{note}." for run in runs[1:] for note in check_comparable(runs[0].store.parts, run.store.parts)
+    ]
     widths = {run.vectors.rows.shape[1] for run in runs}
     if len(widths) > 1:
         notes.append(

@@ -1,4 +1,4 @@
-"""``dispersion enable``, ``disable``, ``status``, ``tasks-path`` and ``run``."""
+"""``dispersion enable``, ``disable``, ``status``, ``tasks-path``, ``run`` and ``store``."""
 
 from __future__ import annotations
 
@@ -145,6 +145,64 @@ def _harness(arguments: list[str]) -> int:
     return 3 if saving.failures else 0
 
 
+def _store_arguments(parser: argparse.ArgumentParser) -> None:
+    from lmeval_dispersion.text_run import add_store_arguments
+
+    add_store_arguments(parser)
+    group = parser.add_argument_group("from samples of lm-eval, whatever backend ran it")
+    group.add_argument(
+        "--from-samples", metavar="RESULTS", help="folder or results file of a run with --log_samples"
+    )
+    group.add_argument(
+        "--model", dest="samples_model", metavar="MODEL", help="Hub id or folder of the model that answered"
+    )
+    group.add_argument("--adapter", metavar="ID|FOLDER", help="its PEFT adapter")
+    group.add_argument(
+        "--model-args", metavar="K=V,...", default="", help="more arguments of lm-eval's hf model"
+    )
+    group.add_argument(
+        "--batch-size", metavar="N", default="8", help="prompts at a time, or auto (default: 8)"
+    )
+    group.add_argument("--tasks", metavar="NAME,...", help="only these tasks (default: all that were run)")
+    group.add_argument("--correct", metavar="[FILTER/]METRIC", help="what tells correct answers")
+    group.add_argument(
+        "--force", action="store_true", help="go on where documents are missing or answers disagree"
+    )
+
+
+def _store(args: argparse.Namespace) -> int:
+    if args.from_samples is None:
+        from lmeval_dispersion.text_run import run_store
+
+        return run_store(args)
+    model = args.samples_model or args.model
+    if model is None:
+        raise UsageError("expected --model MODEL beside --from-samples: the model that gave the answers")
+    from lmeval_dispersion.harness.from_samples import stores_from_samples
+
+    options = {"revision": args.revision, "peft": args.adapter, "device": args.device}
+    arguments = {key: value for key, value in options.items() if value is not None}
+    arguments |= {"pretrained": model, "dtype": args.dtype}
+    for pair in filter(None, args.model_args.split(",")):
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"expected --model-args key=value,..., got {pair!r}")
+        arguments[key.strip()] = value.strip()
+    folder = stores_from_samples(
+        args.from_samples,
+        arguments,
+        args.output,
+        layers="+".join(args.layer or []),
+        tasks=args.tasks.split(",") if args.tasks else None,
+        judge=args.correct,
+        batch_size=args.batch_size,
+        force=args.force,
+    )
+    print(folder)
+    print(f"next: dispersion audit {folder}", file=sys.stderr)
+    return 0
+
+
 def failure_sentence(error: Exception) -> str | None:
     """One sentence for what users meet; None for what is a defect and deserves its traceback."""
     text = str(error).strip()
@@ -172,4 +230,5 @@ COMMANDS: dict[str, Command] = {
     "status": (_status_arguments, _status),
     "tasks-path": (_tasks_path_arguments, _tasks_path),
     "run": (_run_arguments, _run),
+    "store": (_store_arguments, _store),
 }

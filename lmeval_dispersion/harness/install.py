@@ -25,6 +25,7 @@ from lmeval_dispersion.errors import HarnessError, MissingExtraError, UsageError
 from lmeval_dispersion.paths import data_folder
 
 FOLDER = "lmeval_dispersion"
+TASKS = "tasks"  # the last part of the entry point's name, see lmeval_dispersion.harness.plugin
 _PATTERN = re.compile(r"^# for NAME in ([^;\n]+)(?:; CATEGORY = (\w+))?\n", re.MULTILINE)
 _INCLUDE = re.compile(r"^(\s*(?:- )?include: |\s+- )(\.\./\.\./)(\S+)$", re.MULTILINE)
 
@@ -159,16 +160,16 @@ def tasks_path() -> Path:
         name: _INCLUDE.sub(lambda m: f"{m[1]}{theirs.as_posix()}/{m[3]}", text)
         for name, text in task_files().items()
     }
-    key = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
+    key = hashlib.sha256(json.dumps([TASKS, files], sort_keys=True).encode()).hexdigest()[:16]
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmeval-dispersion"
     folder = root / f"tasks-{key}"
     if folder.is_dir():
-        return folder
+        return folder / TASKS
     try:
         root.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=root, prefix=".tasks-"))
         for name, text in files.items():
-            path = made / name
+            path = made / TASKS / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8")
         made.chmod(0o755)
@@ -178,7 +179,7 @@ def tasks_path() -> Path:
             shutil.rmtree(made)
     except OSError as error:
         raise UsageError(f"{root} cannot be written: {error.strerror}; set XDG_CACHE_HOME") from error
-    return folder
+    return folder / TASKS
 
 
 def _remove(folder: Path) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.harness.compat import shadowed
+from lmeval_dispersion.harness.query_tokens import query_tokens
 from lmeval_dispersion.harness.records import Vectors
 from lmeval_dispersion.model.capture import Site, resolve
 
@@ -202,7 +203,6 @@ class ContextRecorder(TokenRecorder):
     ) -> None:
         super().__init__(lm, layers)
         self.queries = queries
-        self.lengths: dict[str, int] = {"": 0}
 
     def plan(self, index: int, context: list[int], continuation: list[int]) -> Wanted | None:
         """The last context token, and the query's tokens for their perplexity."""
@@ -211,32 +211,13 @@ class ContextRecorder(TokenRecorder):
             return None
         total, longest = len(context) + len(continuation), self.lm.max_length
         dropped = max(0, total - (longest + 1))
-        start, stop = self.span(*query, len(context))
+        start, stop = query_tokens(self.lm, *query, context)
         return Wanted(
             position=total - dropped - 1 - len(continuation),
             span=(max(start - dropped, 1), max(stop - dropped, 1)),
             prompt_tokens=len(context),
             truncated=dropped > 0,
         )
-
-    def span(self, prompt: str, query: str | None, tokens: int) -> tuple[int, int]:
-        """Where the query's tokens are in the prompt's; all of it where the query is not found."""
-        at = prompt.rfind(query) if query else -1
-        if query is None or at < 0:
-            return 0, tokens
-        start = self.length(prompt[:at])
-        end = at + len(query)
-        rest = prompt[end:].strip()
-        stop = self.length(prompt[:end]) if rest else tokens
-        return start, min(stop, tokens)
-
-    def length(self, text: str) -> int:
-        """Tokens of ``text``; few-shot prefixes come again and again, so they are remembered."""
-        if text not in self.lengths:
-            if len(self.lengths) > 1000:
-                self.lengths = {"": 0}
-            self.lengths[text] = len(self.lm.tok_encode(text))
-        return self.lengths[text]
 
 
 class SegmentRecorder(TokenRecorder):
@@ -324,6 +305,15 @@ class PrefillRecorder(Recorder):
         if self.fresh:
             self.results.update(zip(self.prompts, self.wanted, strict=True))
         self.fresh = {}
+
+
+class OneTokenRecorder(PrefillRecorder):
+    """The same where generation itself is not wanted: it ends after one token, prompts are cut as ever."""
+
+    def model_generate(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """In place of HFLM's method."""
+        context = kwargs["context"] if "context" in kwargs else args[0]
+        return super().model_generate(original, *args, **{**kwargs, "max_length": context.shape[1] + 1})
 
 
 def unseen(missing: int, of: int) -> str:

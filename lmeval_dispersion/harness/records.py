@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +63,7 @@ class DocRecord:
         logprobs: Log-probability of each continuation.
         doc_hash: lm-eval's hash of the document.
         subject: The document's own ``subject``, else the task's alias, or None.
+        filter: The filter whose answer was judged.
     """
 
     state: DocState
@@ -73,6 +74,7 @@ class DocRecord:
     logprobs: list[float]
     doc_hash: str
     subject: str | None
+    filter: str = "none"
 
     def __repr__(self) -> str:
         return f"<state of document {self.doc_id}>"
@@ -88,6 +90,7 @@ def record_of(
     target: Any,
     choices: bool,
     alias: str | None,
+    filter_name: str = "none",
 ) -> DocRecord:
     """The record of one document.
 
@@ -100,8 +103,10 @@ def record_of(
         target: What the task calls right: a text, or the number of a choice; None: nothing.
         choices: Whether the answers are those to the choices of one question.
         alias: Subject where the document names none.
+        filter_name: The filter that the answers came through.
     """
-    pairs = [a for a in answers if isinstance(a, tuple)]
+    # A list where a cache that speaks JSON has held it.
+    pairs = [a for a in answers if isinstance(a, tuple | list) and len(a) == 2 and isinstance(a[0], float)]
     logprobs = [float(a[0]) for a in pairs] or [float(a) for a in answers if isinstance(a, float)]
     prediction: str | None = None
     if choices:
@@ -124,27 +129,42 @@ def record_of(
         logprobs=logprobs,
         doc_hash=hash_string(dumped),
         subject=subject if isinstance(subject, str) else alias,
+        filter=filter_name,
     )
 
 
-def correctness(task: str, metrics: Mapping[str, Any], named: str | None) -> tuple[str | None, float]:
+def split_judge(named: str | None) -> tuple[str | None, str | None]:
+    """Filter and metric of ``FILTER/METRIC`` or ``METRIC``; None for what is not named.
+
+    >>> split_judge("flexible-extract/exact_match")
+    ('flexible-extract', 'exact_match')
+    >>> split_judge("acc_norm")
+    (None, 'acc_norm')
+    """
+    chosen, slash, metric = (named or "").rpartition("/")
+    return (chosen or None) if slash else None, metric or None
+
+
+def check_judge(task: str, named: str | None, filters: Sequence[str], metrics: Iterable[str]) -> None:
+    """Raise HarnessError unless the task has the filter and the metric that ``named`` names."""
+    chosen, metric = split_judge(named)
+    metrics = list(metrics)
+    if (chosen is None or chosen in filters) and (metric is None or metric in metrics):
+        return
+    names = metrics if len(filters) < 2 else [f"{f}/{m}" for f in filters for m in metrics]
+    raise HarnessError(f"{task} has no {named!r} to tell correct answers by; it has {', '.join(names)}")
+
+
+def correctness(metrics: Mapping[str, Any], named: str | None) -> tuple[str | None, float]:
     """Which of a document's metrics says whether it was answered correctly, and what it says.
 
     Args:
-        task: Name, for the message.
         metrics: lm-eval's own metrics of the document.
         named: The metric to go by; None: the first of :data:`CORRECT` that there is.
 
     Returns:
         Name and share in [0, 1]; (None, NaN) where no metric tells.
-
-    Raises:
-        HarnessError: There is no metric ``named``.
     """
-    if named is not None and named not in metrics:
-        raise HarnessError(
-            f"{task} has no metric {named!r} to tell correct answers by; it has {', '.join(metrics)}"
-        )
     for name in (named,) if named else CORRECT:
         if name in metrics and isinstance(metrics[name], int | float):
             return name, float(metrics[name])

@@ -13,6 +13,7 @@ from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.harness.compat import add_request_types, with_state
 from lmeval_dispersion.harness.recording import (
     ContextRecorder,
+    OneTokenRecorder,
     PrefillRecorder,
     SegmentRecorder,
     Wanted,
@@ -102,7 +103,18 @@ def _loglikelihood_rolling(self: Any, requests: Sequence[Any], **options: Any) -
 
 def _generate_until(self: Any, requests: Sequence[Any], **options: Any) -> list[Any]:
     check_model(self, str(requests[0].task_name))
-    recorder = PrefillRecorder(self, _layers(requests))
+    return _generated(self, requests, PrefillRecorder(self, _layers(requests)), **options)
+
+
+def prefilled(lm: Any, requests: Sequence[Any]) -> list[Any]:
+    """Answers with states as the request types give them, but of every generation its first token only."""
+    if requests[0].request_type == REQUEST_TYPES["generate_until"]:
+        return _generated(lm, requests, OneTokenRecorder(lm, _layers(requests)))
+    answers: list[Any] = getattr(lm, requests[0].request_type)(requests)
+    return answers
+
+
+def _generated(self: Any, requests: Sequence[Any], recorder: PrefillRecorder, **options: Any) -> list[Any]:
     with recorder.running():
         answers = self.generate_until(requests, **options)
     missing = sum(request.args[0] not in recorder.results for request in requests)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import logging
 import os
+import shlex
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.harness.compat import Surroundings
 from lmeval_dispersion.harness.metrics import TaskMetrics
+from lmeval_dispersion.harness.prompts import PromptShape
 from lmeval_dispersion.harness.records import DocRecord
+from lmeval_dispersion.model.identity import (
+    adapter_identity,
+    cached_commit,
+    settings_identity,
+    weights_identity,
+)
 from lmeval_dispersion.store import begin_store, write_store
 
 if TYPE_CHECKING:
@@ -25,6 +35,7 @@ if TYPE_CHECKING:
 VARIABLE = "LMEVAL_DISPERSION_STORE"
 
 failures: list[Path] = []  # stores of this process that could not be written
+written: list[Path] = []  # stores of this process, told at its end
 
 log = logging.getLogger(__name__)
 _stamps: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -76,7 +87,7 @@ def save(run: Run, task: Any, metrics: TaskMetrics, summary: Mapping[str, Any]) 
     try:
         write_store(
             run.folder,
-            documents=_documents(task.task_name, metrics.records, run.around.category(task.task_name)),
+            documents=document_table(task.task_name, metrics.records, run.around.category(task.task_name)),
             vectors=metrics.vectors,
             manifest={**_manifest(task, metrics.layers, run), "figures": summary},
         )
@@ -86,7 +97,21 @@ def save(run: Run, task: Any, metrics: TaskMetrics, summary: Mapping[str, Any]) 
             "%s: the store %s could not be written: %s; the metrics stand", task.task_name, run.folder, error
         )
         return None
+    if run.around.command_line:
+        if not written:
+            atexit.register(tell)
+        written.append(run.folder)
+    else:
+        log.info("%s: the vectors are in %s", task.task_name, run.folder)
     return str(run.folder)
+
+
+def tell() -> None:
+    """Say on stderr where the vectors of this process's runs are, and what can be done with them."""
+    if written:
+        folder = Path(os.path.commonpath(written))
+        kept = f"vectors of {len(written)} tasks" if len(written) > 1 else "vectors"
+        print(f"{kept}: {folder}\nnext: dispersion audit {shlex.quote(str(folder))}", file=sys.stderr)
 
 
 def store_folder(task: str, metadata: Mapping[str, Any], around: Surroundings) -> Path | None:
@@ -110,7 +135,8 @@ def store_folder(task: str, metadata: Mapping[str, Any], around: Surroundings) -
     return None
 
 
-def _documents(task: str, records: Sequence[DocRecord], category: str | None) -> pd.DataFrame:
+def document_table(task: str, records: Sequence[DocRecord], category: str | None) -> pd.DataFrame:
+    """The store's rows of one task: one a document, or one a segment."""
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
@@ -145,29 +171,36 @@ def _documents(task: str, records: Sequence[DocRecord], category: str | None) ->
 
 def _manifest(task: Any, layers: Sequence[str], run: Run) -> dict[str, Any]:
     around, options, config, lm = run.around, run.options, task.config, run.around.lm
-    name = getattr(lm, "pretrained", None)
     template = _chat_template(lm) if options.get("apply_chat_template") else None
-    shape = {
-        "doc_to_text": config.doc_to_text
-        if isinstance(config.doc_to_text, str)
-        else repr(config.doc_to_text),
-        "num_fewshot": config.num_fewshot,
-        "delimiters": [config.target_delimiter, config.fewshot_delimiter],
-        "chat_template": template,
-        "multiturn": bool(options.get("fewshot_as_multiturn")) if template else None,
-        "system": options.get("system_instruction"),
+    shape = PromptShape(
+        doc_to_text=config.doc_to_text,
+        description=config.description if isinstance(config.description, str) else None,
+        subject=config.dataset_name if isinstance(config.dataset_name, str) else None,
+        delimiters=(config.target_delimiter, config.fewshot_delimiter),
+        num_fewshot=config.num_fewshot,
+        fewshot_seed=around.fewshot_seed,
+        chat_template=template,
+        multiturn=bool(options.get("fewshot_as_multiturn")),
+        system=options.get("system_instruction"),
+    )
+    arguments = json.loads(json.dumps(around.model_args, default=str))
+    return {
+        **model_manifest(lm, arguments),
+        "model_args": arguments,
+        "tasks": {task.task_name: task.VERSION},
+        "default_layer": layers[0],
+        **shape_manifest(shape, lm, arguments),
+        "limit": around.limit,
     }
+
+
+def model_manifest(lm: Any, arguments: Any) -> dict[str, Any]:
+    """The manifest's keys that say which model ran, under which versions of the software."""
+    name = getattr(lm, "pretrained", None)
     loaded = getattr(getattr(lm, "model", None), "config", None)
     return {
         "model": name if isinstance(name, str) else getattr(loaded, "_name_or_path", ""),
-        "revision": _commit(name, getattr(lm, "revision", None)) if isinstance(name, str) else None,
-        "model_args": json.loads(json.dumps(around.model_args, default=str)),
-        "tasks": {task.task_name: task.VERSION},
-        "default_layer": layers[0],
-        "num_fewshot": config.num_fewshot,
-        "chat_template": template,
-        "prompt_format": hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest(),
-        "limit": around.limit,
+        "revision": _commit(name, lm, arguments) if isinstance(name, str) else None,
         "versions": {
             "lm_eval": _version("lm_eval"),
             "transformers": _version("transformers"),
@@ -176,15 +209,56 @@ def _manifest(task: Any, layers: Sequence[str], run: Run) -> dict[str, Any]:
     }
 
 
-def _commit(name: str, revision: Any) -> str | None:
-    """The commit of a Hub model, by the place of its files in the cache; else the revision as given."""
+def shape_manifest(shape: PromptShape, lm: Any, arguments: Any) -> dict[str, Any]:
+    """The manifest's keys that say how the model was asked, and the identity of both."""
+    return {
+        "num_fewshot": shape.num_fewshot,
+        "chat_template": shape.chat_template,
+        "prompt_format": shape.format,
+        "identity": {**model_identity(lm, arguments), **shape.identity},
+    }
+
+
+def model_identity(lm: Any, arguments: Any) -> dict[str, str]:
+    """What lm-eval's model is, whatever it is called: see :mod:`lmeval_dispersion.model.identity`.
+
+    Args:
+        lm: lm-eval's HFLM.
+        arguments: Its arguments, as given.
+    """
+    name, adapter, delta = (getattr(lm, key, None) for key in ("pretrained", "peft", "delta"))
+    gguf = _argument(arguments, "gguf_file")
+    tokenizer, starts = _argument(arguments, "tokenizer"), getattr(lm, "add_bos_token", None)
+    found: dict[str, str | None] = {
+        "weights": weights_identity(name, _commit(name, lm, arguments), gguf)
+        if isinstance(name, str)
+        else None,
+        "gguf": gguf,
+        "adapter": adapter_identity(adapter) or str(adapter) if adapter else None,
+        "delta": weights_identity(delta) or str(delta) if delta else None,
+        "tokenizer": tokenizer if tokenizer != name else None,
+        "add_bos_token": None if starts is None else str(starts).lower(),
+        **settings_identity(getattr(lm, "model", None)),
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _argument(arguments: Any, name: str) -> str | None:
+    """One of ``--model_args``, which lm-eval holds as a dict or as the text that was given."""
+    if isinstance(arguments, str):
+        pairs = (pair.partition("=") for pair in arguments.split(","))
+        arguments = {key.strip(): value.strip() for key, _, value in pairs}
+    value = arguments.get(name) if isinstance(arguments, Mapping) else None
+    return None if value is None else str(value)
+
+
+def _commit(name: str, lm: Any, arguments: Any) -> str | None:
+    """The commit of a Hub model: as transformers noted it, or by the Hub's cache; else the revision."""
     if os.path.isdir(name):
         return None
-    from huggingface_hub import try_to_load_from_cache
-
-    path = try_to_load_from_cache(name, "config.json", revision=revision)
-    found = Path(path).parent.name if isinstance(path, str) else ""
-    return found if len(found) == 40 else revision
+    revision = getattr(lm, "revision", None)
+    noted = getattr(getattr(getattr(lm, "model", None), "config", None), "_commit_hash", None)
+    return noted or cached_commit(name, revision, _argument(arguments, "gguf_file")) or revision
 
 
 def _chat_template(lm: Any) -> str | None:

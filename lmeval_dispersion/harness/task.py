@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.harness import requests, saving
-from lmeval_dispersion.harness.compat import Surroundings, check_groups, hooked_task, state_of, surroundings
+from lmeval_dispersion.harness.compat import (
+    Surroundings,
+    check_groups,
+    hooked_task,
+    state_of,
+    surroundings,
+    with_state,
+)
 from lmeval_dispersion.harness.metrics import METRICS, TaskMetrics
-from lmeval_dispersion.harness.records import DocRecord, DocState, correctness, record_of
+from lmeval_dispersion.harness.records import (
+    DocRecord,
+    DocState,
+    check_judge,
+    correctness,
+    record_of,
+    split_judge,
+)
 from lmeval_dispersion.model.capture import resolve, split_names
 
 requests.install()
+
+log = logging.getLogger(__name__)
 
 
 class DispersionTask(hooked_task()):  # type: ignore[misc]
@@ -30,7 +47,7 @@ class DispersionTask(hooked_task()):  # type: ignore[misc]
     ``configs.<task>.metadata.dispersion``, and a store of the vectors. ``--metadata`` takes
     ``dispersion_layers`` (names as in :mod:`lmeval_dispersion.model.capture` with ``+`` between
     them; the first one is reported; default ``last``), ``dispersion_store`` (a folder) and
-    ``dispersion_correct`` (the metric that says what is correct).
+    ``dispersion_correct`` (``METRIC`` or ``FILTER/METRIC`` that says what is correct).
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None, **options: Any) -> None:
@@ -78,6 +95,8 @@ class DispersionTask(hooked_task()):  # type: ignore[misc]
 
     def apply_filters(self) -> Any:
         """As lm-eval's; first every state gets the texts of its document's requests."""
+        if not self.only_predicts:
+            self._recover_states()
         texts: dict[Any, dict[int, str]] = {}
         for instance in self._instances or []:
             if len(instance.args) > 1 and isinstance(instance.args[1], str):
@@ -90,7 +109,12 @@ class DispersionTask(hooked_task()):  # type: ignore[misc]
         return super().apply_filters()
 
     def judged(
-        self, doc: Any, state: DocState | None, answers: Sequence[Any], metrics: Mapping[str, Any]
+        self,
+        doc: Any,
+        state: DocState | None,
+        answers: Sequence[Any],
+        metrics: Mapping[str, Any],
+        filter_name: str,
     ) -> dict[str, DocRecord]:
         """The document's record under each metric of ours."""
         if state is None:
@@ -98,8 +122,8 @@ class DispersionTask(hooked_task()):  # type: ignore[misc]
                 f"{self.task_name}: an answer came back without its state; report this with your versions of "
                 "lm-eval and lmeval-dispersion"
             )
-        named = (self.config.metadata or {}).get("dispersion_correct")
-        by, correct = correctness(self.task_name, metrics, named)
+        check_judge(self.task_name, self._judge, self.filter_names, metrics)
+        by, correct = correctness(metrics, split_judge(self._judge)[1])
         self._correct_by = by or self._correct_by
         rolling = self.OUTPUT_TYPE == "loglikelihood_rolling"  # its target is the whole text
         record = record_of(
@@ -111,6 +135,7 @@ class DispersionTask(hooked_task()):  # type: ignore[misc]
             target=None if rolling else self._remembered("target", doc),
             choices=self.OUTPUT_TYPE == "multiple_choice" and not self.several_contexts,
             alias=self.config.task_alias,
+            filter_name=filter_name,
         )
         return {name + suffix: record for name in METRICS for suffix in ("", "_stderr")}
 
@@ -137,6 +162,7 @@ class DispersionTask(hooked_task()):  # type: ignore[misc]
     def _prepare(self, options: Mapping[str, Any]) -> None:
         """Settle layers and store, or refuse."""
         metadata = self.config.metadata or {}
+        check_judge(self.task_name, self._judge, self.filter_names, super().aggregation())
         around = surroundings()
         layers = split_names(metadata.get("dispersion_layers", "last"))
         if around.lm is not None:
@@ -147,11 +173,34 @@ class DispersionTask(hooked_task()):  # type: ignore[misc]
         self._layers = layers
         self._run = saving.begin(self.task_name, metadata, around, options)
 
+    def _recover_states(self) -> None:
+        """Run the prompts whose answers lost their states: a cache may keep only what JSON can hold."""
+        lost = [i for i in self._instances or [] if i.idx == 0 and i.resps and state_of(i.resps[0]) is None]
+        lm = self._run.around.lm
+        if not lost or lm is None:
+            return
+        log.warning(
+            "%s: %d answers came from a cache without states; their prompts run", self.task_name, len(lost)
+        )
+        for instance, answer in zip(lost, requests.prefilled(lm, lost), strict=True):
+            state = state_of(answer)
+            if state is not None:
+                instance.resps[0] = with_state(instance.resps[0], state)
+
+    @property
+    def _judge(self) -> str | None:
+        """``FILTER/METRIC`` or ``METRIC`` that tells correct answers; None: the first one known."""
+        return (self.config.metadata or {}).get("dispersion_correct")
+
     def _save(self) -> None:
-        """Save the run; of several filters, which only judge the same answers otherwise, the first counts."""
-        metrics = next(iter(self._metrics.values()))
+        """Save the run; of several filters, which judge the same answers, that of the judge or the first."""
+        by_filter = {metrics.records[0].filter: metrics for metrics in self._metrics.values()}
+        chosen = split_judge(self._judge)[0] or next(iter(by_filter))
+        metrics = by_filter[chosen]
         metrics.warn()
-        self._summary = {**metrics.summary(), "correct_by": self._correct_by}
+        by = self._correct_by
+        several = by is not None and len(self.filter_names) > 1
+        self._summary = {**metrics.summary(), "correct_by": f"{chosen}/{by}" if several else by}
         self._summary["store"] = saving.save(self._run, self, metrics, self._summary)
 
     def _value(self, metric: str, records: Sequence[DocRecord]) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
+from lmeval_dispersion.model.identity import adapter_identity, settings_identity, weights_identity
 
 if TYPE_CHECKING:
     import torch
@@ -61,6 +62,17 @@ class LoadedModel(NamedTuple):
     revision: str | None
     device: torch.device
     choice: ModelChoice
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What it is, whatever it is called: see :mod:`lmeval_dispersion.model.identity`."""
+        adapter = self.choice.adapter
+        found = {
+            "weights": weights_identity(self.name, self.revision),
+            "adapter": adapter_identity(adapter) if adapter else None,
+            **settings_identity(self.model),
+        }
+        return {key: value for key, value in found.items() if value is not None}
 
 
 ModelLike = str | Path | ModelChoice | LoadedModel

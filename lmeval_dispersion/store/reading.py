@@ -24,6 +24,7 @@ from lmeval_dispersion.store.format import (
     safetensors,
     sha256,
 )
+from lmeval_dispersion.store.identity import check_one_model, joint_identity
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -104,19 +105,21 @@ class Store:
 def read_store(path: str | Path) -> Store:
     """The store in the folder ``path``, or all stores in its sub-folders read as one.
 
-    Several stores need one model and revision, and at least one layer in common. Their joint manifest
-    keeps what they agree on; ``prompt_format`` is then a hash over all of theirs.
+    Several stores need one model and revision, one identity of model and run, and at least one layer in
+    common. Their joint manifest keeps what they agree on; ``prompt_format`` is then a hash over all of
+    theirs, and so is what tasks of one run may differ in.
 
     Raises:
         PartialStoreError: A run did not finish.
         StoreVersionError: Written by another version of the format.
-        MixedStoresError: Stores of different models, or one task twice.
+        MixedStoresError: Stores of different identity, or one task twice.
         StoreError: No store there, or damaged files.
     """
     folder = Path(path)
     places = _stores(folder)
     parts = [(place, _read_manifest(place)) for place in places]
     _same_model(parts)
+    check_one_model(parts)
     shared = [name for name in parts[0][1]["layers"] if all(name in m["layers"] for _, m in parts)]
     widths = {name: {m["width"][name] for _, m in parts} for name in shared}
     mixed = [name for name in shared if len(widths[name]) > 1]
@@ -199,6 +202,9 @@ def _joint_manifest(manifests: Sequence[dict[str, Any]], layers: list[str]) -> d
     }
     default = joint.get("default_layer", first["default_layer"])
     formats = sorted({str(m.get("prompt_format")) for m in manifests})
+    identities = [m["identity"] for m in manifests if m.get("identity") is not None]
+    if identities:
+        joint["identity"] = joint_identity(identities)
     joint.update(
         n=sum(m["n"] for m in manifests),
         layers=layers,

@@ -130,11 +130,17 @@ def test_the_stock_command_runs_mmlu(hub: dict[str, str], installation: Path, tm
     done = run([str(BIN / "lm_eval"), "--model", "hf", *arguments], installation, hub)
     assert done.returncode == 0, done.stderr[-3000:]
     folder = tmp_path / "demo__sums-20"
+    stores = next(folder.glob("dispersion_*"))
+    last = done.stderr.splitlines()[-2:]
+    assert last == [f"vectors of 19 tasks: {stores}", f"next: dispersion audit {stores}"]
     results = json.loads(next(folder.glob("results_*.json")).read_text())
     group = results["groups"]["mmlu_stem_dispersion"]
     rows = [line for line in done.stdout.splitlines() if "|dispersion " in line]
     assert f"|{group['dispersion,none']:.4f}|±  |{group['dispersion_stderr,none']:.4f}|" in rows[-1]
-    store = read_store(next(folder.glob("dispersion_*")))
+    store = read_store(stores)
+    assert store.manifest["identity"]["weights"] == f"demo/sums-20@{store.manifest['revision']}"
+    assert store.manifest["identity"]["fewshot_seed"] == "1234"
+    assert not store.manifest["identity"]["prompt_template"].startswith("several:")
     assert len(store.documents) == 19 * 3 == group["sample_len"]
     assert set(store.documents["category"]) == {"stem"}
     assert store.layers == ["last", "layer.2.attn"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
@@ -10,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from harness_world import check_vectors, evaluate, hflm, tiny_llama
 
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.store import read_store
 
 pytestmark = pytest.mark.usefixtures("in_world")
@@ -104,3 +106,101 @@ def test_a_store_that_does_not_fit_is_partial(tmp_path: Path) -> None:
     assert not list((tmp_path / "store/t").glob("*.tmp"))
     with pytest.raises(UsageError, match="partial"):
         read_store(tmp_path / "store")
+
+
+def test_the_judge_may_be_a_filters_metric(
+    tokenizer: Any, task_manager: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lm_eval.models.huggingface import HFLM
+
+    lm = hflm(tiny_llama(tokenizer), tokenizer)
+    monkeypatch.setattr(HFLM, "max_gen_toks", 4)
+    calls: list[int] = []
+    lm.model.register_forward_hook(lambda *_: calls.append(1))
+    task = "gsm8k_dispersion"
+    for wrong in ("flexible/exact_match", "flexible-extract/acc", "acc"):
+        manager = task_manager(dispersion_correct=wrong)
+        with pytest.raises(
+            HarnessError,
+            match=f"has no '{wrong}' .* it has strict-match/exact_match, flexible-extract/exact_match",
+        ):
+            evaluate(lm, [task], manager)
+    assert not calls
+    answer = "so 1,000,001 it is"  # a number, in no strict form
+    monkeypatch.setattr(
+        HFLM, "tok_decode", lambda _, tokens, **__: "</s>" if isinstance(tokens, int) else answer
+    )
+    for judge, by in (
+        (None, "strict-match/exact_match"),
+        ("exact_match", "strict-match/exact_match"),
+        ("flexible-extract/exact_match", "flexible-extract/exact_match"),
+    ):
+        folder = tmp_path / str(judge).replace("/", "-")
+        metadata = {"dispersion_store": str(folder)}
+        if judge:
+            metadata["dispersion_correct"] = judge
+        results = evaluate(lm, [task], task_manager(**metadata), limit=3)
+        store = read_store(folder)
+        assert store.manifest["figures"]["correct_by"] == by
+        assert results["configs"][task]["metadata"]["dispersion"]["correct_by"] == by
+        chosen = by.split("/")[0]
+        own = [s for s in results["samples"][task] if s["filter"] == chosen]
+        assert store.documents["correct"].tolist() == [s["exact_match"] for s in own]
+        assert store.documents["prediction"].tolist() == [s["filtered_resps"][0] for s in own]
+        strict = chosen == "strict-match"
+        assert set(store.documents["prediction"] == "[invalid]") == {strict}
+
+
+@pytest.mark.parametrize("task", ["arc_easy_dispersion", "gsm8k_dispersion", "wikitext_dispersion"])
+def test_a_cache_that_keeps_plain_answers_only_loses_no_states(
+    task: str,
+    tokenizer: Any,
+    task_manager: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    import lm_eval.api.model
+
+    from lmeval_dispersion.harness.compat import plain
+
+    kept: dict[str, str] = {}
+
+    class JsonCache:
+        """A response cache for every request type, whose answers go through JSON."""
+
+        def __init__(self, lm: Any, _: str) -> None:
+            self.lm = lm
+
+        def __getattr__(self, name: str) -> Any:
+            found = getattr(self.lm, name)
+            if not name.startswith("dispersion_"):
+                return found
+
+            def cached(requests: Any) -> list[Any]:
+                keys = [json.dumps([name, request.args]) for request in requests]
+                if any(key not in kept for key in keys):
+                    answers = found(requests)
+                    kept.update(zip(keys, (json.dumps(plain(a)) for a in answers), strict=True))
+                return [json.loads(kept[key]) for key in keys]
+
+            return cached
+
+    lm = hflm(tiny_llama(tokenizer), tokenizer, batch_size=3, max_length=512)
+    settings = {"limit": 3, "gen_kwargs": {"max_gen_toks": 4}} if "gsm8k" in task else {"limit": 3}
+    evaluate(lm, [task], task_manager(dispersion_store=str(tmp_path / "plain")), **settings)
+    monkeypatch.setattr(lm_eval.api.model, "CachingLM", JsonCache)
+    expected = read_store(tmp_path / "plain")
+    for run in ("filling", "filled"):
+        caplog.clear()
+        manager = task_manager(dispersion_store=str(tmp_path / run))
+        evaluate(lm, [task], manager, use_cache="anywhere", **settings)
+        store = read_store(tmp_path / run)
+        assert "answers came from a cache without states" in caplog.text
+        assert store.documents["correct"].equals(expected.documents["correct"])
+        assert store.documents["prediction"].equals(expected.documents["prediction"])
+        assert store.documents["prompt_tokens"].equals(expected.documents["prompt_tokens"])
+        first, second = store.documents["logprobs"], expected.documents["logprobs"]
+        assert [list(v) for v in first] == [list(v) for v in second]
+        np.testing.assert_allclose(store.vectors(), expected.vectors(), atol=1e-3)
+    assert kept

@@ -35,6 +35,7 @@ class _Answer:
 
     plain: Any
     state: DocState
+    filter: str
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _same, (self.plain,)
@@ -64,8 +65,8 @@ class _Other(_Answer):
         return repr(self.plain)
 
 
-def with_state(answer: Any, state: DocState) -> Any:
-    """``answer`` as an equal object that has ``.state`` and ``.plain``, the answer itself."""
+def with_state(answer: Any, state: DocState, filter_name: str = "none") -> Any:
+    """``answer`` as an equal object with its state, the filter it came through, and itself as ``.plain``."""
     carrier: type[_Answer] = _Other
     # bool and int stay out: a float would print differently where lm-eval logs the answer.
     for base, kind in ((tuple, _Tuple), (str, _Text), (float, _Number), (list, _List)):
@@ -75,12 +76,18 @@ def with_state(answer: Any, state: DocState) -> Any:
     carried: Any = carrier(answer)  # type: ignore[call-arg]
     carried.plain = answer
     carried.state = state
+    carried.filter = filter_name
     return carried
 
 
 def state_of(answer: Any) -> DocState | None:
     """The state that an answer carries, or None."""
     return getattr(answer, "state", None) if isinstance(answer, _Answer) else None
+
+
+def filter_of(answer: Any) -> str:
+    """The filter that an answer came through."""
+    return answer.filter if isinstance(answer, _Answer) else "none"
 
 
 def plain(answer: Any) -> Any:

@@ -27,13 +27,23 @@ class TaskHooks(ABC):
     def several_contexts(self) -> bool:
         """Whether the choices of a document are in its contexts, as in Winogrande."""
 
+    @property
+    @abstractmethod
+    def filter_names(self) -> list[str]:
+        """The filters that judge every answer, each in its way."""
+
     @abstractmethod
     def document_index(self, doc_id: int) -> int:
         """Index in the task's split of the document that lm-eval's instances call ``doc_id``."""
 
     @abstractmethod
     def judged(
-        self, doc: Any, state: DocState | None, answers: Sequence[Any], metrics: Mapping[str, Any]
+        self,
+        doc: Any,
+        state: DocState | None,
+        answers: Sequence[Any],
+        metrics: Mapping[str, Any],
+        filter_name: str,
     ) -> Mapping[str, Any]:
         """Metrics to add to those of one document. Called once for each document and filter.
 
@@ -42,4 +52,5 @@ class TaskHooks(ABC):
             state: What came back from the model with its first answer; None where nothing did.
             answers: The filtered answers, plain.
             metrics: lm-eval's own metrics of the document.
+            filter_name: The filter.
         """

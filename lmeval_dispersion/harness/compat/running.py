@@ -30,6 +30,8 @@ class Surroundings:
         tracker: lm-eval's EvaluationTracker, which knows ``--output_path``.
         model_args: ``--model_args`` as given.
         limit: ``--limit`` as given.
+        fewshot_seed: Seed of the choice of few-shot examples.
+        command_line: Whether lm-eval's own command runs, which ends with the process.
     """
 
     lm: Any = None
@@ -37,6 +39,8 @@ class Surroundings:
     tracker: Any = None
     model_args: Any = None
     limit: Any = None
+    fewshot_seed: Any = None
+    command_line: bool = False
 
     def category(self, task: str) -> str | None:
         """Alias of the group that holds ``task`` directly; None without one."""
@@ -62,17 +66,20 @@ def surroundings() -> Surroundings:
     found: dict[str, Any] = {}
     frame = sys._getframe(1)
     while frame is not None:
-        if str(frame.f_globals.get("__name__", "")).startswith("lm_eval."):
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.startswith("lm_eval."):
             scope = frame.f_locals
-            if frame.f_code.co_name == "evaluate" and "lm" in scope and "lm" not in found:
+            if module.startswith(("lm_eval._cli", "lm_eval.__main__")):
+                found["command_line"] = True
+            elif frame.f_code.co_name == "evaluate" and "lm" in scope and "lm" not in found:
                 found["lm"] = getattr(scope["lm"], "lm", scope["lm"])
                 found["groups"] = scope.get("groups")
                 found["limit"] = scope.get("limit_arg", scope.get("limit"))
-            elif frame.f_code.co_name == "simple_evaluate":
+            elif frame.f_code.co_name == "simple_evaluate" and "tracker" not in found:
                 found["tracker"] = scope.get("evaluation_tracker")
                 found["model_args"] = scope.get("model_args")
                 found["limit"] = scope.get("limit")
-                break
+                found["fewshot_seed"] = scope.get("fewshot_random_seed")
         frame = frame.f_back  # type: ignore[assignment]
     return Surroundings(**found)
 

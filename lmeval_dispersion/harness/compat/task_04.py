@@ -7,7 +7,7 @@ from typing import Any
 
 from lm_eval.api.task import ConfigurableTask
 
-from lmeval_dispersion.harness.compat.carriers import plain, state_of, with_state
+from lmeval_dispersion.harness.compat.carriers import filter_of, plain, state_of, with_state
 from lmeval_dispersion.harness.compat.hooks import TaskHooks
 
 
@@ -26,6 +26,11 @@ class HookedTask(TaskHooks, ConfigurableTask):  # type: ignore[misc]
         """See :class:`TaskHooks`."""
         return bool(self.multiple_input)
 
+    @property
+    def filter_names(self) -> list[str]:
+        """See :class:`TaskHooks`."""
+        return [ensemble.name for ensemble in self._filters]
+
     def document_index(self, doc_id: int) -> int:
         """See :class:`TaskHooks`."""
         return self._selected[doc_id] if self._selected else doc_id
@@ -42,7 +47,7 @@ class HookedTask(TaskHooks, ConfigurableTask):  # type: ignore[misc]
             state = state_of(instance.resps[0]) if instance.resps else None
             if state is not None:
                 for key, value in instance.filtered_resps.items():
-                    instance.filtered_resps[key] = with_state(plain(value), state)
+                    instance.filtered_resps[key] = with_state(plain(value), state, key)
         return result
 
     def process_results(self, doc: Any, results: Sequence[Any]) -> Any:
@@ -51,4 +56,6 @@ class HookedTask(TaskHooks, ConfigurableTask):  # type: ignore[misc]
         metrics = super().process_results(doc, answers)
         if self.only_predicts:
             return metrics
-        return {**metrics, **self.judged(doc, state_of(results[0]), answers, metrics)}
+        # The caller goes filter by filter and does not say which one it is at: the answers do.
+        ours = self.judged(doc, state_of(results[0]), answers, metrics, filter_of(results[0]))
+        return {**metrics, **ours}

@@ -32,6 +32,11 @@ class HookedTask(TaskHooks, Task):  # type: ignore[misc]
         """See :class:`TaskHooks`."""
         return bool(self._multiple_inputs)
 
+    @property
+    def filter_names(self) -> list[str]:
+        """See :class:`TaskHooks`."""
+        return [scorer.name for scorer in self._scorers]
+
     def document_index(self, doc_id: int) -> int:
         """See :class:`TaskHooks`; this lm-eval numbers its instances by it."""
         return doc_id
@@ -53,6 +58,7 @@ class HookedTask(TaskHooks, Task):  # type: ignore[misc]
                     state_of(instances[0].resps[0]),
                     [plain(answer) for i in instances for answer in i.filtered_resps[scorer.name]],
                     scorer.reduced_docs[doc_id],
+                    scorer.name,
                 )
                 own = {name: [value] for name, value in ours.items()}
                 results[doc_id] = replace(scored, scores={**scored.scores, **own})

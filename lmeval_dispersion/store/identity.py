@@ -1,0 +1,125 @@
+"""Which runs belong together, by the ``identity`` of their manifests: plain strings, see docs/store.md."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lmeval_dispersion.errors import MixedStoresError
+
+Identity = Mapping[str, str]
+Part = tuple[Path, Mapping[str, Any]]  # a store's folder and manifest
+
+# What a model is, and what shaped all prompts of a run: stores that are read as one share these.
+MODEL_KEYS = (
+    "weights",
+    "gguf",
+    "adapter",
+    "delta",
+    "quantization",
+    "dtype",
+    "tokenizer",
+    "add_bos_token",
+)
+RUN_KEYS = ("system_prompt", "chat_template", "multiturn")
+# What shaped one task's prompts: tasks of one run may differ here.
+TASK_KEYS = ("prompt_template", "num_fewshot", "fewshot_seed")
+
+_SHOWN = 24  # characters of a value in a message
+
+
+def check_one_model(parts: Sequence[Part]) -> None:
+    """Refuse to read stores as one that another model, or the same one otherwise prompted, filled.
+
+    Raises:
+        MixedStoresError: Names the keys that differ with both values.
+    """
+    first_place, first = parts[0]
+    for place, manifest in parts[1:]:
+        a, b = first.get("identity"), manifest.get("identity")
+        if (a is None) != (b is None):
+            old = first_place if a is None else place
+            raise MixedStoresError(
+                f"{old} was written before stores had an identity, and whether it is of the same model as "
+                "those beside it cannot be told; read it by itself or run it again"
+            )
+        if a is None or b is None:
+            continue
+        found = differences(a, b, (*MODEL_KEYS, *RUN_KEYS))
+        if found:
+            raise MixedStoresError(
+                f"the stores in {first_place.name} and {place.name} differ in {shown(found)}; read them one "
+                "at a time or use `dispersion compare`"
+            )
+
+
+def check_comparable(first: Sequence[Part], other: Sequence[Part]) -> list[str]:
+    """What a comparison of two runs must say: how their models differ; other prompts are refused.
+
+    Args:
+        first: ``parts`` of the one :class:`lmeval_dispersion.store.Store`.
+        other: Those of the other.
+
+    Returns:
+        Sentences without a full stop; none for equal identities and for stores older than these.
+
+    Raises:
+        MixedStoresError: A task that both have was asked in another way: other template, system prompt,
+            number or seed of few-shot examples, or one model with and without chat template.
+    """
+    a, b = first[0][1].get("identity"), other[0][1].get("identity")
+    if a is None and b is None:
+        return []
+    if a is None or b is None:
+        old = first if a is None else other
+        return [f"{old[0][0]} was written before stores had an identity: what it ran cannot be checked"]
+    models = differences(a, b, MODEL_KEYS)
+    prompts = _prompt_differences(first, other)
+    template = prompts.pop("chat_template", None) if models.keys() - {"dtype"} else None
+    if prompts:
+        raise MixedStoresError(
+            f"the runs were asked in other ways, they differ in {shown(prompts)}; compare runs of one prompt"
+        )
+    notes = []
+    if models:
+        notes.append(f"the models differ in {shown(models)}")
+    if template:
+        notes.append(f"the runs differ in {shown({'chat_template': template})}: the difference is partly its")
+    return notes
+
+
+def _prompt_differences(first: Sequence[Part], other: Sequence[Part]) -> dict[str, tuple[str, str]]:
+    by_task = {task: manifest for _, manifest in first for task in manifest.get("tasks") or {}}
+    found: dict[str, tuple[str, str]] = {}
+    for _, manifest in other:
+        for task in manifest.get("tasks") or {}:
+            if task in by_task:
+                a, b = by_task[task].get("identity") or {}, manifest.get("identity") or {}
+                found |= differences(a, b, (*RUN_KEYS, *TASK_KEYS))
+    return found
+
+
+def differences(a: Identity, b: Identity, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Key -> both values, of the keys whose values differ; a missing one is ``none``."""
+    return {key: (a.get(key, "none"), b.get(key, "none")) for key in keys if a.get(key) != b.get(key)}
+
+
+def joint_identity(identities: Sequence[Identity]) -> dict[str, str]:
+    """Identity of stores that are read as one: what they share, and one hash of what their tasks have."""
+    joint = dict(identities[0])
+    for key in TASK_KEYS:
+        values = sorted({identity.get(key, "") for identity in identities})
+        if len(values) > 1:
+            joint[key] = "several:" + hashlib.sha256("\n".join(values).encode()).hexdigest()
+    return joint
+
+
+def shown(found: Mapping[str, tuple[str, str]]) -> str:
+    """The differing keys with both values, as part of a sentence."""
+
+    def short(value: str) -> str:
+        return value if len(value) <= _SHOWN else f"{value[: _SHOWN - 1]}…"
+
+    return ", ".join(f"{key} ({short(a)} and {short(b)})" for key, (a, b) in found.items())

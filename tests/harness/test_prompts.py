@@ -1,0 +1,95 @@
+"""What shaped the prompts: the same strings in every process, others for other prompts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from lmeval_dispersion.harness.prompts import PromptShape, source_text
+from lmeval_dispersion.harness.saving import model_identity
+
+SHAPE = PromptShape(
+    doc_to_text="{{question}}\nAnswer:",
+    description="Questions about high school biology.\n\n",
+    subject="high_school_biology",
+    delimiters=(" ", "\n\n"),
+    num_fewshot=2,
+    fewshot_seed=1,
+    chat_template="c",
+    multiturn=False,
+    system="Be brief.",
+)
+
+
+def render(doc: Any) -> str:
+    return str(doc["question"])
+
+
+class Renderer:
+    def __call__(self, doc: Any) -> str:
+        return str(doc)
+
+
+def test_functions_are_their_source_and_never_an_address() -> None:
+    for function in (render, partial(render, option=1), Renderer(), len):
+        assert "0x" not in source_text(function)
+    assert "doc[" in source_text(render)
+    assert "Renderer" in source_text(Renderer())
+    assert source_text(partial(render, option=1)) != source_text(partial(render, option=2))
+    assert replace(SHAPE, doc_to_text=render).format == replace(SHAPE, doc_to_text=source_text(render)).format
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"doc_to_text": "{{question}}"}, "prompt_template"),
+        ({"description": "Other.\n\n"}, "prompt_template"),
+        ({"delimiters": ("", "\n\n")}, "prompt_template"),
+        ({"num_fewshot": 3}, "num_fewshot"),
+        ({"fewshot_seed": 2}, "fewshot_seed"),
+        ({"chat_template": "d"}, "chat_template"),
+        ({"multiturn": True}, "multiturn"),
+        ({"system": "Be long."}, "system_prompt"),
+    ],
+)
+def test_each_change_is_seen_in_its_own_key(change: dict[str, Any], key: str) -> None:
+    other = replace(SHAPE, **change).identity
+    assert {k for k in other if other[k] != SHAPE.identity[k]} == {key}
+
+
+def test_subjects_of_one_benchmark_have_one_template() -> None:
+    other = replace(SHAPE, subject="anatomy", description="Questions about anatomy.\n\n")
+    assert other.identity == SHAPE.identity
+    bare = replace(SHAPE, num_fewshot=0, chat_template=None, system=None).identity
+    assert bare.keys() == {"prompt_template", "num_fewshot"}
+
+
+def test_the_models_arguments_that_change_vectors_are_in_its_identity(tmp_path: Any) -> None:
+    class Lm:
+        pretrained, revision, peft, delta, add_bos_token, model = (
+            str(tmp_path),
+            "main",
+            None,
+            None,
+            None,
+            None,
+        )
+
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"w")
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(name.encode())
+    base = model_identity(Lm, {})
+    assert base.keys() == {"weights"}
+    a, b = (model_identity(Lm, f"pretrained={tmp_path},gguf_file={name}") for name in ("a.gguf", "b.gguf"))
+    assert (a["gguf"], b["gguf"]) == ("a.gguf", "b.gguf")
+    assert len({base["weights"], a["weights"], b["weights"]}) == 3
+    assert model_identity(Lm, {"tokenizer": "org/other"})["tokenizer"] == "org/other"
+    assert model_identity(Lm, {"tokenizer": str(tmp_path)}) == base
+    Lm.add_bos_token = True
+    assert model_identity(Lm, {})["add_bos_token"] == "true"
+    Lm.peft = "org/adapter-that-is-not-cached"
+    assert model_identity(Lm, {})["adapter"] == "org/adapter-that-is-not-cached"

@@ -1,0 +1,108 @@
+"""The query's tokens: decoded they are the query, on every pre-tokenizer at hand, fast and slow."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import transformers
+from datasets_layout import DATA
+from tokenizers import Tokenizer, models, trainers
+
+from lmeval_dispersion.harness.query_tokens import _by_decoding, query_tokens
+
+REAL = sorted((Path(__file__).parents[1] / "data/tokenizers").glob("*.json"))
+WHOLE = sorted(Path(os.environ.get("WHOLE_TOKENIZERS", os.devnull)).glob("*/tokenizer.json"))
+
+QUERY = "A lesion of the nerve (1993) will cause:\nA. paralysis\nB.  none\nAnswer:"
+PYTHON = '\ndef add(a, b):\n    """Ça va? 日本語 😀"""\n        '
+PROMPTS = {  # text before, query, text after
+    "description": ("The following are questions about anatomy.\n\n", QUERY, ""),
+    "few shots": (f"{QUERY} B\n\n{QUERY} D\n\n", QUERY, ""),
+    "first": ("", QUERY, ""),
+    "one line": ("Question:\n", "What is 12 + 30?", ""),
+    "code": ("Complete the function.\n\n\n", PYTHON, ""),
+    "chat": ("<|user|>\n", QUERY, "<|end|>\n<|assistant|>\n"),
+    "tabs": ("Frage\t\t", "größer als\tdies", " \n"),
+    "within words": ("pre", "fix", "ed"),
+}
+
+
+def trained(file: Path) -> Any:
+    """A small BPE with the real tokenizer's normalizer, pre-tokenizer, post-processor and decoder."""
+    real = Tokenizer.from_file(str(file))
+    bytes_too = json.loads(file.read_text("utf-8"))["model"].get("byte_fallback", False)
+    core = Tokenizer(models.BPE(byte_fallback=bytes_too, unk_token="<unk>" if bytes_too else None))
+    core.normalizer, core.decoder = real.normalizer, real.decoder
+    if real.pre_tokenizer is not None:
+        core.pre_tokenizer = real.pre_tokenizer
+    if real.post_processor is not None and type(real.post_processor).__name__ == "ByteLevel":
+        core.post_processor = real.post_processor
+    texts = [*json.dumps(json.loads((DATA / "excerpts.json").read_text("utf-8"))).split("\\n")[:400]]
+    texts += [before + query + after for before, query, after in PROMPTS.values()] * 3
+    special = ["<unk>", *(f"<0x{i:02X}>" for i in range(256))] if bytes_too else []
+    core.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=1200, special_tokens=special, show_progress=False)
+    )
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+class Slow:
+    """What a tokenizer in Python offers: texts to tokens and back, no offsets."""
+
+    is_fast = False
+
+    def __init__(self, fast: Any) -> None:
+        self.decode = fast.decode
+
+
+def tokenizers() -> list[Any]:
+    return [pytest.param(file, id=file.stem) for file in REAL] + [
+        pytest.param(file, id=f"whole {file.parent.name}") for file in WHOLE
+    ]
+
+
+@pytest.fixture(scope="module", params=tokenizers())
+def tokenizer(request: pytest.FixtureRequest) -> Any:
+    if request.param in WHOLE:
+        return transformers.PreTrainedTokenizerFast(tokenizer_file=str(request.param))
+    return trained(request.param)
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.parametrize("slow", [False, True], ids=["fast", "slow"])
+def test_the_tokens_hold_the_query_and_the_tokens_beside_them_none_of_it(
+    tokenizer: Any, name: str, slow: bool
+) -> None:
+    before, query, after = PROMPTS[name]
+    prompt = before + query + after
+    context = tokenizer(prompt.rstrip())["input_ids"]
+    lm = SimpleNamespace(tokenizer=Slow(tokenizer) if slow else tokenizer)
+    start, stop = query_tokens(lm, prompt, query, context)
+    assert 0 <= start < stop <= len(context)
+
+    def text(tokens: list[int]) -> str:
+        return "".join(tokenizer.decode(tokens, clean_up_tokenization_spaces=False).split())
+
+    held, core = text(context[start:stop]), "".join(query.split())
+    assert core in held
+    # Only a token that holds the end of one and the start of the other may bring something along, and one
+    # token less on either side loses some of the query: no neighbour is counted.
+    for tokens in (context[start + 1 : stop], context[start : stop - 1]):
+        assert core not in text(tokens)
+
+
+def test_what_is_not_there_and_what_cannot_be_told(tokenizer: Any) -> None:
+    lm = SimpleNamespace(tokenizer=tokenizer)
+    context = tokenizer("some words")["input_ids"]
+    assert query_tokens(lm, "some words", None, context) == (0, len(context))
+    assert query_tokens(lm, "some words", "others", context) == (0, len(context))
+    assert query_tokens(lm, "some words", "  ", context) == (0, len(context))
+    # Tokens that are not the prompt's: no figure rather than a wrong one.
+    other = tokenizer("quite another text")["input_ids"]
+    assert query_tokens(lm, "some words", "words", other) == (0, 0)
+    assert _by_decoding(tokenizer, "some words", 5, 10, other) == (0, 0)
