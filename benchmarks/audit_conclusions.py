@@ -63,7 +63,7 @@ def claims(report: dict) -> dict[str, bool]:
         "... it lies between subjects": "lies between" in pools,
         "a low contribution points at answers": "points at" in ranking,
         "... the difference lies between subjects": "lies between" in ranking,
-        "the best other signal is": "best other signal is" in ranking,
+        "the best other signal is": "best other signal is" in conclusions.found_sentence(report["ranking"]),
         "contribution better or worse than a signal": any(verdict != "not separated" for verdict in against),
         "a caution (guessing, one answer, repeats)": bool(report["answers"]["cautions"]),
     }
@@ -101,8 +101,11 @@ def alike(seed: int, folder: Path, subjects: int, each: int) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--stores", type=int, default=400)
+    parser.add_argument("--only", default="", metavar="TEXT", help="kinds whose name holds this")
     args = parser.parse_args()
     for name, options in NOISE.items():
+        if args.only not in name:
+            continue
         claimed: Counter[str] = Counter()
         held: Counter[str] = Counter()
         for seed in range(args.stores):
@@ -116,7 +119,7 @@ def main() -> None:
         print("  coverage")
         for interval, count in held.items():
             print(f"  {interval:<46} {100 * count / args.stores:5.1f} %", flush=True)
-    for subjects, each in ((57, 20), (10, 100), (20, 5)):
+    for subjects, each in ((57, 20), (10, 100), (20, 5)) if not args.only else ():
         apart = 0
         for seed in range(args.stores):
             with tempfile.TemporaryDirectory() as folder:

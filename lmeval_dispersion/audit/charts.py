@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import altair
 
 _HEIGHT = 320
+_SLICE_HEIGHT, _WIDTH = 230, 1000  # of the first chart, which stands in the first screen with the answer
 _NAMED, _OUTLIERS = 15, 6  # slices named in a chart: all of so few, else the ones farthest out
 _PROTOCOLS = {"whole": "whole test part", "slices": "one batch a slice", "mixtures": "artificial mixtures"}
 
@@ -79,21 +80,41 @@ def _slice_points(name: str, rows: Sequence[Mapping[str, Any]]) -> altair.TopLev
     across = base.mark_rule(**faint).encode(x=low, x2="high:Q", y=y)
     up = base.mark_rule(**faint).encode(x=x, y="accuracy_low:Q", y2="accuracy_high:Q")
     points = base.mark_point(color="var(--series-1)", size=70).encode(x=x, y=y, tooltip=hover)
-    # Names stand towards the middle, where there is room on a phone too.
-    middle = (min(row["dispersion"] for row in rows) + max(row["dispersion"] for row in rows)) / 2
     labels = [
         alt.Chart(alt.Data(values=_plain([row])))
-        .mark_text(
-            align="left" if row["dispersion"] < middle else "right",
-            dx=8 if row["dispersion"] < middle else -8,
-            dy=-9,
-            fontSize=11,
-            color="var(--ink)",
-        )
+        .mark_text(align=align, dx=8 if align == "left" else -8, dy=dy, fontSize=11, color="var(--ink)")
         .encode(x=x, y=y, text="slice:N")
-        for row in named_slices(rows)
+        for row, align, dy in _label_places(named_slices(rows), rows)
     ]
-    return alt.layer(across, up, points, *labels).properties(height=_HEIGHT)
+    return alt.layer(across, up, points, *labels).properties(height=_SLICE_HEIGHT)
+
+
+def _label_places(
+    named: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]
+) -> list[tuple[Mapping[str, Any], Literal["left", "right"], int]]:
+    """Side and height of every name: towards the middle, where there is room, and clear of other names."""
+    left, right = min(row["low"] for row in rows), max(row["high"] for row in rows)
+    low, high = min(row["accuracy_low"] for row in rows), max(row["accuracy_high"] for row in rows)
+    taken: list[tuple[float, float, float]] = []
+    found = []
+    for row in named:
+        x = _WIDTH * (row["dispersion"] - left) / ((right - left) or 1)
+        y = _SLICE_HEIGHT * (high - row["accuracy"]) / ((high - low) or 1)
+        inner: tuple[Literal["left", "right"], ...] = ("left", "right")
+        places = []
+        for align in inner if x < _WIDTH / 2 else inner[::-1]:
+            for dy in (-9, 11):
+                width = 6.2 * len(str(row["slice"]))
+                start = x + 8 if align == "left" else x - 8 - width
+                clear = all(
+                    abs(y + dy - other) > 11 or start > end or start + width < begin
+                    for begin, end, other in taken
+                )
+                places.append((not clear, align, dy, (start, start + width, y + dy)))
+        _, align, dy, box = min(places, key=lambda place: place[0])
+        taken.append(box)
+        found.append((row, align, dy))
+    return found
 
 
 def mixture_charts(part: Mapping[str, Any]) -> list[Chart]:

@@ -1,7 +1,8 @@
 """What an audit concludes, in sentences: each claim only where its interval leaves out "nothing is there".
 
 Over all documents a claim is judged first. Inside subjects (or tasks) the same number is told beside it, and
-the sentence says whether what was found over all is found there too, or lies between the subjects.
+the sentence says whether what was found over all is found there too, or lies between the subjects; where
+neither can be told, nothing is claimed, since subjects that happen to differ look the same.
 `benchmarks/audit_conclusions.py` counts how often each sentence is wrong on noise.
 """
 
@@ -27,11 +28,12 @@ class Figure(NamedTuple):
         """1 or -1 where the interval lies above or below ``nothing``, else 0."""
         return int(self.low > nothing) - int(self.high < nothing)
 
-    def text(self, spec: str) -> str:
-        """The number and its interval in words."""
+    def text(self, spec: str, level: str = "95 % ") -> str:
+        """The number and its interval in words; the level is said once a sentence."""
         if math.isnan(self.low):
             return f"{self.value:{spec}}, no interval"
-        return f"{self.value:{spec}}, 95 % {self.low:{spec}} to {self.high:{spec}}"
+        plain = spec.lstrip("+")
+        return f"{self.value:{spec}}, {level}{self.low:{plain}} to {self.high:{plain}}"
 
 
 def relation(over_all: Figure, inside: Figure | None, nothing: float) -> Relation:
@@ -118,7 +120,7 @@ def pools_sentence(mixtures: Mapping[str, Any]) -> str:
             f"right and {mixtures['incorrect_documents']} wrong documents: {FEWEST} of each are needed."
         )
     parts, inside = inside_figure(mixtures, "difference")
-    beside = f"inside {parts} {inside.text('+.4f')}" if inside else ""
+    beside = f"inside {parts} {inside.text('+.4f', '')}" if inside else ""
     side = figure.side(0)
     if not side:
         text = f"Right and wrong answers are not told apart by dispersion ({figure.text('+.4f')}"
@@ -127,8 +129,13 @@ def pools_sentence(mixtures: Mapping[str, Any]) -> str:
     how = relation(figure, inside, 0)
     if how == "between":
         return (
-            f"Right answers are {word} dispersed over all documents ({figure.text('+.4f')}; {beside}): the "
+            f"Right answers are {word} dispersed over all ({figure.text('+.4f')}; {beside}): the "
             f"difference lies between {parts}."
+        )
+    if how == "open":
+        return (
+            f"Whether right answers are {word} dispersed, or come from {word} dispersed {parts}, cannot be "
+            f"told ({figure.text('+.4f')}; {beside})."
         )
     text = f"Right answers are {word} dispersed than wrong ones ({figure.text('+.4f')})"
     return f"{text}{_tail(how, parts, inside, '+.4f')}."
@@ -153,11 +160,11 @@ def ranking_sentence(ranking: Mapping[str, Any]) -> str:
             f"(AUROC {figure.text('.2f')}, unreliable)."
         )
     parts, inside = inside_figure(ours, "auroc")
-    return f"{_ranks(figure, parts, inside)}; {_found(ranking)}."
+    return f"{_ranks(figure, parts, inside)}."
 
 
 def _ranks(figure: Figure, parts: str, inside: Figure | None) -> str:
-    beside = f"inside {parts} {inside.text('.2f')}" if inside else ""
+    beside = f"inside {parts} {inside.text('.2f', '')}" if inside else ""
     side, over_all = figure.side(0.5), f"AUROC {figure.text('.2f')}"
     if not side:
         text = f"A low contribution is no better than chance at finding wrong answers ({over_all}"
@@ -166,8 +173,13 @@ def _ranks(figure: Figure, parts: str, inside: Figure | None) -> str:
     word = "wrong" if side > 0 else "right"
     if how == "between":
         return (
-            f"A low contribution points at {word} answers over all documents ({over_all}; {beside}): the "
+            f"A low contribution points at {word} answers over all ({over_all}; {beside}): the "
             f"difference lies between {parts}"
+        )
+    if how == "open":
+        return (
+            f"Whether a low contribution finds {word} answers, or {parts} that have more of them, cannot "
+            f"be told ({over_all}; {beside})"
         )
     return f"A low contribution points at {word} answers ({over_all}){_tail(how, parts, inside, '.2f')}"
 
@@ -176,23 +188,23 @@ def _tail(how: Relation, parts: str, inside: Figure | None, spec: str) -> str:
     """How a claim over all documents ends: whether it was found inside the parts too."""
     if inside is None:
         return ""
-    verdict = {
-        "same": f", inside {parts} too",
-        "reversed": f", and inside {parts} it is the reverse",
-        "open": f"; inside {parts} that cannot be told",
-    }[how]
-    return f"{verdict} ({inside.text(spec)})"
+    verdict = f", inside {parts} too" if how == "same" else f", and inside {parts} it is the reverse"
+    return f"{verdict} ({inside.text(spec, '')})"
 
 
-def _found(ranking: Mapping[str, Any]) -> str:
-    share = ranking["signals"][0]["error_share"]["10"]
-    text = f"the lowest tenth of the documents holds {100 * share:.0f} % of the errors"
+def found_sentence(ranking: Mapping[str, Any]) -> str:
+    """How many errors a reader of the low tail finds, and which other signal finds some too."""
+    ours = ranking["signals"][0]
+    if ranking["cautions"] or "missing" in ours:
+        return ""
+    share = ours["error_share"]["10"]
+    text = f"The lowest tenth of the documents holds {100 * share:.0f} % of the errors"
     best = ranking["best_other"]
-    if best is None:
-        return text
+    if "missing" in best:
+        return f"{text}."
     if best["low"] > 0.5:
-        return f"{text}; the best other signal is {best['signal']} (AUROC {best['auroc']:.2f})"
-    return f"{text}; no other signal is told to be better than chance"
+        return f"{text}; the best other signal is {best['signal']} (AUROC {best['auroc']:.2f})."
+    return f"{text}; no other signal is told to be better than chance."
 
 
 def interval_text(found: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lmeval_dispersion.audit.calibrator import calibrator_json
 from lmeval_dispersion.audit.charts import calibration_chart, mixture_charts, ranking_charts, slice_chart
-from lmeval_dispersion.audit.conclusions import inside_figure, interval_text, ranking_sentence
+from lmeval_dispersion.audit.conclusions import found_sentence, inside_figure, interval_text, ranking_sentence
 from lmeval_dispersion.audit.report import report_json
 from lmeval_dispersion.audit.run import FEWEST
 from lmeval_dispersion.report import Column, Document, Facts, Note, Part, Row, Section, Table, Text
@@ -152,7 +152,7 @@ def ranking_document(
     lowest = [{**row, "text": _short(row["text"], 60)} for row in documents[:_LOWEST]]
     return Document(
         title=f"Documents by contribution: {model}",
-        answer=[ranking_sentence(ranking)],
+        answer=[ranking_sentence(ranking), *([found_sentence(ranking)] if _judged(ranking) else [])],
         sections=[
             Section(
                 "",
@@ -176,6 +176,10 @@ def ranking_document(
         ],
         rows=documents,
     )
+
+
+def _judged(ranking: Mapping[str, Any]) -> bool:
+    return "missing" not in ranking and bool(found_sentence(ranking))
 
 
 def _worth(error: float, blind: float) -> str:
@@ -450,6 +454,7 @@ def _ranking(part: Mapping[str, Any]) -> list[Part]:
     )
     parts: list[Part] = [
         *unreliable,
+        *([Text(sentence)] if (sentence := found_sentence(part)) else []),
         *ranking_charts(part),
         Table(signals, columns, "How well each signal finds wrong answers", name="signals"),
     ]

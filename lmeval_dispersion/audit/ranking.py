@@ -132,11 +132,11 @@ def _signal_row(name: str, values: Array, run: Run, inside: dict[str, list[Slice
     }
 
 
-def _best_other(table: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _best_other(table: list[dict[str, Any]]) -> dict[str, Any]:
     """The signal of highest AUROC beside the contribution; its interval allows for the choice of the best."""
     rivals = [row for row in table if row["signal"] != CONTRIBUTION and row.get("reliable")]
     if not rivals:
-        return None
+        return {"missing": f"no other signal has {FEWEST} right and {FEWEST} wrong documents"}
     best = max(rivals, key=lambda row: float(row["auroc"]))
     # Where it is 1, the bound is that of 20 documents, the fewest that a reliable row has.
     low, high = auroc_bounds(best["auroc"], best["auroc_se"], FEWEST, FEWEST, normal_point(len(rivals)))

@@ -1,4 +1,4 @@
-"""Every sentence that an audit concludes with, on a store where it must appear and on ones where it must not."""
+"""Every conclusion of an audit, on a store where it must appear and on ones where it must not."""
 
 import json
 import math
@@ -10,6 +10,7 @@ from synthetic import planted_store, subjects_store
 from lmeval_dispersion.audit.answers import answers_report
 from lmeval_dispersion.audit.conclusions import (
     Figure,
+    found_sentence,
     pools_sentence,
     ranking_sentence,
     relation,
@@ -46,7 +47,8 @@ def summaries(tmp_path_factory):
     found = {}
     for number, (name, options) in enumerate(STORES.items()):
         report = audit_report(read_run(subjects_store(folder / str(number), **options)))
-        found[name] = " ".join(s for s in report["summary"] if "read off" not in s)
+        said = [*report["summary"], found_sentence(report["ranking"])]
+        found[name] = " ".join(sentence for sentence in said if "read off" not in sentence)
     return found
 
 
@@ -65,11 +67,12 @@ CAUTIOUS = {"guessing", "one answer", "repeats"}
         ("A low contribution points at wrong answers (", {"law"}),
         ("A low contribution points at right answers (", {"reversed"}),
         ("inside subjects too", {"law", "reversed"}),
-        ("Right answers are more dispersed over all documents", {"simpson"}),
-        ("A low contribution points at wrong answers over all documents", {"simpson"}),
+        ("Right answers are more dispersed over all (", {"simpson"}),
+        ("A low contribution points at wrong answers over all (", {"simpson"}),
         ("the difference lies between subjects", {"simpson"}),
         ("and inside subjects it is the reverse", {"simpson, reversed law"}),
-        ("inside subjects that cannot be told", {"open inside"}),
+        ("Whether right answers are more dispersed, or come from more dispersed subjects", {"open inside"}),
+        ("Whether a low contribution finds wrong answers, or subjects that have more", {"open inside"}),
         ("slices accuracy rises with dispersion", {"simpson", "law of slices"}),
         ("inside tasks no order is told", {"tasks"}),
         ("right answers may be luck", {"guessing"}),
@@ -227,7 +230,7 @@ def test_signals_that_separate_all_have_an_interval_of_some_width(tmp_path):
     assert perfect["auroc"] == perfect["auroc_high"] == 1
     assert 0.9 < perfect["auroc_low"] < 1
     assert rows["prompt length (negative)"]["missing"] == "it is the same for all documents"
-    assert "best other signal is query perplexity" in ranking_sentence(ranking_report(run))
+    assert "best other signal is query perplexity" in found_sentence(ranking_report(run))
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +259,7 @@ def noise_reports(tmp_path_factory):
         (slices_sentence, ("rises with", "falls with")),
         (lambda report: pools_sentence(report["mixtures"]), ("Right answers are",)),
         (lambda report: ranking_sentence(report["ranking"]), ("points at",)),
-        (lambda report: ranking_sentence(report["ranking"]), ("best other signal is",)),
+        (lambda report: found_sentence(report["ranking"]), ("best other signal is",)),
     ],
     ids=["order of slices", "pools", "contribution", "best other"],
 )
