@@ -12,6 +12,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ Correlation = Literal["pearson", "spearman", "kendall"]
 NORMAL_975 = 1.959963984540054  # 97.5 % point of the normal distribution
 REPEATS = 2000  # bootstrap samples
 LEVEL = 0.95
+FEWEST_PAIRS = 8  # for an interval of a rank correlation
 
 _COUNTS = 2**21  # resampling counts held at a time: 16 MB
 _EXACT_UP_TO = 9  # 9! = 362,880 orders are enumerated; larger strata are sampled
@@ -120,6 +122,24 @@ def rank_correlations(x: ArrayLike, rows: ArrayLike) -> Array:
     return paired_rank_correlations(np.asarray(x, dtype=np.float64)[None], rows)
 
 
+def spearman_bounds(rho: float, n: int) -> Bounds:
+    """95 % interval of a Spearman correlation of ``n`` independent pairs, inside [-1, 1]; NaN for n < 8.
+
+    Fisher's transform with the variance (1 + rho^2 / 2) / (n - 3). On independent numbers it leaves out 0
+    in at most 5 % of cases from eight pairs on, where the bootstrap does in up to 13 %. A correlation of
+    1 or -1 counts as the next smaller one, so that no interval has no width.
+
+    Source: Bonett and Wright, Psychometrika 65 (2000).
+    """
+    if n < FEWEST_PAIRS or np.isnan(rho):
+        return Bounds(float("nan"), float("nan"))
+    next_to_one = 1 - 12 / (n * (n * n - 1))  # two neighbours swapped
+    inner = float(np.clip(rho, -next_to_one, next_to_one))
+    half = NORMAL_975 * math.sqrt((1 + inner**2 / 2) / (n - 3))
+    low, high = math.tanh(math.atanh(inner) - half), math.tanh(math.atanh(inner) + half)
+    return Bounds(low if rho > -1 else -1.0, high if rho < 1 else 1.0)
+
+
 def bootstrap_correlation(
     x: ArrayLike, y: ArrayLike, kind: Correlation = "pearson", seed: int = 0
 ) -> Interval:
@@ -210,6 +230,14 @@ def normal_bounds(value: float, se: float) -> Bounds:
     return Bounds(value - NORMAL_975 * se, value + NORMAL_975 * se)
 
 
+def normal_point(comparisons: int) -> float:
+    """Standard errors that ``comparisons`` two-sided tests may take to be wrong in 5 % of cases together.
+
+    Bonferroni: 1.96 for one comparison, 2.58 for five.
+    """
+    return NormalDist().inv_cdf(1 - (1 - LEVEL) / (2 * max(comparisons, 1)))
+
+
 def student_interval(values: ArrayLike) -> Bounds:
     """95 % Student interval of the mean of independent ``values`` (n,); NaN for fewer than two."""
     from scipy.stats import t
@@ -282,6 +310,62 @@ def auroc_difference(first: Auroc, second: Auroc) -> tuple[float, float]:
         _variance(x - y) / len(x) for x, y in ((first.right, second.right), (first.wrong, second.wrong))
     )
     return first.value - second.value, float(np.sqrt(variance))
+
+
+def stratified_auroc(signal: Array, right: Flags, strata: Sequence[NDArray[np.int64]]) -> Stratified | None:
+    """AUROC over the pairs of a right and a wrong document of the same stratum; None where there is no pair.
+
+    The AUROCs of the strata (arrays of rows) are averaged with their numbers of pairs as weights. A stratum
+    with a single right or wrong document has the variance of a signal that says nothing,
+    (right + wrong + 1) / (12 pairs); the others have DeLong's.
+    """
+    areas, variances, sides = [], [], []
+    for rows in strata:
+        side = (int(right[rows].sum()), int((~right[rows]).sum()))
+        if not min(side):
+            continue
+        area = auroc(signal[rows], right[rows])
+        areas.append(area.value)
+        variances.append(area.se**2 if min(side) > 1 else (sum(side) + 1) / (12 * side[0] * side[1]))
+        sides.append(side)
+    if not sides:
+        return None
+    pairs = np.array([a * b for a, b in sides], dtype=np.float64)
+    value = float(pairs @ np.array(areas) / pairs.sum())
+    se = float(np.sqrt(np.square(pairs) @ np.array(variances)) / pairs.sum())
+    return Stratified(
+        value, se, len(sides), int(pairs.sum()), sum(a for a, _ in sides), sum(b for _, b in sides)
+    )
+
+
+class Stratified(NamedTuple):
+    """An AUROC inside strata: its value, standard error, and the strata, pairs and documents behind it."""
+
+    value: float
+    se: float
+    strata: int
+    pairs: int
+    right: int
+    wrong: int
+
+
+def auroc_bounds(value: float, se: float, right: int, wrong: int, point: float = NORMAL_975) -> Bounds:
+    """95 % interval of an AUROC with standard error ``se``, by the logit, so that it stays inside [0, 1].
+
+    It is ``point`` standard errors wide, see :func:`normal_point`. An AUROC of 1 (or 0) has the bound that
+    the smaller class allows, 0.025^(1/documents of it), and the other end at 1 (or 0). NaN where there is no
+    error (one right or one wrong document) or it is 0.
+
+    Source: Qin and Hotilovac, Statistical Methods in Medical Research 17 (2008), for the logit.
+    """
+    nan = float("nan")
+    if 0 < value < 1:
+        if not se > 0:
+            return Bounds(nan, nan)
+        centre, half = math.log(value / (1 - value)), point * se / (value * (1 - value))
+        return Bounds(1 / (1 + math.exp(half - centre)), 1 / (1 + math.exp(-half - centre)))
+    edge = ((1 - LEVEL) / 2) ** (1 / max(min(right, wrong), 1))
+    return Bounds(edge, 1.0) if value == 1 else Bounds(0.0, 1 - edge)
 
 
 # --- permutation tests inside strata -----------------------------------------------------------------------

@@ -59,3 +59,54 @@ def planted_store(path, n=3000, *, accuracy=0.5, effect=0.5, seed=0, d=32, manif
         },
     )
     return path
+
+
+def subjects_store(
+    path,
+    *,
+    subjects=10,
+    each=100,
+    law=0.0,
+    between=0.0,
+    luck=0.0,
+    accuracy=0.5,
+    tasks=1,
+    seed=0,
+    d=24,
+    repeat=1,
+    answer=None,
+    **columns,
+):
+    """A store whose subjects have directions of their own, and whose truth is set apart by what is planted.
+
+    Args:
+        law: How much more spread right answers have than wrong ones, inside every subject.
+        between: How much the subjects differ in spread, and in accuracy with it: Simpson's effect.
+        luck: How much the subjects differ in accuracy only.
+        tasks: Subjects belong to so many tasks in turn; `between` then sets tasks apart, not subjects.
+        repeat: How many times every document is there.
+        answer: What the model answers to everything; None for answers of all kinds.
+    """
+    rng = np.random.default_rng(seed)
+    subject = np.repeat(np.arange(subjects), each)
+    places = subject % tasks if tasks > 1 else subject
+    level = (places / max(places.max(), 1)) - 0.5
+    chance = np.clip(accuracy + between * level + luck * rng.normal(size=subjects)[subject], 0.005, 0.995)
+    right = rng.random(len(subject)) < chance
+    towards = rng.normal(size=(subjects, d)) / np.sqrt(d)
+    spread = (1 + between * level) * np.where(right, 1 + law, 1.0)
+    x = np.eye(1, d) * 1.5 + 0.5 * towards[subject]
+    x = x + spread[:, None] * rng.normal(size=(len(subject), d)) / np.sqrt(d)
+    frame = documents(right, rng=rng).assign(
+        subject=[f"subject {i:02}" for i in subject],
+        category=None,
+        task=[f"task {i % tasks}" for i in subject],
+    )
+    given = np.full(len(subject), answer) if answer else rng.choice(list("ABCD"), size=len(subject))
+    frame = frame.assign(prediction=given, target=np.where(right, given, np.char.add("not ", given)))
+    frame = pd.concat([frame.assign(**columns)] * repeat, ignore_index=True)
+    frame["doc_id"] = np.arange(len(frame))
+    x = np.concatenate([x] * repeat)
+    manifest = {"model": "synthetic/model", "tasks": {f"task {i}": 1 for i in range(tasks)}}
+    write_store(path, documents=frame, vectors={"last": x}, manifest=manifest)
+    return path

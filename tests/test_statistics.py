@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
+from lmeval_dispersion import statistics
 from lmeval_dispersion.errors import GeometryError, TooFewVectorsError, UsageError
 from lmeval_dispersion.statistics import (
     NORMAL_975,
@@ -291,3 +292,84 @@ def test_nothing_to_compare_is_none():
     assert rank_agreement([]) is None
     assert rank_agreement([([1], [2]), ([3], [4])]) is None
     assert rank_agreement([([1, 1], [2, 3])]) is None
+
+
+def test_spearman_bounds_leave_out_zero_in_at_most_five_per_cent_of_independent_pairs():
+    rng = np.random.default_rng(0)
+    for n in (8, 12, 57):
+        x, y = rng.normal(size=(4000, n)), rng.normal(size=(4000, n))
+        out = [
+            not low < 0 < high
+            for low, high in (
+                statistics.spearman_bounds(rho, n) for rho in statistics.paired_rank_correlations(x, y)
+            )
+        ]
+        assert 0.02 < np.mean(out) < 0.06
+
+
+def test_spearman_bounds_have_a_width_and_hold_the_estimate():
+    low, high = statistics.spearman_bounds(1.0, 8)
+    assert 0 < low < 0.9
+    assert high == 1
+    assert statistics.spearman_bounds(-1.0, 8) == (-1.0, -low)
+    assert np.isnan(statistics.spearman_bounds(0.5, 7).low)
+
+
+def test_the_logit_interval_of_an_auroc_covers_and_never_leaves_the_unit_interval():
+    """Normal signals whose AUROC is known; 0.95 also near 1, where value ± 1.96 se covers 0.87."""
+    rng = np.random.default_rng(1)
+    for shift, m, n in ((0.0, 20, 200), (1.0, 25, 60), (2.5, 30, 30)):
+        truth = 0.5 * (1 + math.erf(shift / 2))
+        held = 0
+        for _ in range(1500):
+            signal = np.concatenate([rng.normal(shift, 1, m), rng.normal(0, 1, n)])
+            area = statistics.auroc(signal, np.arange(m + n) < m)
+            low, high = statistics.auroc_bounds(area.value, area.se, m, n)
+            assert 0 <= low < high <= 1
+            held += low <= truth <= high
+        assert 0.93 < held / 1500 < 0.99
+
+
+def test_auroc_bounds_at_the_ends_and_without_an_error():
+    edge = 0.025 ** (1 / 5)
+    assert statistics.auroc_bounds(1.0, 0.0, 40, 5) == pytest.approx((edge, 1.0))
+    assert statistics.auroc_bounds(0.0, 0.0, 40, 5) == pytest.approx((0.0, 1 - edge))
+    assert np.isnan(statistics.auroc_bounds(0.5, 0.0, 40, 5).low)
+    assert np.isnan(statistics.auroc_bounds(0.7, float("nan"), 1, 5).low)
+
+
+def test_the_auroc_inside_strata_against_a_loop_over_pairs():
+    rng = np.random.default_rng(2)
+    signal, right = rng.integers(0, 9, 80).astype(float), rng.random(80) < 0.4
+    strata = [np.arange(0, 30), np.arange(30, 78), np.arange(78, 80)]
+    wins = pairs = 0.0
+    for rows in strata:
+        for i in rows[right[rows]]:
+            for j in rows[~right[rows]]:
+                wins += (signal[i] > signal[j]) + 0.5 * (signal[i] == signal[j])
+                pairs += 1
+    found = statistics.stratified_auroc(signal, right, strata)
+    assert found.value == pytest.approx(wins / pairs)
+    assert found.pairs == pairs
+    assert statistics.stratified_auroc(signal, np.ones(80, dtype=bool), strata) is None
+    whole, plain = (
+        statistics.stratified_auroc(signal, right, [np.arange(80)]),
+        statistics.auroc(signal, right),
+    )
+    assert (whole.value, whole.se) == (pytest.approx(plain.value), pytest.approx(plain.se))
+
+
+def test_the_auroc_inside_small_strata_has_an_interval_that_covers_chance():
+    rng = np.random.default_rng(3)
+    strata = [np.arange(4 * i, 4 * i + 4) for i in range(50)]
+    held = 0
+    for _ in range(600):
+        found = statistics.stratified_auroc(rng.normal(size=200), rng.random(200) < 0.3, strata)
+        low, high = statistics.auroc_bounds(found.value, found.se, found.right, found.wrong)
+        held += low <= 0.5 <= high
+    assert 0.92 < held / 600 < 0.99
+
+
+def test_the_point_of_many_comparisons():
+    assert statistics.normal_point(1) == pytest.approx(statistics.NORMAL_975)
+    assert statistics.normal_point(5) == pytest.approx(2.5758, abs=1e-4)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from lmeval_dispersion.audit.report import interval_text
+import numpy as np
+
+from lmeval_dispersion.audit.conclusions import interval_text
 from lmeval_dispersion.report import Chart
 
 if TYPE_CHECKING:
     import altair
 
 _HEIGHT = 320
+_SLICE_HEIGHT, _WIDTH = 230, 1000  # of the first chart, which stands in the first screen with the answer
+_NAMED, _OUTLIERS = 15, 6  # slices named in a chart: all of so few, else the ones farthest out
 _PROTOCOLS = {"whole": "whole test part", "slices": "one batch a slice", "mixtures": "artificial mixtures"}
 
 
@@ -28,17 +32,17 @@ def slice_chart(name: str, table: Mapping[str, Any]) -> Chart | None:
         for row in table["rows"]
         if row["documents"] >= 3 and row["labelled"] >= 1
     ]
-    if len(rows) < 3:
+    if len(rows) < 3 or any(math.isnan(row["dispersion_se"]) for row in rows):
         return None
     lowest = min(rows, key=lambda row: float(row["dispersion"]))
     highest = max(rows, key=lambda row: float(row["dispersion"]))
     found = table["association"]
     if "spearman" in found:
-        order = f"Spearman {interval_text(found)} over {found['slices']} slices"
+        order = f"{interval_text(found)}, over {found['slices']} slices"
     else:
         order = f"no correlation: {found['missing']}"
     return Chart(
-        partial(_slice_points, name, rows, lowest, highest),
+        partial(_slice_points, name, rows),
         f"Accuracy against dispersion by {name}",
         f"{len(rows)} points. {order}. Least dispersed: {lowest['slice']}, {_where(lowest)}; "
         f"most dispersed: {highest['slice']}, {_where(highest)}.",
@@ -48,9 +52,17 @@ def slice_chart(name: str, table: Mapping[str, Any]) -> Chart | None:
     )
 
 
-def _slice_points(
-    name: str, rows: Sequence[Mapping[str, Any]], lowest: Mapping[str, Any], highest: Mapping[str, Any]
-) -> altair.TopLevelMixin:
+def named_slices(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The slices whose names stand in the chart: all up to fifteen, else the six farthest out."""
+    if len(rows) <= _NAMED:
+        return list(rows)
+    points = np.array([[row["dispersion"], row["accuracy"]] for row in rows])
+    scale = np.where(points.std(axis=0) > 0, points.std(axis=0), 1)
+    away = np.square((points - points.mean(axis=0)) / scale).sum(axis=1)
+    return [rows[i] for i in np.argsort(-away, kind="stable")[:_OUTLIERS]]
+
+
+def _slice_points(name: str, rows: Sequence[Mapping[str, Any]]) -> altair.TopLevelMixin:
     import altair as alt
 
     base = alt.Chart(alt.Data(values=_plain(rows)))
@@ -68,14 +80,41 @@ def _slice_points(
     across = base.mark_rule(**faint).encode(x=low, x2="high:Q", y=y)
     up = base.mark_rule(**faint).encode(x=x, y="accuracy_low:Q", y2="accuracy_high:Q")
     points = base.mark_point(color="var(--series-1)", size=70).encode(x=x, y=y, tooltip=hover)
-    # The ends are named in the chart, each towards the middle, where there is room on a phone too.
     labels = [
         alt.Chart(alt.Data(values=_plain([row])))
-        .mark_text(align=align, dx=dx, dy=-9, fontSize=11, color="var(--ink)")
+        .mark_text(align=align, dx=8 if align == "left" else -8, dy=dy, fontSize=11, color="var(--ink)")
         .encode(x=x, y=y, text="slice:N")
-        for row, align, dx in ((lowest, "left", 8), (highest, "right", -8))
+        for row, align, dy in _label_places(named_slices(rows), rows)
     ]
-    return alt.layer(across, up, points, *labels).properties(height=_HEIGHT)
+    return alt.layer(across, up, points, *labels).properties(height=_SLICE_HEIGHT)
+
+
+def _label_places(
+    named: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]
+) -> list[tuple[Mapping[str, Any], Literal["left", "right"], int]]:
+    """Side and height of every name: towards the middle, where there is room, and clear of other names."""
+    left, right = min(row["low"] for row in rows), max(row["high"] for row in rows)
+    low, high = min(row["accuracy_low"] for row in rows), max(row["accuracy_high"] for row in rows)
+    taken: list[tuple[float, float, float]] = []
+    found = []
+    for row in named:
+        x = _WIDTH * (row["dispersion"] - left) / ((right - left) or 1)
+        y = _SLICE_HEIGHT * (high - row["accuracy"]) / ((high - low) or 1)
+        inner: tuple[Literal["left", "right"], ...] = ("left", "right")
+        places = []
+        for align in inner if x < _WIDTH / 2 else inner[::-1]:
+            for dy in (-9, 11):
+                width = 6.2 * len(str(row["slice"]))
+                start = x + 8 if align == "left" else x - 8 - width
+                clear = all(
+                    abs(y + dy - other) > 11 or start > end or start + width < begin
+                    for begin, end, other in taken
+                )
+                places.append((not clear, align, dy, (start, start + width, y + dy)))
+        _, align, dy, box = min(places, key=lambda place: place[0])
+        taken.append(box)
+        found.append((row, align, dy))
+    return found
 
 
 def mixture_charts(part: Mapping[str, Any]) -> list[Chart]:
@@ -84,34 +123,29 @@ def mixture_charts(part: Mapping[str, Any]) -> list[Chart]:
         "dispersion": f"Every point is the mean of {part['seeds']} draws of "
         f"{part['documents_per_mixture']} documents with exactly that share of right answers; bars are one "
         "standard error over the draws. A rising line says that dispersion follows the share of right "
-        "answers when nothing else is changed on purpose. It does not say that real slices of equal "
-        "accuracy have equal dispersion.",
+        "answers when nothing else is changed on purpose; inside subjects not even the subjects change. It "
+        "does not say that real slices of equal accuracy have equal dispersion.",
         "query_perplexity": "The same draws measured by how surprising the queries are to the model: the "
         "baseline that dispersion has to beat.",
     }
     titles = {"dispersion": "dispersion", "query_perplexity": "mean query perplexity"}
     charts = []
     for key, title in titles.items():
-        rows = [
-            {
-                "target": point["target_accuracy"],
-                "value": point[key],
-                "low": point[key] - _zero(point[f"{key}_se"]),
-                "high": point[key] + _zero(point[f"{key}_se"]),
-            }
-            for point in part["curve"]
-            if not math.isnan(point[key])
-        ]
+        rows = _curve_rows("all documents", part["curve"], key)
+        beside = [] if key != "dispersion" else [
+            row
+            for name, found in part["inside"].items()
+            for row in _curve_rows(f"inside {name}s", found.get("curve", ()), key)
+        ]  # fmt: skip
         trend = part[f"{key}_trend"]
         if len(rows) < 2 or "missing" in trend:
             continue
         charts.append(
             Chart(
-                partial(_curve, rows, title, "var(--series-1)" if key == "dispersion" else "var(--series-2)"),
+                partial(_curve, [*rows, *beside], title),
                 f"{title.capitalize()} of mixtures, by their share of correct documents",
                 f"From {rows[0]['value']:.4g} at {rows[0]['target']} % to {rows[-1]['value']:.4g} at "
-                f"{rows[-1]['target']} %; {trend['shape']}, Spearman {trend['spearman']:.2f} (95 % "
-                f"{trend['low']:.2f} to {trend['high']:.2f}).",
+                f"{rows[-1]['target']} %; {trend['shape']}, Spearman {trend['spearman']:.2f}.",
                 meaning[key],
             )
         )
@@ -163,6 +197,8 @@ def _calibration_points(batches: Sequence[Mapping[str, Any]]) -> altair.TopLevel
 def ranking_charts(part: Mapping[str, Any]) -> list[Chart]:
     """Accuracy by decile, and the share of errors found against the share of documents looked at."""
     signals = [row for row in part["signals"] if "auroc" in row]
+    if not signals or signals[0] is not part["signals"][0]:
+        return []
     ours = signals[0]
     shown = [ours, *sorted(signals[1:], key=lambda row: -float(row["auroc"]))[:3]]
     areas = "; ".join(f"{row['signal']} {row['auroc']:.3f}" for row in shown)
@@ -262,7 +298,7 @@ def difference_chart(slices: Sequence[Mapping[str, Any]]) -> Chart | None:
     return Chart(
         partial(_differences, rows),
         "Difference of dispersion, slice by slice; the dashed line is no difference",
-        f"{clear} of {len(rows)} intervals leave out 0.",
+        f"{clear} of {len(rows)} intervals leave out 0; by chance alone about one in twenty does.",
     )
 
 
@@ -279,19 +315,43 @@ def _differences(rows: Sequence[Mapping[str, Any]]) -> altair.TopLevelMixin:
     return alt.layer(zero, bars, points).properties(height=18 * len(rows) + 20)
 
 
-def _curve(rows: Sequence[Mapping[str, Any]], title: str, colour: str) -> altair.TopLevelMixin:
+def _curve_rows(series: str, curve: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "series": series,
+            "target": point["target_accuracy"],
+            "value": point[key],
+            "low": point[key] - _zero(point[f"{key}_se"]),
+            "high": point[key] + _zero(point[f"{key}_se"]),
+        }
+        for point in curve
+        if not math.isnan(point[key])
+    ]
+
+
+def _curve(rows: Sequence[Mapping[str, Any]], title: str) -> altair.TopLevelMixin:
     import altair as alt
 
+    names = list(dict.fromkeys(row["series"] for row in rows))
+    colours = [f"var(--series-{i + 1})" for i in range(len(names))]
+    colour = alt.Color(
+        "series:N",
+        title=None,
+        scale=alt.Scale(domain=names, range=colours),
+        legend=alt.Legend() if len(names) > 1 else None,
+    )
     base = alt.Chart(alt.Data(values=_plain(rows)))
     x = alt.X("target:Q", title="correct documents (%)", axis=alt.Axis(values=list(range(0, 101, 20))))
     y = alt.Y("value:Q", title=title, scale=alt.Scale(zero=False))
-    bars = base.mark_rule(color=colour).encode(
-        x=x, y=alt.Y("low:Q", scale=alt.Scale(zero=False)), y2="high:Q"
+    bars = base.mark_rule().encode(
+        x=x, y=alt.Y("low:Q", scale=alt.Scale(zero=False)), y2="high:Q", color=colour
     )
-    line = base.mark_line(color=colour, point=alt.OverlayMarkDef(color=colour, size=50, filled=True)).encode(
+    line = base.mark_line(point=alt.OverlayMarkDef(size=50, filled=True)).encode(
         x=x,
         y=y,
+        color=colour,
         tooltip=[
+            "series:N",
             alt.Tooltip("target:Q", title="correct (%)"),
             alt.Tooltip("value:Q", title=title, format=".4f"),
         ],

@@ -9,7 +9,9 @@ from typing import Any
 
 from lmeval_dispersion.audit.calibrator import calibrator_json
 from lmeval_dispersion.audit.charts import calibration_chart, mixture_charts, ranking_charts, slice_chart
-from lmeval_dispersion.audit.report import interval_text, ranking_sentence, report_json
+from lmeval_dispersion.audit.conclusions import found_sentence, inside_figure, interval_text, ranking_sentence
+from lmeval_dispersion.audit.report import report_json
+from lmeval_dispersion.audit.run import FEWEST
 from lmeval_dispersion.report import Column, Document, Facts, Note, Part, Row, Section, Table, Text
 
 _SLICE_COLUMNS = [
@@ -38,15 +40,19 @@ def audit_document(report: Mapping[str, Any], *, most_slices: int | None = None)
             always have all.
     """
     slicings = {"all": {"rows": [report["overall"]]}, **report["slices"]}
+    cautions = report["answers"]["cautions"]
+    # The picture that shows the answer comes first.
+    picture = next((slice_chart(name, table) for name, table in report["slices"].items()), None)
+    first: list[Part] = [picture] if picture else []
     return Document(
         title=f"Dispersion audit: {report['run']['model']}",
         answer=report["summary"],
         sections=[
-            Section("", [Facts(_facts(report)), *map(Note, report["notes"])]),
+            Section("", [*first, Facts(_facts(report)), *map(Note, report["notes"])]),
             Section("Slices", _slices(report, most_slices)),
-            _section("Controlled mixtures", report["mixtures"], _mixtures),
-            _section("Calibration", report["calibration"], _calibration),
-            _section("Which documents to look at first", report["ranking"], _ranking),
+            _section("Controlled mixtures", report["mixtures"], _mixtures, cautions),
+            _section("Calibration", report["calibration"], _calibration, cautions),
+            _section("Which documents to look at first", report["ranking"], _ranking, cautions),
             _section("The hard tail", report["hard_tail"], _tail),
         ],
         limits=report["not_supported"],
@@ -154,7 +160,7 @@ def ranking_document(
     lowest = [{**row, "text": _short(row["text"], 60)} for row in documents[:_LOWEST]]
     return Document(
         title=f"Documents by contribution: {model}",
-        answer=[ranking_sentence(ranking)],
+        answer=[ranking_sentence(ranking), *([found_sentence(ranking)] if _judged(ranking) else [])],
         sections=[
             Section(
                 "",
@@ -182,6 +188,10 @@ def ranking_document(
     )
 
 
+def _judged(ranking: Mapping[str, Any]) -> bool:
+    return "missing" not in ranking and bool(found_sentence(ranking))
+
+
 def _worth(error: float, blind: float) -> str:
     """What a calibration is worth beside guessing the middle of all mixtures."""
     text = f"On mixtures held out it is {error:.1f} points off, a guess blind to dispersion {blind:.1f}"
@@ -189,16 +199,24 @@ def _worth(error: float, blind: float) -> str:
 
 
 def _facts(report: Mapping[str, Any]) -> dict[str, object]:
-    run, whole = report["run"], report["overall"]
+    run, whole, answers = report["run"], report["overall"], report["answers"]
     tasks = list(run["tasks"])
     facts: dict[str, object] = {
         "Documents": run["documents"],
         "Tasks": ", ".join(tasks) if len(tasks) <= 4 else len(tasks),
         "Layer": f"{run['layer']} (width {run['width']})",
-        "Dispersion": f"{whole['dispersion']:.4f} ± {whole['dispersion_se']:.4f}",
     }
+    if not math.isnan(whole["dispersion"]):
+        error = "" if math.isnan(whole["dispersion_se"]) else f" ± {whole['dispersion_se']:.4f}"
+        facts["Dispersion"] = f"{whole['dispersion']:.4f}{error}"
     if not math.isnan(whole["accuracy"]):
         facts["Accuracy"] = f"{100 * whole['accuracy']:.1f} %"
+    if not math.isnan(answers["chance"]):
+        facts["Guessing"] = f"{100 * answers['chance']:.1f} %"
+    # An answer that is a whole text is no choice that could be given again and again.
+    if answers["commonest"] and answers["commonest_documents"] > 1:
+        share = 100 * answers["commonest_share"]
+        facts["Commonest answer"] = f"{_short(answers['commonest'], 40)} ({share:.1f} %)"
     if run["revision"]:
         facts["Revision"] = str(run["revision"])[:12]
     if run["num_fewshot"] is not None:
@@ -207,10 +225,15 @@ def _facts(report: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _section(
-    heading: str, part: Mapping[str, Any], parts: Callable[[Mapping[str, Any]], list[Part]]
+    heading: str,
+    part: Mapping[str, Any],
+    parts: Callable[[Mapping[str, Any]], list[Part]],
+    cautions: Sequence[str] = (),
 ) -> Section:
-    missing = part.get("missing")
-    return Section(heading, [Note(f"Not available: {missing}.", "warning")] if missing else parts(part))
+    if missing := part.get("missing"):
+        return Section(heading, [Note(f"Not available: {missing}.", "warning")])
+    warning = f"{' '.join(cautions)} Nothing in this section is a finding."
+    return Section(heading, [*([Note(warning, "warning")] if cautions else []), *parts(part)])
 
 
 def _slices(report: Mapping[str, Any], most: int | None) -> list[Part]:
@@ -220,21 +243,25 @@ def _slices(report: Mapping[str, Any], most: int | None) -> list[Part]:
         nothing = "Nothing divides the documents into slices: one subject, no lengths, no confidences."
         parts += [Note(nothing), _slice_table("slice", [], whole, most, hints=True)]
     for position, (name, table) in enumerate(report["slices"].items()):
-        if position == 0 and (chart := slice_chart(name, table)):
-            parts.append(chart)
         # How to read the columns is said once.
         parts.append(_slice_table(name, table["rows"], whole, most, hints=position == 0))
         found = table["association"]
         if "spearman" in found:
-            parts.append(
-                Text(
-                    f"Over these {found['slices']} slices the Spearman correlation of dispersion with "
-                    f"accuracy is {interval_text(found)}."
-                )
-            )
+            parts.append(Text(_correlation(found)))
         elif report["run"]["labelled"]:
             parts.append(Text(f"No correlation with accuracy is given: {found['missing']}."))
     return parts
+
+
+def _correlation(found: Mapping[str, Any]) -> str:
+    """The correlation over slices, and inside tasks, as numbers."""
+    text = f"Dispersion with accuracy over these {found['slices']} slices: {interval_text(found)}."
+    if inside := found.get("inside_tasks"):
+        text += (
+            f" Over the {inside['slices']} slices inside {inside['tasks']} tasks: Spearman "
+            f"{inside['spearman']:.2f}, p = {inside['p']:.3f} (permutations inside tasks)."
+        )
+    return text
 
 
 def _slice_table(name: str, rows: Sequence[Row], whole: Row, most: int | None, *, hints: bool) -> Table:
@@ -283,44 +310,82 @@ def _mixtures(part: Mapping[str, Any]) -> list[Part]:
             "ones."
         ),
         Text(_trend("Dispersion", part["dispersion_trend"])),
-        Text(_trend("Perplexity", part["query_perplexity_trend"])),
-        Text(_pools(part["pools"])),
+        Text(_pools("dispersion", ".4f", part["pools"])),
+        *(Text(_inside_pools(name, found)) for name, found in part["inside"].items()),
+        Text(_trend("Query perplexity", part["query_perplexity_trend"])),
+        Text(_pools("query perplexity", ".3f", part["perplexity_pools"])),
         Text(
-            "This interval is about other documents of the same kind; the error bars of the curves are about "
-            "other draws from these ones, and shorter."
+            "These intervals are about other documents of the same kind; the error bars of the curves are "
+            "about other draws from these ones, and shorter. The rank correlation of a curve has no "
+            "interval: its ends are the right and the wrong documents, and their difference has one."
         ),
         Table(
-            part["curve"],
+            _curves(part),
             [
                 Column("target_accuracy", "Correct documents (%)", "d"),
                 Column("dispersion", "Dispersion", ".4f", error="dispersion_se"),
+                *(
+                    Column(f"inside_{name}", f"Inside {name}s", ".4f", error=f"inside_{name}_se", drop=1,
+                           hint="The same number of documents of each in all mixtures.")
+                    for name, found in part["inside"].items()
+                    if "missing" not in found
+                ),
                 Column("query_perplexity", "Query perplexity", ".3f", error="query_perplexity_se"),
             ],
-            "The two curves, mean ± standard error",
+            "The curves, mean ± standard error over draws",
             name="mixtures",
         ),
-    ]
+    ]  # fmt: skip
+
+
+def _curves(part: Mapping[str, Any]) -> list[Row]:
+    """Rows of the plain curves with those inside subjects and tasks beside them."""
+    rows: list[Row] = []
+    for point in part["curve"]:
+        row = dict(point)
+        for name, found in part["inside"].items():
+            for inner in found.get("curve", ()):
+                if inner["target_accuracy"] == point["target_accuracy"]:
+                    row[f"inside_{name}"] = inner["dispersion"]
+                    row[f"inside_{name}_se"] = inner["dispersion_se"]
+        rows.append(row)
+    return rows
 
 
 def _trend(name: str, trend: Mapping[str, Any]) -> str:
     """One line on a curve: its shape and rank correlation."""
     if "missing" in trend:
         return f"{name}: {trend['missing']}."
+    steps = len(trend["against"])
     return (
-        f"{name}: {trend['shape']}, Spearman {trend['spearman']:.2f} "
-        f"(95 % {trend['low']:.2f} to {trend['high']:.2f}), {len(trend['against'])} steps the other way."
+        f"{name}: {trend['shape']}, Spearman {trend['spearman']:.2f}, {steps} step{'s' * (steps != 1)} the "
+        "other way."
     )
 
 
-def _pools(pools: Mapping[str, Any]) -> str:
-    """One line on the two pools: their dispersions and the difference."""
+def _pools(name: str, spec: str, pools: Mapping[str, Any]) -> str:
+    """One line on the two pools: their values and the difference."""
     if math.isnan(pools["difference"]):
-        return "There are too few correct or incorrect documents to compare their dispersions."
+        return f"There are too few correct or incorrect documents to compare their {name}."
+    ends = (f"{pools[side]:{spec}} ± {pools[f'{side}_se']:{spec}}" for side in ("correct", "incorrect"))
+    text = "All correct documents {}, all incorrect {}".format(*ends)
+    return f"{text}; difference in {name} {_difference(pools, spec)}."
+
+
+def _inside_pools(name: str, found: Mapping[str, Any]) -> str:
+    if "missing" in found:
+        return f"Inside {name}s: not available, {found['missing']}."
     return (
-        f"All correct documents {pools['correct']:.4f} ± {pools['correct_se']:.4f}, all incorrect "
-        f"{pools['incorrect']:.4f} ± {pools['incorrect_se']:.4f}; difference {pools['difference']:+.4f} "
-        f"(95 % {pools['difference_low']:+.4f} to {pools['difference_high']:+.4f})."
+        f"Inside {name}s (as many documents of each of {found['parts']} {name}s on both sides): difference "
+        f"in dispersion {_difference(found['pools'], '.4f')}."
     )
+
+
+def _difference(pools: Mapping[str, Any], spec: str) -> str:
+    low, high = pools["difference_low"], pools["difference_high"]
+    bounds = f"95 % {low:+{spec}} to {high:+{spec}}"
+    few = f"no interval, {FEWEST} documents a side are needed"
+    return f"{pools['difference']:+{spec}} ({few if math.isnan(low) else bounds})"
 
 
 def _calibration(part: Mapping[str, Any]) -> list[Part]:
@@ -367,15 +432,18 @@ def _ranking(part: Mapping[str, Any]) -> list[Part]:
         {
             **row,
             **{f"e{share}": value for share, value in row.get("error_share", {}).items()},
-            "interval": _range(row["auroc_low"], row["auroc_high"], ".3f") if "auroc" in row else None,
+            **_signal_intervals(row),
         }
         for row in part["signals"]
     ]
+    parts_of = next((f"{name}s" for name in part["signals"][0].get("inside", {})), "")
     columns = [
         Column("signal", "Signal", hint="Turned so that a low value means: probably wrong."),
         Column("auroc", "AUROC", ".3f", hint="Chance that a wrong document ranks below a right one; "
                "0.5 says nothing."),
-        Column("interval", "95 % interval", hint="DeLong."),
+        Column("interval", "95 % interval", hint="DeLong, by the logit."),
+        *([Column("inside", f"Inside {parts_of}", ".3f", hint=f"Only pairs inside {parts_of} count."),
+           Column("inside_interval", "95 % inside", drop=1)] if parts_of else []),
         Column("e5", "Errors in lowest 5 %", ".1%", short="5 %", drop=2),
         Column("e10", "10 %", ".1%", drop=1),
         Column("e20", "20 %", ".1%", drop=3),
@@ -383,18 +451,31 @@ def _ranking(part: Mapping[str, Any]) -> list[Part]:
     ]  # fmt: skip
     if any("missing" in row for row in signals):
         columns.append(Column("missing", "Remark"))
+    few = min(part["wrong"], part["documents"] - part["wrong"])
+    unreliable = (
+        [
+            Note(
+                f"With {few} {'wrong' if 2 * part['wrong'] < part['documents'] else 'right'} documents the "
+                f"intervals are unreliable; {FEWEST} are needed."
+            )
+        ]
+        if few < FEWEST
+        else []
+    )
     parts: list[Part] = [
+        *unreliable,
+        *([Text(sentence)] if (sentence := found_sentence(part)) else []),
         *ranking_charts(part),
         Table(signals, columns, "How well each signal finds wrong answers", name="signals"),
     ]
     if part["against"]:
         parts.append(
             Table(
-                [{**row, "interval": _range(row["low"], row["high"], "+.3f")} for row in part["against"]],
+                [{**row, "interval": _bounds(row["low"], row["high"], "+.3f")} for row in part["against"]],
                 [
                     Column("signal", "Against"),
                     Column("difference", "AUROC of contribution minus its", "+.3f", short="AUROC difference"),
-                    Column("interval", "95 % interval"),
+                    Column("interval", "95 % interval", hint="They hold together, for all signals."),
                     Column("verdict", "Contribution is"),
                 ],
                 "The contribution against every other signal, on the same documents",
@@ -409,7 +490,7 @@ def _ranking(part: Mapping[str, Any]) -> list[Part]:
                     Column("quantity", "Quantity"),
                     Column("spearman", "Spearman with contribution", ".2f", short="Spearman"),
                     Column("auroc_within_bands", "AUROC where it is held equal", ".3f", hint="The ranking "
-                           "inside single subjects, or inside five bands of the quantity, averaged."),
+                           "inside five bands of the quantity, averaged."),
                 ],
                 "What else the contribution follows",
                 name="confounds",
@@ -462,6 +543,18 @@ def _tail(part: Mapping[str, Any]) -> list[Part]:
     ]
 
 
+def _signal_intervals(row: Row) -> dict[str, Any]:
+    """Interval cells of a signal, over all and inside the first stratification that has a number."""
+    if "auroc" not in row:
+        return {}
+    inside = inside_figure(row, "auroc")[1]
+    return {
+        "interval": _bounds(row["auroc_low"], row["auroc_high"], ".3f"),
+        "inside": inside.value if inside else None,
+        "inside_interval": _bounds(inside.low, inside.high, ".3f") if inside else None,
+    }
+
+
 def _short(text: object, length: int) -> str:
     line = " ".join(text.split()) if isinstance(text, str) else ""
     return line if len(line) <= length else f"{line[: length - 1]}…"
@@ -471,6 +564,10 @@ def _accuracy_interval(row: Row) -> str | None:
     if math.isnan(row["accuracy"]):
         return None
     return _range(100 * row["accuracy_low"], 100 * row["accuracy_high"], ".1f")
+
+
+def _bounds(low: float, high: float, spec: str) -> str:
+    return "none" if math.isnan(low) else _range(low, high, spec)
 
 
 def _range(low: float, high: float, spec: str) -> str:

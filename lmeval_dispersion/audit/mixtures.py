@@ -2,8 +2,13 @@
 
 For every target accuracy 0, 10, ..., 100 %, 100 documents with exactly that share of correct ones are drawn
 without replacement, ten times; the mean and standard error over the draws of their dispersion and of their
-mean query perplexity are the two curves. `trend` judges any curve from its means and standard errors, also
+mean query perplexity are the two curves. `trend` describes any curve from its means and standard errors, also
 those of the paper's tables.
+
+Whether the curve would rise over other documents too is another question: its ends are the wrong and the
+right documents, so the difference of these two pools, with an error over documents, answers it. Both are
+asked again inside subjects and tasks: every mixture of one draw then has the same number of documents of
+each subject, and only the share of right ones changes.
 
 Source: RD sections 3.1 and B.1.2.
 """
@@ -15,16 +20,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lmeval_dispersion.audit.batches import SEEDS, SIZE, Pools, mixture_size, pools
-from lmeval_dispersion.audit.run import Run
+from lmeval_dispersion.audit.batches import SEEDS, SIZE, SMALLEST, Pools, mixture_size, pools
+from lmeval_dispersion.audit.run import FEWEST, Run
+from lmeval_dispersion.audit.slices import Slice, strata
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Estimate
-from lmeval_dispersion.statistics import normal_bounds, percentiles, rank_correlations
+from lmeval_dispersion.statistics import normal_bounds, rank_correlations
 
 Rows = NDArray[np.int64]
 
 TARGETS = tuple(range(0, 101, 10))
-_DRAWS = 2000  # of a curve, within its errors
 
 
 class Step(NamedTuple):
@@ -41,27 +46,20 @@ class Trend(NamedTuple):
 
     Attributes:
         spearman: Rank correlation of the means with the levels: 1 rises always, -1 falls always; NaN where
-            fewer than three levels or all means equal.
-        low: Lower end of a 95 % interval, from redrawing every mean within its error. It is wide: the
-            means carry their noise already.
-        high: Upper end.
+            fewer than three levels or all means equal. It has no interval: the means share documents.
         shape: ``increasing``, ``decreasing`` or ``not monotone`` (ties allowed), of the means as they are.
-        share_monotone: Share of the redrawn curves that are monotone in the curve's own direction.
         against: Steps that go against the direction of ``spearman``.
     """
 
     spearman: float
-    low: float
-    high: float
     shape: str
-    share_monotone: float
     against: list[Step]
 
 
-def trend(levels: ArrayLike, means: ArrayLike, errors: ArrayLike, *, seed: int = 0) -> Trend:
+def trend(levels: ArrayLike, means: ArrayLike, errors: ArrayLike) -> Trend:
     """How ``means`` (k,) with standard ``errors`` (k,) move with ``levels`` (k,), ascending or not.
 
-    A NaN error counts as 0 in the redrawing; levels with a NaN mean are left out.
+    A NaN error counts as 0; levels with a NaN mean are left out.
 
     >>> trend([0, 50, 100], [1.0, 2.0, 3.0], [0.0, 0.0, 0.0]).shape
     'increasing'
@@ -71,19 +69,16 @@ def trend(levels: ArrayLike, means: ArrayLike, errors: ArrayLike, *, seed: int =
     order = np.argsort(x[keep], kind="stable")
     x, y, e = x[keep][order], y[keep][order], np.nan_to_num(e[keep][order])
     if len(x) < 3 or np.ptp(y) == 0:
-        return Trend(float("nan"), float("nan"), float("nan"), "undefined", float("nan"), [])
+        return Trend(float("nan"), "undefined", [])
     rho = float(rank_correlations(x, y[None])[0])
     sign = 1.0 if rho >= 0 else -1.0
-    drawn = y + e * np.random.default_rng(seed).standard_normal((_DRAWS, len(y)))
-    low, high = percentiles(rank_correlations(x, drawn))
     steps, step_errors = np.diff(y), np.sqrt(e[1:] ** 2 + e[:-1] ** 2)
     against = [
         Step(float(x[i]), float(x[i + 1]), float(steps[i]), _ratio(steps[i], step_errors[i]))
         for i in np.flatnonzero(sign * steps < 0)
     ]
     shape = "not monotone" if against else ("increasing" if sign > 0 else "decreasing")
-    monotone = (sign * np.diff(drawn, axis=1) >= 0).all(axis=1)
-    return Trend(rho, min(low, rho), max(high, rho), shape, float(monotone.mean()), against)
+    return Trend(rho, shape, against)
 
 
 def mixture_curves(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int = 0) -> dict[str, Any]:
@@ -120,6 +115,7 @@ def mixture_curves(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int 
         "correct_documents": len(pool.correct),
         "incorrect_documents": len(pool.incorrect),
         "pools": pool_contrast(run, pool),
+        "perplexity_pools": perplexity_contrast(run, pool),
         "unreachable_targets": [target for target in TARGETS if target not in reached],
         # Near 1 the draws are nearly the same documents, and their spread says nothing.
         "share_of_smaller_pool": min(size_used / smaller, 1.0),
@@ -131,8 +127,12 @@ def mixture_curves(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int 
             }
             for i, target in enumerate(reached)
         ],
-        "dispersion_trend": _trend(reached, dispersions, seed),
-        "query_perplexity_trend": _trend(reached, perplexities, seed),
+        "dispersion_trend": _trend(reached, dispersions),
+        "query_perplexity_trend": _trend(reached, perplexities),
+        "inside": {
+            name: _inside(run, parts, size, seeds, np.random.default_rng([seed, 7]))
+            for name, parts in strata(run).items()
+        },
     }
 
 
@@ -140,16 +140,89 @@ def pool_contrast(run: Run, pool: Pools) -> dict[str, float]:
     """Dispersion of all correct and of all incorrect documents, and their difference with a 95 % interval.
 
     The curves' error bars are about draws from these documents; this interval is about other documents of
-    the same kind. NaN where a pool has fewer than three.
+    the same kind. NaN where a pool has fewer than three documents, the interval where it has fewer than 20.
     """
     nan = float("nan")
-    found: dict[str, float] = {}
-    for name, rows in (("correct", pool.correct), ("incorrect", pool.incorrect)):
-        estimate = run.vectors.estimate(rows) if len(rows) >= 3 else Estimate(nan, nan, len(rows))
-        found |= {name: estimate.mean, f"{name}_se": estimate.se}
-    difference = found["correct"] - found["incorrect"]
-    low, high = normal_bounds(difference, float(np.hypot(found["correct_se"], found["incorrect_se"])))
-    return {**found, "difference": difference, "difference_low": low, "difference_high": high}
+    correct, incorrect = (
+        run.vectors.estimate(rows) if len(rows) >= 3 else Estimate(nan, nan, len(rows))
+        for rows in (pool.correct, pool.incorrect)
+    )
+    return _contrast(correct, incorrect)
+
+
+def perplexity_contrast(run: Run, pool: Pools) -> dict[str, float]:
+    """Mean query perplexity of the correct minus that of the incorrect documents, as pool_contrast."""
+    estimates = []
+    for rows in (pool.correct, pool.incorrect):
+        values = run.perplexity[rows]
+        values = values[np.isfinite(values)]
+        n = len(values)
+        error = float(values.std(ddof=1) / np.sqrt(n)) if n >= 3 else float("nan")
+        estimates.append(Estimate(float(values.mean()) if n >= 3 else float("nan"), error, n))
+    return _contrast(*estimates)
+
+
+def _contrast(correct: Estimate, incorrect: Estimate) -> dict[str, float]:
+    difference = correct.mean - incorrect.mean
+    error = float(np.hypot(correct.se, incorrect.se))
+    if min(correct.n, incorrect.n) < FEWEST or not error > 0:
+        error = float("nan")
+    low, high = normal_bounds(difference, error)
+    return {
+        "correct": correct.mean,
+        "correct_se": correct.se,
+        "incorrect": incorrect.mean,
+        "incorrect_se": incorrect.se,
+        "difference": difference,
+        "difference_low": low,
+        "difference_high": high,
+    }
+
+
+def _inside(run: Run, parts: list[Slice], size: int, seeds: int, rng: np.random.Generator) -> dict[str, Any]:
+    """The curve and the pools with the same composition of parts at every share of right documents.
+
+    A part counts with the smaller of its two numbers of right and wrong documents, two at least.
+    """
+    kept = [
+        pool for part in parts if min(len((pool := pools(run, part.rows)).correct), len(pool.incorrect)) > 1
+    ]
+    smaller = np.array([min(len(pool.correct), len(pool.incorrect)) for pool in kept], dtype=np.int64)
+    total = int(smaller.sum())
+    if total < SMALLEST:
+        return {"missing": f"its parts hold {total} pairs of a right and a wrong document, {SMALLEST} needed"}
+    shares = smaller / total
+    correct = run.vectors.composed([pool.correct for pool in kept], shares)
+    incorrect = run.vectors.composed([pool.incorrect for pool in kept], shares)
+    size = mixture_size(total, size)
+    places = np.repeat(np.arange(len(kept)), smaller)
+    composition = [rng.choice(places, size, replace=False) for _ in range(seeds)]
+    counts = [round(target * size / 100) for target in TARGETS]
+    drawn = [_of_composition(kept, chosen, count, rng) for count in counts for chosen in composition]
+    values = run.vectors.dispersions(drawn).reshape(len(TARGETS), seeds)
+    return {
+        "parts": len(kept),
+        "of_parts": len(parts),
+        "correct_documents": correct.n,
+        "incorrect_documents": incorrect.n,
+        "documents_per_mixture": size,
+        "pools": _contrast(correct, incorrect),
+        "curve": [
+            {"target_accuracy": target, **_point("dispersion", values[i])} for i, target in enumerate(TARGETS)
+        ],
+        "dispersion_trend": _trend(list(TARGETS), values),
+    }
+
+
+def _of_composition(kept: list[Pools], places: Rows, correct: int, rng: np.random.Generator) -> Rows:
+    """Rows of one mixture with one document of the part that each of ``places`` names, ``correct`` right."""
+    turned = rng.permutation(len(places)) < correct
+    rows = []
+    for right in (True, False):
+        for part, count in zip(*np.unique(places[turned == right], return_counts=True), strict=True):
+            pool = kept[part].correct if right else kept[part].incorrect
+            rows.append(rng.choice(pool, size=int(count), replace=False))
+    return np.concatenate(rows)
 
 
 def _mean_perplexity(run: Run, rows: Rows) -> float:
@@ -166,8 +239,8 @@ def _error(values: NDArray[np.float64]) -> float:
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
 
 
-def _trend(targets: list[int], values: NDArray[np.float64], seed: int) -> dict[str, Any]:
-    found = trend(targets, values.mean(axis=1), [_error(row) for row in values], seed=seed)
+def _trend(targets: list[int], values: NDArray[np.float64]) -> dict[str, Any]:
+    found = trend(targets, values.mean(axis=1), [_error(row) for row in values])
     if found.shape == "undefined":
         return {"missing": "the curve has fewer than three different known values"}
     return {**found._asdict(), "against": [step._asdict() for step in found.against]}

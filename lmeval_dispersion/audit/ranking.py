@@ -1,7 +1,8 @@
 """Documents by contribution: are those of the lowest contribution the ones the model gets wrong?
 
 Every signal is turned so that a low value means "probably wrong". AUROC is the probability that a wrong
-document ranks below a right one (ties count half): 0.5 says nothing, 1 separates them.
+document ranks below a right one (ties count half): 0.5 says nothing, 1 separates them. Inside subjects and
+tasks only pairs of one subject count: a signal that only tells subjects apart has 0.5 there.
 
 Source: RD section 3.1.
 """
@@ -14,10 +15,19 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.run import Run
-from lmeval_dispersion.audit.slices import Slice, by_band, by_value
+from lmeval_dispersion.audit.answers import answers_report
+from lmeval_dispersion.audit.run import FEWEST, Run
+from lmeval_dispersion.audit.slices import Slice, by_band, strata
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.statistics import auroc, auroc_difference, normal_bounds, rank_correlations, wilson
+from lmeval_dispersion.statistics import (
+    auroc,
+    auroc_bounds,
+    auroc_difference,
+    normal_point,
+    rank_correlations,
+    stratified_auroc,
+    wilson,
+)
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -76,16 +86,20 @@ def ranking_report(run: Run) -> dict[str, Any]:
     if len(run.vectors) < 2:
         raise UsageError("one document cannot be ranked")
     found = signals(run)
-    table = [_signal_row(name, values, run) for name, values in found.items()]
+    inside = strata(run)
+    table = [_signal_row(name, values, run, inside) for name, values in found.items()]
     return {
         "documents": len(run.labelled),
+        "wrong": int((~run.right[run.labelled]).sum()),
+        "cautions": answers_report(run)["cautions"],
         "signals": table,
+        "best_other": _best_other(table),
         "against": _against(found, run),
         "confounds": confounds(run, found[CONTRIBUTION]),
     }
 
 
-def _signal_row(name: str, values: Array, run: Run) -> dict[str, Any]:
+def _signal_row(name: str, values: Array, run: Run, inside: dict[str, list[Slice]]) -> dict[str, Any]:
     known = run.labelled[~np.isnan(values[run.labelled])]
     signal, right = values[known], run.right[known]
     try:
@@ -95,7 +109,9 @@ def _signal_row(name: str, values: Array, run: Run) -> dict[str, Any]:
             raise
         reason = "its documents are all right, or all wrong"
         return {"signal": name, "documents": len(known), "missing": reason}
-    bounds = normal_bounds(area.value, area.se)
+    if np.ptp(signal) == 0:
+        return {"signal": name, "documents": len(known), "missing": "it is the same for all documents"}
+    bounds = auroc_bounds(area.value, area.se, len(area.right), len(area.wrong))
     order = np.argsort(signal, kind="stable")
     wrong = ~right[order]
     return {
@@ -103,13 +119,44 @@ def _signal_row(name: str, values: Array, run: Run) -> dict[str, Any]:
         "documents": len(known),
         "auroc": area.value,
         "auroc_se": area.se,
-        "auroc_low": max(bounds.low, 0.0),
-        "auroc_high": min(bounds.high, 1.0),
+        "auroc_low": bounds.low,
+        "auroc_high": bounds.high,
+        # DeLong's error is too short where either side has few documents.
+        "reliable": min(len(area.right), len(area.wrong)) >= FEWEST,
+        "inside": {what: _inside(values, parts, run) for what, parts in inside.items()},
         "deciles": _deciles(~wrong),
         "error_share": {
             str(share): float(wrong[: max(round(len(wrong) * share / 100), 1)].sum() / wrong.sum())
             for share in SHARES
         },
+    }
+
+
+def _best_other(table: list[dict[str, Any]]) -> dict[str, Any]:
+    """The signal of highest AUROC beside the contribution; its interval allows for the choice of the best."""
+    rivals = [row for row in table if row["signal"] != CONTRIBUTION and row.get("reliable")]
+    if not rivals:
+        return {"missing": f"no other signal has {FEWEST} right and {FEWEST} wrong documents"}
+    best = max(rivals, key=lambda row: float(row["auroc"]))
+    # Where it is 1, the bound is that of 20 documents, the fewest that a reliable row has.
+    low, high = auroc_bounds(best["auroc"], best["auroc_se"], FEWEST, FEWEST, normal_point(len(rivals)))
+    return {"signal": best["signal"], "auroc": best["auroc"], "low": low, "high": high}
+
+
+def _inside(values: Array, parts: list[Slice], run: Run) -> dict[str, Any]:
+    """AUROC over the pairs of a right and a wrong document of one part, with its interval."""
+    known = ~np.isnan(values) & ~np.isnan(run.score)
+    found = stratified_auroc(values, run.right, [part.rows[known[part.rows]] for part in parts])
+    if found is None:
+        return {"missing": "no part has a right and a wrong document"}
+    low, high = auroc_bounds(found.value, found.se, found.right, found.wrong)
+    return {
+        "auroc": found.value,
+        "auroc_low": low,
+        "auroc_high": high,
+        "parts": found.strata,
+        "pairs": found.pairs,
+        "reliable": min(found.right, found.wrong) >= FEWEST,
     }
 
 
@@ -125,18 +172,25 @@ def _deciles(right_in_order: Flags) -> list[dict[str, Any]]:
 
 
 def _against(found: dict[str, Array], run: Run) -> list[dict[str, Any]]:
-    """AUROC of the contribution minus that of every other signal, on the documents that have both."""
+    """AUROC of the contribution minus that of every other signal, on the documents that have both.
+
+    The intervals hold together: with contributions that are like every other signal, one of them leaves
+    out 0 in 5 % of runs.
+    """
     rows = []
+    point = normal_point(len(found) - 1)
     for name, values in found.items():
         if name == CONTRIBUTION:
             continue
         known = run.labelled[~np.isnan(values[run.labelled])]
         right = run.right[known]
-        if right.all() or not right.any():
+        if right.all() or not right.any() or np.ptp(values[known]) == 0:
             continue
         ours = auroc(found[CONTRIBUTION][known], right)
         difference, se = auroc_difference(ours, auroc(values[known], right))
-        low, high = normal_bounds(difference, se)
+        enough = se > 0 and min(right.sum(), (~right).sum()) >= FEWEST
+        half = point * se if enough else float("nan")
+        low, high = difference - half, difference + half
         rows.append(
             {
                 "signal": name,
@@ -150,17 +204,13 @@ def _against(found: dict[str, Array], run: Run) -> list[dict[str, Any]]:
 
 
 def confounds(run: Run, contribution: Array) -> list[dict[str, Any]]:
-    """What else the contribution follows: subject, length, perplexity and confidence.
+    """What else the contribution follows: length, perplexity and confidence.
 
-    For each the AUROC of the contribution inside slices of it (five bands of a number), averaged with the
-    number of (right, wrong) pairs as weights: what is left of the ranking once that is held about equal. For
-    numbers also the Spearman correlation with the contribution; NaN for subjects, which have no order.
+    For each the Spearman correlation with the contribution, and the AUROC of the contribution inside five
+    bands of it, averaged with the number of (right, wrong) pairs as weights: what is left of the ranking
+    once that is held about equal.
     """
     rows = []
-    subjects = by_value(run.documents["subject"].tolist())
-    if len(subjects) > 1:
-        inside = _inside(subjects, contribution, run)
-        rows.append({"quantity": "subject", "spearman": float("nan"), "auroc_within_bands": inside})
     candidates = {
         "prompt length": run.length,
         "query perplexity": run.perplexity,
@@ -171,19 +221,7 @@ def confounds(run: Run, contribution: Array) -> list[dict[str, Any]]:
         if len(known) < 10 or np.ptp(values[known]) == 0:
             continue
         rho = float(rank_correlations(values[known], contribution[known][None])[0])
-        bands = by_band(np.where(np.isfinite(values), values, np.nan))
-        inside = _inside(bands, contribution, run)
-        rows.append({"quantity": name, "spearman": rho, "auroc_within_bands": inside})
+        inside = _inside(contribution, by_band(np.where(np.isfinite(values), values, np.nan)), run)
+        area = inside.get("auroc", float("nan"))
+        rows.append({"quantity": name, "spearman": rho, "auroc_within_bands": area})
     return rows
-
-
-def _inside(slices: list[Slice], contribution: Array, run: Run) -> float:
-    total = weight = 0.0
-    for part in slices:
-        rows = part.rows[~np.isnan(run.score[part.rows])]
-        right = run.right[rows]
-        pairs = int(right.sum()) * int((~right).sum())
-        if pairs:
-            total += pairs * auroc(contribution[rows], right).value
-            weight += pairs
-    return total / weight if weight else float("nan")

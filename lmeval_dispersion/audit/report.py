@@ -11,7 +11,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lmeval_dispersion.audit.answers import answers_report
 from lmeval_dispersion.audit.calibration import calibration_report
+from lmeval_dispersion.audit.conclusions import pools_sentence, ranking_sentence, slices_sentence
 from lmeval_dispersion.audit.mixtures import mixture_curves
 from lmeval_dispersion.audit.ranking import ranking_report
 from lmeval_dispersion.audit.run import Run
@@ -19,7 +21,7 @@ from lmeval_dispersion.audit.slices import all_documents, slice_row, slice_table
 from lmeval_dispersion.audit.tail import hard_tail
 from lmeval_dispersion.errors import DispersionError
 
-FORMAT = "dispersion-audit/1"
+FORMAT = "dispersion-audit/2"
 _DIGITS = 7
 _PROTOCOLS = {
     "slices": "of unlabelled slices",
@@ -49,8 +51,9 @@ def audit_report(run: Run, *, slices: Sequence[str] = (), seed: int = 0) -> dict
         "seed": seed,
         "run": run.describe(),
         "overall": slice_row(run, all_documents(run)),
+        "answers": answers_report(run),
         "notes": list(run.notes),
-        "slices": {name: slice_table(run, parts, seed=seed) for name, parts in found.items()},
+        "slices": {name: slice_table(run, parts) for name, parts in found.items()},
         "mixtures": part_of(mixture_curves, run, seed=seed),
         "calibration": part_of(calibration_report, run, seed=seed),
         "ranking": part_of(ranking_report, run),
@@ -85,11 +88,21 @@ def part_of(build: Callable[..., dict[str, Any]], run: Run, **options: Any) -> d
 
 
 def summary(report: dict[str, Any]) -> list[str]:
-    """What the run says in three sentences: weak slices, accuracy by calibration, documents to look at."""
+    """What the run says: weak slices, right and wrong answers, documents to look at, calibration.
+
+    Where right and wrong answers are no evidence, why comes first, and nothing that depends on them is said.
+    """
+    if not report["run"]["labelled"]:
+        unlabelled = "No document has a label: what dispersion says about right answers cannot be tested."
+        return [slices_sentence(report), unlabelled]
+    if cautions := report["answers"]["cautions"]:
+        silent = "What dispersion says about right answers is therefore not judged."
+        return [*cautions[:-1], f"{cautions[-1]} {silent}", slices_sentence(report, judged=False)]
     return [
-        _weak_slices(report),
-        calibration_sentence(report["calibration"]),
+        slices_sentence(report),
+        pools_sentence(report["mixtures"]),
         ranking_sentence(report["ranking"]),
+        calibration_sentence(report["calibration"]),
     ]
 
 
@@ -111,64 +124,3 @@ def calibration_sentence(calibration: dict[str, Any]) -> str:
     if winner in ("dispersion", rival):
         return f"{text}."
     return f"{text}; the best estimator is {winner} ({errors[winner]:.1f})."
-
-
-def _weak_slices(report: dict[str, Any]) -> str:
-    whole, count = report["overall"], report["run"]["documents"]
-    start = f"The {count} documents have a dispersion of {_number(whole['dispersion'], '.4f')}"
-    if not math.isnan(whole["accuracy"]):
-        start += f" at {100 * whole['accuracy']:.1f} % accuracy"
-    name = next(iter(report["slices"]), None)
-    if name is None:
-        return f"{start}, and nothing divides them into slices."
-    rows = report["slices"][name]["rows"]
-    usable = [row for row in rows if row["documents"] >= 3] or rows
-    lowest = min(usable, key=lambda row: math.inf if math.isnan(row["dispersion"]) else row["dispersion"])
-    text = f"{start}; the least dispersed {name} is {lowest['slice']}"
-    text += f" ({_number(lowest['dispersion'], '.4f')})"
-    found = report["slices"][name]["association"]
-    if "missing" in found:
-        return f"{text}."
-    if found["low"] > 0:
-        sign = "rises with"
-    elif found["high"] < 0:
-        sign = "falls with"
-    else:
-        sign = "shows no clear order by"
-    order = f"{sign} dispersion (Spearman {interval_text(found)})"
-    return f"{text}, and over {found['slices']} slices accuracy {order}."
-
-
-def ranking_sentence(ranking: Mapping[str, Any]) -> str:
-    """Whether wrong answers can be found by a low contribution."""
-    if "missing" in ranking:
-        reason = ranking["missing"]
-        return f"Whether hard documents can be found by their contribution could not be tested: {reason}."
-    ours = next(row for row in ranking["signals"] if row["signal"] == "contribution")
-    rivals = [row for row in ranking["signals"] if row is not ours and "auroc" in row]
-    low, high = ours["auroc_low"], ours["auroc_high"]
-    if low > 0.5:
-        verdict = "points at wrong answers"
-    elif high < 0.5:
-        verdict = "points the wrong way, the low tail is answered better"
-    else:
-        verdict = "is no better than chance at finding wrong answers"
-    text = (
-        f"A low contribution {verdict} (AUROC {ours['auroc']:.2f}, 95 % {low:.2f} to {high:.2f}); the lowest "
-        f"tenth of the documents holds {100 * ours['error_share']['10']:.0f} % of the errors"
-    )
-    if rivals:
-        best = max(rivals, key=lambda row: float(row["auroc"]))
-        text += f"; the best other signal is {best['signal']} (AUROC {best['auroc']:.2f})"
-    return f"{text}."
-
-
-def _number(value: float, spec: str) -> str:
-    return "an undefined value" if math.isnan(value) else format(value, spec)
-
-
-def interval_text(found: Mapping[str, Any]) -> str:
-    """A Spearman correlation with its interval, or why it has none."""
-    if math.isnan(found["low"]):
-        return f"{found['spearman']:.2f} (too few slices for an interval)"
-    return f"{found['spearman']:.2f} (95 % {found['low']:.2f} to {found['high']:.2f})"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
+FEWEST = 20  # right, and wrong, documents for an interval that has its level
 CORRECT_FROM = 0.5  # a score from here on counts as a correct answer where two classes are needed
 
 
@@ -51,6 +52,8 @@ class Run:
         vectors: Their vectors, centred.
         score: ``correct`` as stored, in [0, 1]; NaN where there is no label. Shape (n,).
         confidence: The model's own confidence.
+        choices: Answer choices of each document, 0 where there are none. Shape (n,).
+        chosen: Place of the likeliest choice from 0, -1 where there is none. Shape (n,).
         without_direction: Documents left out because their vector is zero or not finite.
     """
 
@@ -60,6 +63,8 @@ class Run:
     vectors: CentredVectors
     score: Array
     confidence: Confidence
+    choices: NDArray[np.int64]
+    chosen: NDArray[np.int64]
     without_direction: int
     notes: list[str] = field(default_factory=list)
 
@@ -97,7 +102,9 @@ class Run:
             documents=documents,
             vectors=CentredVectors(unit),
             score=score,
-            confidence=confidences(documents["logprobs"].tolist()),
+            confidence=confidences(logprobs := documents["logprobs"].tolist()),
+            choices=np.array([len(values) for values in logprobs], dtype=np.int64),
+            chosen=np.array([_place(values) for values in logprobs], dtype=np.int64),
             without_direction=without,
         )
         run.notes.extend(_notes(run))
@@ -169,6 +176,10 @@ def _notes(run: Run) -> list[str]:
             "in mixtures, calibration and ranking."
         )
     return notes
+
+
+def _place(values: Sequence[float]) -> int:
+    return int(np.nanargmax(values)) if len(values) >= 2 and np.isfinite(values).any() else -1
 
 
 def confidences(logprobs: Sequence[Sequence[float]]) -> Confidence:

@@ -6,6 +6,7 @@ A slice is part of a run's documents: those with one value of a column, or withi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,14 +14,20 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.audit.run import Run
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.statistics import percentiles, rank_correlations, resampled_correlations, wilson
+from lmeval_dispersion.statistics import (
+    normal_point,
+    rank_agreement,
+    rank_correlations,
+    spearman_bounds,
+    wilson,
+)
 
 Array = NDArray[np.float64]
 
 BANDS = 5
 _DISTINCT = 12  # a numeric column with more values than this is cut into bands
 _NOT_SLICES = ("logprobs", "text", "doc_id", "doc_hash", "prompt_hash")
-_FEWEST = 8  # slices for an interval: with five of noise the bootstrap excludes 0 in 13 % of cases, not 5 %
+_FEWEST_OF_A_TASK = 4  # slices of one task, for its slices to be compared among themselves
 
 
 class Slice(NamedTuple):
@@ -55,6 +62,19 @@ def slicings(run: Run, extra: Sequence[str] = ()) -> dict[str, list[Slice]]:
             found[name] = bands
     for name in extra:
         found.setdefault(name, by_column(run, name))
+    return found
+
+
+def strata(run: Run) -> dict[str, list[Slice]]:
+    """The parts inside which right and wrong answers are compared again: what -> its slices.
+
+    Subjects and tasks, where they tell documents apart and are not the same parts.
+    """
+    found: dict[str, list[Slice]] = {}
+    for name in ("subject", "task"):
+        slices = by_value(run.documents[name].tolist())
+        if len(slices) > 1 and all(_differ(slices, other) for other in found.values()):
+            found[name] = slices
     return found
 
 
@@ -137,32 +157,83 @@ def slice_row(run: Run, part: Slice) -> dict[str, Any]:
     }
 
 
-def association(rows: list[dict[str, Any]], *, seed: int = 0) -> dict[str, Any]:
-    """Spearman correlation of dispersion with accuracy over slices, with a bootstrap over slices.
+def association(rows: list[dict[str, Any]], tasks: Sequence[str | None] = ()) -> dict[str, Any]:
+    """Spearman correlation of dispersion with accuracy over slices, with a 95 % interval.
 
     1: the more dispersed slice is always the more accurate one; 0: no order; negative: the reverse.
     Slices with fewer than three documents or labels do not count; below eight slices there is no interval.
+
+    Args:
+        rows: Of :func:`slice_row`.
+        tasks: Task of each slice, None for one of several tasks. Where two tasks have four slices each, the
+            correlation inside tasks stands beside, with its permutation p-value.
     """
-    usable = [r for r in rows if r["documents"] >= 3 and r["labelled"] >= 3]
+    usable = [i for i, row in enumerate(rows) if row["documents"] >= 3 and row["labelled"] >= 3]
     if len(usable) < 4:
         return {
             "missing": f"a correlation over slices needs 4 slices of 3 labelled documents, got {len(usable)}"
         }
-    x = np.array([r["dispersion"] for r in usable])
-    y = np.array([r["accuracy"] for r in usable])
+    x = np.array([rows[i]["dispersion"] for i in usable])
+    y = np.array([rows[i]["accuracy"] for i in usable])
     rho = float(rank_correlations(x, y[None])[0])
     if np.isnan(rho):
         return {"missing": "all slices have the same accuracy or the same dispersion"}
-    if len(usable) < _FEWEST:
-        return {"spearman": rho, "low": float("nan"), "high": float("nan"), "slices": len(usable)}
-    low, high = percentiles(resampled_correlations(x, y, "spearman", seed))
-    return {"spearman": rho, "low": low, "high": high, "slices": len(usable)}
+    low, high = spearman_bounds(rho, len(usable))
+    found = {"spearman": rho, "low": low, "high": high, "slices": len(usable)}
+    of_task: dict[str, list[int]] = {}
+    for place, i in enumerate(usable):
+        if tasks and (task := tasks[i]) is not None:
+            of_task.setdefault(task, []).append(place)
+    large = [places for places in of_task.values() if len(places) >= _FEWEST_OF_A_TASK]
+    if len(large) < 2 or not (inside := rank_agreement([(x[places], y[places]) for places in large])):
+        return found
+    return {
+        **found,
+        "inside_tasks": {
+            "spearman": inside.spearman,
+            "p": inside.spearman_p,
+            "tasks": len(large),
+            "slices": sum(map(len, large)),
+        },
+    }
 
 
-def slice_table(run: Run, slices: list[Slice], *, seed: int = 0) -> dict[str, Any]:
-    """All slices of one slicing, and how their dispersion and accuracy go together."""
+def least_dispersed(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The slice of lowest dispersion, and how many others are not told apart from it.
+
+    Slices of fewer than three documents do not count. Every pair of slices is held against Student's point
+    for as many comparisons as there are pairs, so that slices that are all alike have one called apart from
+    another in at most 5 % of runs.
+    """
+    from scipy.stats import t
+
+    usable = [row for row in rows if row["documents"] >= 3 and np.isfinite(row["dispersion_se"])]
+    if len(usable) < 2:
+        return {"missing": f"{len(usable)} of {len(rows)} slices have three documents"}
+    lowest = min(usable, key=lambda row: float(row["dispersion"]))
+    pairs = len(usable) * (len(usable) - 1) // 2
+    tail = NormalDist().cdf(-normal_point(pairs))
+    apart = 0
+    for row in usable:
+        if row is lowest:
+            continue
+        error = float(np.hypot(row["dispersion_se"], lowest["dispersion_se"]))
+        point = float(t.isf(tail, min(row["documents"], lowest["documents"]) - 1))
+        apart += bool(row["dispersion"] - lowest["dispersion"] > point * error)
+    return {
+        "slice": lowest["slice"],
+        "dispersion": lowest["dispersion"],
+        "others": len(usable) - 1,
+        "not_told_apart": len(usable) - 1 - apart,
+    }
+
+
+def slice_table(run: Run, slices: list[Slice]) -> dict[str, Any]:
+    """All slices of one slicing, the least dispersed one, and how dispersion and accuracy go together."""
     rows = [slice_row(run, part) for part in slices]
-    return {"rows": rows, "association": association(rows, seed=seed)}
+    tasks = run.documents["task"]
+    of_one = [str(names[0]) if len(names := tasks.iloc[part.rows].unique()) == 1 else None for part in slices]
+    return {"rows": rows, "least_dispersed": least_dispersed(rows), "association": association(rows, of_one)}
 
 
 def _differ(slices: list[Slice], other: list[Slice]) -> bool:

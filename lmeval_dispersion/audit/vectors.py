@@ -96,6 +96,36 @@ class CentredVectors:
             return Estimate(mean, float("nan"), m)
         return Estimate(mean, jackknife_se(left_out(c)), m)
 
+    def composed(self, parts: Sequence[Rows], shares: Array) -> Estimate:
+        """Dispersion of documents of which each part has a fixed share, with its error over documents.
+
+        The mean distance of two documents drawn from parts by ``shares`` (which sum to 1), where two of one
+        part are never the same document. Its error is that of the mean of the documents' distances to all
+        the others, part by part, so that a difference between parts is no spread.
+
+        Raises:
+            TooFewVectorsError: A part has fewer than two documents.
+        """
+        if min(map(len, parts), default=0) < 2:
+            raise TooFewVectorsError("expected parts of at least 2 documents")
+        means = np.array([self._total(rows) / len(rows) for rows in parts])
+        squares = [self.squares[rows] for rows in parts]
+        level = np.array([q.mean() for q in squares])
+        centre = shares @ means
+        value = variance = 0.0
+        for rows, q, own, share, mean in zip(parts, squares, level, shares, means, strict=True):
+            n = len(rows)
+            to = np.stack([centre - share * mean, mean]).astype(np.float32)
+            inner = np.concatenate(
+                [self.rows[rows[i : i + _BLOCK]] @ to.T for i in range(0, n, _BLOCK)]
+            ).astype(np.float64)
+            inside = q / 2 + (n * own - q) / (2 * (n - 1)) - (n * inner[:, 1] - q) / (n - 1)
+            outside = (1 - share) * q / 2 + (shares @ level - share * own) / 2 - inner[:, 0]
+            distance = outside + share * inside
+            value += share * float(distance.mean())
+            variance += (2 * share) ** 2 * float(distance.var(ddof=1)) / n
+        return Estimate(value, float(np.sqrt(variance)), sum(map(len, parts)))
+
     def _squares_around_own_mean(self, rows: Rows | None) -> Array:
         if rows is None:
             return self.squares

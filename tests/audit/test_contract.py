@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic import planted_store
+from synthetic import planted_store, subjects_store
 
 from lmeval_dispersion.audit.calibrator import fit_calibrator, predict_slices
 from lmeval_dispersion.audit.compare import compared_stores
@@ -21,6 +21,8 @@ NAMED = {
     "calibration.protocols",
     "calibration.chosen",
     "ranking.signals[].error_share",
+    "ranking.signals[].inside",
+    "mixtures.inside",
 }
 
 
@@ -42,6 +44,8 @@ def reports(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stores")
     stores = [
         planted_store(folder / "noise", n=1200, effect=0.0),
+        subjects_store(folder / "tasks", subjects=12, each=40, tasks=2, seed=3),
+        subjects_store(folder / "guessing", accuracy=0.25),
         planted_store(folder / "few", n=120, accuracy=0.05),
         planted_store(folder / "unlabelled", n=40, correct=np.nan),
         planted_store(folder / "truncated", n=1200, truncated=True),
@@ -71,7 +75,7 @@ def test_the_numbers_are_finite_and_in_their_ranges(reports):
                 walk(item, at)
         elif isinstance(value, float) and at in shares:
             assert 0 <= value <= 1, at
-        elif isinstance(value, float) and at == "dispersion":
+        elif isinstance(value, float) and at in ("dispersion", "least_dispersed"):
             assert 0 <= value <= 2
 
     for report in reports:

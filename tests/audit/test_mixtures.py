@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
-from synthetic import planted_store
+from synthetic import planted_store, subjects_store
 
-from lmeval_dispersion.audit.mixtures import mixture_curves, trend
+from lmeval_dispersion.audit.batches import Pools
+from lmeval_dispersion.audit.mixtures import _of_composition, mixture_curves, trend
 from lmeval_dispersion.audit.run import read_run
 from lmeval_dispersion.geometry import dispersion, dispersion_estimate
 
@@ -73,9 +74,67 @@ def test_pools_have_the_dispersions_of_their_documents(planted, noise):
 
 
 def test_mixtures_of_noise_have_no_trend(noise):
-    found = mixture_curves(noise)["dispersion_trend"]
-    assert found["shape"] == "not monotone"
-    assert found["low"] < 0.5
+    found = mixture_curves(noise)
+    assert found["dispersion_trend"]["shape"] == "not monotone"
+    for pools in (found["pools"], found["perplexity_pools"], found["inside"]["subject"]["pools"]):
+        assert pools["difference_low"] < 0 < pools["difference_high"]
+
+
+def test_pools_inside_subjects_are_those_of_a_loop_over_pairs(tmp_path):
+    """Slow: pairs of right documents, each pair weighted by the shares of its two subjects."""
+    run = read_run(subjects_store(tmp_path, subjects=6, each=14, between=0.3, law=0.3, seed=2))
+    u = run.vectors.rows.astype(np.float64) + run.vectors.mean
+    subject = run.documents["subject"].to_numpy()
+    numbers = {
+        s: [np.flatnonzero((subject == s) & (run.right == side)) for side in (True, False)]
+        for s in set(subject)
+    }
+    kept = {s: rows for s, rows in numbers.items() if min(map(len, rows)) > 1}
+    assert 2 <= len(kept) <= 6
+    weight = {s: min(map(len, rows)) for s, rows in kept.items()}
+    total = sum(weight.values())
+    expected = []
+    for side in (0, 1):
+        value = 0.0
+        for s, t in itertools.product(kept, kept):
+            pairs = [(i, j) for i in kept[s][side] for j in kept[t][side] if i != j]
+            mean = np.mean([1 - u[i] @ u[j] for i, j in pairs])
+            value += weight[s] * weight[t] / total**2 * mean
+        expected.append(value)
+    found = mixture_curves(run)["inside"]["subject"]["pools"]
+    assert found["correct"] == pytest.approx(expected[0], rel=1e-5)
+    assert found["incorrect"] == pytest.approx(expected[1], rel=1e-5)
+    assert found["difference"] == pytest.approx(expected[0] - expected[1], rel=1e-4)
+
+
+def test_a_subject_effect_raises_the_curve_and_not_the_one_inside_subjects(tmp_path):
+    run = read_run(subjects_store(tmp_path, between=0.8, subjects=10, each=150))
+    found = mixture_curves(run)
+    assert found["dispersion_trend"]["spearman"] > 0.95
+    assert found["pools"]["difference_low"] > 0.05
+    inside = found["inside"]["subject"]["pools"]
+    assert inside["difference_low"] < 0 < inside["difference_high"]
+    curve = [point["dispersion"] for point in found["inside"]["subject"]["curve"]]
+    assert abs(curve[-1] - curve[0]) < 0.25 * found["pools"]["difference"]
+
+
+def test_mixtures_inside_subjects_have_the_same_subjects_at_every_target():
+    rng = np.random.default_rng(0)
+    kept = [Pools(np.arange(10), np.arange(10, 14)), Pools(np.arange(20, 23), np.arange(30, 50))]
+    places = rng.choice(np.repeat([0, 1], [4, 3]), 6, replace=False)
+    subject = np.r_[np.zeros(14, int), np.full(6, 9), np.ones(30, int)]
+    for correct in range(7):
+        rows = _of_composition(kept, places, correct, rng)
+        assert len(set(rows.tolist())) == 6
+        assert sorted(subject[rows]) == sorted(places)
+        assert sum(row in {*range(10), 20, 21, 22} for row in rows.tolist()) == correct
+
+
+def test_a_pool_of_fewer_than_twenty_documents_has_no_interval(tmp_path):
+    found = mixture_curves(read_run(planted_store(tmp_path, n=200, accuracy=0.04)))
+    assert found["correct_documents"] < 20
+    assert np.isfinite(found["pools"]["difference"])
+    assert np.isnan(found["pools"]["difference_low"])
 
 
 def test_the_spread_of_the_curve_is_that_of_independent_draws(planted):
@@ -107,19 +166,6 @@ def test_shapes_of_curves():
     assert trend([0, 1], [1, 2], [0, 0]).shape == "undefined"
     assert trend([0, 1, 2], [1, 1, 1], [0, 0, 0]).shape == "undefined"
     assert trend([0, 1, 2, 3], [1, math.nan, 2, 3], [0, 0, 0, 0]).shape == "increasing"
-
-
-def test_the_interval_widens_with_the_errors_and_holds_the_estimate():
-    levels, means = np.arange(11), np.arange(11.0)
-    widths = []
-    for error in (0.01, 1.0, 5.0):
-        found = trend(levels, means, np.full(11, error))
-        assert found.low <= found.spearman <= found.high
-        widths.append(found.high - found.low)
-    assert widths[0] == 0
-    assert widths[0] < widths[1] < widths[2]
-    assert trend(levels, means, np.full(11, 0.01)).share_monotone == 1.0
-    assert trend(levels, means, np.full(11, 5.0)).share_monotone < 0.05
 
 
 def paper_curves():

@@ -63,23 +63,25 @@ def test_a_planted_confound_shows_in_the_slices_and_in_the_ranking(tmp_path):
     assert area > 0.65
     assert length_row["spearman"] > 0.7
     assert length_row["auroc_within_bands"] < 0.5 + (area - 0.5) / 2
-    subject = next(row for row in ranking["confounds"] if row["quantity"] == "subject")
-    assert subject["auroc_within_bands"] == pytest.approx(area, abs=0.03)
+    inside = ranking["signals"][0]["inside"]["subject"]
+    assert inside["auroc"] == pytest.approx(area, abs=0.03)
     confounds = {row["quantity"]: row["spearman"] for row in ranking["confounds"]}
     assert abs(confounds["query perplexity"]) < 0.1
 
 
 def test_the_auroc_inside_subjects_is_that_of_a_loop_over_pairs(planted):
     contribution = planted.vectors.contributions()
-    found = next(r for r in ranking_report(planted)["confounds"] if r["quantity"] == "subject")
+    found = ranking_report(planted)["signals"][0]["inside"]["subject"]
     wins = pairs = 0
     for _, frame in planted.documents.groupby("subject"):
         right = frame.index[planted.right[frame.index]]
         wrong = frame.index[~planted.right[frame.index]]
         wins += sum((contribution[i] > contribution[wrong]).sum() for i in right)
         pairs += len(right) * len(wrong)
-    assert found["auroc_within_bands"] == pytest.approx(wins / pairs)
-    assert np.isnan(found["spearman"])
+    assert found["auroc"] == pytest.approx(wins / pairs)
+    assert found["pairs"] == pairs
+    assert found["parts"] == 6
+    assert found["auroc_low"] < found["auroc"] < found["auroc_high"]
 
 
 def test_a_subject_effect_vanishes_inside_subjects(tmp_path):
@@ -92,6 +94,14 @@ def test_a_subject_effect_vanishes_inside_subjects(tmp_path):
         tmp_path, documents=frame, vectors={"last": vectors(0.6 + 0.2 * subject, rng=rng)}, manifest={}
     )
     ranking = ranking_report(read_run(tmp_path))
-    inside = next(row for row in ranking["confounds"] if row["quantity"] == "subject")
-    assert ranking["signals"][0]["auroc"] > 0.58
-    assert abs(inside["auroc_within_bands"] - 0.5) < 0.05
+    ours = ranking["signals"][0]
+    assert ours["auroc"] > 0.58
+    assert abs(ours["inside"]["subject"]["auroc"] - 0.5) < 0.05
+
+
+def test_few_wrong_documents_are_said_to_be_too_few(tmp_path):
+    found = ranking_report(read_run(planted_store(tmp_path, n=300, accuracy=0.96)))
+    assert found["wrong"] < 20
+    assert not any(row["reliable"] for row in found["signals"])
+    assert found["best_other"]["missing"] == "no other signal has 20 right and 20 wrong documents"
+    assert {row["verdict"] for row in found["against"]} == {"not separated"}

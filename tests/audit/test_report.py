@@ -29,10 +29,11 @@ def test_noise_is_no_better_than_the_trivial_predictor(noise):
     for protocol in ("whole", "slices", "mixtures"):
         assert not calibration["protocols"][protocol]["better"]
     assert "no better than the trivial predictor" in calibration["protocols"]["whole"]["verdict"]
-    assert "no better than the trivial predictor" in report["summary"][1]
+    assert "no better than the trivial predictor" in report["summary"][3]
     ours = report["ranking"]["signals"][0]
     assert abs(ours["auroc"] - 0.5) < 4 * ours["auroc_se"]
     assert "no better than chance" in report["summary"][2]
+    assert "not told apart" in report["summary"][1]
 
 
 def test_same_store_and_seed_same_bytes(planted, tmp_path):
@@ -43,8 +44,8 @@ def test_same_store_and_seed_same_bytes(planted, tmp_path):
 
 def test_the_json_has_no_nan_and_keeps_seven_digits(planted):
     report = json.loads(report_json(audit_report(planted)))
-    assert report["format"] == "dispersion-audit/1"
-    assert len(report["summary"]) == 3
+    assert report["format"] == "dispersion-audit/2"
+    assert len(report["summary"]) == 4
     assert plain({"a": float("nan"), "b": [1 / 3, 2]}) == {"a": None, "b": [0.3333333, 2]}
 
 

@@ -76,3 +76,30 @@ def test_fewer_than_two_rows_are_refused():
     with pytest.raises(TooFewVectorsError):
         p.contributions(np.array([1]))
     assert p.dispersions([]).shape == (0,)
+
+
+def test_the_dispersion_of_one_part_is_the_plain_one():
+    """A single part with the share 1: the same mean, and the jackknife's error but for its (m-1)/(m-2)."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(60, 8)) + 1
+    u = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+    vectors = CentredVectors(u.copy())
+    rows = np.arange(5, 45)
+    plain, composed = vectors.estimate(rows), vectors.composed([rows], np.array([1.0]))
+    assert composed.mean == pytest.approx(plain.mean, rel=1e-5)
+    assert composed.se == pytest.approx(plain.se, rel=0.06)
+    with pytest.raises(TooFewVectorsError, match="at least 2"):
+        vectors.composed([rows, np.array([1])], np.array([0.5, 0.5]))
+
+
+def test_the_error_of_a_composition_is_its_spread_over_stores():
+    rng = np.random.default_rng(4)
+    shares, values, errors = np.array([0.7, 0.3]), [], []
+    centres = np.array([[2.0, 0, 0, 0], [0, 2.0, 0, 0]])
+    for _ in range(300):
+        x = np.concatenate([centres[0] + rng.normal(size=(12, 4)), centres[1] + rng.normal(size=(25, 4))])
+        u = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+        found = CentredVectors(u).composed([np.arange(12), np.arange(12, 37)], shares)
+        values.append(found.mean)
+        errors.append(found.se)
+    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(np.std(values), rel=0.12)

@@ -1,0 +1,132 @@
+"""How often each sentence of an audit claims something on noise, where every claim is false.
+
+    python benchmarks/audit_conclusions.py                400 stores of each kind
+    python benchmarks/audit_conclusions.py --stores 40    a quick look
+
+Right and wrong answers are drawn independently of the vectors; subjects have directions of their own, as
+real ones do. A claim is a sentence with a direction or a difference; a report may make none. `coverage` is
+how often the intervals hold the truth: no difference, AUROC 0.5, no correlation. The calibration has its own
+benchmark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from synthetic import subjects_store
+
+from lmeval_dispersion.audit import conclusions
+from lmeval_dispersion.audit.answers import answers_report
+from lmeval_dispersion.audit.mixtures import mixture_curves
+from lmeval_dispersion.audit.ranking import ranking_report
+from lmeval_dispersion.audit.run import Run, read_run
+from lmeval_dispersion.audit.slices import all_documents, slice_row, slice_table, slicings
+
+NOISE = {
+    "57 subjects x 20": {"subjects": 57, "each": 20},
+    "10 subjects x 100": {"subjects": 10, "each": 100},
+    "12 x 50, 2 tasks": {"subjects": 12, "each": 50, "tasks": 2},
+    "10 x 40, 90 % right": {"subjects": 10, "each": 40, "accuracy": 0.9},
+    "20 x 30, lucky subjects": {"subjects": 20, "each": 30, "luck": 0.15},
+}
+
+
+def parts(run: Run) -> dict[str, object]:
+    """The parts of a report that its own sentences are made from."""
+    return {
+        "run": run.describe(),
+        "overall": slice_row(run, all_documents(run)),
+        "slices": {name: slice_table(run, found) for name, found in slicings(run).items()},
+        "mixtures": mixture_curves(run),
+        "ranking": ranking_report(run),
+        "answers": answers_report(run),
+    }
+
+
+def claims(report: dict) -> dict[str, bool]:
+    """Which sentences claim something."""
+    slices = conclusions.slices_sentence(report)
+    pools = conclusions.pools_sentence(report["mixtures"])
+    ranking = conclusions.ranking_sentence(report["ranking"])
+    against = [row["verdict"] for row in report["ranking"]["against"]]
+    return {
+        "accuracy rises or falls with dispersion": " rises with " in slices or " falls with " in slices,
+        "right answers are more or less dispersed": "Right answers are" in pools,
+        "... it lies between subjects": "lies between" in pools,
+        "a low contribution points at answers": "points at" in ranking,
+        "... the difference lies between subjects": "lies between" in ranking,
+        "the best other signal is": "best other signal is" in conclusions.found_sentence(report["ranking"]),
+        "contribution better or worse than a signal": any(verdict != "not separated" for verdict in against),
+        "a caution (guessing, one answer, repeats)": bool(report["answers"]["cautions"]),
+    }
+
+
+def covered(report: dict) -> dict[str, bool]:
+    """Which intervals hold what is true of noise."""
+    mixtures, ours = report["mixtures"], report["ranking"]["signals"][0]
+    figures = {
+        "pools": (0.0, mixtures["pools"], "difference"),
+        "perplexity pools": (0.0, mixtures["perplexity_pools"], "difference"),
+        "AUROC": (0.5, ours, "auroc"),
+    }
+    inside = mixtures["inside"].get("subject", {})
+    if "pools" in inside:
+        figures["pools inside subjects"] = (0.0, inside["pools"], "difference")
+        figures["AUROC inside subjects"] = (0.5, ours["inside"]["subject"], "auroc")
+    found = {
+        name: bool(part[f"{key}_low"] <= truth <= part[f"{key}_high"])
+        for name, (truth, part, key) in figures.items()
+    }
+    order = report["slices"]["subject"]["association"]
+    return {**found, "Spearman over slices": bool(order["low"] <= 0 <= order["high"])}
+
+
+def alike(seed: int, folder: Path, subjects: int, each: int) -> bool:
+    """Whether a store whose subjects are all alike has one called apart from the least dispersed."""
+    rng = np.random.default_rng([seed, 1])
+    run = read_run(subjects_store(folder, subjects=1, each=subjects * each, seed=seed))
+    run.documents["subject"] = [f"s{i}" for i in rng.permutation(np.repeat(np.arange(subjects), each))]
+    found = slice_table(run, slicings(run)["subject"])["least_dispersed"]
+    return bool(found["not_told_apart"] < found["others"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--stores", type=int, default=400)
+    parser.add_argument("--only", default="", metavar="TEXT", help="kinds whose name holds this")
+    args = parser.parse_args()
+    for name, options in NOISE.items():
+        if args.only not in name:
+            continue
+        claimed: Counter[str] = Counter()
+        held: Counter[str] = Counter()
+        for seed in range(args.stores):
+            with tempfile.TemporaryDirectory() as folder:
+                report = parts(read_run(subjects_store(Path(folder), seed=seed, **options)))
+            claimed.update(claims(report))
+            held.update(covered(report))
+        print(f"noise, {name}: claims")
+        for claim, count in claimed.items():
+            print(f"  {claim:<46} {100 * count / args.stores:5.1f} %")
+        print("  coverage")
+        for interval, count in held.items():
+            print(f"  {interval:<46} {100 * count / args.stores:5.1f} %", flush=True)
+    for subjects, each in ((57, 20), (10, 100), (20, 5)) if not args.only else ():
+        apart = 0
+        for seed in range(args.stores):
+            with tempfile.TemporaryDirectory() as folder:
+                apart += alike(seed, Path(folder), subjects, each)
+        rate = 100 * apart / args.stores
+        print(f"{subjects} subjects x {each}, all alike: one told apart as least dispersed {rate:5.1f} %")
+
+
+if __name__ == "__main__":
+    main()
