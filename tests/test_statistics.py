@@ -197,7 +197,7 @@ def test_student_interval_covers():
     values = np.random.default_rng(7).normal(2.0, 3.0, size=(4000, 4))
     for level in (0.8, 0.95):
         bounds = np.array([student_interval(row, level) for row in values])
-        covered = np.mean((bounds[:, 0] <= 2) & (2 <= bounds[:, 1]))
+        covered = np.mean((bounds[:, 0] <= 2) & (bounds[:, 1] >= 2))
         assert covered == pytest.approx(level, abs=4 * math.sqrt(level * (1 - level) / 4000))
 
 
