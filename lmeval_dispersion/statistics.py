@@ -2,8 +2,8 @@
 
 Ranks and correlations with intervals, the bootstrap of means, the jackknife, Wilson's interval of a share,
 DeLong's AUROC, and permutation p-values inside strata. Nothing here knows of models, vectors or files;
-:mod:`lmeval_dispersion.geometry` builds on it. Importing it loads numpy only: the screener's base install
-has no scipy, and one function (:func:`student_interval`) that needs it imports it when called.
+:mod:`lmeval_dispersion.geometry` builds on it. It needs numpy alone: the screener's base
+install has no scipy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SEED = 20260501
 
 
 class Bounds(NamedTuple):
-    """The two ends of a 95 % interval; NaN where it is not defined."""
+    """The two ends of an interval, 95 % unless it was asked for otherwise; NaN where it is not defined."""
 
     low: float
     high: float
@@ -238,15 +238,53 @@ def normal_point(comparisons: int) -> float:
     return NormalDist().inv_cdf(1 - (1 - LEVEL) / (2 * max(comparisons, 1)))
 
 
-def student_interval(values: ArrayLike) -> Bounds:
-    """95 % Student interval of the mean of independent ``values`` (n,); NaN for fewer than two."""
-    from scipy.stats import t
+def student_quantile(p: float, df: int) -> float:
+    """Quantile of Student's t at ``p`` in (0, 1) for whole degrees of freedom ``df`` >= 1.
 
+    Raises:
+        GeometryError: ``p`` or ``df`` is out of range.
+
+    Source: the finite sums of Abramowitz and Stegun, 26.7.3 and 26.7.4, turned round by bisection.
+
+    >>> round(student_quantile(0.975, 2), 6)
+    4.302653
+    """
+    if not (0 < p < 1 and df >= 1 and df == int(df)):
+        raise GeometryError(f"expected 0 < p < 1 and whole degrees of freedom from 1, got p {p} and df {df}")
+    if p < 0.5:
+        return -student_quantile(1 - p, df)
+
+    def above(t: float) -> float:
+        angle = math.atan2(math.sqrt(df), t)
+        sine = math.sin(angle)
+        term, total = (sine, 0.0) if df % 2 else (1.0, 0.0)
+        for k in range(2 if df % 2 else 1, int(df), 2):
+            total += term
+            term *= sine * sine * k / (k + 1)
+        if df % 2:
+            return (angle - math.cos(angle) * total) / math.pi
+        return (1 - math.cos(angle) * total) / 2
+
+    low, high = 0.0, 1.0
+    while above(high) > 1 - p:
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if above(middle) > 1 - p else (low, middle)
+    return high
+
+
+def student_interval(values: ArrayLike, level: float = LEVEL) -> Bounds:
+    """Student interval of the mean of independent ``values`` (n,), at ``level`` in (0, 1).
+
+    NaN for fewer than two values.
+    """
     numbers = np.asarray(values, dtype=np.float64)
     if len(numbers) < 2:
         return Bounds(float("nan"), float("nan"))
-    half = float(t.ppf(0.975, len(numbers) - 1) * numbers.std(ddof=1) / np.sqrt(len(numbers)))
-    return Bounds(float(numbers.mean() - half), float(numbers.mean() + half))
+    quantile = student_quantile((1 + level) / 2, len(numbers) - 1)
+    half = quantile * float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
+    return Bounds(float(numbers.mean()) - half, float(numbers.mean()) + half)
 
 
 def wilson(share: float, n: int) -> Bounds:

@@ -32,6 +32,7 @@ from lmeval_dispersion.statistics import (
     ranks,
     resampled_means,
     student_interval,
+    student_quantile,
     wilson,
 )
 
@@ -179,7 +180,26 @@ def test_normal_and_student_intervals():
     values = np.random.default_rng(6).normal(size=9)
     expected = stats.ttest_1samp(values, 0).confidence_interval()
     assert tuple(student_interval(values)) == pytest.approx((expected.low, expected.high))
+    expected = stats.ttest_1samp(values, 0).confidence_interval(0.99)
+    assert tuple(student_interval(values, 0.99)) == pytest.approx((expected.low, expected.high))
     assert all(math.isnan(bound) for bound in student_interval([1.0]))
+
+
+@pytest.mark.parametrize("df", [1, 2, 3, 6, 31, 1000])
+def test_student_quantile_is_scipys(df):
+    for p in (0.01, 0.5, 0.6, 0.975, 0.995, 1 - 0.025 / 100):
+        assert student_quantile(p, df) == pytest.approx(stats.t.ppf(p, df), rel=1e-9, abs=1e-12)
+    for p, wrong in ((1.0, df), (0.0, df), (math.nan, df), (0.9, 0), (0.9, df + 0.5)):
+        with pytest.raises(GeometryError, match="degrees of freedom"):
+            student_quantile(p, wrong)
+
+
+def test_student_interval_covers():
+    values = np.random.default_rng(7).normal(2.0, 3.0, size=(4000, 4))
+    for level in (0.8, 0.95):
+        bounds = np.array([student_interval(row, level) for row in values])
+        covered = np.mean((bounds[:, 0] <= 2) & (bounds[:, 1] >= 2))
+        assert covered == pytest.approx(level, abs=4 * math.sqrt(level * (1 - level) / 4000))
 
 
 # --- AUROC -------------------------------------------------------------------------------------------------

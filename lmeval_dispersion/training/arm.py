@@ -6,31 +6,37 @@ Representation Dispersion in Language Models" (ICLR 2026).
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from accelerate import PartialState
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import TrainerCallback, TrainingArguments
+from transformers.pytorch_utils import Conv1D
 
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.errors import MissingExtraError, UsageError
 from lmeval_dispersion.geometry import Dispersion
 from lmeval_dispersion.model.capture import Decoder, capture
-from lmeval_dispersion.model.layer_names import states_after_blocks
 from lmeval_dispersion.model.loading import load_model
-from lmeval_dispersion.model.parts import depth
+from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.training.losses import LOSSES, push_away
-from lmeval_dispersion.training.settings import FORGET, NOISE, Settings
+from lmeval_dispersion.training.regularizer import DispersionRegularizer
+from lmeval_dispersion.training.settings import FORGET, NOISE, Lora, Settings
 from lmeval_dispersion.training.token_blocks import Blocks, mixed
 from lmeval_dispersion.training.trainer import DispersionConfig, DispersionTrainer
+
+_ADAPTABLE = (torch.nn.Linear, Conv1D)
 
 Tell = Callable[[int, dict[str, float]], None]  # the step just done, and what was logged of late
 
@@ -61,8 +67,10 @@ def trained(
     ends with the numbers of one that was not.
     """
     here = arm_folder(folder, arm, seed)
-    here.mkdir(exist_ok=True)
-    checkpoint = _last_whole(here, settings.steps)
+    processes = PartialState()
+    with processes.main_process_first():
+        here.mkdir(exist_ok=True)
+        checkpoint = _last_whole(here, settings.steps)
     model = start_model(settings, seed)
     evaluations = _Evaluations(here / "evaluations.jsonl", settings, domains, tell)
     trainer = DispersionTrainer(
@@ -74,70 +82,145 @@ def trained(
     )
     # Its table on stdout is not ours.
     trainer.remove_callback(transformers.PrinterCallback)
+    evaluations.report = trainer.log if settings.trackers else None
     if checkpoint is None:
         evaluations.look(model, 0)
     start = time.perf_counter()
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     seconds = time.perf_counter() - start
-    model.save_pretrained(here / "model")
-    tokenizer.save_pretrained(here / "model")
-    result = {
-        "arm": arm,
-        "seed": seed,
-        "steps": settings.steps,
-        "tokens": settings.steps * settings.block * settings.batch * settings.accumulate,
-        "seconds_since_last_start": round(seconds, 1),
-        "log": [_kept(entry) for entry in trainer.state.log_history if "loss" in entry],
-        "evaluations": evaluations.read(),
-    }
-    _write(here / "result.json", json.dumps(result, indent=1))
-    for left in here.glob("checkpoint-*"):
-        shutil.rmtree(left)
-    return result
+    if "wandb" in settings.trackers:  # the only one whose run would go on into the next arm
+        importlib.import_module("wandb").finish()
+    if processes.is_main_process:
+        model.save_pretrained(here / "model")
+        tokenizer.save_pretrained(here / "model")
+        result = {
+            "arm": arm,
+            "seed": seed,
+            "steps": settings.steps,
+            "tokens": settings.steps * settings.step_tokens,
+            "seconds_since_last_start": round(seconds, 1),
+            "log": [_kept(entry) for entry in trainer.state.log_history if "loss" in entry],
+            "evaluations": evaluations.read(),
+        }
+        _write(here / "result.json", json.dumps(result, indent=1))
+        for left in here.glob("checkpoint-*"):
+            shutil.rmtree(left)
+    processes.wait_for_everyone()
+    return json.loads((here / "result.json").read_text())  # type: ignore[no-any-return]
+
+
+def several_on_cpu(settings: Settings) -> bool:
+    """Whether several processes train without a GPU: Accelerate takes them for single ones unless told."""
+    return settings.processes > 1 and not torch.cuda.is_available()
 
 
 def start_model(settings: Settings, seed: int) -> Any:
-    """The model that every arm with this seed starts from, in float32."""
-    if not settings.from_scratch:
-        model = load_model(settings.model, dtype="float32", device="cpu").model
-        return model.requires_grad_(True)
-    try:
+    """The model that every arm with this seed starts from, in float32, with its adapters if there are any."""
+    if settings.from_scratch:
         config = transformers.AutoConfig.from_pretrained(settings.model)
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"there is no configuration at {settings.model}: {str(error).splitlines()[0]}"
-        ) from error
-    transformers.set_seed(seed)
-    return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        transformers.set_seed(seed)
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = load_model(settings.model, dtype="float32", device="cpu").model.requires_grad_(True)
+    transformers.set_seed(seed)  # of the adapters' random half
+    return _with_adapters(model, settings)
 
 
-def start_tokenizer(settings: Settings) -> Any:
-    """The tokenizer of the base model, once that is known to fit the settings.
+def checked_tokenizer(settings: Settings) -> Any:
+    """The tokenizer of the base model, once that, the data and every arm are known to fit the settings.
+
+    The model is built without weights, so that losses, layers and adapters are tried on its real structure.
 
     Raises:
-        UsageError: There is no such model or tokenizer, or they do not fit each other, the block length
-            or the layers.
+        UsageError: There is no such model or tokenizer or source of texts, they do not fit each other, the
+            block length, the layers, the losses or the adapters, or a tracker is unknown.
+        MissingExtraError: A tracker or PEFT is not installed.
+        CaptureError: The model is no decoder.
     """
+    _check_trackers(settings)
+    for sources in settings.domains:
+        for source in filter(None, sources):
+            Texts(source, column=settings.column, config=settings.data_config, split=settings.split)
     try:
-        config = transformers.AutoConfig.from_pretrained(settings.model).get_text_config()
+        config = transformers.AutoConfig.from_pretrained(settings.model)
         tokenizer = transformers.AutoTokenizer.from_pretrained(settings.model)
     except (OSError, ValueError, KeyError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise UsageError(
             f"expected a model with a tokenizer, got {settings.model}: {first}; pass a Hub id or a folder"
         ) from error
-    longest = getattr(config, "max_position_embeddings", None)
+    text = config.get_text_config()
+    longest = getattr(text, "max_position_embeddings", None)
     if longest is not None and settings.block > longest:
         raise UsageError(
             f"expected a block of at most {longest}, the positions of {settings.model}, got {settings.block}"
         )
-    states_after_blocks(settings.layers, depth(config))
-    if len(tokenizer) > config.vocab_size:
+    if len(tokenizer) > text.vocab_size:
         raise UsageError(
-            f"expected a tokenizer of at most {config.vocab_size} tokens, that of {settings.model}, "
+            f"expected a tokenizer of at most {text.vocab_size} tokens, that of {settings.model}, "
             f"got {len(tokenizer)}"
         )
+    try:
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config)
+    except ValueError as error:
+        raise UsageError(
+            f"expected a causal language model, got {settings.model} ({type(config).__name__})"
+        ) from error
+    Decoder.of(model)
+    model = _with_adapters(model, settings)
+    for arm in settings.arms:
+        chosen = _dispersion(settings, arm, 0)
+        if chosen is not None:
+            with DispersionRegularizer(model, chosen.loss, chosen.layers, chosen.weight, **chosen.options):
+                pass
+        try:
+            _arguments(settings, Path(settings.out), arm, 0)
+        except ValueError as error:  # such as bf16 on a device that has none
+            raise UsageError(f"transformers refuses to train so: {str(error).splitlines()[0]}") from error
     return tokenizer
+
+
+def _check_trackers(settings: Settings) -> None:
+    from transformers.integrations import get_available_reporting_integrations
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    there = get_available_reporting_integrations()
+    for name in settings.trackers:
+        if name not in INTEGRATION_TO_CALLBACK:
+            known = ", ".join(sorted(INTEGRATION_TO_CALLBACK))
+            raise UsageError(f"expected report_to of none, {known}, separated by commas; got {name!r}")
+        if name not in there:
+            raise MissingExtraError(
+                f"reporting to {name} needs it installed; install {name}, or leave it out"
+            )
+
+
+def _with_adapters(model: Any, settings: Settings) -> Any:
+    if settings.lora is None:
+        return model
+    try:
+        import peft
+    except ImportError as error:
+        raise MissingExtraError("adapters need peft; pip install 'lmeval-dispersion[adapters]'") from error
+    lora = Lora.of(settings.lora)
+    config = peft.LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.targets) or None,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=settings.model,
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of what PEFT asks transformers for
+            return peft.get_peft_model(model, config)
+    except ValueError as error:
+        names = {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, _ADAPTABLE)}
+        raise UsageError(
+            f"expected lora targets among {', '.join(sorted(names))}, got {'+'.join(lora.targets) or 'none'}"
+        ) from error
 
 
 def evaluated(model: Any, blocks: Blocks, batch: int) -> dict[str, Any]:
@@ -215,7 +298,10 @@ def _arguments(settings: Settings, here: Path, arm: str, seed: int) -> TrainingA
         logging_steps=_log_every(settings),
         save_steps=settings.save_every,
         save_total_limit=2,
-        report_to="none",
+        use_cpu=several_on_cpu(settings),
+        ddp_find_unused_parameters=False if settings.processes > 1 else None,
+        report_to=settings.trackers or "none",
+        run_name=f"{Path(settings.out).name}-{arm}-seed{seed}",
         disable_tqdm=True,
         dataloader_pin_memory=torch.cuda.is_available(),
     )
@@ -272,11 +358,28 @@ class _Evaluations(TrainerCallback):  # type: ignore[misc]
         steps, parts = settings.steps, settings.evals + 1
         self.at = {steps * part // parts for part in range(1, parts + 1)}
         self.latest: dict[str, float] = {}
+        self.report: Callable[[dict[str, float]], None] | None = None  # to the trackers
 
     def look(self, model: Any, step: int) -> None:
+        """Evaluate, in the first of several processes; the others wait for its next gradient."""
+        if not PartialState().is_main_process:
+            return
         found = [evaluated(model, blocks, self.settings.batch) for blocks in self.held_out]
         with self.path.open("a") as file:
             file.write(json.dumps({"step": step, "domains": found}) + "\n")
+        if self.report is not None and step:
+            self._told(found)
+
+    def _told(self, found: list[dict[str, Any]]) -> None:
+        logs: dict[str, float] = {}
+        for number, figures in enumerate(found):
+            prefix = "eval_" if len(found) == 1 else f"eval_{number}_"
+            logs[prefix + "perplexity"] = figures["perplexity"]
+            for k, value in enumerate(figures["tokens"]):
+                name = "last" if k == len(figures["tokens"]) - 1 else f"layer.{k}"
+                logs[f"{prefix}dispersion/{name}"] = value
+        if self.report is not None:
+            self.report(logs)
 
     def read(self) -> list[dict[str, Any]]:
         """Evaluations by step; of a step that was done again after an interruption the later one."""

@@ -30,7 +30,7 @@ _HELP = {
     "seeds": "each arm is trained once with each; may be repeated",
     "tokens": "tokens that each arm sees, such as 200M",
     "block": "tokens of a sequence",
-    "batch": "sequences of a micro-batch",
+    "batch": "sequences of a micro-batch, in each process",
     "accumulate": "micro-batches of an optimizer step",
     "lr": "peak learning rate; 5 %% linear warm-up, then linear decay to 0",
     "weight": "weight of the loss",
@@ -43,6 +43,8 @@ _HELP = {
     "evals": "evaluations while an arm trains, besides before and after",
     "save_every": "steps between checkpoints",
     "bf16": "train under bf16 autocast",
+    "lora": "train LoRA adapters only: r=8[,alpha=16][,dropout=0.05][,targets=q_proj+v_proj]",
+    "report_to": "trackers that get the log, comma-separated: tensorboard, wandb, mlflow, trackio, ...",
     "column": "field of the text in JSONL, parquet and Hub data sets",
     "data_config": "configuration of Hub data sets",
     "split": "split of Hub data sets",
@@ -55,6 +57,8 @@ _METAVARS: dict[object, str] = {
     "model": "MODEL",
     "out": "FOLDER",
     "arms": "ARM,ARM",
+    "lora": "K=V,K=V",
+    "report_to": "NAME,NAME",
     "layers": "LAYER",
     "column": "FIELD",
     "seeds": "N",
@@ -71,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--settings", metavar="FILE", help="YAML file of the options below; flags win (default: none)"
     )
-    for field in dataclasses.fields(Settings):
+    for field in _flags():
         text, default = _HELP[field.name], field.default
         if isinstance(default, bool):
             parser.add_argument(_flag(field.name), action="store_true", default=argparse.SUPPRESS, help=text)
@@ -101,10 +105,11 @@ def given_settings(args: argparse.Namespace) -> Settings:
     Raises:
         UsageError: See :func:`~lmeval_dispersion.training.settings.settings_from`.
     """
-    names = {field.name for field in dataclasses.fields(Settings)}
+    names = {field.name for field in _flags()}
     flags = {name: value for name, value in vars(args).items() if name in names}
     if "layers" in flags:
         flags["layers"] = ",".join(flags["layers"])
+    flags["processes"] = int(os.environ.get("WORLD_SIZE", "1"))
     return settings_from(flags, args.settings)
 
 
@@ -118,26 +123,31 @@ def run(args: argparse.Namespace) -> int:
     output = Output.of(args)
     try:
         import torch
+        from accelerate import PartialState
         from transformers.utils.logging import disable_progress_bar
 
-        from lmeval_dispersion.training.arm import start_tokenizer
+        from lmeval_dispersion.training.arm import checked_tokenizer, several_on_cpu
     except ImportError as error:
         raise MissingExtraError(
             "training needs torch and transformers; pip install 'lmeval-dispersion[models]'"
         ) from error
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 or torch.cuda.device_count() > 1:
+    if settings.processes == 1 and torch.cuda.device_count() > 1:
         raise UsageError(
-            "expected one process with one GPU; set CUDA_VISIBLE_DEVICES, or use DispersionTrainer in a "
-            "script of your own under torchrun"
+            f"expected one GPU a process, got {torch.cuda.device_count()}; launch with `torchrun "
+            "--nproc-per-node N --no-python dispersion train …`, or set CUDA_VISIBLE_DEVICES"
         )
-    tokenizer = start_tokenizer(settings)
-    folder = agree_or_write(settings)
+    processes = PartialState(cpu=several_on_cpu(settings))
+    tokenizer = checked_tokenizer(settings)
+    with processes.main_process_first():
+        folder = agree_or_write(settings)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             logging.getLogger("transformers").setLevel(logging.ERROR)
             disable_progress_bar()  # transformers' own, for every checkpoint
             results = _all_arms(settings, folder, tokenizer, output)
+        if not processes.is_main_process:
+            return 0
         rows = compared(settings, results)
         document = report(rows, command_of(settings))
         (folder / "comparison.json").write_text(json_of(rows))
@@ -149,24 +159,35 @@ def run(args: argparse.Namespace) -> int:
             f"expected room for checkpoints in {folder}, got a full disk; free some, and the same command "
             "goes on from the last whole checkpoint"
         ) from error
+    finally:
+        processes.destroy_process_group()
     output.write(document)
     output.say(f"models, evaluations and the comparison are in {folder}")
     return 0
 
 
 def _all_arms(settings: Settings, folder: Path, tokenizer: Any, output: Output) -> list[dict[str, Any]]:
+    from accelerate import PartialState
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from lmeval_dispersion.training.arm import finished, trained
     from lmeval_dispersion.training.token_blocks import domain_blocks
 
-    domains = domain_blocks(settings, folder, tokenizer)
+    processes = PartialState()
+    console = Console(stderr=True, quiet=not processes.is_main_process)
+    with processes.main_process_first():
+        domains = domain_blocks(settings, folder, tokenizer)
+
+    def say(text: str) -> None:
+        if processes.is_main_process:
+            output.say(text)
+
     for (source, _), (train, held) in zip(settings.domains, domains, strict=True):
-        output.say(f"{source}: {train.size} tokens to train on, {held.size} held out")
+        say(f"{source}: {train.size} tokens to train on, {held.size} held out")
     seen = sum(min(train.size for train, _ in domains) for _ in domains)
     if settings.tokens > seen:
-        output.say(f"each arm sees its {seen} tokens {settings.tokens / seen:.1f} times")
+        say(f"each arm sees its {seen} tokens {settings.tokens / seen:.1f} times")
     results = []
     columns = (
         TextColumn("{task.description}"),
@@ -175,7 +196,7 @@ def _all_arms(settings: Settings, folder: Path, tokenizer: Any, output: Output) 
         TimeRemainingColumn(),
         TextColumn("{task.fields[metrics]}"),
     )
-    with Progress(*columns, console=Console(stderr=True), disable=output.quiet) as progress:
+    with Progress(*columns, console=console, disable=output.quiet) as progress:
         for seed in settings.seeds:
             for arm in settings.arms:
                 task = progress.add_task(f"{arm}, seed {seed}", total=settings.steps, metrics="")
@@ -191,10 +212,17 @@ def _all_arms(settings: Settings, folder: Path, tokenizer: Any, output: Output) 
     return results
 
 
+def _flags() -> list[dataclasses.Field[Any]]:
+    """The settings that are options of the command."""
+    return [field for field in dataclasses.fields(Settings) if field.name != "processes"]
+
+
 def command_of(settings: Settings) -> str:
     """The command with these settings, in flags."""
     words = ["dispersion", "train"]
-    for field in dataclasses.fields(Settings):
+    if settings.processes > 1:
+        words = ["torchrun", "--nproc-per-node", str(settings.processes), "--no-python", *words]
+    for field in _flags():
         value, flag = getattr(settings, field.name), _flag(field.name)
         if value is True:
             words.append(flag)

@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from lmeval_dispersion.report import Column, Document, Section, Table
+from lmeval_dispersion.statistics import student_quantile
 from lmeval_dispersion.training.settings import BASE, Settings
 
 _COLUMNS = (
@@ -92,7 +93,7 @@ def report(rows: Sequence[dict[str, Any]], command: str = "") -> Document:
     for row in rows:
         low = high = None
         if row in tested:
-            quantile = _t_quantile(1 - 0.025 / len(tested), row["seeds"] - 1)
+            quantile = student_quantile(1 - 0.025 / len(tested), row["seeds"] - 1)
             half = quantile * row["versus_base_sd"] / math.sqrt(row["seeds"])
             low, high = row["versus_base"] - half, row["versus_base"] + half
         shown.append({**row, "low": low, "high": high})
@@ -158,29 +159,3 @@ def _told(row: dict[str, Any], where: dict[str, str]) -> str:
 def _evaluation(result: dict[str, Any], which: int, domain: int) -> dict[str, Any]:
     found: dict[str, Any] = result["evaluations"][which]["domains"][domain]
     return found
-
-
-def _t_quantile(p: float, df: int) -> float:
-    """Quantile of Student's t for p > 0.5 and whole degrees of freedom.
-
-    Source: the finite sums of Abramowitz and Stegun, 26.7.3 and 26.7.4, turned round by bisection.
-    """
-
-    def below(t: float) -> float:
-        angle = math.atan(t / math.sqrt(df))
-        cosine = math.cos(angle)
-        term, total = (cosine, 0.0) if df % 2 else (1.0, 0.0)
-        for k in range(2 if df % 2 else 1, df, 2):
-            total += term
-            term *= cosine * cosine * k / (k + 1)
-        if df % 2:
-            return 0.5 + (angle + math.sin(angle) * total) / math.pi
-        return 0.5 + math.sin(angle) * total / 2
-
-    low, high = 0.0, 1.0
-    while below(high) < p:
-        high *= 2
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if below(middle) < p else (low, middle)
-    return high

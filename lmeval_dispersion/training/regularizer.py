@@ -6,13 +6,14 @@
 The decoder's own pre-hook arms the layers' hooks, in training and with gradients on only, and its post-hook
 disarms them: evaluation, generation and the second run of a checkpointed block are never seen. States are
 collected by layer during the forward pass; the loss is formed in :meth:`DispersionRegularizer.pop`, outside
-any checkpoint or compiled graph.
+any checkpoint or compiled graph. :meth:`DispersionRegularizer.measured` watches evaluation on the same hooks.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -25,6 +26,7 @@ from lmeval_dispersion.model.layer_names import states_after_blocks
 from lmeval_dispersion.model.parts import unwrapped
 from lmeval_dispersion.training.layout import READ, Layout, layout
 from lmeval_dispersion.training.losses import DispersionLoss, loss_named, push_away
+from lmeval_dispersion.training.pairing import NO_DIRECTION
 
 Mode = Literal["add", "inject"]
 
@@ -88,16 +90,23 @@ class DispersionRegularizer:
         self._armed, self._forward = False, "none"
         self._states: dict[str, Tensor] = {}
         self._arguments: dict[str, Any] = {}
+        self._idle_arguments: dict[str, Any] = {}
         self._told: dict[str, Tensor | None] = {}  # of the next pass
         self._described: dict[str, Tensor | None] = {}  # of the latest
         self._latest: tuple[Tensor, Tensor | None] | None = None
+        self._measured: dict[str, TokenDispersion] | None = None  # while evaluation is measured
+        self._idle = False  # inside a forward pass that is not a training one
         self._watch = _FiniteWatch()
         self._handles = self._attach(model, decoder)
 
     def pop(self) -> Tensor | None:
         """Weight times the loss of the latest training forward pass, a scalar; add it to your loss.
 
-        None where the latest pass was in evaluation or without gradients, and always with ``mode="inject"``.
+        A training pass is one in training mode with gradients. Of several since the last call the latest
+        counts: where a step has two whose losses are both used, call this after each. A pass without
+        gradients in training mode (metrics, a reference) is passed over. One in evaluation mode drops what
+        was not popped before it: None then, as after passes that were no training ones, and always with
+        ``mode="inject"``.
 
         Raises:
             CaptureError: The model did not run since the last call, or not all layers were seen: hooks set
@@ -110,7 +119,7 @@ class DispersionRegularizer:
             return None
         states, forward = self._states, self._forward
         self._states, self._forward = {}, "none"
-        if forward == "idle":
+        if forward in ("unlearned", "evaluation"):
             return None
         missing = [name for name in self.layers if name not in states]
         if missing:
@@ -147,6 +156,20 @@ class DispersionRegularizer:
         """Mean over layers of the latest pass's loss, without weight; None before the first."""
         return torch.stack(list(self.values.values())).mean() if self.values else None
 
+    @contextmanager
+    def measured(self) -> Iterator[dict[str, TokenDispersion]]:
+        """Measure every chosen layer over the evaluation passes inside the block.
+
+        Yields:
+            By layer the dispersion so far, of all real tokens (by ``attention_mask``) of all passes that are
+            no training ones.
+        """
+        self._measured = {name: TokenDispersion() for name in self.layers}
+        try:
+            yield self._measured
+        finally:
+            self._measured = None
+
     def dispersion(self) -> float | None:
         """Mean cosine distance over all token pairs of the latest training batch, last chosen layer."""
         if self._latest is None:
@@ -179,27 +202,39 @@ class DispersionRegularizer:
         return [*handles, root.register_forward_hook(self._leave)]
 
     def _enter(self, root: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        self._armed = root.training and torch.is_grad_enabled()
-        if not self._armed:
-            if self._forward == "none":
-                self._forward = "idle"
-            return
-        self._forward = "armed"
-        self._states, self._described, self._told = {}, self._told, {}
+        self._idle = not (root.training and torch.is_grad_enabled())
         given = dict(zip(self._names, args, strict=False)) | kwargs
-        self._arguments = {name: given[name] for name in READ if given.get(name) is not None}
+        arguments = {name: given[name] for name in READ if given.get(name) is not None}
+        if self._idle:
+            if self._measured is not None:
+                self._idle_arguments = arguments
+            if not root.training:
+                self._states, self._forward = {}, "evaluation"
+            elif self._forward == "none":
+                self._forward = "unlearned"
+            return
+        self._armed, self._forward = True, "training"
+        self._states, self._described, self._told = {}, self._told, {}
+        self._arguments = arguments
 
     def _leave(self, _root: nn.Module, _args: Any, _output: Any) -> None:
-        # With `inject` a checkpointed block needs the hooks once more, in the backward pass.
+        # With `inject` a checkpointed block needs the hooks once more, in the backward pass, whatever ran
+        # without gradients in between.
+        self._idle = False
         if self.mode == "add":
             self._armed = False
 
     def _hook(self, name: str) -> Any:
         def collect(_module: nn.Module, _args: Any, output: Any) -> None:
-            if self._armed:
+            if self._idle:
+                self._measure(name, output)
+            elif self._armed:
                 self._states[name] = output if isinstance(output, Tensor) else output[0]
 
         def inject(_module: nn.Module, _args: Any, output: Any) -> Any:
+            if self._idle:
+                self._measure(name, output)
+                return None
             state = output if isinstance(output, Tensor) else output[0]
             if not (self._armed and torch.is_grad_enabled() and state.requires_grad):
                 return None
@@ -207,6 +242,16 @@ class DispersionRegularizer:
             return pushed if isinstance(output, Tensor) else (pushed, *output[1:])
 
         return collect if self.mode == "add" else inject
+
+    def _measure(self, name: str, output: Any) -> None:
+        if self._measured is not None:
+            self._add_measured(name, output if isinstance(output, Tensor) else output[0])
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _add_measured(self, name: str, state: Tensor) -> None:
+        if self._measured is not None:
+            shape = layout(self._idle_arguments, state.shape[0], state.shape[1])
+            self._measured[name].add(state, shape.mask)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _with_gradient(self, name: str, state: Tensor) -> Tensor:
@@ -251,6 +296,40 @@ class DispersionRegularizer:
     def _note(self, values: dict[str, Tensor]) -> None:
         self.values.update(values)
         self._watch.look(values, self.step)
+
+
+class TokenDispersion:
+    """Mean cosine distance over all pairs of tokens that were added, batch by batch.
+
+    The sum and the number of unit vectors are all that it takes: batches do not matter, and those of several
+    processes add up.
+    """
+
+    def __init__(self) -> None:
+        self.sums: Tensor | None = None  # (d + 1,): the unit vectors' sum and their number, in float64
+
+    def add(self, states: Tensor, mask: Tensor | None = None) -> None:
+        """Add the tokens of ``states`` (b, t, d) where ``mask`` (b, t) is true; None: all.
+
+        Vectors of length up to 1e-12 have no direction and are left out.
+        """
+        z = states.detach().float().flatten(0, -2)
+        lengths = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+        kept = ~(lengths <= NO_DIRECTION)  # so that a NaN shows
+        if mask is not None:
+            kept = kept & mask.to(z.device).reshape(-1, 1)
+        # Not a product: what padding holds may be NaN.
+        units = torch.where(kept, z / lengths.clamp_min(NO_DIRECTION), 0.0)
+        whole = torch.float32 if z.device.type == "mps" else torch.float64
+        sums = torch.cat([units.sum(0, dtype=whole), kept.sum(dtype=whole).reshape(1)])
+        self.sums = sums if self.sums is None else self.sums + sums
+
+    def mean(self) -> float:
+        """The dispersion in [0, n/(n - 1)]; NaN for fewer than two tokens. Source: RD eq. 1."""
+        if self.sums is None:
+            return float("nan")
+        total, n = self.sums[:-1], float(self.sums[-1])
+        return 1 - (float(total @ total) - n) / (n * (n - 1)) if n > 1 else float("nan")
 
 
 class _FiniteWatch:

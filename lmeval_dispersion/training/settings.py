@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import errno
 import json
+import math
+import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -61,9 +64,13 @@ class Settings:
         evals: Evaluations while an arm trains, besides those before and after.
         save_every: Steps between checkpoints.
         bf16: Train under bf16 autocast.
+        lora: Train LoRA adapters instead of the weights, see :class:`Lora`; None trains the weights.
+        report_to: Trackers of transformers' Trainer that get the log, separated by commas.
         column: Field of the text in JSONL, parquet and Hub data sets.
         data_config: Configuration of Hub data sets.
         split: Split of Hub data sets.
+        processes: How many processes train an arm together, each ``batch`` sequences a micro-batch. No flag:
+            the launcher (torchrun, accelerate) tells it.
     """
 
     model: str
@@ -81,7 +88,7 @@ class Settings:
     accumulate: int = 1
     lr: float = 5e-5
     weight: float = 0.1
-    layers: str = "all"
+    layers: str = "last"
     max_tokens: int = 256
     schedule: str = "constant"
     noise_alpha: float = 5.0
@@ -90,20 +97,75 @@ class Settings:
     evals: int = 4
     save_every: int = 200
     bf16: bool = False
+    lora: str | None = None
+    report_to: str = "none"
     column: str = "text"
     data_config: str | None = None
     split: str = "train"
+    processes: int = 1
 
     @property
     def steps(self) -> int:
         """Optimizer steps of an arm."""
-        return self.tokens // (self.block * self.batch * self.accumulate)
+        return self.tokens // self.step_tokens
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of an optimizer step, over all processes."""
+        return self.block * self.batch * self.accumulate * self.processes
+
+    @property
+    def trackers(self) -> list[str]:
+        """Names in ``report_to``; empty for ``none``."""
+        names = [name.strip() for name in self.report_to.split(",")]
+        return [name for name in names if name not in ("", "none")]
 
     @property
     def domains(self) -> list[tuple[str, str | None]]:
         """Training and evaluation source of each domain."""
         pairs = [(self.data, self.eval_data)]
         return [*pairs, (self.second_data, self.second_eval_data)] if self.second_data else pairs
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Adapters as ``--lora`` gives them: ``r=8,alpha=16,dropout=0.05,targets=q_proj+v_proj``.
+
+    Attributes:
+        r: Rank.
+        alpha: Numerator of the scale alpha / r; by default 2 r.
+        dropout: Of the adapters' input.
+        targets: Names of the modules that get one; empty takes PEFT's choice for the architecture.
+    """
+
+    r: int
+    alpha: int
+    dropout: float = 0.0
+    targets: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, text: str) -> Lora:
+        """Read the form above.
+
+        Raises:
+            UsageError: A part is unknown, no number or out of range, or the rank is missing.
+
+        >>> Lora.of("r=8,targets=q_proj+v_proj")
+        Lora(r=8, alpha=16, dropout=0.0, targets=('q_proj', 'v_proj'))
+        """
+        given = dict(part.strip().partition("=")[::2] for part in text.split(","))
+        try:
+            r = int(given.pop("r"))
+            alpha = int(given.pop("alpha", 2 * r))
+            dropout = float(given.pop("dropout", 0))
+            targets = tuple(name for name in given.pop("targets", "").split("+") if name)
+            if given or r < 1 or alpha < 1 or not 0 <= dropout < 1:
+                raise ValueError
+        except (KeyError, ValueError):
+            raise UsageError(
+                f"expected lora as r=8[,alpha=16][,dropout=0.05][,targets=q_proj+v_proj], got {text!r}"
+            ) from None
+        return cls(r, alpha, dropout, targets)
 
 
 def settings_from(flags: dict[str, Any], file: str | None) -> Settings:
@@ -143,13 +205,28 @@ def count(text: Any) -> int:
         raise UsageError(f"expected a number such as 200M, 50k or 4096, got {text!r}") from error
 
 
+# What settings.json of earlier folders does not say.
+_NEW = {"lora": None, "report_to": "none", "processes": 1}
+
+
 def agree_or_write(settings: Settings) -> Path:
     """The folder of the arms, with the settings in it.
 
     Raises:
-        UsageError: It holds arms with other settings, or files that are none of ours.
+        UsageError: It holds arms with other settings, or files that are none of ours, or cannot be written.
     """
     folder = Path(settings.out).expanduser()
+    try:
+        return _agreed(settings, folder)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UsageError(
+            f"expected --out where folders and files can be made, got {folder}: {error.strerror or error}"
+        ) from error
+
+
+def _agreed(settings: Settings, folder: Path) -> Path:
     path = folder / "settings.json"
     ours = json.dumps(dataclasses.asdict(settings) | {"out": ""}, indent=1)
     if path.is_file() and not any(left.is_file() for left in folder.glob("*-seed*/**/*")):
@@ -160,7 +237,9 @@ def agree_or_write(settings: Settings) -> Path:
             path.write_text(ours + "\n")
         return folder
     if path.is_file():
-        before = json.loads(path.read_text())
+        before = {**_NEW, **json.loads(path.read_text())}
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         now = json.loads(ours)
         other = [f"{k} {before.get(k)!r} -> {now[k]!r}" for k in now if before.get(k) != now[k]]
         if other:
@@ -193,7 +272,9 @@ def _converted(name: str, value: Any, default: Any) -> Any:
             parts = value if isinstance(value, (list, tuple)) else str(value).split(",")
             return tuple(str(p).strip() if name == "arms" else int(p) for p in parts)
         if isinstance(default, bool):
-            return bool(value)
+            if not isinstance(value, bool):
+                raise UsageError(f"expected true or false for {name}, got {value!r}")
+            return value
         if isinstance(default, int):
             return count(value)
         return float(value) if isinstance(default, float) else value if value is None else str(value)
@@ -210,19 +291,29 @@ def _check(s: Settings) -> None:
     if s.schedule not in SCHEDULES:
         raise UsageError(f"expected a schedule of {', '.join(SCHEDULES)}, got {s.schedule!r}")
     states_after_blocks(s.layers)
-    for name in ("block", "batch", "accumulate", "save_every", "forget_every"):
-        if getattr(s, name) < (2 if name == "block" else 1):
-            raise UsageError(
-                f"expected {name} of at least {2 if name == 'block' else 1}, got {getattr(s, name)}"
-            )
+    least = {"block": 2, "batch": 1, "accumulate": 1, "save_every": 1, "forget_every": 1, "evals": 0}
+    least |= {"eval_tokens": 1, "max_tokens": 0}
+    for name, low in least.items():
+        if getattr(s, name) < low:
+            raise UsageError(f"expected {name} of at least {low}, got {getattr(s, name)}")
+    if s.max_tokens == 1:
+        raise UsageError("expected max_tokens of at least 2, which make a pair, or 0 for all, got 1")
     for name in ("weight", "lr", "noise_alpha"):
-        if not getattr(s, name) >= 0:
-            raise UsageError(f"expected {name} of at least 0, got {getattr(s, name)}")
+        if not 0 <= getattr(s, name) < math.inf:
+            raise UsageError(f"expected {name} of at least 0 and finite, got {getattr(s, name)}")
+    for seed in s.seeds:
+        if not 0 <= seed < 2**32:
+            raise UsageError(f"expected seeds from 0 to {2**32 - 1}, got {seed}")
+    if s.lora is not None:
+        Lora.of(s.lora)
+        if s.from_scratch:
+            raise UsageError("expected lora without from_scratch: adapters on random weights learn nothing")
+        if FORGET in s.arms:
+            raise UsageError(f"expected lora without the arm {FORGET}, whose embeddings have to be trained")
     if len(set(s.arms)) < len(s.arms) or len(set(s.seeds)) < len(s.seeds):
         raise UsageError("expected each arm and each seed once")
     if not s.steps:
-        size = s.block * s.batch * s.accumulate
-        raise UsageError(f"expected tokens for at least one step of {size}, got {s.tokens}")
+        raise UsageError(f"expected tokens for at least one step of {s.step_tokens}, got {s.tokens}")
     if "cross_domain_push_away" in s.arms and not s.second_data:
         raise UsageError("expected --second-data with cross_domain_push_away, whose pairs are of two domains")
     if FORGET in s.arms and s.forget_every >= s.steps:

@@ -33,10 +33,10 @@ def domain_blocks(settings: Settings, folder: Path, tokenizer: Any) -> list[tupl
         if not path.is_file():
             need = -(-share // settings.block)
             if eval_source:
-                train = _blocks(settings, source, tokenizer, need)
-                held_out = _blocks(settings, eval_source, tokenizer, held)
+                train = text_blocks(settings, source, tokenizer, need)
+                held_out = text_blocks(settings, eval_source, tokenizer, held)
             else:
-                both = _blocks(settings, source, tokenizer, need + held)
+                both = text_blocks(settings, source, tokenizer, need + held)
                 # A short source gives at most a fifth away.
                 cut = min(held, max(1, len(both) // 5))
                 train, held_out = both[:-cut], both[-cut:]
@@ -64,7 +64,8 @@ def mixed(domains: list[Blocks]) -> list[dict[str, Any]]:
     return rows
 
 
-def _blocks(settings: Settings, source: str, tokenizer: Any, most: int) -> Blocks:
+def text_blocks(settings: Settings, source: str, tokenizer: Any, most: int) -> Blocks:
+    """The first blocks of a source, at most ``most`` of them, (n, settings.block) int32."""
     texts = Texts(source, column=settings.column, config=settings.data_config, split=settings.split)
     end = tokenizer.eos_token_id
     ids: list[int] = []

@@ -4,7 +4,7 @@
                                 dispersion=DispersionConfig("angular_spread", layers="all", weight=0.1))
 
 For another trainer put the mixin first: ``class SpreadSFT(DispersionTrainerMixin, SFTTrainer): ...``.
-Evaluation and prediction are the parent's own.
+Evaluation and prediction are the parent's own, with the dispersion of every chosen layer beside its figures.
 """
 
 from __future__ import annotations
@@ -52,8 +52,11 @@ class DispersionTrainerMixin:
 
     Logged beside ``loss``, as means over the same steps: ``ce_loss`` (the parent's own loss),
     ``dispersion_loss`` (mean over layers, without weight), and ``dispersion``: the mean cosine distance of
-    the tokens of the latest batch at the last chosen layer. The gradient is that of the mean over
-    micro-batches, whatever the number of accumulation steps; pairs are formed inside a micro-batch.
+    the tokens of the latest batch at the last chosen layer. Evaluation adds ``eval_dispersion/LAYER`` for
+    every chosen layer, over all token pairs of the evaluation data, and ``eval_dispersion``, that of the last
+    one. The gradient is that of the mean over micro-batches, whatever the number of accumulation steps; pairs
+    are formed inside a micro-batch. Where ``compute_loss`` runs the model more than once, the latest training
+    pass counts.
 
     Args:
         args: The parent trainer's.
@@ -125,6 +128,22 @@ class DispersionTrainerMixin:
                 self._add("dispersion_loss", reg.value.to(loss.device) * share)
                 loss = loss + extra.to(loss.device) * (share if whole else 1.0)
         return (loss, outputs) if return_outputs else loss
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """The parent's, and the dispersion of the chosen layers among its metrics."""
+        trainer: Any = self
+        parent: Any = super()
+        if self.regularizer is None:
+            return parent.evaluation_loop(*args, **kwargs)
+        name = f"{kwargs.get('metric_key_prefix', 'eval')}_dispersion"
+        with self.regularizer.measured() as layers:
+            found = parent.evaluation_loop(*args, **kwargs)
+        for layer, measured in layers.items():
+            if measured.sums is not None:
+                here = measured.sums.to(trainer.accelerator.device)
+                measured.sums = trainer.accelerator.reduce(here, "sum")
+                found.metrics[f"{name}/{layer}"] = found.metrics[name] = measured.mean()
+        return found
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """The parent's log, with the parts of the loss beside ``loss``."""

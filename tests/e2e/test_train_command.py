@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T5Config
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
@@ -77,6 +77,11 @@ def base(tmp_path_factory):
     )
     GPT2LMHeadModel(config).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
+    config.update({"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0})
+    config.save_pretrained(folder / "undropped")
+    tokenizer.save_pretrained(folder / "undropped")
+    T5Config(d_model=16, num_layers=1, vocab_size=320).save_pretrained(folder / "reader")
+    tokenizer.save_pretrained(folder / "reader")
     return folder
 
 
@@ -229,9 +234,128 @@ def test_mistakes_are_one_sentence(base, tmp_path, capsys, options, code, said):
     assert printed == ""
 
 
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        ({"weight": "inf"}, 2, "expected weight of at least 0 and finite"),
+        ({"weight": "-1"}, 2, "expected weight"),
+        ({"schedule": "square"}, 2, "constant, linear, cosine"),
+        ({"arms": "base,cross_domain_push_away"}, 2, "--second-data"),
+        ({"second_data": "/nowhere.jsonl"}, 2, "does not exist"),
+        ({"eval_data": "/nowhere.jsonl"}, 2, "does not exist"),
+        ({"max_tokens": "1"}, 2, "make a pair"),
+        ({"evals": "-1"}, 2, "expected evals"),
+        ({"seeds": "0,-1"}, 2, "expected seeds"),
+        ({"report_to": "paper"}, 2, "got 'paper'"),
+        ({"report_to": "swanlab"}, 1, "install swanlab"),
+        ({"lora": "8"}, 2, "expected lora as r=8"),
+        ({"lora": "r=2,targets=nothing"}, 2, "targets among c_attn, c_fc, c_proj"),
+        ({"lora": "r=2", "from_scratch": True}, 2, "lora without from_scratch"),
+        ({"model": "BASE/reader"}, 2, "expected a causal language model"),
+        ({"out": "BASE/prose.txt"}, 2, "new or empty folder"),
+        ({"out": "BASE/prose.txt/in"}, 2, "where folders and files can be made"),
+    ],
+)
+def test_every_argument_is_checked_before_the_first_arm(
+    base, tmp_path, capsys, monkeypatch, options, code, said
+):
+    """Nothing is trained, and the folder of the arms is not made."""
+    if "lora" in options:
+        pytest.importorskip("peft")
+    monkeypatch.setattr("lmeval_dispersion.training.arm.trained", None)
+    given = {"arms": "base,angular_spread", "out": tmp_path / "out"} | {
+        name: value.replace("BASE", str(base)) if isinstance(value, str) else value
+        for name, value in options.items()
+    }
+    out = given.pop("out")
+    assert main(arguments(base, out, **given)) == code
+    printed, errors = capsys.readouterr()
+    assert said in errors.replace("\n", " ")
+    assert printed == ""
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_refused(base, tmp_path, capsys):
+    (tmp_path / "closed").mkdir(mode=0o500)
+    assert main(arguments(base, tmp_path / "closed" / "out")) == 2
+    assert "where folders and files can be made" in capsys.readouterr().err
+
+
+def test_adapters_are_trained_alone(base, tmp_path, capsys):
+    pytest.importorskip("peft")
+    options = {"lora": "r=2,targets=c_attn+c_proj", "lr": 1e-2, "arms": "base,push_away", "weight": 5}
+    assert main(arguments(base, tmp_path / "out", **options)) == 0
+    capsys.readouterr()
+    adapters = {}
+    for arm in ("base", "push_away"):
+        folder = tmp_path / "out" / f"{arm}-seed0"
+        adapters[arm] = load_file(folder / "model" / "adapter_model.safetensors")
+        assert all("lora_" in name for name in adapters[arm])
+        assert not (folder / "model" / "model.safetensors").exists()
+        result = json.loads((folder / "result.json").read_text())
+        before, after = (result["evaluations"][k]["domains"][0] for k in (0, -1))
+        assert after["perplexity"] != before["perplexity"]
+    # Both arms start from the same adapters and differ by the loss.
+    assert any(
+        not torch.equal(value, adapters["push_away"][name]) for name, value in adapters["base"].items()
+    )
+    rows = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert rows[0]["before"] == rows[1]["before"]
+    assert rows[1]["tokens"] > rows[0]["tokens"]
+
+
+def test_trackers_get_the_log_and_the_evaluations(base, tmp_path, capsys):
+    pytest.importorskip("tensorboardX")
+    assert main(arguments(base, tmp_path / "out", report_to="tensorboard", arms="push_away")) == 0
+    capsys.readouterr()
+    events = [path.read_bytes() for path in (tmp_path / "out").glob("push_away-seed0/**/events.*")]
+    assert events
+    text = b"".join(events)
+    for name in (b"train/dispersion_loss", b"train/ce_loss", b"eval/perplexity", b"eval/dispersion/layer.0"):
+        assert name in text, name
+
+
+def torchrun(base, out, processes, **options):
+    call = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    call += ["--nproc-per-node", str(processes), "-m", "lmeval_dispersion"]
+    return subprocess.run(
+        [*call, *arguments(base, out, **options)],
+        env=environment() | {"GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+def test_two_processes_train_what_one_trains_with_batches_as_large(base, tmp_path, capsys):
+    """Pairs inside sequences: the loss of two half batches is that of the whole one."""
+    pair = {"arms": "base,angular_spread", "from_scratch": True, "max_tokens": 0, "tokens": 16 * 4 * 24}
+    done = torchrun(base, tmp_path / "two", 2, batch=2, model=base / "undropped", **pair)
+    assert done.returncode == 0, done.stderr
+    assert main(arguments(base, tmp_path / "one", batch=4, model=base / "undropped", **pair)) == 0
+    capsys.readouterr()
+    assert done.stdout.count("Held-out perplexity") == 1  # one of the two reports
+    for arm in ("base", "angular_spread"):
+        two, one = (
+            json.loads((tmp_path / kind / f"{arm}-seed0" / "result.json").read_text())
+            for kind in ("two", "one")
+        )
+        assert (two["steps"], two["tokens"]) == (one["steps"], one["tokens"]) == (24, 16 * 4 * 24)
+        for ours, theirs in zip(two["evaluations"], one["evaluations"], strict=True):
+            assert ours["step"] == theirs["step"]
+            for key in ("perplexity", "tokens"):
+                assert ours["domains"][0][key] == pytest.approx(theirs["domains"][0][key], rel=1e-3)
+    again = torchrun(base, tmp_path / "two", 2, batch=2, model=base / "undropped", **pair)
+    assert again.stdout == done.stdout  # nothing is done twice
+    assert main(arguments(base, tmp_path / "two", batch=2, model=base / "undropped", **pair)) == 2
+    assert "processes 2 -> 1" in capsys.readouterr().err
+
+
 def test_a_failed_start_blocks_nothing_and_a_full_disk_is_one_sentence(base, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
-    assert main(arguments(base, out, data="/nowhere.txt")) == 2
+    assert main(arguments(base, out, data=base / "short.txt")) == 2
     assert (out / "settings.json").is_file()
 
     def full(*_):
@@ -254,6 +378,8 @@ def test_another_comparisons_folder_is_refused_and_settings_files_are_read(base,
     assert set(LOSSES) < set(ARMS)
     with pytest.raises(UsageError, match="did you mean block"):
         settings_from({}, str(tmp_path / "settings.yaml"))
+    with pytest.raises(UsageError, match="true or false for bf16"):
+        settings_from({"model": "m", "data": "d", "out": "o", "bf16": "no"}, None)
     (tmp_path / "settings.yaml").write_text(
         f"model: {base / 'model'}\ndata: x.txt\ntokens: 2M\nseeds: [1, 2]\n"
     )

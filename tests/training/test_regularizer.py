@@ -1,6 +1,7 @@
 """The regularizer in every kind of loop gives the gradient that a hand-written loss gives."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 
 from lmeval_dispersion.errors import CaptureError, NonFiniteLossError, UsageError
 from lmeval_dispersion.training import losses
-from lmeval_dispersion.training.regularizer import DispersionRegularizer
+from lmeval_dispersion.training.regularizer import DispersionRegularizer, TokenDispersion
 
 WEIGHT = 0.5
 
@@ -85,6 +86,100 @@ def test_evaluation_and_generation_are_never_seen():
     kept = reg.pop()
     model(ids)
     torch.testing.assert_close(kept, reg.pop())
+
+
+def test_an_evaluation_pass_drops_what_was_not_popped():
+    model, ids = tiny_gpt2(), tokens()
+    reg = DispersionRegularizer(model, layers="all")
+    model(ids)
+    model.eval()
+    model(ids)  # with gradients on, and still no training pass
+    model.train()
+    assert reg.pop() is None
+    with pytest.raises(CaptureError, match="run the model once"):
+        reg.pop()
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_of_two_training_passes_the_latest_counts_or_each_where_each_is_popped(checkpointed):
+    model, first = tiny_llama(), batch_of()
+    second = {name: value.flip(0) for name, value in batch_of(b=6, t=9).items()}
+    (one, one_gradients), (two, two_gradients) = (
+        by_hand(model, batch, [0, 1, 2], "angular_spread") for batch in (first, second)
+    )
+    if checkpointed:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    reg = DispersionRegularizer(model, layers="all", weight=WEIGHT)
+    ce = model(**first).loss
+    ce = ce + model(**second).loss
+    latest = reg.pop()
+    torch.testing.assert_close(latest.detach(), two)
+    model.zero_grad()
+    ce = model(**first).loss
+    both = reg.pop()
+    ce = ce + model(**second).loss
+    both = both + reg.pop()
+    (ce + both).backward()
+    torch.testing.assert_close(both.detach(), one + two)
+    wanted = {name: value + two_gradients[name] for name, value in one_gradients.items()}
+    assert_same_gradients(gradients(model), wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_injected_gradients_survive_an_evaluation_before_the_backward_pass(reentrant):
+    model, batch = tiny_llama(), batch_of()
+    _, wanted = by_hand(model, batch, [0, 1, 2], "angular_spread")
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    DispersionRegularizer(model, layers="all", weight=WEIGHT, mode="inject")
+    loss = model(**batch).loss
+    model.eval()
+    with torch.no_grad():
+        model(**batch_of(b=2, t=7))
+    model.train()
+    loss.backward()
+    assert_same_gradients(gradients(model), wanted)
+
+
+@pytest.mark.parametrize("mode", ["add", "inject"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_evaluation_is_measured_over_all_its_tokens(mode, compiled):
+    """One pair mean over everything, by a plain loop over pairs, whatever the batches; without training."""
+    model, batch = tiny_gpt2(2), batch_of(padded=True)
+    reg = DispersionRegularizer(model, layers="layer.0,last", mode=mode)
+    torch._dynamo.reset()
+    run = torch.compile(model, backend="aot_eager") if compiled else model
+    model.eval()
+    with torch.no_grad(), reg.measured() as seen:
+        for rows in (slice(0, 3), slice(3, 4)):
+            run(**{name: value[rows] for name, value in batch.items()})
+    model.train()
+    model(**batch)
+    out = model(**batch, output_hidden_states=True)
+    for name, k in (("layer.0", 1), ("last", 2)):
+        points = out.hidden_states[k][batch["attention_mask"] == 1].detach().double()
+        distances = [
+            1 - float(torch.nn.functional.cosine_similarity(a, b, dim=0))
+            for i, a in enumerate(points)
+            for j, b in enumerate(points)
+            if i != j
+        ]
+        assert seen[name].mean() == pytest.approx(sum(distances) / len(distances), abs=1e-6)
+    torch._dynamo.reset()
+
+
+def test_measured_dispersion_of_what_has_none():
+    assert math.isnan(TokenDispersion().mean())
+    measured = TokenDispersion()
+    measured.add(torch.zeros(1, 2, 3))
+    measured.add(torch.ones(1, 1, 3))
+    assert math.isnan(measured.mean())
+    measured.add(-torch.ones(1, 2, 3), torch.tensor([[True, False]]))
+    assert measured.mean() == pytest.approx(2.0)
+    measured.add(torch.full((1, 1, 3), math.nan))
+    assert math.isnan(measured.mean())
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4, 8])

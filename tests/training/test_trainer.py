@@ -109,6 +109,78 @@ def test_evaluation_is_the_parents(tmp_path):
     assert (ours == theirs).all()
 
 
+@pytest.mark.parametrize("batch", [3, 8])
+def test_evaluation_logs_the_dispersion_of_every_chosen_layer(tmp_path, batch):
+    model = tiny_gpt2()
+    trainer = DispersionTrainer(
+        model=model,
+        args=arguments(
+            tmp_path, max_steps=2, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=batch
+        ),
+        train_dataset=dataset(),
+        eval_dataset=dataset(7),
+        dispersion=DispersionConfig("angular_spread", layers="all", weight=0.5),
+    )
+    trainer.train()
+    metrics = [entry for entry in trainer.state.log_history if "eval_loss" in entry][-1]
+    with torch.no_grad():
+        states = model(tokens(7, 10), output_hidden_states=True).hidden_states
+    for layer, k in (("layer.0", 1), ("layer.1", 2), ("last", 3)):
+        wanted = -float(losses.push_away(states[k]))
+        assert metrics[f"eval_dispersion/{layer}"] == pytest.approx(wanted, abs=1e-6)
+    assert metrics["eval_dispersion"] == metrics["eval_dispersion/last"]
+    predicted = trainer.predict(dataset(7), metric_key_prefix="test").metrics
+    assert predicted["test_dispersion"] == pytest.approx(metrics["eval_dispersion"], abs=1e-6)
+
+
+def test_a_weight_of_0_only_measures(tmp_path):
+    found = []
+    for config in (None, DispersionConfig(weight=0.0)):
+        model = tiny_gpt2()
+        trainer = DispersionTrainer(
+            model=model,
+            args=arguments(tmp_path, max_steps=2),
+            train_dataset=dataset(),
+            eval_dataset=dataset(),
+            dispersion=config,
+        )
+        trainer.train()
+        assert ("eval_dispersion/last" in trainer.evaluate()) == (config is not None)
+        found.append(torch.cat([p.flatten() for p in model.parameters()]).detach())
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_of_two_forwards_in_a_step_the_latest_counts(tmp_path, checkpointing):
+    class Parent(Trainer):
+        """A pass with gradients before the loss's own and one without after it: neither matters."""
+
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            if model.training:
+                model(inputs["input_ids"].flip(1))
+            found = super().compute_loss(model, inputs, *args, **kwargs)
+            with torch.no_grad():
+                model(inputs["input_ids"].flip(0))
+            return found
+
+    class Ours(DispersionTrainerMixin, Parent):
+        pass
+
+    found = []
+    for kind in (DispersionTrainer, Ours):
+        model = tiny_gpt2()
+        trainer = kind(
+            model=model,
+            args=arguments(tmp_path, max_steps=2, gradient_checkpointing=checkpointing),
+            train_dataset=dataset(),
+            eval_dataset=dataset(),
+            dispersion=DispersionConfig("angular_spread", layers="all", weight=0.5),
+        )
+        trainer.train()
+        found.append((trainer.state.log_history[1]["dispersion_loss"], trainer.evaluate()["eval_loss"]))
+    assert found[1] == pytest.approx(found[0], abs=1e-6)
+
+
 def test_without_a_loss_it_is_the_parent(tmp_path):
     found = []
     for kind in (DispersionTrainer, Trainer):
