@@ -30,8 +30,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("lmeval_dispersion.training.commands", "train with a dispersion loss, against a base"),
     "compare": ("lmeval_dispersion.compare", "two runs side by side, with the differences' intervals"),
     "audit": ("lmeval_dispersion.audit.commands", "judge a finished run: slices, calibration, ranking"),
-    "calibrate": ("lmeval_dispersion.audit.commands", "fit dispersion to accuracy on a labelled run"),
-    "predict": ("lmeval_dispersion.audit.commands", "accuracy of an unlabelled run, by a calibrator"),
+    "calibrate": ("lmeval_dispersion.audit.calibrate_command", "learn accuracy from a run's labelled part"),
+    "predict": ("lmeval_dispersion.audit.calibrate_command", "accuracy of unlabelled slices, or why not"),
     "rank": ("lmeval_dispersion.audit.commands", "documents or texts, suspected hard ones first"),
     "store": ("lmeval_dispersion.text_run", "make a run of plain texts: a model's vector of each"),
 }

@@ -1,4 +1,4 @@
-"""The commands ``dispersion audit``, ``calibrate``, ``predict`` and ``rank``."""
+"""The commands ``dispersion audit`` and ``dispersion rank``."""
 
 from __future__ import annotations
 
@@ -12,28 +12,18 @@ from typing import Any
 
 import pandas as pd
 
-from lmeval_dispersion.audit.batches import SIZE
-from lmeval_dispersion.audit.calibrator import (
-    calibrator_json,
-    fit_calibrator,
-    predict_slices,
-    read_calibrator,
-)
 from lmeval_dispersion.audit.document import (
     audit_document,
-    calibrator_document,
-    prediction_document,
     ranking_document,
 )
 from lmeval_dispersion.audit.ranking import ranked_documents, ranking_report
 from lmeval_dispersion.audit.report import audit_report, part_of
 from lmeval_dispersion.audit.run import Run, read_run
-from lmeval_dispersion.audit.slices import by_column
 from lmeval_dispersion.audit.tail import hard_tail
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import Output, add_layer, add_output, add_seed, add_slice, write_whole
 from lmeval_dispersion.report import FORMATS
-from lmeval_dispersion.store import is_store, read_store
+from lmeval_dispersion.store import is_store
 
 _MOST_SLICES = 20  # of one table on a terminal
 _DATA = (".parquet", ".csv", ".jsonl")  # files that `rank` writes every document to
@@ -57,62 +47,6 @@ def run_audit(args: argparse.Namespace) -> int:
     for name in missing:
         print(f"dispersion audit: {name} not available: {report[name]['missing']}", file=sys.stderr)
     return 3 if missing else 0
-
-
-def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``dispersion calibrate``."""
-    _add_run(parser)
-    parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE", help="the calibrator to write, JSON"
-    )
-    parser.add_argument(
-        "--format", choices=FORMATS, default="table", help="form of the report (default: table)"
-    )
-    parser.add_argument(
-        "--slice-size",
-        type=_at_least_20,
-        default=SIZE,
-        metavar="N",
-        help=f"documents of the slices to be predicted later (default: {SIZE})",
-    )
-    add_seed(parser)
-
-
-def run_calibrate(args: argparse.Namespace) -> int:
-    """Run ``dispersion calibrate``."""
-    output, file = _report_beside(args, "json")
-    with _doing(f"calibrating on {args.run}"):
-        found = fit_calibrator(read_run(args.run, args.layer), size=args.slice_size, seed=args.seed)
-    file.write_text(calibrator_json(found))
-    output.write(calibrator_document(found))
-    if found["slice_size"] < args.slice_size:
-        print(
-            f"slices of {found['slice_size']} documents instead of {args.slice_size}: "
-            "the labelled documents allow no more",
-            file=sys.stderr,
-        )
-    print(f"next: dispersion predict {args.output} RUN", file=sys.stderr)
-    return 0
-
-
-def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``dispersion predict``."""
-    parser.add_argument("calibrator", help="file of `dispersion calibrate`")
-    parser.add_argument("run", help="folder of the run whose accuracy is to be estimated")
-    parser.add_argument("--by", default="subject", metavar="COLUMN", help="slices (default: subject)")
-    add_output(parser)
-    add_seed(parser)
-
-
-def run_predict(args: argparse.Namespace) -> int:
-    """Run ``dispersion predict``; 3 where some slices are too small."""
-    output = Output.of(args)
-    found = read_calibrator(args.calibrator)
-    run = _run_for(found, args.run)
-    slices = by_column(run, args.by)
-    result = predict_slices(found, run, slices if len(slices) > 1 else [], seed=args.seed)
-    output.write(prediction_document(result, args.by))
-    return 3 if any(row["reason"] for row in result["slices"]) else 0
 
 
 def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
@@ -179,27 +113,9 @@ def _run_of_texts(args: argparse.Namespace, folder: Path) -> Run:
     return read_run(folder / "store")
 
 
-def _run_for(found: dict[str, Any], path: str) -> Run:
-    """The run, in the calibrator's layer; another model is refused before its vectors are read."""
-    store = read_store(path)
-    if store.model == found["model"] and found["layer"] not in store.layers:
-        raise UsageError(
-            f"this calibrator was fitted for layer {found['layer']!r}, and the run has "
-            f"{', '.join(store.layers)}; run it with that layer, or calibrate on another"
-        )
-    return Run.of(store, found["layer"] if found["layer"] in store.layers else None)
-
-
 def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="folder of a finished run (its store), or of several of one model")
     add_layer(parser)
-
-
-def _at_least_20(text: str) -> int:
-    value = int(text)
-    if value < 20:
-        raise argparse.ArgumentTypeError("expected at least 20 documents a slice")
-    return value
 
 
 @contextmanager
@@ -217,7 +133,5 @@ def _doing(what: str) -> Iterator[None]:
 
 COMMANDS = {
     "audit": (add_audit_arguments, run_audit),
-    "calibrate": (add_calibrate_arguments, run_calibrate),
-    "predict": (add_predict_arguments, run_predict),
     "rank": (add_rank_arguments, run_rank),
 }
