@@ -31,8 +31,14 @@ JOBS: dict[str, dict[str, tuple[str, str]]] = {
         "tasks-path": ("lmeval_dispersion.harness.cli", "print a folder for lm_eval's --include_path"),
         "store": ("lmeval_dispersion.harness.cli", "make a run of plain texts, or of lm-eval's samples"),
         "audit": ("lmeval_dispersion.audit.commands", "judge a finished run: slices, calibration, ranking"),
-        "calibrate": ("lmeval_dispersion.audit.commands", "fit dispersion to accuracy on a labelled run"),
-        "predict": ("lmeval_dispersion.audit.commands", "accuracy of an unlabelled run, by a calibrator"),
+        "calibrate": (
+            "lmeval_dispersion.audit.calibrate_command",
+            "learn accuracy from a run's labelled part",
+        ),
+        "predict": (
+            "lmeval_dispersion.audit.calibrate_command",
+            "accuracy of unlabelled slices, or why not",
+        ),
         "rank": ("lmeval_dispersion.audit.commands", "documents or texts, suspected hard ones first"),
         "compare": ("lmeval_dispersion.compare", "runs or studies side by side, with intervals"),
     },

@@ -241,6 +241,13 @@ class Output:
             print(text, file=sys.stderr)
 
 
+def report_beside(args: argparse.Namespace, file_format: str) -> tuple[Output, Output]:
+    """The report on standard output, and the file of data that ``--output`` names, checked."""
+    given = vars(args) | {"formats": FORMATS}
+    file = Output.of(argparse.Namespace(**given | {"format": file_format}))
+    return Output.of(argparse.Namespace(**given | {"output": None})), file
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that it is never half there: beside it first, then in its place.
 

@@ -38,6 +38,57 @@ def vectors(spread, *, rng, d=32):
     return direction + spread[:, None] * rng.normal(size=(len(spread), d)) / np.sqrt(d)
 
 
+def sliced_store(
+    path,
+    *,
+    effect=1.0,
+    labelled=40,
+    unlabelled=40,
+    topics=0.0,
+    shift=1.0,
+    confidence=0.0,
+    spread_of_accuracy=0.3,
+    seed=0,
+    manifest=None,
+):
+    """Slices of 30 to 60 documents whose accuracies differ: ``part`` says which are labelled.
+
+    A slice tends to an accuracy drawn from 0.5 ± ``spread_of_accuracy``. Right answers have a spread of
+    ``1 + effect`` times that of wrong ones. ``topics`` is by how much the spreads of whole slices differ
+    (sd of the logarithm, over 10), and the length of a direction of their own. ``shift`` multiplies the
+    spread of the unlabelled part.
+    """
+    rng = np.random.default_rng(seed)
+    count = labelled + unlabelled
+    sizes = rng.integers(30, 61, size=count)
+    tends_to = 0.5 + spread_of_accuracy * rng.uniform(-1, 1, size=count)
+    of = np.repeat(np.arange(count), sizes)
+    right = rng.random(len(of)) < tends_to[of]
+    spread = np.where(right, 1 + effect, 1.0) * np.exp(topics / 10 * rng.normal(size=count))[of]
+    spread = spread * np.where(of < labelled, 1.0, shift)
+    x = vectors(spread, rng=rng)
+    x[:, 1:] += topics * rng.normal(size=(count, x.shape[1] - 1))[of] / np.sqrt(x.shape[1])
+    names = [f"slice {i:03d}" for i in range(count)]
+    frame = documents(right, rng=rng, confidence=confidence).assign(
+        subject=[names[i] for i in of], part=np.where(of < labelled, "labelled", "unlabelled")
+    )
+    write_store(
+        path,
+        documents=frame,
+        vectors={"last": x},
+        manifest={
+            "model": "synthetic/model",
+            "revision": "main",
+            "tasks": {"synthetic": 1},
+            "prompt_format": "p1",
+            "num_fewshot": 0,
+            "created": "2026-01-01T00:00:00+00:00",
+            **(manifest or {}),
+        },
+    )
+    return path
+
+
 def planted_store(path, n=3000, *, accuracy=0.5, effect=0.5, seed=0, d=32, manifest=None, **columns):
     """Right answers have a spread that is ``1 + effect`` times that of wrong ones; 0 is pure noise."""
     rng = np.random.default_rng(seed)

@@ -27,7 +27,7 @@ def audit_run(
         seed: Of everything that is drawn.
 
     Returns:
-        The report ``dispersion-audit/1`` (``docs/audit.md``) as a dict, where undefined numbers are None;
+        The report ``dispersion-audit/2`` (``docs/audit.md``) as a dict, where undefined numbers are None;
         ``to_markdown()``, ``to_html()``, ``to_frame()`` and ``plot()`` show it.
 
     Raises:
@@ -59,22 +59,29 @@ def calibrate_run(
 
 
 def predict_run(
-    calibrator: Mapping[str, Any] | str | Path, path: str | Path, *, by: str = "subject", seed: int = 0
+    calibrator: Mapping[str, Any] | str | Path,
+    path: str | Path,
+    *,
+    by: str | None = None,
+    force: bool = False,
+    seed: int = 0,
 ) -> AuditResult:
     """The accuracy of the slices of a run, read off their dispersion: what ``dispersion predict`` reports.
 
     Args:
         calibrator: Of :func:`calibrate_run`, or the file of ``dispersion calibrate``.
         path: As in :func:`audit_run`.
-        by: Column of the documents that makes the slices.
+        by: Column of the documents that makes the slices; default: that of the calibrator.
+        force: Whether to estimate where the calibrator did not beat knowing nothing, or the slices differ
+            from the labelled ones.
         seed: Of everything that is drawn.
 
     Raises:
-        UsageError: The calibrator does not fit the run, or no slice is large enough.
+        UsageError: The calibrator does not fit the run, or did not beat knowing nothing.
     """
     from lmeval_dispersion.audit.results import predicted
 
-    return predicted(calibrator, path, by=by, seed=seed)
+    return predicted(calibrator, path, by=by, force=force, seed=seed)
 
 
 def compare_runs(

@@ -1,4 +1,4 @@
-"""The commands ``dispersion audit``, ``calibrate``, ``predict`` and ``rank``."""
+"""The commands ``dispersion audit`` and ``dispersion rank``."""
 
 from __future__ import annotations
 
@@ -12,40 +12,26 @@ from typing import Any
 
 import pandas as pd
 
-from lmeval_dispersion.audit.batches import SIZE
-from lmeval_dispersion.audit.calibrator import (
-    calibrator_json,
-    fit_calibrator,
-    predict_slices,
-    read_calibrator,
-)
 from lmeval_dispersion.audit.document import (
     audit_document,
-    calibrator_document,
-    prediction_document,
     ranking_document,
 )
 from lmeval_dispersion.audit.ranking import ranked_documents, ranking_report
 from lmeval_dispersion.audit.report import audit_report, part_of
-from lmeval_dispersion.audit.results import run_for
 from lmeval_dispersion.audit.run import Run, read_run
-from lmeval_dispersion.audit.slices import by_column
 from lmeval_dispersion.audit.tail import hard_tail
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import (
     Output,
     add_column,
     add_examples,
-    add_format,
     add_layer,
-    add_one_slice,
     add_output,
-    add_quiet,
     add_seed,
     add_slice,
+    report_beside,
     write_whole,
 )
-from lmeval_dispersion.report import FORMATS
 from lmeval_dispersion.store import is_store
 
 _MOST_SLICES = 20  # of one table on a terminal
@@ -73,62 +59,6 @@ def run_audit(args: argparse.Namespace) -> int:
     return 3 if missing else 0
 
 
-def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``dispersion calibrate``."""
-    _add_run(parser)
-    parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE", help="the calibrator to write, JSON"
-    )
-    add_format(parser, default="table")
-    add_quiet(parser)
-    parser.add_argument(
-        "--slice-size",
-        type=_at_least_20,
-        default=SIZE,
-        metavar="N",
-        help=f"documents of the slices to be predicted later (default: {SIZE})",
-    )
-    add_seed(parser)
-    add_examples(parser, "RUN -o calibrator.json", "RUN -o calibrator.json --slice-size 50 --seed 1")
-
-
-def run_calibrate(args: argparse.Namespace) -> int:
-    """Run ``dispersion calibrate``."""
-    output, file = _report_beside(args, "json")
-    with _doing(f"calibrating on {args.run}", args.quiet):
-        found = fit_calibrator(read_run(args.run, args.layer), size=args.slice_size, seed=args.seed)
-    file.write_text(calibrator_json(found))
-    output.write(calibrator_document(found))
-    if found["slice_size"] < args.slice_size:
-        output.say(
-            f"slices of {found['slice_size']} documents instead of {args.slice_size}: "
-            "the labelled documents allow no more"
-        )
-    output.say(f"next: dispersion predict {args.output} RUN")
-    return 0
-
-
-def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``dispersion predict``."""
-    parser.add_argument("calibrator", metavar="CALIBRATOR", help="file of `dispersion calibrate`")
-    parser.add_argument("run", metavar="RUN", help="folder of the run whose accuracy is to be estimated")
-    add_one_slice(parser)
-    add_output(parser)
-    add_seed(parser)
-    add_examples(parser, "calibrator.json RUN", "calibrator.json RUN --slice category -o predicted.csv")
-
-
-def run_predict(args: argparse.Namespace) -> int:
-    """Run ``dispersion predict``; 3 where some slices are too small."""
-    output = Output.of(args)
-    found = read_calibrator(args.calibrator)
-    run = run_for(found, args.run)
-    slices = by_column(run, args.slice)
-    result = predict_slices(found, run, slices if len(slices) > 1 else [], seed=args.seed)
-    output.write(prediction_document(result, args.slice))
-    return 3 if any(row["reason"] for row in result["slices"]) else 0
-
-
 def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``dispersion rank``."""
     parser.add_argument(
@@ -154,7 +84,7 @@ def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
 def run_rank(args: argparse.Namespace) -> int:
     """Run ``dispersion rank``."""
     if args.output is not None and args.output.suffix in _DATA:
-        output, file = _report_beside(args, "csv")
+        output, file = report_beside(args, "csv")
     else:
         output, file = Output.of(args), None
     with tempfile.TemporaryDirectory() as folder:
@@ -174,13 +104,6 @@ def run_rank(args: argparse.Namespace) -> int:
         tail = hard_tail(run, seed=args.seed)
         output.write(ranking_document(run.store.model, rows, part_of(ranking_report, run), tail))
     return 0
-
-
-def _report_beside(args: argparse.Namespace, file_format: str) -> tuple[Output, Output]:
-    """The report on standard output, and the file of data that ``--output`` names, checked."""
-    given = vars(args) | {"formats": FORMATS}
-    file = Output.of(argparse.Namespace(**given | {"format": file_format}))
-    return Output.of(argparse.Namespace(**given | {"output": None})), file
 
 
 def _file_content(frame: pd.DataFrame, suffix: str) -> bytes:
@@ -209,13 +132,6 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add_layer(parser)
 
 
-def _at_least_20(text: str) -> int:
-    value = int(text)
-    if value < 20:
-        raise argparse.ArgumentTypeError("expected at least 20 documents a slice")
-    return value
-
-
 @contextmanager
 def _doing(what: str, quiet: bool) -> Iterator[None]:
     """Say on a terminal's stderr what takes a while, unless the user wants it quiet."""
@@ -231,7 +147,5 @@ def _doing(what: str, quiet: bool) -> Iterator[None]:
 
 COMMANDS = {
     "audit": (add_audit_arguments, run_audit),
-    "calibrate": (add_calibrate_arguments, run_calibrate),
-    "predict": (add_predict_arguments, run_predict),
     "rank": (add_rank_arguments, run_rank),
 }

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lmeval_dispersion.audit.calibrator import calibrator_json
 from lmeval_dispersion.audit.charts import calibration_chart, mixture_charts, ranking_charts, slice_chart
 from lmeval_dispersion.audit.conclusions import found_sentence, inside_figure, interval_text, ranking_sentence
 from lmeval_dispersion.audit.report import report_json
@@ -64,88 +63,6 @@ def audit_document(report: Mapping[str, Any], *, most_slices: int | None = None)
     )
 
 
-def calibrator_document(calibrator: Mapping[str, Any]) -> Document:
-    """What a calibration is worth; its JSON is the calibrator's file."""
-    kind = calibrator["regression"]["kind"]
-    errors = [{"regression": name, "mae": mae} for name, mae in calibrator["validation_mae"].items()]
-    half = 100 * calibrator["interval"]["half_width"]
-    return Document(
-        title=f"Accuracy by dispersion: {calibrator['model']}",
-        answer=[
-            f"{kind} chosen; predictions are ± {half:.1f} points (95 %)",
-            _worth(calibrator["validation_mae"][kind], calibrator["blind_mae"]),
-        ],
-        sections=[
-            Section(
-                "",
-                [
-                    Facts(
-                        {
-                            "Layer": calibrator["layer"],
-                            "Labelled documents": calibrator["labelled"]["documents"],
-                            "Documents a slice": calibrator["slice_size"],
-                        }
-                    ),
-                    Table(
-                        errors,
-                        [
-                            Column("regression", "Regression"),
-                            Column("mae", "Mean absolute error (points)", ".2f"),
-                        ],
-                        "Errors on mixtures held out for validation",
-                    ),
-                ],
-            )
-        ],
-        rows=errors,
-        contract=lambda: calibrator_json(calibrator),
-        float_format="%.7g",
-        libraries=LIBRARIES,
-        guide=GUIDE,
-    )
-
-
-def prediction_document(predictions: Mapping[str, Any], by: str) -> Document:
-    """The estimated accuracy of every slice, by what the run was sliced."""
-    rows = predictions["slices"]
-    whole = rows[0]
-    first = (
-        f"{whole['slice'].capitalize()}: {whole['reason']}."
-        if whole["reason"]
-        else f"The accuracy of all {whole['documents']} documents is estimated as {whole['predicted']:.3f} "
-        f"(95 % {whole['low']:.3f} to {whole['high']:.3f})."
-    )
-    columns = [
-        Column("slice", by.capitalize()),
-        Column("documents", "Documents", "d"),
-        Column("dispersion", "Dispersion", ".4f", drop=2),
-        Column("predicted", "Predicted", ".3f"),
-        Column("low", "95 % from", ".3f"),
-        Column("high", "to", ".3f"),
-        Column("outside_calibrated_range", "Outside range", ".2f", drop=1,
-               hint="Share of its batches whose dispersion was not seen in calibration."),
-        Column("true", "True", ".3f", drop=3),
-    ]  # fmt: skip
-    if any(row["reason"] for row in rows):
-        columns.append(_REMARK)
-    return Document(
-        title=f"Accuracy predicted from dispersion: {predictions['model']}",
-        answer=[
-            first,
-            f"{predictions['regression']} on slices of {predictions['slice_size']} documents; the labelled "
-            f"documents had an accuracy of {predictions['labelled_accuracy']:.3f}. "
-            + _worth(predictions["validation_mae"], predictions["blind_mae"]),
-        ],
-        sections=[Section("", [Table(rows, columns, f"Predicted accuracy by {by}")])],
-        limits=["Intervals hold for mixtures of documents such as the labelled ones, not for other ones."],
-        rows=rows,
-        contract=lambda: f"{report_json(predictions)}\n",
-        float_format="%.7g",
-        libraries=LIBRARIES,
-        guide=GUIDE,
-    )
-
-
 def ranking_document(
     model: str, documents: Sequence[Row], ranking: Mapping[str, Any], tail: Mapping[str, Any]
 ) -> Document:
@@ -190,12 +107,6 @@ def ranking_document(
 
 def _judged(ranking: Mapping[str, Any]) -> bool:
     return "missing" not in ranking and bool(found_sentence(ranking))
-
-
-def _worth(error: float, blind: float) -> str:
-    """What a calibration is worth beside guessing the middle of all mixtures."""
-    text = f"On mixtures held out it is {error:.1f} points off, a guess blind to dispersion {blind:.1f}"
-    return f"{text}." if error < 0.8 * blind else f"{text}: dispersion says little about accuracy here."
 
 
 def _facts(report: Mapping[str, Any]) -> dict[str, object]:

@@ -9,12 +9,18 @@ from typing import Any
 
 import pandas as pd
 
-from lmeval_dispersion.audit.calibrator import fit_calibrator, predict_slices, read_calibrator
+from lmeval_dispersion.audit.calibration_document import calibrator_document, prediction_document
+from lmeval_dispersion.audit.calibrator import (
+    check_fits,
+    check_worth,
+    fit_calibrator,
+    predict_slices,
+    read_calibrator,
+)
 from lmeval_dispersion.audit.compare import compared_stores, comparison_document
-from lmeval_dispersion.audit.document import audit_document, calibrator_document, prediction_document
+from lmeval_dispersion.audit.document import audit_document
 from lmeval_dispersion.audit.report import audit_report, plain
 from lmeval_dispersion.audit.run import Run, read_run
-from lmeval_dispersion.audit.slices import by_column
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Document, Reportable, nullable
 from lmeval_dispersion.store import read_store
@@ -48,20 +54,26 @@ def calibrated(
     path: str | Path, *, layer: str | None = None, slice_size: int | None = None, seed: int = 0
 ) -> AuditResult:
     """See :func:`lmeval_dispersion.audit.calibrate_run`."""
-    size = {} if slice_size is None else {"size": slice_size}
-    found = fit_calibrator(read_run(path, layer), seed=seed, **size)
+    found = fit_calibrator(read_run(path, layer), slice_size=slice_size, seed=seed)
     return AuditResult(found, partial(calibrator_document, found))
 
 
 def predicted(
-    calibrator: Mapping[str, Any] | str | Path, path: str | Path, *, by: str = "subject", seed: int = 0
+    calibrator: Mapping[str, Any] | str | Path,
+    path: str | Path,
+    *,
+    by: str | None = None,
+    force: bool = False,
+    seed: int = 0,
 ) -> AuditResult:
     """See :func:`lmeval_dispersion.audit.predict_run`."""
     found = dict(calibrator) if isinstance(calibrator, Mapping) else read_calibrator(calibrator)
     run = run_for(found, path)
-    slices = by_column(run, by)
-    result = predict_slices(found, run, slices if len(slices) > 1 else [], seed=seed)
-    return AuditResult(plain(result), partial(prediction_document, result, by))
+    check_fits(found, run)
+    if not force:
+        check_worth(found, "the calibrator" if isinstance(calibrator, Mapping) else calibrator)
+    result = predict_slices(found, run, by=by, force=force, seed=seed)
+    return AuditResult(plain(result), partial(prediction_document, result))
 
 
 def compared(paths: Sequence[str | Path], *, by: str = "subject", layer: str | None = None) -> AuditResult:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from synthetic import planted_store, subjects_store
 
-from lmeval_dispersion.audit.calibrator import fit_calibrator, predict_slices
+from lmeval_dispersion.audit.calibrator import fit_calibrator, fit_paper_calibrator, predict_slices
 from lmeval_dispersion.audit.compare import compared_stores
 from lmeval_dispersion.audit.report import audit_report, report_json
 from lmeval_dispersion.audit.run import read_run
@@ -84,11 +84,15 @@ def test_the_numbers_are_finite_and_in_their_ranges(reports):
 
 def test_the_other_documents_name_their_keys(tmp_path):
     run = read_run(planted_store(tmp_path / "a", n=1500))
-    fitted = fit_calibrator(run)
-    predicted = predict_slices(fitted, run, [])
+    unlabelled = read_run(planted_store(tmp_path / "c", n=900, correct=np.nan, seed=2))
+    keys = set()
+    for fitted in (fit_calibrator(run), fit_paper_calibrator(run, size=100)):
+        predicted = predict_slices(fitted, unlabelled)
+        keys |= {*fitted, *predicted, *predicted["slices"][0], *fitted.get("slices", [{}])[0]}
+        keys |= {*fitted.get("worth", {}), *fitted.get("validation", {})}
     other = planted_store(tmp_path / "b", n=1500, seed=0)
     compared = compared_stores([tmp_path / "a", other])
-    keys = {*fitted, *predicted, *predicted["slices"][0], *compared, *compared["others"][0]["slices"][0]}
+    keys |= {*compared, *compared["others"][0]["slices"][0]}
     keys = {key for key in keys if not key.startswith("accuracy_")}  # "the same five of `accuracy`"
     for key in keys:
         assert f"`{key}`" in PAGE, key

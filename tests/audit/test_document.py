@@ -1,17 +1,13 @@
 """The audit as a document: its text, and its page in a real browser that asks nothing of the network."""
 
-import json
-
 import numpy as np
 import pytest
 from browser import Browser
 from synthetic import documents, planted_store, vectors
 
-from lmeval_dispersion.audit.calibrator import fit_calibrator, predict_slices
-from lmeval_dispersion.audit.document import audit_document, calibrator_document, prediction_document
+from lmeval_dispersion.audit.document import audit_document
 from lmeval_dispersion.audit.report import audit_report
 from lmeval_dispersion.audit.run import read_run
-from lmeval_dispersion.audit.slices import by_column
 from lmeval_dispersion.report import render
 from lmeval_dispersion.store import write_store
 
@@ -168,21 +164,3 @@ def test_every_number_of_a_slice_is_in_the_text(report):
 def test_the_csv_holds_every_slice_of_every_slicing(report):
     lines = render(audit_document(report, most_slices=20), "csv").splitlines()
     assert len(lines) == 2 + sum(len(table["rows"]) for table in report["slices"].values())
-
-
-def test_a_prediction_says_where_it_has_no_number(tmp_path):
-    small = read_run(planted_store(tmp_path / "a", n=300))
-    fitted = {**fit_calibrator(small), "slice_size": 60}
-    result = predict_slices(fitted, small, by_column(small, "subject"))
-    document = prediction_document(result, "subject")
-    assert f"estimated as {result['slices'][0]['predicted']:.3f}" in document.answer[0]
-    text = render(document, "markdown")
-    assert text.count("50 documents, and the calibrator was fitted for slices of 60") == 6
-
-
-def test_a_calibration_that_is_no_better_than_blind_says_so(tmp_path):
-    for effect, expected in ((0.0, True), (3.0, False)):
-        fitted = fit_calibrator(read_run(planted_store(tmp_path / f"{effect}", n=1500, effect=effect)))
-        document = calibrator_document(fitted)
-        assert ("says little about accuracy" in " ".join(document.answer)) == expected
-        assert json.loads(render(document, "json")) == fitted

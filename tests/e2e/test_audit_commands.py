@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
 import tiny_models  # noqa: E402
-from synthetic import documents, planted_store, vectors  # noqa: E402
+from synthetic import documents, planted_store, sliced_store, vectors  # noqa: E402
 
 from lmeval_dispersion.cli import main  # noqa: E402
 from lmeval_dispersion.geometry import dispersion  # noqa: E402
@@ -126,10 +126,71 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(store, argument
     assert f"pip install 'lmeval-dispersion[{extra}]'" in result.stderr
 
 
-def test_calibrate_then_predict(store, tmp_path):
-    done = dispersion_command("calibrate", store, "-o", tmp_path / "cal.json")
+@pytest.fixture(scope="module")
+def sliced(tmp_path_factory):
+    return sliced_store(tmp_path_factory.mktemp("sliced") / "store")
+
+
+def test_calibrate_on_a_part_then_predict_the_rest(sliced, tmp_path):
+    done = dispersion_command("calibrate", sliced, "-o", tmp_path / "c.json", "--where", "part == 'labelled'")
     assert done.returncode == 0, done.stderr
-    assert "chosen; predictions are ±" in done.stdout
+    assert done.stdout.startswith("Dispersion")
+    assert "worth" in done.stdout.split("Judged on")[0]
+    assert json.loads((tmp_path / "c.json").read_text())["format"] == "dispersion-calibrator/2"
+    result = dispersion_command("predict", tmp_path / "c.json", sliced, "--format", "json")
+    rows = json.loads(result.stdout)["slices"]
+    refused = [row["reason"] is not None for row in rows]
+    assert result.returncode == (3 if any(refused) else 0)
+    assert sum(refused) < 10
+    assert {row["slice"] for row in rows[1:]} == {f"slice {i:03d}" for i in range(40, 80)}
+    assert rows[0]["predicted"] == pytest.approx(rows[0]["true"], abs=0.05)
+    assert all(row["predicted"] is None for row, no in zip(rows, refused, strict=True) if no)
+    text = dispersion_command("predict", tmp_path / "c.json", sliced)
+    assert text.stdout.startswith("The accuracy of ")
+    one = ["--where", "subject in ('slice 050', 'slice 051')"]
+    two = json.loads(
+        dispersion_command("predict", tmp_path / "c.json", sliced, *one, "--format", "json").stdout
+    )
+    assert [row["slice"] for row in two["slices"][1:]] == ["slice 050", "slice 051"]
+    frame = read_store(sliced).documents
+    listed = tmp_path / "labelled.csv"
+    frame[frame["part"] == "labelled"][["task", "doc_id"]].to_csv(listed, index=False)
+    by_file = dispersion_command("calibrate", sliced, "-o", tmp_path / "f.json", "--labelled", listed)
+    assert by_file.returncode == 0, by_file.stderr
+    assert json.loads((tmp_path / "f.json").read_text()) == json.loads((tmp_path / "c.json").read_text())
+    rest = dispersion_command(
+        "predict", tmp_path / "c.json", sliced, "--labelled", listed, "--format", "json"
+    )
+    assert json.loads(rest.stdout)["slices"] == rows
+
+
+def test_predict_refuses_what_it_should(sliced, store, tmp_path):
+    done = dispersion_command("calibrate", sliced, "-o", tmp_path / "c.json", "--where", "part == 'labelled'")
+    assert done.returncode == 0, done.stderr
+    foreign = planted_store(tmp_path / "foreign", n=300, manifest={"model": "else"})
+    message = sentence(dispersion_command("predict", tmp_path / "c.json", foreign), 2)
+    assert "fitted for model 'synthetic/model', and the run has 'else'" in message
+    small = planted_store(tmp_path / "small", n=60)
+    assert dispersion_command("predict", tmp_path / "c.json", small).returncode == 1
+    same = sentence(
+        dispersion_command("predict", tmp_path / "c.json", sliced, "--where", "part == 'labelled'"), 2
+    )
+    assert "calibrate on a part of this one with --where or --labelled" in same
+    noise = sliced_store(tmp_path / "noise", effect=0.0)
+    done = dispersion_command("calibrate", noise, "-o", tmp_path / "n.json", "--where", "part == 'labelled'")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Do not use: ")
+    message = sentence(dispersion_command("predict", tmp_path / "n.json", noise), 2)
+    assert "n.json says of itself not to be used" in message
+    forced = dispersion_command("predict", tmp_path / "n.json", noise, "--force")
+    assert forced.returncode in (0, 3)
+    assert "its numbers were forced" in " ".join(forced.stdout.split())
+
+
+def test_the_papers_protocol(store, tmp_path):
+    done = dispersion_command("calibrate", store, "-o", tmp_path / "cal.json", "--protocol", "paper")
+    assert done.returncode == 0, done.stderr
+    assert "predictions are ±" in done.stdout
     other = planted_store(tmp_path / "other", n=900, effect=0.5, accuracy=0.7, seed=8, correct=np.nan)
     result = dispersion_command("predict", tmp_path / "cal.json", other, "--format", "json")
     assert result.returncode == 0, result.stderr
@@ -139,13 +200,13 @@ def test_calibrate_then_predict(store, tmp_path):
     assert rows[0]["true"] is None
     text = dispersion_command("predict", tmp_path / "cal.json", other, "--slice", "length")
     assert "all documents" in text.stdout
-    foreign = planted_store(tmp_path / "foreign", n=300, manifest={"model": "else"})
-    message = sentence(dispersion_command("predict", tmp_path / "cal.json", foreign), 2)
-    assert "fitted for model 'synthetic/model', and the run has 'else'" in message
-    small = planted_store(tmp_path / "small", n=240)
+    small = planted_store(tmp_path / "small", n=240, seed=5)
     partly = dispersion_command("predict", tmp_path / "cal.json", small)
     assert partly.returncode == 3
-    assert "40 documents, and the calibrator was fitted for slices of 100" in partly.stdout
+    assert "40 documents, and the calibrator was fitted for slices of 100" in " ".join(partly.stdout.split())
+    wrong = ("calibrate", store, "-o", tmp_path / "x.json", "--protocol", "paper")
+    assert "--protocol natural" in sentence(dispersion_command(*wrong, "--slice", "subject"), 2)
+    assert "at least 20 documents" in sentence(dispersion_command(*wrong, "--slice-size", 10), 2)
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
@@ -241,11 +302,11 @@ def test_labelled_and_unlabelled_files_of_one_task_share_a_calibrator(model, tmp
         folder = tmp_path / f"{name}-{task}"
         done = dispersion_command("store", model, tmp_path / f"{name}.jsonl", "-o", folder, *named)
         assert done.returncode == 0, done.stderr
-    done = dispersion_command(
-        "calibrate", tmp_path / "labelled-web", "-o", tmp_path / "c", "--slice-size", 20
-    )
+    done = dispersion_command("calibrate", tmp_path / "labelled-web", "-o", tmp_path / "c")
     assert done.returncode == 0, done.stderr
-    assert dispersion_command("predict", tmp_path / "c", tmp_path / "unlabelled-web").returncode == 0
+    forced = dispersion_command("predict", tmp_path / "c", tmp_path / "unlabelled-web", "--force")
+    assert forced.returncode in (0, 1, 3), forced.stderr
+    assert "documents" in forced.stdout
     refused = dispersion_command("predict", tmp_path / "c", tmp_path / "unlabelled-None")
     assert "fitted on web, and the run has task 'unlabelled.jsonl'" in sentence(refused, 2)
 

@@ -1,0 +1,159 @@
+"""What `dispersion calibrate` and `predict` are worth: coverage, refusals, errors on planted and real runs.
+
+    python benchmarks/coverage.py                     planted runs, 200 a kind
+    python benchmarks/coverage.py --runs 40           fewer
+    python benchmarks/coverage.py --store STORE …     random halves of real stores, by document and subject
+
+Planted: 40 labelled slices and 40 unlabelled ones of 30 to 60 documents (`tests/synthetic.py`). A row is one
+kind of relation and of difference between the two parts; its columns:
+
+    used       share of calibrators that beat knowing nothing on their own held-out slices
+    refused    share of unlabelled slices without a number
+    coverage   of the 95 % intervals of slices with a number, and of `all documents`
+    error      mean absolute error of slices with a number, and of the labelled accuracy there, in points
+    worth      median claim in labelled documents a slice; `direct`: the k for which the mean of k labels,
+               drawn from each unlabelled slice, is as far off as the estimates are
+
+Halves (with --force): errors of the estimate and of the trivial predictor, of all documents and of slices.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from synthetic import sliced_store
+
+from lmeval_dispersion.audit.calibrator import fit_calibrator, predict_slices
+from lmeval_dispersion.audit.features import FEWEST_SLICES
+from lmeval_dispersion.audit.run import read_run
+from lmeval_dispersion.audit.selection import labels_of
+from lmeval_dispersion.errors import UsageError
+
+KINDS = {
+    "uninformative": {"effect": 0.0},
+    "planted law": {"effect": 1.0},
+    "reversed law": {"effect": -0.5},
+    "law, topics somewhat different": {"effect": 1.0, "topics": 0.3},
+    "law, topics clearly different": {"effect": 1.0, "topics": 1.5},
+    "no law, topics clearly different": {"effect": 0.0, "topics": 1.5},
+    "confidence only": {"effect": 0.0, "confidence": 2.0},
+    "one answer to everything": {"effect": 0.0, "spread_of_accuracy": 0.0},
+    "16 slices": {"effect": 1.0, "labelled": 16},
+    "shift: vectors twice as spread": {"effect": 1.0, "shift": 2.0},
+    "shift: a quarter more spread": {"effect": 1.0, "shift": 1.25},
+}
+
+
+def one(folder, seed, options, *, force=False):
+    run = read_run(sliced_store(folder / str(seed), seed=seed, **options))
+    labelled = np.flatnonzero(run.documents["part"] == "labelled")
+    found = fit_calibrator(labels_of(run, labelled))
+    whole, *rows = predict_slices(found, run, force=force)["slices"]
+    given = [row for row in rows if row["reason"] is None]
+    error = np.array([row["predicted"] - row["true"] for row in given])
+    blind = np.array([found["labelled"]["accuracy"] - row["true"] for row in given])
+    return {
+        "used": found["beats_trivial"],
+        "refused": 1 - len(given) / len(rows),
+        "covered": [row["low"] <= row["true"] <= row["high"] for row in given],
+        "whole": [whole["low"] <= whole["true"] <= whole["high"]] if whole["reason"] is None else [],
+        "error": 100 * np.abs(error),
+        "blind": 100 * np.abs(blind),
+        "claimed": found["worth"]["labels"],
+        "scores": [run.score[run.documents["subject"] == row["slice"]] for row in given],
+    }
+
+
+def direct_labels(results, rng):
+    """The k for which k labels of each slice, drawn without replacement, are as far off as the estimates."""
+    squares = np.concatenate([r["error"] for r in results]) / 100
+    scores = [scores for r in results for scores in r["scores"]]
+    orders = [rng.permuted(np.tile(s, (20, 1)), axis=1) for s in scores]
+    for k in range(1, max(map(len, scores)) + 1):
+        off = [order[:, :k].mean(axis=1) - s.mean() for order, s in zip(orders, scores, strict=True)]
+        if np.square(off).mean() <= np.square(squares).mean():
+            return k
+    return np.inf
+
+
+def planted(runs):
+    print(f"{'relation':<34} {'used':>5} {'refused':>8} {'coverage':>9} {'whole':>6}", end=" ")
+    print(f"{'error':>6} {'blind':>6} {'worth':>6} {'direct':>7}")
+    for name, options in KINDS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            results = [one(Path(folder), seed, options) for seed in range(runs)]
+        covered, whole, error, blind = (
+            np.concatenate([r[key] for r in results]) for key in ("covered", "whole", "error", "blind")
+        )
+        some = len(error) > 0
+        print(
+            f"{name:<34} {np.mean([r['used'] for r in results]):>5.2f} "
+            f"{np.mean([r['refused'] for r in results]):>8.2f} {covered.mean() if some else np.nan:>9.3f} "
+            f"{whole.mean() if len(whole) else np.nan:>6.2f} {error.mean() if some else np.nan:>6.1f} "
+            f"{blind.mean() if some else np.nan:>6.1f} {np.median([r['claimed'] for r in results]):>6.0f} "
+            f"{direct_labels(results, np.random.default_rng(0)) if some else np.nan:>7}",
+            flush=True,
+        )
+
+
+def halves(store, repeats=10):
+    run = read_run(store)
+    subject = run.documents["subject"].to_numpy()
+    name = str(run.store.model).rstrip("/").rsplit("/", 1)[-1]
+    for by in ("document", "subject"):
+        table = []
+        for seed in range(repeats):
+            rng = np.random.default_rng(seed)
+            names = np.unique(subject)
+            labelled = (
+                rng.permutation(len(run.vectors))[: len(run.vectors) // 2]
+                if by == "document"
+                else np.flatnonzero(np.isin(subject, rng.permutation(names)[: len(names) // 2]))
+            )
+            half = labels_of(run, labelled)
+            if len({*subject[labelled]}) < FEWEST_SLICES:
+                raise UsageError(f"{store} has too few subjects to be halved")
+            found = fit_calibrator(half, seed=seed)
+            rows = np.setdiff1d(np.arange(len(run.vectors)), labelled)
+            whole, *parts = predict_slices(found, run, rows=rows, force=True)["slices"]
+            given = [row for row in parts if row["reason"] is None]
+            blind = found["labelled"]["accuracy"]
+            table.append(
+                [
+                    found["beats_trivial"],
+                    1 - len(given) / len(parts),
+                    100 * abs(whole["predicted"] - whole["true"]),
+                    100 * abs(blind - whole["true"]),
+                    100 * np.mean([abs(row["predicted"] - row["true"]) for row in given]),
+                    100 * np.mean([abs(blind - row["true"]) for row in given]),
+                    np.mean([row["low"] <= row["true"] <= row["high"] for row in given]),
+                    whole["low"] <= whole["true"] <= whole["high"],
+                ]
+            )
+        used, refused, *errors, covered, of_whole = np.array(table, dtype=float).T
+        ours, blind, slices, slices_blind = (f"{e.mean():.2f}" for e in errors)
+        print(
+            f"{name}, halves by {by}: all documents {ours} points off (trivial {blind}), slices {slices} "
+            f"(trivial {slices_blind}); used {used.mean():.1f}, refused {refused.mean():.2f}, coverage of "
+            f"slices {covered.mean():.3f}, of all {of_whole.mean():.1f}"
+        )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--runs", type=int, default=200, help="planted stores of each kind (default: 200)")
+    parser.add_argument("--store", nargs="+", help="real stores: ten random halves of each instead")
+    args = parser.parse_args()
+    for store in args.store or []:
+        halves(store)
+    if not args.store:
+        planted(args.runs)
+
+
+if __name__ == "__main__":
+    main()

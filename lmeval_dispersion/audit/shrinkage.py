@@ -1,0 +1,300 @@
+"""Accuracy of slices from a few features: a ridge regression that shrinks to the labelled accuracy.
+
+The estimate of a slice is ``a + b·z``: ``a`` is the accuracy of all labelled documents, ``z`` are the slice's
+standardised features. One rule picks the features (none, one of them, or all) and the ridge penalty: the
+squared error on slices left out, one at a time. *None* is the trivial predictor, and it wins unless the best
+alternative's error is lower by more than one standard error of the paired difference (the
+one-standard-error rule: Hastie, Tibshirani and Friedman, The Elements of Statistical Learning, 7.10). What
+the whole rule is worth is judged from outside: every slice is estimated by a fit that chose without it.
+
+Intervals are jackknife+ (Barber, Candès, Ramdas and Tibshirani, Annals of Statistics 49, 2021) on errors
+divided by the size of error that a slice of as many documents should have. For slices that are
+exchangeable with the labelled ones they cover 95 % (proven: 90 %; simulated: ``benchmarks/coverage.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmeval_dispersion.statistics import LEVEL, Bounds, percentiles, resampled_means
+
+Array = NDArray[np.float64]
+Groups = NDArray[np.int64]
+
+PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # of coefficients, in units of a feature's variance
+_MOST_FOLDS = 200
+_MARGIN = 0.25  # of the fitted range, on either side: with 40 slices alike it refuses about 1 % of them
+_SHIFT = 0.01  # how often slices that are alike may be called different
+
+
+class Fit(NamedTuple):
+    """Accuracy = intercept + coefficients · z, clipped to [0, 1]; trivial where all coefficients are 0."""
+
+    intercept: float
+    coefficients: Array
+
+    def value(self, z: Array) -> Array:
+        """The estimates before they are clipped, for standardised features (r, F)."""
+        return np.asarray(self.intercept + z @ self.coefficients)
+
+    def predict(self, z: Array) -> Array:
+        """The estimates in [0, 1], for standardised features (r, F)."""
+        return np.clip(self.value(z), 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Labelled slices, or batches of them, with their features.
+
+    Attributes:
+        z: Standardised features, shape (r, F).
+        accuracy: Mean score, shape (r,), in [0, 1].
+        documents: Labelled documents, shape (r,); also the weight in a fit.
+        variance: Variance of the scores inside the row (n - 1 in the denominator), shape (r,).
+        group: The slice that a row belongs to, 0..S-1, shape (r,). A slice is left out as a whole.
+    """
+
+    z: Array
+    accuracy: Array
+    documents: Array
+    variance: Array
+    group: Groups
+
+    def take(self, rows: NDArray[np.bool_]) -> Pairs:
+        """Some of the rows; groups keep their order."""
+        _, group = np.unique(self.group[rows], return_inverse=True)
+        return Pairs(
+            self.z[rows],
+            self.accuracy[rows],
+            self.documents[rows],
+            self.variance[rows],
+            group.astype(np.int64),
+        )
+
+    def per_group(self, values: Array) -> Array:
+        """Mean of ``values`` (r,) in every group; shape (S,)."""
+        return np.asarray(np.bincount(self.group, values) / np.bincount(self.group))
+
+
+def families(features: int) -> list[tuple[int, ...]]:
+    """Which features a fit may use: one of them, or all."""
+    single: list[tuple[int, ...]] = [(i,) for i in range(features)]
+    return [*single, tuple(range(features))] if features > 1 else single
+
+
+def shrunken_fit(pairs: Pairs, allowed: Sequence[tuple[int, ...]]) -> Fit:
+    """The fit, over allowed sets of features, with the least error on slices left out; or the trivial one."""
+    ridges = [_Ridge(pairs, columns) for columns in allowed]
+    trivial = _Ridge(pairs, ())
+    losses = [ridge.held_out_losses() for ridge in ridges]  # (penalties, S) each
+    none = trivial.held_out_losses()[0]
+    if ridges:
+        means = np.array([loss.mean(axis=1) for loss in losses])
+        best, penalty = np.unravel_index(int(means.argmin()), means.shape)
+        gain = none - losses[best][penalty]
+        if gain.mean() > gain.std(ddof=1) / np.sqrt(len(gain)):
+            return ridges[best].fit(PENALTIES[penalty])
+    return trivial.fit(1.0)
+
+
+class _Ridge:
+    """Weighted ridge regression on some columns, for every penalty at once; the intercept is not shrunk."""
+
+    def __init__(self, pairs: Pairs, columns: tuple[int, ...]) -> None:
+        self.pairs, self.columns = pairs, list(columns)
+        weight = pairs.documents / pairs.documents.sum()
+        self.root = np.sqrt(weight)
+        self.mean = weight @ pairs.z[:, self.columns]
+        self.centre = float(weight @ pairs.accuracy)
+        x = self.root[:, None] * (pairs.z[:, self.columns] - self.mean)
+        self.u, self.s, self.v = np.linalg.svd(x, full_matrices=False)
+        self.y = self.root * (pairs.accuracy - self.centre)
+
+    def fit(self, penalty: float) -> Fit:
+        coefficients = np.zeros(self.pairs.z.shape[1])
+        if self.columns:
+            coefficients[self.columns] = self.v.T @ (self.s / (self.s**2 + penalty) * (self.u.T @ self.y))
+        return Fit(self.centre - float(self.mean @ coefficients[self.columns]), coefficients)
+
+    def held_out_losses(self) -> Array:
+        """Mean squared error on each slice by the fit to the others, shape (penalties, S); closed form."""
+        kept = self.s**2 / (self.s**2 + np.array(PENALTIES)[:, None])  # (penalties, rank)
+        residual = self.y - (kept * (self.u.T @ self.y)) @ self.u.T
+        group, found = self.pairs.group, []
+        if len(np.unique(group)) == len(group):
+            leverage = self.root**2 + kept @ (self.u.T**2)
+            left_out = residual / (1 - leverage)
+        else:
+            left_out = np.empty_like(residual)
+            for label in np.unique(group):
+                inside = np.flatnonzero(group == label)
+                root, u = self.root[inside], self.u[inside]
+                hat = np.outer(root, root) + (u * kept[:, None, :]) @ u.T
+                solved = np.linalg.solve(np.eye(len(inside)) - hat, residual[:, inside, None])
+                left_out[:, inside] = solved[..., 0]
+        for loss in np.square(left_out / self.root):
+            found.append(self.pairs.per_group(loss))
+        return np.array(found)
+
+
+class Folds(NamedTuple):
+    """Fits that each left some slices out, and what they say of those.
+
+    Attributes:
+        fold: The fold of every slice, shape (S,).
+        fits: One for each fold.
+        estimate: Estimates of the rows by the fit that did not see their slice, shape (r,).
+    """
+
+    fold: Groups
+    fits: list[Fit]
+    estimate: Array
+
+
+def cross_fitted(pairs: Pairs, allowed: Sequence[tuple[int, ...]]) -> Folds:
+    """The whole rule, its choices included, with every slice left out once (beyond 200 slices: 200 folds)."""
+    slices = int(pairs.group.max()) + 1
+    fold = np.arange(slices, dtype=np.int64) % min(slices, _MOST_FOLDS)
+    estimate, fits = np.empty(len(pairs.group)), []
+    for k in range(int(fold.max()) + 1):
+        out = fold[pairs.group] == k
+        fits.append(shrunken_fit(pairs.take(~out), allowed))
+        estimate[out] = fits[-1].predict(pairs.z[out])
+    return Folds(fold, fits, estimate)
+
+
+class ErrorSize(NamedTuple):
+    """How far off estimates of slices are: sqrt(between + within / documents).
+
+    Attributes:
+        between: Mean squared error against the accuracy that a slice tends to, 0 where none is visible.
+        within: Mean variance of the scores inside slices; over n documents it makes the sampling noise.
+    """
+
+    between: float
+    within: float
+
+    @classmethod
+    def of(cls, pairs: Pairs, estimate: Array) -> ErrorSize:
+        """From estimates of rows by fits that did not see their slice."""
+        within = float(pairs.per_group(pairs.variance).mean())
+        excess = np.square(estimate - pairs.accuracy) - within / pairs.documents
+        return cls(max(float(pairs.per_group(excess).mean()), 0.0), within)
+
+    def at(self, documents: Array) -> Array:
+        """Standard error of an estimate of slices with this many documents."""
+        size = np.sqrt(self.between + self.within / documents)
+        return np.where(size > 0, size, 1.0)
+
+
+def level_reached(slices: int) -> float:
+    """The level of a conformal interval over so many slices: 95 %, from 19 slices on; S / (S + 1) below."""
+    return LEVEL if slices >= 19 else slices / (slices + 1)
+
+
+def jackknife_plus(centres: Array, half: Array, level: float) -> Bounds:
+    """Interval of one slice from the estimates of S left-out fits (S,) and S half widths (S,).
+
+    Source: Barber et al. 2021, eq. 1.5: quantiles of centre - half and of centre + half.
+    """
+    n = len(centres)
+    rank = min(math.ceil((n + 1) * level - 1e-9), n)
+    low, high = np.sort(centres - half)[n - rank], np.sort(centres + half)[rank - 1]
+    return Bounds(float(max(low, 0.0)), float(min(high, 1.0)))
+
+
+class Gain(NamedTuple):
+    """An estimator against the labelled accuracy alone, on slices that neither saw; errors in points.
+
+    Attributes:
+        mae, trivial_mae: Mean absolute error over slices.
+        rmse, trivial_rmse: Root of the mean squared error over slices.
+        better: The squared error is lower with a one-sided paired Student test over slices at 5 %, and the
+            mean absolute error is lower.
+    """
+
+    mae: float
+    trivial_mae: float
+    rmse: float
+    trivial_rmse: float
+    better: bool
+
+
+def gain(pairs: Pairs, estimate: Array, trivial: Array) -> Gain:
+    """Compare two sets of estimates (r,) of left-out slices."""
+    from scipy.stats import t
+
+    ours, theirs = (100 * (values - pairs.accuracy) for values in (estimate, trivial))
+    squares = [pairs.per_group(np.square(error)) for error in (ours, theirs)]
+    absolute = [float(pairs.per_group(np.abs(error)).mean()) for error in (ours, theirs)]
+    difference = squares[1] - squares[0]
+    n = len(difference)
+    margin = float(t.ppf(LEVEL, n - 1)) * difference.std(ddof=1) / math.sqrt(n)
+    better = bool(difference.mean() > margin and absolute[0] < absolute[1])
+    roots = [math.sqrt(values.mean()) for values in squares]
+    return Gain(absolute[0], absolute[1], roots[0], roots[1], better)
+
+
+class Worth(NamedTuple):
+    """Labelled documents a slice that are as good as the estimate, with a 95 % interval over slices."""
+
+    labels: float
+    low: float
+    high: float
+
+
+def worth(pairs: Pairs, estimate: Array, seed: int = 0) -> Worth:
+    """How many labels of a slice, drawn at random, estimate its accuracy as well as ``estimate`` (r,) does.
+
+    The mean of k labels of a slice of n documents, drawn without replacement, is off the accuracy of all n
+    with the variance v (1/k - 1/n), where v is the variance of its scores (p (1 - p) n / (n - 1) for right
+    or wrong; Cochran, Sampling Techniques, 1977, 2.6). Set equal to the mean squared error of the estimate
+    over slices: k = mean v / (mean squared error + mean v / n). At most n, and n / 2 where the estimate is
+    off by sampling noise only. The interval is a bootstrap over slices.
+
+    Source of the unit: Fu et al., "Estimating Large Language Model Capabilities without Labeled Test Data"
+    (arXiv 2305.14802).
+    """
+    squares = np.square(estimate - pairs.accuracy) + pairs.variance / pairs.documents
+    columns = np.stack([pairs.per_group(pairs.variance), pairs.per_group(squares)], axis=1)
+    samples = resampled_means(columns, seed)
+    return Worth(
+        float(columns[:, 0].mean() / columns[:, 1].mean()), *percentiles(samples[:, 0] / samples[:, 1])
+    )
+
+
+class Shift(NamedTuple):
+    """A feature that unlabelled slices have otherwise than the labelled ones, and the test's p-value."""
+
+    feature: int
+    p: float
+
+
+def shift(labelled: Array, unlabelled: Array) -> Shift | None:
+    """The feature in which two sets of slices, (S, F) and (s, F), differ most, if they do; else None.
+
+    Two-sample Kolmogorov-Smirnov tests of every feature at 1 % together (Bonferroni). Slices that differ
+    were not drawn alike, so no interval learnt on the labelled ones holds for them.
+    """
+    from scipy.stats import ks_2samp
+
+    if not labelled.shape[1] or not len(unlabelled):
+        return None
+    p = [
+        float(ks_2samp(labelled[:, j], unlabelled[:, j], method="asymp").pvalue)
+        for j in range(labelled.shape[1])
+    ]
+    worst = int(np.argmin(p))
+    return Shift(worst, p[worst]) if p[worst] < _SHIFT / len(p) else None
+
+
+def fitted_range(values: Array) -> Bounds:
+    """The range of ``values`` (r,), wider by a quarter on either side."""
+    low, high = float(values.min()), float(values.max())
+    return Bounds(low - _MARGIN * (high - low), high + _MARGIN * (high - low))
