@@ -158,12 +158,12 @@ def _store_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--adapter", metavar="ID|FOLDER", help="its PEFT adapter")
     group.add_argument(
-        "--model-args", metavar="K=V,...", default="", help="more arguments of lm-eval's hf model"
+        "--model-args", metavar="K=V,K=V", default="", help="more arguments of lm-eval's hf model"
     )
     group.add_argument(
         "--batch-size", metavar="N", default="8", help="prompts at a time, or auto (default: 8)"
     )
-    group.add_argument("--tasks", metavar="NAME,...", help="only these tasks (default: all that were run)")
+    group.add_argument("--tasks", metavar="NAME,NAME", help="only these tasks (default: all that were run)")
     group.add_argument("--correct", metavar="[FILTER/]METRIC", help="what tells correct answers")
     group.add_argument(
         "--force", action="store_true", help="go on where documents are missing or answers disagree"
