@@ -1,19 +1,22 @@
 """A left-to-right model that runs segments of equal length and hands out states and log-probabilities.
 
-Batches are sized to memory; a batch that does not fit all the same is run in halves.
+Batches are sized to memory; a batch that does not fit all the same is run in halves. Logits are computed only
+where tokens are scored, a stretch of tokens at a time: whole ones of a batch would take more memory than all
+else (64 segments of 512 tokens and 150,000 words: 20 GB in float32).
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmeval_dispersion.errors import DispersionError, NonFiniteStateError, UsageError
 from lmeval_dispersion.laboratory.study import Study
@@ -21,12 +24,16 @@ from lmeval_dispersion.model.capture import Decoder, capture
 from lmeval_dispersion.model.loading import ModelLike, loaded_model
 from lmeval_dispersion.model.parts import unwrapped
 
-See = Callable[[str, int, Tensor], None]  # layer, first row of the batch, states (b, t, d)
+# Layer, first row of the batch, states (b, t, d). What must happen once only, such as adding to a sum, comes
+# back as a call: a pass that runs out of memory on its way is run again in halves and sees its states twice.
+See = Callable[[str, int, Tensor], Callable[[], object] | None]
 Score = Callable[[int, Tensor], None]  # first row of the batch, NLL in nats of tokens 1 ... t-1, (b, t - 1)
 
 _LARGEST_BATCH = 64
 _CPU_BYTES = 2**30  # more does not make a CPU faster
 _PROBE = 8  # tokens of the probe for left-to-right reading
+_LOGITS = 2**24  # at most so many logits at a time
+_NO_CPU_MEMORY = ("can't allocate memory", "not enough memory")  # how torch says it for the CPU
 
 
 class CausalModel:
@@ -38,6 +45,7 @@ class CausalModel:
     Attributes:
         loaded: The model.
         decoder: Its parts.
+        bare_head: Whether its logits are its projection's output, so that they can be computed in stretches.
 
     Raises:
         UsageError: The model does not read from left to right.
@@ -48,6 +56,7 @@ class CausalModel:
         self.loaded = loaded_model(model)
         self.decoder = Decoder.of(self.loaded.model)
         self._check_causal()
+        self.bare_head = self._head_is_bare()
 
     @property
     def config(self) -> Any:
@@ -103,7 +112,7 @@ class CausalModel:
     def batch_size(self, length: int, layers: int) -> int:
         """How many segments fit into memory at once, from the free memory and the model's shape."""
         size = torch.finfo(self.loaded.model.dtype).bits // 8
-        vocabulary = int(getattr(self.config, "vocab_size", 32000))
+        vocabulary = 0 if self.bare_head else int(getattr(self.config, "vocab_size", 32000))
         a_token = vocabulary * (size + 4) + self.width * (24 * size + 8 * layers)
         if self.loaded.device.type == "cuda":
             free = torch.cuda.mem_get_info(self.loaded.device)[0] // 2
@@ -129,22 +138,31 @@ class CausalModel:
             NonFiniteStateError: A log-probability is NaN.
         """
         try:
-            self._forward(tokens, layers, see, score, first)
-        except torch.cuda.OutOfMemoryError as error:
+            once = self._forward(tokens, layers, see, score, first)
+        except (torch.cuda.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if not _out_of_memory(error):
+                raise
             if len(tokens) == 1:
                 raise DispersionError(
                     f"one segment of {tokens.shape[1]} tokens does not fit on {self.loaded.device}; "
                     "use shorter segments, --quantize or --device auto"
                 ) from error
+        else:
+            for call in once:
+                call()
+            return
+        # Outside of the handler, which would keep the failed pass's tensors alive.
+        if torch.cuda.is_available():
             torch.cuda.empty_cache()
-            half = len(tokens) // 2
-            self.forward(tokens[:half], layers, see, score, first)
-            self.forward(tokens[half:], layers, see, score, first + half)
+        half = len(tokens) // 2
+        self.forward(tokens[:half], layers, see, score, first)
+        self.forward(tokens[half:], layers, see, score, first + half)
 
     @torch.no_grad()
     def _forward(
         self, tokens: NDArray[Any], layers: Sequence[str], see: See | None, score: Score | None, first: int
-    ) -> None:
+    ) -> list[Callable[[], object]]:
+        """One pass; what it returns is called once it has succeeded."""
         highest, known = int(tokens.max()), self.loaded.model.get_input_embeddings().weight.shape[0]
         if highest >= known:
             raise UsageError(
@@ -152,21 +170,64 @@ class CausalModel:
             )
         ids = torch.as_tensor(tokens.astype(np.int64), device=self.loaded.device)
         length = ids.shape[1]
+        once: list[Callable[[], object]] = []
+        final: Tensor | None = None
 
         def sink(name: str, state: Tensor) -> None:
-            if see is not None:
-                # Prompt tuning puts virtual tokens in front.
-                see(name, first, state[:, -length:])
+            # Prompt tuning puts virtual tokens in front.
+            nonlocal final
+            state = state[:, -length:]
+            if name == "last":
+                final = state
+            if see is not None and name in layers and (call := see(name, first, state)):
+                once.append(call)
 
-        with capture(self.loaded.model, layers, sink):
-            logits = self.loaded.model(input_ids=ids, use_cache=False).logits[:, -length:]
-        if score is not None:
-            score(first, torch.stack([_nll(row, target) for row, target in zip(logits, ids, strict=True)]))
+        whole = score is not None and not self.bare_head
+        names = [*layers, *(["last"] if score is not None and "last" not in layers else [])]
+        head = self.decoder.head
+        with _instead(None if whole else head, _nothing) as project, capture(self.loaded.model, names, sink):
+            logits = self.loaded.model(input_ids=ids, use_cache=False).logits
+            if score is None:
+                return once
+            if whole:
+                losses = [_nll(row, text[1:]) for row, text in zip(logits[:, -length:], ids, strict=True)]
+            else:
+                assert final is not None
+                assert project is not None
+                losses = [self._losses(row, text, project) for row, text in zip(final, ids, strict=True)]
+        score(first, torch.stack(losses))
+        return once
+
+    def _losses(self, states: Tensor, ids: Tensor, project: Project) -> Tensor:
+        """NLL of every token of one text after its first, from its final states (t, d)."""
+        stretch = max(1, _LOGITS // int(getattr(self.config, "vocab_size", 32000)))
+        losses = [
+            _nll(project(states[None, start : start + stretch])[0], ids[start + 1 : start + 1 + stretch])
+            for start in range(0, len(ids) - 1, stretch)
+        ]
+        return torch.cat(losses)
+
+    @torch.no_grad()
+    def _head_is_bare(self) -> bool:
+        """Whether the model's logits are what its projection puts out, with nothing done to them afterwards.
+
+        Some divide or cap them (Gemma 2, Cohere, Granite); theirs are taken whole, as the model gives them.
+        """
+        head = self.decoder.head
+        if head is None:
+            return False
+        ids = torch.arange(_PROBE, device=self.loaded.device)[None] % self._vocabulary()
+        with _instead(head, lambda states, *_: _ramp(states)):
+            logits = self.loaded.model(input_ids=ids, use_cache=False).logits[:, -_PROBE:]
+        return torch.equal(logits, _ramp(logits))
+
+    def _vocabulary(self) -> int:
+        return min(int(getattr(self.config, "vocab_size", 2)), 1000)
 
     @torch.no_grad()
     def _check_causal(self) -> None:
         """Change the last token: in a left-to-right model no earlier prediction may move."""
-        vocabulary = min(int(getattr(self.config, "vocab_size", 2)), 1000)
+        vocabulary = self._vocabulary()
         ids = torch.arange(_PROBE, device=self.loaded.device)[None] % vocabulary
         other = ids.clone()
         other[0, -1] = (other[0, -1] + 1) % vocabulary
@@ -183,10 +244,51 @@ class CausalModel:
 
 
 def _nll(logits: Tensor, ids: Tensor) -> Tensor:
-    """Negative log-probability of every token after the first, float64 on the CPU; one row at a time."""
-    return torch.nn.functional.cross_entropy(
-        logits[:-1].float(), ids[1:].to(logits.device), reduction="none"
-    ).to("cpu", torch.float64)
+    """Negative log-probability of ``ids`` by the logits (n or more, vocabulary) before them, float64, CPU."""
+    logits = logits[: len(ids)].float()
+    losses = nn.functional.cross_entropy(logits, ids.to(logits.device), reduction="none")
+    return losses.to("cpu", torch.float64)
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: torch has no type of its own for the CPU's."""
+    known = isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError))
+    return known or any(words in str(error) for words in _NO_CPU_MEMORY)
+
+
+def _ramp(states: Tensor) -> Tensor:
+    """Logits from -128 to 127 for every token of ``states`` (b, t, d): exact in every dtype."""
+    ramp = torch.arange(-128, 128, device=states.device, dtype=states.dtype)
+    return ramp.expand(*states.shape[:-1], len(ramp))
+
+
+Project = Callable[..., Tensor]
+
+
+@contextmanager
+def _instead(head: nn.Module | None, stand_in: Project) -> Iterator[Project | None]:
+    """The output projection does something else meanwhile; yields what it does otherwise.
+
+    Its hooks still see its input.
+    """
+    if head is None:
+        yield None
+        return
+    own = head.__dict__.get("forward")
+    project: Project = head.forward
+    head.forward = stand_in
+    try:
+        yield project
+    finally:
+        if own is None:
+            del head.forward
+        else:
+            head.forward = own
+
+
+def _nothing(states: Tensor, *_: Any) -> Tensor:
+    """Logits of no use, for passes that need none."""
+    return states.new_zeros(*states.shape[:-1], 1)
 
 
 def perplexity(mean_nll: ArrayLike) -> NDArray[np.float64]:

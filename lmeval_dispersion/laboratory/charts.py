@@ -33,29 +33,68 @@ def law_scatter(points: pd.DataFrame) -> Any:
     )
 
 
-def law_layers(correlations: pd.DataFrame) -> Any:
-    """Pearson r of perplexity and dispersion by layer, with its interval."""
-    rows = correlations[correlations["measure"] == "dispersion"]
-    several = rows["split"].nunique() > 1
-    color = alt.Color("split:N", title="Text") if several else alt.value("var(--series-1)")
-    base = alt.Chart(rows).encode(
-        x=alt.X("layer:N", title="Layer", sort=list(rows["layer"].unique())),
-        color=color,
+def law_layers(correlations: pd.DataFrame, controls: pd.DataFrame | None) -> Any:
+    """Pearson r of perplexity and dispersion by layer with its interval; controls as lines beside it."""
+    rows = correlations[correlations["measure"] == "dispersion"].assign(series=lambda frame: frame["split"])
+    if controls is not None:
+        others = controls[controls["measure"] == "dispersion"]
+        rows = pd.concat([rows, others.assign(series=others["split"] + ", " + others["control"])])
+    columns = ["series", "perplexity", "layer", "pearson", "low", "high"]
+    rows = rows[columns].replace({"series": {r"^data(, )?": ""}}, regex=True)
+    rows["series"] = rows["series"].replace({"": "model"})
+    order = list(dict.fromkeys(rows["series"]))
+    layers = list(dict.fromkeys(rows["layer"]))
+    rows = rows.assign(low=rows["low"].where(rows["series"] == "model"))
+    several = len(order) > 1
+    color = alt.Color("series:N", title=None, sort=order) if several else alt.value("var(--series-1)")
+    x = alt.X(
+        "layer:N",
+        title=None,
+        sort=layers,
+        axis=alt.Axis(labelAngle=-60 if len(layers) > 8 else 0, labelOverlap=False),
     )
-    marks = base.mark_point(filled=True, size=50).encode(
-        y=alt.Y("pearson:Q", title="Pearson r"), tooltip=["split", "layer", "pearson", "low", "high"]
-    )
-    bars = base.mark_rule().encode(y=alt.Y("low:Q", title="Pearson r"), y2="high:Q")
+    base = alt.Chart(rows).encode(x=x, color=color)
+    y = alt.Y("pearson:Q", title="r with dispersion").scale(domain=[-1, 1])
+    bars = base.transform_filter("isValid(datum.low)").mark_rule().encode(y="low:Q", y2="high:Q")
+    marks = base.mark_point(filled=True, size=45).encode(y=y, tooltip=columns)
+    lines = base.mark_line(strokeWidth=1, opacity=0.5).encode(y=y)
+    zero = alt.Chart(rows).mark_rule(strokeDash=[4, 4]).encode(y=alt.datum(0))
+    width = max(_WIDTH * 2, 22 * len(layers))
     return (
-        alt.layer(bars, marks)
-        .properties(width=_WIDTH * 2, height=_HEIGHT)
-        .facet(row=alt.Row("perplexity:N", title=None, sort=list(rows["perplexity"].unique())))
+        alt.layer(zero, bars, lines, marks)
+        .properties(width=width, height=_HEIGHT)
+        .facet(row=alt.Row("perplexity:N", title=None, sort=list(dict.fromkeys(rows["perplexity"]))))
+    )
+
+
+def law_heat(points: pd.DataFrame) -> Any:
+    """Dispersion by layer and bin, each layer in standard deviations of its bins; one panel a perplexity."""
+    shown = points[["split", "perplexity", "layer", "bin", "mean_perplexity", "dispersion"]].copy()
+    groups = shown.groupby(["split", "perplexity", "layer"], sort=False)["dispersion"]
+    shown["deviation"] = (shown["dispersion"] - groups.transform("mean")) / groups.transform("std")
+    shown["place"] = shown.groupby(["split", "perplexity", "layer"], sort=False).cumcount() + 1
+    shown["panel"] = shown["perplexity"] + shown["split"].map(
+        lambda split: "" if split == "data" else f", {split}"
+    )
+    layers, panels = list(dict.fromkeys(shown["layer"])), list(dict.fromkeys(shown["panel"]))
+    ticks = alt.Axis(labelAngle=0, values=list(range(5, int(shown["place"].max()) + 1, 5)))
+    return (
+        alt.Chart(shown.drop(columns="split").round(4))
+        .mark_rect()
+        .encode(
+            alt.X("place:O", title="Bin, from easy to hard", axis=ticks),
+            alt.Y("layer:N", title=None, sort=layers[::-1], axis=alt.Axis(labelOverlap=False)),
+            color=alt.Color("deviation:Q", title="Deviation (SD)").scale(scheme="blueorange", domainMid=0),
+            tooltip=["layer", "bin", "mean_perplexity", "dispersion", "deviation"],
+        )
+        .properties(width=_WIDTH, height=14 * len(layers))
+        .facet(alt.Facet("panel:N", title=None, sort=panels), columns=3)
     )
 
 
 def condensation_heat(histogram: pd.DataFrame) -> Any:
     """Density of the similarity by depth, one panel a model."""
-    shown = histogram[histogram["density"] > 0][["model", "depth", "low", "high", "density"]]
+    shown = _with_control(histogram[histogram["density"] > 0])[["model", "depth", "low", "high", "density"]]
     return (
         alt.Chart(shown.round(4))
         .mark_rect()
@@ -67,12 +106,13 @@ def condensation_heat(histogram: pd.DataFrame) -> Any:
             tooltip=["model", "depth", "low", "density"],
         )
         .properties(width=_WIDTH, height=_HEIGHT * 1.4)
-        .facet(alt.Facet("model:N", title=None, sort=list(histogram["model"].unique())), columns=2)
+        .facet(alt.Facet("model:N", title=None, sort=list(shown["model"].unique())), columns=2)
     )
 
 
 def condensation_lines(layers: pd.DataFrame) -> Any:
     """Mean similarity by depth as a share of the model's depth, one line a model, with its interval."""
+    layers = _with_control(layers)
     deepest = layers.groupby("model")["depth"].transform("max")
     shown = layers.assign(share=layers["depth"] / deepest)
     models = list(layers["model"].unique())
@@ -83,6 +123,12 @@ def condensation_lines(layers: pd.DataFrame) -> Any:
     band = base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", title="Mean similarity"), y2="high:Q")
     line = base.mark_line(point=True).encode(y="mean:Q", tooltip=["model", "layer", "mean", "low", "high"])
     return alt.layer(band, line).properties(height=_HEIGHT * 1.2)
+
+
+def _with_control(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with a control's name in its model's."""
+    names = frame["model"].where(frame["control"] == "", frame["model"] + ", " + frame["control"])
+    return frame.assign(model=names)
 
 
 def sublayer_draws(draws: pd.DataFrame) -> Any:

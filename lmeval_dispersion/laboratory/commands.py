@@ -36,7 +36,14 @@ def add_law_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--held-out", metavar="FILE|HUB_ID", help="a second text, binned by itself (default: none)"
     )
-    how.add_argument("--diff-erank", action="store_true", help="also run the model at random weights")
+    how.add_argument("--diff-erank", action="store_true", help="also the effective rank at random weights")
+    _add_controls(how)
+    how.add_argument(
+        "--keep",
+        type=_names,
+        metavar="NAME,NAME",
+        help="keep in the study's folder: segments (a table), vectors (safetensors), or both (default: none)",
+    )
     _add_study(parser)
     add_examples(
         parser, "MODEL --data texts.txt -o law.html", "MODEL --data texts.txt --layer layer.3 --layer last"
@@ -48,7 +55,7 @@ def run_law(args: argparse.Namespace) -> int:
     from lmeval_dispersion.laboratory.inputs import as_texts
 
     held_out = None if args.held_out is None else as_texts(args.held_out, args.column)
-    names = ("segments", "bins", "bin_size", "contexts", "diff_erank")
+    names = ("segments", "bins", "bin_size", "contexts", "diff_erank", "control", "keep")
     options = {name: getattr(args, name) for name in names}
     return _analyse(args, "law", held_out=held_out, layers=_layers(args, "last"), **options)
 
@@ -99,6 +106,7 @@ def add_condensation_arguments(parser: argparse.ArgumentParser) -> None:
         "--last", type=int, default=3, metavar="N", help="last depths that the summary averages (default: 3)"
     )
     how.add_argument("--released", action="store_true", help="also the released code's numbers")
+    _add_controls(how)
     _add_study(parser)
     add_examples(
         parser, "MODEL --data texts.txt -o condensation.html", "gpt2 gpt2-medium --data texts.txt --texts 200"
@@ -107,7 +115,7 @@ def add_condensation_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_condensation(args: argparse.Namespace) -> int:
     """Run ``dispersion condensation``."""
-    names = ("texts", "tokens", "last", "released")
+    names = ("texts", "tokens", "last", "released", "control")
     return _analyse(args, "condensation", **{name: getattr(args, name) for name in names})
 
 
@@ -202,6 +210,19 @@ def _numbers(text: str) -> tuple[int, ...]:
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected whole numbers with commas, got {text!r}") from None
     return numbers
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _add_controls(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--control",
+        action="append",
+        choices=("untrained", "shuffled"),
+        help="also run the model at random weights, or each text's tokens in random order; repeatable",
+    )
 
 
 def _add_model(parser: argparse.ArgumentParser, several: bool) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,13 @@ from lmeval_dispersion.laboratory.causal_model import (
     last_vectors,
     perplexity,
 )
+from lmeval_dispersion.laboratory.claims import jackknife_bounds
 from lmeval_dispersion.laboratory.inputs import (
     DataLike,
     as_models,
     as_texts,
     data_settings,
+    input_names,
     label,
     model_settings,
 )
@@ -41,7 +44,21 @@ from lmeval_dispersion.laboratory.study import Folder, Study, opened
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.report import nullable
-from lmeval_dispersion.statistics import mean_interval
+from lmeval_dispersion.statistics import Array, mean_interval
+
+
+def log_ratios_left_out(within: Array, apart: Array) -> Array:
+    """Log of between over within without each cluster in turn, shape (n,), for a jackknife.
+
+    Args:
+        within: Mean distance of each cluster's members to its centroid, (n >= 3,).
+        apart: Mean distance of each centroid to the others.
+    """
+    n = len(within)
+    inside = (within.sum() - within) / (n - 1)
+    # Leaving a centroid out of the mean over pairs.
+    between = apart.mean() + (apart.mean() - apart) * 2 / (n - 2)
+    return np.asarray(np.log(between) - np.log(inside))
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,7 +67,8 @@ class ClustersResult(StudyResult):
 
     Attributes:
         summary: One row a model and layer: ``within`` with 95 % bounds over clusters, ``between`` with its
-            jackknife error over clusters, ``ratio`` = between / within, ``perplexity`` of the contexts.
+            jackknife error over clusters, ``ratio`` = between / within with 95 % bounds (jackknife of its
+            logarithm over clusters), ``perplexity`` of the contexts.
         clusters: One row a model, layer and cluster: its ``within``, and ``apart``, the mean distance of its
             centroid to the others.
         ngrams: One row a cluster: its n-gram and how often it occurs.
@@ -125,7 +143,8 @@ def clusters(
         **{"ngram": ngram, "occurrences": occurrences, "contexts": contexts, "context": context},
         **{"clusters": clusters, "layers": layers, "pack": pack, "seed": seed},
     }
-    with opened("clusters", settings, folder, quiet) as study:
+    names = input_names(several, source)
+    with opened("clusters", settings, names, folder, quiet) as study:
         if not study.complete:
             _work(study, several, source, settings, batch)
         return ClustersResult.of(study)
@@ -201,7 +220,7 @@ def _one_model(
             causal.forward(
                 found.tokens[which, start : start + size],
                 layers,
-                lambda layer, _first, states: held[layer].append(last_vectors(states)),
+                lambda layer, _first, states: partial(held[layer].append, last_vectors(states)),
                 lambda _first, nlls: losses.extend(nlls.mean(dim=1).tolist()),
             )
         for place, layer in enumerate(layers):
@@ -228,7 +247,7 @@ def _one_model(
                 "within_high": middle.high,
                 "between": between.mean,
                 "between_se": between.se,
-                "ratio": between.mean / middle.value if middle.value > 0 else float("nan"),
+                **_ratio(within[:, place], contributions(centroids[:, place])),
                 "perplexity": float(perplexity(np.mean(nll))),
             }
         )
@@ -239,3 +258,13 @@ def _one_model(
         }
         each.append(pd.DataFrame({"model": name, "layer": layer, **columns}))
     return pd.DataFrame(summaries), pd.concat(each)
+
+
+def _ratio(within: Array, apart: Array) -> dict[str, float]:
+    """Between over within, with 95 % bounds."""
+    nan = float("nan")
+    if len(within) < 3 or within.mean() <= 0 or apart.mean() <= 0:
+        return {"ratio": nan, "ratio_low": nan, "ratio_high": nan}
+    value = float(np.log(apart.mean()) - np.log(within.mean()))
+    low, high = jackknife_bounds(value, log_ratios_left_out(within, apart))
+    return {"ratio": float(np.exp(value)), "ratio_low": float(np.exp(low)), "ratio_high": float(np.exp(high))}

@@ -48,6 +48,16 @@ def depth_trend(per_text: ArrayLike, seed: int = 0) -> DepthTrend:
     return DepthTrend(Interval(rho, *percentiles(rhos)), Interval(tau, *percentiles(taus)))
 
 
+def text_trends(per_text: ArrayLike) -> Array:
+    """Spearman correlation with depth of every text's own values (n texts, layers); shape (n,), in [-1, 1].
+
+    Texts are independent, so the mean of these has an honest interval also where layers hardly differ; there
+    the bootstrap of the layer means' rank correlation leaves out 0 far too often.
+    """
+    values = np.asarray(per_text, dtype=np.float64)
+    return rank_correlations(np.arange(values.shape[1]), values)
+
+
 def depth_samples(values: Array, seed: int = 0) -> tuple[Array, Array]:
     """Spearman and Kendall of the layer mean with depth in REPEATS resamples of the texts.
 

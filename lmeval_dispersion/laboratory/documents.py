@@ -9,18 +9,30 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pandas as pd
 
-from lmeval_dispersion.report import Chart, Column, Document, Facts, Section, Table
+from lmeval_dispersion.laboratory.answers import (
+    clusters_answer,
+    comparison_answer,
+    condensation_answer,
+    law_answer,
+    sublayers_answer,
+)
+from lmeval_dispersion.report import Chart, Column, Document, Facts, Section, Table, Text
 
 REPORT_FORMAT = "dispersion-lab-report/1"
 COMPARISON_FORMAT = "dispersion-lab-comparison/1"
 
+_KEPT = ("segments",)  # tables that stay in the study's folder
+
 _FLOAT = "%.9g"
 _SHOWN_NGRAMS = 20
+_PANELS = 6  # layers that have a panel each; more are rows of a heat map
 
 _TITLES = {
     "law": "Perplexity law",
@@ -39,6 +51,8 @@ _QUESTIONS = {
 _LIMITS = {
     "law": (
         "A correlation over bins of one model's texts, not a cause, and not a comparison of models.",
+        "Intervals resample bins, which were chosen for their perplexity: they cover the states of these "
+        "bins, not another corpus.",
         "Bins average away most of what varies from text to text, so r says little about a single text.",
         "Algorithm 1 spreads the bins over the range of perplexity, so rare hard texts weigh as much as "
         "common ones.",
@@ -64,7 +78,8 @@ _LIMITS = {
     ),
     "comparison": (
         "Intervals are for the texts that were drawn.",
-        "With many rows some leave out 0 by chance: about one in twenty.",
+        "The bounds shown are for one row alone; with many rows about one in twenty leaves out 0 by chance. "
+        "The answer counts those that leave it out with bounds for all rows together.",
         "Widths and tokenizers must match for dispersions to be comparable.",
     ),
 }
@@ -87,9 +102,19 @@ _COLUMNS = {
         Column(
             "pearson", "Pearson r", "+.3f", hint="over bins; -1: easier bins are more dispersed, 0: no line"
         ),
+        Column("scale", "with", hint="plain perplexity of segments, log perplexity of single tokens"),
+        Column("control", "Control", hint="random weights, or the tokens of each text in random order"),
+        Column("difference_low", "from", "+.3f"),
+        Column("difference_high", "to", "+.3f"),
+        Column(
+            "trend", "Spearman a text", "+.3f", hint="with depth, of each text's own similarity, averaged"
+        ),
+        Column("trend_low", "95 % from", "+.3f", hint="Student, over texts"),
+        Column("trend_high", "to", "+.3f"),
         Column("spearman", "Spearman", "+.3f", hint="rank correlation"),
         Column("kendall", "Kendall", "+.3f", hint="rank correlation"),
-        Column("pearson_log", "r of log perplexity", "+.3f", short="r of log", drop=2),
+        Column("pearson_plain", "r of plain perplexity", "+.3f", short="r plain", drop=5),
+        Column("pearson_log", "r of log perplexity", "+.3f", short="r of log", drop=4),
         Column(
             "line_r2",
             "R² of the line",
@@ -125,11 +150,13 @@ _COLUMNS = {
             "margin",
             "Margin (SD)",
             ".2f",
-            hint="difference over its SD; below about 2 the draws do not tell them apart",
+            hint="difference over the SD of one draw of new text; below 2 they are not told apart",
         ),
         Column("draws_won", "Draws won", "d"),
         Column("lowest_perplexity", "Lowest kNN-LM perplexity"),
-        Column("agrees", "Agrees"),
+        Column(
+            "knn", "kNN-LM", hint="agrees or contradicts where the measured difference is told apart from 0"
+        ),
         Column("keys", "Keys", "d"),
         Column("base_perplexity", "Model alone", ".3f"),
         Column("gain", "Gain (nats a token)", ".4f", hint="over the model alone"),
@@ -148,6 +175,8 @@ _COLUMNS = {
         Column("between", "Between", ".4f", hint="mean pair distance of centroids"),
         Column("between_se", "± (jackknife)", ".4f"),
         Column("ratio", "Between / within", ".2f"),
+        Column("ratio_low", "95 % from", ".2f", hint="jackknife over clusters"),
+        Column("ratio_high", "to", ".2f"),
         Column("ngram", "N-gram"),
         Column("occurrences", "Occurrences", "d"),
         Column("cluster", "Cluster", "d"),
@@ -155,6 +184,7 @@ _COLUMNS = {
         Column("paired", "Paired", hint="whether both studies saw the same tokens"),
     )
 }
+_OF_CONTROL = Column("difference", "Model minus control", "+.3f")
 _OF_WHAT = Column(
     "perplexity", "Perplexity of", hint="sequence: the whole segment; last@c: the token after c tokens"
 )
@@ -164,14 +194,16 @@ def result_document(result: Any) -> Document:
     """The report of what one of the four analyses found."""
     kind, manifest = result.kind, result.manifest
     models = manifest.get("models") or [manifest["model"]]
-    names = ", ".join(str(model.get("model", model["name"])) for model in models)
+    names = ", ".join(_short(str(model.get("model", model["name"]))) for model in models)
     answer, drawn, tables = _PARTS[kind](result)
     settings = {key: _plain(value) for key, value in manifest["settings"].items() if key != "models"}
-    run = [*models, settings, {**manifest["versions"], "created": manifest["created"]}]
+    named = {key: ", ".join(value) for key, value in manifest["names"].items()}
+    run = [named, *models, settings, {**manifest["versions"], "created": manifest["created"]}]
     return Document(
         title=f"{_TITLES[kind]}: {names}",
-        answer=(answer, _QUESTIONS[kind]),
+        answer=answer,
         sections=(
+            Section("", [Text(_QUESTIONS[kind])]),
             Section("Charts", drawn),
             Section("Tables", tables),
             Section("What was run", [Facts(facts) for facts in run], details=True),
@@ -187,7 +219,7 @@ def result_document(result: Any) -> Document:
                 "tables": {
                     name: _records(value)
                     for name, value in vars(result).items()
-                    if isinstance(value, pd.DataFrame)
+                    if isinstance(value, pd.DataFrame) and name not in _KEPT
                 },
             }
         ),
@@ -205,19 +237,18 @@ def comparison_document(differences: pd.DataFrame, first: str, second: str) -> D
         first: Folder of the first study.
         second: Folder of the second.
     """
-    clear = int(((differences["low"] > 0) | (differences["high"] < 0)).sum())
-    answer = f"{clear} of {len(differences)} intervals leave out 0."
     numbers = ("first", "second", "difference", "low", "high", "paired")
     about = [name for name in differences.columns if name not in numbers]
     labels = [", ".join(str(v) for v in row if str(v)) for row in differences[about].itertuples(index=False)]
+    answer = comparison_answer(differences, labels, first, second)
     chart = Chart(
         lambda: _charts().differences(differences.assign(row=labels)),
         "Difference of every metric; the dashed line is no difference",
-        answer,
+        " ".join(answer),
     )
     return Document(
         title="Two studies compared",
-        answer=(f"{second} minus {first}: {answer}",),
+        answer=answer,
         sections=(Section("Differences", [chart, _table(differences, "Both studies", perplexity=_OF_WHAT)]),),
         limits=_LIMITS["comparison"],
         rows=_rows(differences),
@@ -231,49 +262,62 @@ def comparison_document(differences: pd.DataFrame, first: str, second: str) -> D
     )
 
 
-_Parts = tuple[str, Sequence[Chart], Sequence[Table]]  # the answer, then what supports it
+_Parts = tuple[list[str], Sequence[Chart], Sequence[Table]]  # the answer, then what supports it
 
 
 def _law(result: Any) -> _Parts:
-    signs = result.correlations.query("measure == 'dispersion'")["pearson"]
-    answer = (
-        "Pearson r of a bin's mean perplexity and its dispersion lies between "
-        f"{signs.min():+.2f} and {signs.max():+.2f} over layers and perplexities."
-    )
-    drawn = [Chart(result.plot, "Mean perplexity and dispersion of every chosen bin", answer)]
-    if result.correlations["layer"].nunique() > 1:
-        caption = "Pearson r by layer, with 95 % intervals over bins"
-        drawn.append(Chart(lambda: _charts().law_layers(result.correlations), caption, answer))
-    caption = "Correlation of the bins' mean perplexity with each measure"
-    tables = [_table(result.correlations, caption, perplexity=_OF_WHAT), _table(result.overall, "All texts")]
-    return answer, drawn, tables
+    answer = law_answer(result)
+    layers = result.correlations["layer"].nunique()
+    drawn = []
+    if layers > 1:
+        caption = "r of perplexity and dispersion by layer, with 95 % intervals over bins"
+        draw = partial(_drawn, "law_layers", result.correlations, result.controls)
+        drawn.append(
+            Chart(
+                draw, caption, answer[0], "Bars are for one layer alone; the answer's hold for all together."
+            )
+        )
+    if layers > _PANELS:
+        caption = "Dispersion of every chosen bin by layer, in standard deviations of the layer's bins"
+        draw = partial(_drawn, "law_heat", result.points)
+        text = "Where the law holds, a row goes from high on the left to low on the right."
+        drawn.append(Chart(draw, caption, answer[0], text))
+    else:
+        drawn.append(Chart(result.plot, "Mean perplexity and dispersion of every chosen bin", answer[0]))
+    tables = [
+        _table(
+            result.correlations, "Correlation of the bins' perplexity with each measure", perplexity=_OF_WHAT
+        )
+    ]
+    if result.controls is not None:
+        caption = "The same for controls, and the model's r minus theirs"
+        tables.append(_table(result.controls, caption, perplexity=_OF_WHAT, difference=_OF_CONTROL))
+    return answer, drawn, [*tables, _table(result.overall, "All texts")]
 
 
 def _sublayers(result: Any) -> _Parts:
-    best = result.recommendation.iloc[0]
-    answer = (
-        f"{best['layer']} lies above {best['second']} in {best['draws_won']} of {best['draws']} draws of "
-        f"{best['segments']} segments."
-    )
-    tables = [_table(result.recommendation, "Recommended key"), _table(result.summary, "Dispersion of draws")]
+    answer = sublayers_answer(result)
+    tables = [
+        _table(result.recommendation, "The two of highest dispersion"),
+        _table(result.summary, "Dispersion of draws"),
+    ]
     if result.knn is not None:
         tables += [
             _table(result.knn, "kNN-LM from each key, on segments that neither built nor tuned it"),
             _table(result.knn_differences, "Difference of the keys, nats a token, first minus second"),
         ]
-    return answer, [Chart(result.plot, "Dispersion of every draw", answer)], tables
+    return answer, [Chart(result.plot, "Dispersion of every draw", answer[0])], tables
 
 
 def _condensation(result: Any) -> _Parts:
-    trend = "; ".join(f"{row.model} {row.spearman:+.2f}" for row in result.summary.itertuples())
-    answer = f"Spearman of the mean similarity with depth: {trend}."
+    answer = condensation_answer(result)
     drawn = [
         Chart(
-            lambda: _charts().condensation_lines(result.layers),
+            partial(_drawn, "condensation_lines", result.layers),
             "Mean cosine similarity by depth",
-            f"One line a model. {answer}",
+            f"One line a model. {answer[0]}",
         ),
-        Chart(result.plot, "How the similarities are distributed at every depth", f"Heat map. {answer}"),
+        Chart(result.plot, "How the similarities are distributed at every depth", f"Heat map. {answer[0]}"),
     ]
     tables = [
         _table(result.summary, "Trend with depth"),
@@ -283,26 +327,29 @@ def _condensation(result: Any) -> _Parts:
 
 
 def _clusters(result: Any) -> _Parts:
-    answer = "; ".join(
-        f"{row.model}, {row.layer}: within {row.within:.3f}, between {row.between:.3f}"
-        for row in result.summary.itertuples()
-    )
+    answer = clusters_answer(result)
     ngrams = result.ngrams
     more = f"{len(ngrams) - _SHOWN_NGRAMS} more; json has them all" if len(ngrams) > _SHOWN_NGRAMS else ""
     tables = [
         _table(result.summary, "Distances"),
         _table(ngrams.head(_SHOWN_NGRAMS), "The n-grams", more),
     ]
-    return answer, [Chart(result.plot, "Distances within and between clusters", answer)], tables
+    return answer, [Chart(result.plot, "Distances within and between clusters", answer[0])], tables
 
 
 _PARTS = {"law": _law, "sublayers": _sublayers, "condensation": _condensation, "clusters": _clusters}
 
 
+def _drawn(name: str, *frames: Any) -> Any:
+    return getattr(_charts(), name)(*frames)
+
+
 def _table(frame: pd.DataFrame, caption: str, more: str = "", **other: Column) -> Table:
     """The columns of a frame that readers are shown, a reason only where there is one."""
     known = {**_COLUMNS, **other}
-    empty = {name for name in ("reason", "perplexity") if name in frame and (frame[name] == "").all()}
+    empty = {
+        name for name in ("reason", "perplexity", "control") if name in frame and (frame[name] == "").all()
+    }
     columns = [known[name] for name in frame.columns if name in known and name not in empty]
     return Table(_rows(frame), columns, caption, more=more)
 
@@ -330,6 +377,11 @@ def _charts() -> ModuleType:
 
 def _json(value: dict[str, Any]) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _short(name: str) -> str:
+    """A folder's own name; a Hub id as it is."""
+    return Path(name).name if name.startswith((".", "/", "~")) else name
 
 
 def _plain(value: Any) -> Any:

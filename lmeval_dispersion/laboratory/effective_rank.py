@@ -5,17 +5,18 @@ Source: "Diff-eRank: A Novel Rank-Based Metric for Evaluating Large Language Mod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from lmeval_dispersion.errors import DispersionError, GeometryError, TooFewVectorsError
+from lmeval_dispersion.errors import GeometryError, TooFewVectorsError
 from lmeval_dispersion.laboratory.causal_model import CausalModel
+from lmeval_dispersion.laboratory.controls import untrained
 from lmeval_dispersion.laboratory.study import Study
-from lmeval_dispersion.model.parts import unwrapped
 
 
 def effective_rank(x: ArrayLike) -> float:
@@ -81,7 +82,7 @@ def token_ranks(
         DispersionError: The architecture cannot be built at random weights.
     """
     values = study.rows("eranks", (2, len(bins)))
-    models: Any = (("trained", lambda: causal), ("untrained", lambda: _untrained(causal, seed)))
+    models: Any = (("trained", lambda: causal), ("untrained", lambda: untrained(causal, seed)))
     for row, (name, built) in enumerate(models):
         other = built()
 
@@ -89,8 +90,8 @@ def token_ranks(
             tokens, members = bins[number]
             found: list[float] = []
 
-            def see(_layer: str, _first: int, states: Tensor) -> None:
-                found.extend(effective_rank(text) for text in states.float().cpu().numpy())
+            def see(_layer: str, _first: int, states: Tensor) -> Callable[[], None]:
+                return partial(found.extend, [effective_rank(text) for text in states.float().cpu().numpy()])
 
             for start in range(0, len(members), batch):
                 other.forward(np.asarray(tokens[np.sort(members)[start : start + batch]]), ["last"], see)
@@ -98,20 +99,3 @@ def token_ranks(
 
         study.work(f"eranks-{name}", len(bins), one_bin)
     return [TokenRanks(float(a), float(b), float(b - a)) for a, b in np.asarray(values).T]
-
-
-def _untrained(causal: CausalModel, seed: int) -> CausalModel:
-    import torch
-    import transformers
-
-    model: Any = unwrapped(causal.loaded.model)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        try:
-            built = transformers.AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
-        except (ValueError, TypeError) as error:
-            raise DispersionError(
-                f"{causal.loaded.name} cannot be built at random weights, which Diff-eRank needs: {error}"
-            ) from error
-    built = built.to(causal.loaded.device).eval().requires_grad_(False)
-    return CausalModel(causal.loaded._replace(model=built, name=f"{causal.loaded.name} at random weights"))

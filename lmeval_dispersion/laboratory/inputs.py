@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.model.identity import adapter_identity, weights_identity
 from lmeval_dispersion.model.loading import LoadedModel, ModelChoice, ModelLike, model_choice
 from lmeval_dispersion.model.texts import Texts
 
@@ -33,10 +36,42 @@ def as_texts(data: DataLike, column: str = "text") -> Texts:
 
 
 def model_settings(model: ModelLike) -> dict[str, Any]:
-    """What identifies a model in a study's settings; where it runs is no part of it."""
+    """What identifies a model in a study's settings: its content, never its name or place.
+
+    ``weights`` and ``adapter`` are a commit of the Hub or a digest of every byte of the folder (of the
+    parameters, for a model that is loaded already); None where the Hub could not be asked. Where it runs is
+    no part of it.
+    """
     choice = model_choice(model)
-    known = {"name": choice.name, "revision": choice.revision, "dtype": choice.dtype}
-    return {**known, "quantize": choice.quantize, "adapter": choice.adapter}
+    known = {"dtype": choice.dtype, "quantize": choice.quantize}
+    if isinstance(model, LoadedModel):
+        return {"weights": _parameters_digest(model.model), "adapter": None, **known}
+    adapter = None if choice.adapter is None else _identity(adapter_identity, choice.adapter, None)
+    return {"weights": _identity(weights_identity, choice.name, choice.revision), "adapter": adapter, **known}
+
+
+def _identity(of: Callable[[str, str | None], str | None], name: str, revision: str | None) -> str | None:
+    if Path(name).expanduser().is_dir():
+        return of(name, None)
+    from huggingface_hub import hf_hub_download
+
+    file = "adapter_config.json" if of is adapter_identity else "config.json"
+    try:
+        # The folder of a snapshot is named for its commit; without a network the one in the cache is found.
+        return of(name, Path(hf_hub_download(name, file, revision=revision)).parent.name)
+    except (OSError, ValueError):  # loading says what is wrong with it
+        return None
+
+
+def _parameters_digest(model: Any) -> str:
+    import torch
+
+    digest = sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest.update(raw.numpy().data)
+    return f"sha256:{digest.hexdigest()}"
 
 
 def as_models(models: ModelLike | Sequence[ModelLike]) -> list[ModelLike]:
@@ -65,9 +100,31 @@ def label(model: ModelLike) -> str:
 
 
 def data_settings(texts: Texts | None) -> dict[str, Any] | None:
-    """What identifies a source in a study's settings."""
+    """What identifies a source in a study's settings: a file's content, a Hub data set's commit.
+
+    A data set is read at that commit from here on.
+    """
     if texts is None:
         return None
-    size = texts.path.stat().st_size if texts.path else None
-    known = {"source": texts.source, "column": texts.column, "bytes": size}
-    return known if texts.path else {**known, "config": texts.config, "split": texts.split}
+    if texts.path is not None:
+        return {"sha256": file_digest(texts.path), "kind": texts.path.suffix, "column": texts.column}
+    from huggingface_hub import HfApi
+
+    with suppress(OSError, ValueError):  # reading says what is wrong with it
+        texts.revision = HfApi().dataset_info(texts.source, revision=texts.revision).sha
+    known = {"source": texts.source, "commit": texts.revision}
+    return {**known, "config": texts.config, "split": texts.split, "column": texts.column}
+
+
+def input_names(models: Sequence[ModelLike], *texts: Texts | None) -> dict[str, list[str]]:
+    """How the inputs are called, for readers of a study; no part of what identifies it."""
+    return {"models": [label(m) for m in models], "texts": [t.source for t in texts if t is not None]}
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    digest = sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lmeval_dispersion.errors import MissingExtraError, UsageError
 from lmeval_dispersion.laboratory.causal_model import CausalModel, batch_size, batches, check_finite
+from lmeval_dispersion.laboratory.claims import student_bounds
 from lmeval_dispersion.laboratory.segments import segments_of
 from lmeval_dispersion.laboratory.study import Study
 from lmeval_dispersion.model.texts import Texts
@@ -139,10 +140,27 @@ def _tables(names: list[str], rows: Array, base: Array, seed: int) -> dict[str, 
             }
         )
     for first, second in itertools.combinations(range(len(names)), 2):
-        difference = mean_interval(rows[first, 3:] - rows[second, 3:], seed)
-        pair = {"first": names[first], "second": names[second], "difference": difference.value}
-        pairs.append({**pair, "low": difference.low, "high": difference.high})
+        difference = rows[first, 3:] - rows[second, 3:]
+        bounds = student_bounds(difference, len(names) * (len(names) - 1) // 2)
+        pair = {"first": names[first], "second": names[second], "difference": float(difference.mean())}
+        pairs.append({**pair, **bounds._asdict()})
     return {"knn": pd.DataFrame(found), "knn_differences": pd.DataFrame(pairs)}
+
+
+def agreement(recommended: str, differences: pd.DataFrame) -> str:
+    """What the measured kNN-LMs say about a recommended key.
+
+    ``agrees``: better than every other; ``contradicts``: worse than one of them; ``not told apart`` where
+    the bounds of the differences, which hold for all pairs together, leave it open.
+    """
+    against: list[tuple[float, float]] = [
+        (row["low"], row["high"]) if row["first"] == recommended else (-row["high"], -row["low"])
+        for row in differences.to_dict("records")
+        if recommended in (row["first"], row["second"])
+    ]
+    if any(low > 0 for low, _ in against):
+        return "contradicts"
+    return "agrees" if all(high < 0 for _, high in against) else "not told apart"
 
 
 def _index(keys: NDArray[np.float32]) -> Any:

@@ -1,7 +1,8 @@
 """A study, the folder of one analysis: settings, work that can be stopped and resumed, results.
 
-A study is a folder with ``manifest.json`` (``{"format": "dispersion-lab/1", "kind": "law", "complete": true,
-"settings": {...}, ...}``), result tables as parquet, and, until it is complete, ``work/``.
+A study is a folder with ``manifest.json`` (``{"format": "dispersion-lab/2", "kind": "law", "complete": true,
+"settings": {...}, ...}``), result tables as parquet, and, until it is complete, ``work/``. Its settings hold
+the content of its inputs (digests, commits): a changed text or a retrained model makes another study.
 
 Work is cut into numbered units whose content is settled before the first one starts; process r of R takes
 the units r, r + R, .... A unit writes its own rows of memory-mapped arrays and adds to integer
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -31,7 +33,7 @@ from numpy.typing import NDArray
 from lmeval_dispersion import __version__
 from lmeval_dispersion.errors import UsageError
 
-FORMAT = "dispersion-lab/1"
+FORMAT = "dispersion-lab/2"
 KINDS = ("law", "sublayers", "condensation", "clusters")
 
 _FIRST_RECORD = 0.5  # seconds until what is done is first recorded
@@ -92,8 +94,16 @@ class Study:
         self._rows: dict[str, Any] = {}
 
     @classmethod
-    def open(cls, folder: Path, kind: str, settings: dict[str, Any], *, quiet: bool = True) -> Study:
-        """Start a study in ``folder``, or go on with the one that is there.
+    def open(
+        cls,
+        folder: Path,
+        kind: str,
+        settings: dict[str, Any],
+        *,
+        names: dict[str, Any] | None = None,
+        quiet: bool = True,
+    ) -> Study:
+        """Start a study in ``folder``, or go on with the one that is there; ``names`` are for readers.
 
         Raises:
             UsageError: The folder holds something else, or a study with other settings.
@@ -101,7 +111,7 @@ class Study:
         processes = Processes()
         wanted = json.loads(json.dumps(settings))
         if processes.first:
-            _prepare(folder, kind, wanted)
+            _prepare(folder, kind, wanted, names or {})
         processes.wait()
         return cls(folder, read_manifest(folder), processes, quiet)
 
@@ -135,6 +145,10 @@ class Study:
         self.processes.wait()
         self._rows[name] = np.load(path, mmap_mode="r+")
         return self._rows[name]
+
+    def rows_read(self, name: str) -> Any:
+        """An array that :meth:`rows` made, to be read."""
+        return np.load(self.work_folder / f"{name}.rows.npy", mmap_mode="r")
 
     def work(
         self, name: str, units: int, do: Callable[[int], None], accumulators: Accumulators | None = None
@@ -239,16 +253,18 @@ class Study:
 
 
 @contextmanager
-def opened(kind: str, settings: dict[str, Any], folder: Folder, quiet: bool) -> Iterator[Study]:
+def opened(
+    kind: str, settings: dict[str, Any], names: dict[str, Any], folder: Folder, quiet: bool
+) -> Iterator[Study]:
     """The study in ``folder``, or in a temporary one that goes away."""
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="dispersion-") as temporary:
-            yield Study.open(Path(temporary), kind, settings, quiet=quiet)
+            yield Study.open(Path(temporary), kind, settings, names=names, quiet=quiet)
         return
     if isinstance(folder, Under):
         key = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
         folder = folder.root / f"{kind}-{key}"
-    yield Study.open(Path(folder), kind, settings, quiet=quiet)
+    yield Study.open(Path(folder), kind, settings, names=names, quiet=quiet)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -288,18 +304,17 @@ def read_study(folder: str | Path) -> Study:
     return Study(Path(folder), manifest, Processes())
 
 
-def _prepare(folder: Path, kind: str, settings: dict[str, Any]) -> None:
+def _prepare(folder: Path, kind: str, settings: dict[str, Any], names: dict[str, Any]) -> None:
     if (folder / "manifest.json").exists():
         manifest = read_manifest(folder)
         if manifest["kind"] != kind:
             raise UsageError(
                 f"{folder} holds a study of {manifest['kind']}, not of {kind}; pass another --run"
             )
-        old = manifest["settings"]
-        other = [key for key in sorted({*old, *settings}) if old.get(key) != settings.get(key)]
-        if other:
-            changes = ", ".join(f"{key} {old.get(key)!r}, now {settings.get(key)!r}" for key in other)
-            raise UsageError(f"{folder} holds a study with other settings ({changes}); pass another --run")
+        if changes := _changes(_flat(manifest["settings"]), _flat(settings)):
+            raise UsageError(
+                f"{folder} holds a study with other settings ({'; '.join(changes)}); pass another --run"
+            )
         return
     if folder.exists() and (not folder.is_dir() or any(path.name != "work" for path in folder.iterdir())):
         raise UsageError(f"{folder} exists and holds no study; pass another --run")
@@ -309,10 +324,42 @@ def _prepare(folder: Path, kind: str, settings: dict[str, Any]) -> None:
         "kind": kind,
         "complete": False,
         "settings": settings,
+        "names": names,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": _versions(["torch", "transformers"]),
     }
     _write_json(folder / "manifest.json", manifest)
+
+
+# What the ends of content's keys say to a reader.
+_CONTENT = {"weights": "the model's files", "adapter": "the adapter's files", "sha256": "the text's content"}
+
+
+def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """One phrase a setting that differs."""
+    changes = []
+    for key in sorted(k for k in {*old, *new} if old.get(k) != new.get(k)):
+        what = _CONTENT.get(key.rpartition(".")[2])
+        if what and old.get(key) and new.get(key):
+            changes.append(f"{what} changed since: {_short(old[key])}, now {_short(new[key])}")
+        else:
+            changes.append(f"{key} {old.get(key)!r}, now {new.get(key)!r}")
+    return changes
+
+
+def _short(digest: str) -> str:
+    return re.sub(r"([0-9a-f]{10})[0-9a-f]{20,}", r"\1…", digest)
+
+
+def _flat(settings: Any, before: str = "") -> dict[str, Any]:
+    """Settings with dotted keys, so that what differs can be named."""
+    if isinstance(settings, dict):
+        pairs = [(f"{before}{key}", value) for key, value in settings.items()]
+    elif isinstance(settings, list) and any(isinstance(value, dict) for value in settings):
+        pairs = [(f"{before}{number}", value) for number, value in enumerate(settings)]
+    else:
+        return {before[:-1]: settings}
+    return {name: found for key, value in pairs for name, found in _flat(value, f"{key}.").items()}
 
 
 def _versions(packages: Sequence[str]) -> dict[str, str]:

@@ -27,8 +27,8 @@ from lmeval_dispersion.laboratory.causal_model import (
     check_finite,
     last_vectors,
 )
-from lmeval_dispersion.laboratory.inputs import DataLike, as_texts, data_settings, model_settings
-from lmeval_dispersion.laboratory.knn import knn_tables, require_faiss
+from lmeval_dispersion.laboratory.inputs import DataLike, as_texts, data_settings, input_names, model_settings
+from lmeval_dispersion.laboratory.knn import agreement, knn_tables, require_faiss
 from lmeval_dispersion.laboratory.results import StudyResult
 from lmeval_dispersion.laboratory.segments import segments_of
 from lmeval_dispersion.laboratory.study import Folder, Study, opened
@@ -38,6 +38,8 @@ from lmeval_dispersion.report import nullable
 
 SIZES = (10, 50, 100)
 REPEATS = 10
+
+MARGIN = 2.0  # of the lead, in standard deviations of one draw's
 
 _POOL = 10  # segments to draw from, as a multiple of the largest draw
 
@@ -49,9 +51,10 @@ class SublayersResult(StudyResult):
     Attributes:
         summary: One row a candidate and size of draw: ``mean`` and ``sd`` over draws.
         recommendation: One row: the ``layer`` of highest mean in the largest draws, ``second``, and the
-            ``margin``: mean difference over draws divided by its standard deviation (below about 2 the draws
-            do not tell them apart); ``agrees`` where the kNN-LM was built: whether the recommended one had
-            the lowest perplexity.
+            ``margin``: mean difference over draws divided by the standard deviation of one draw's difference.
+            Below ``MARGIN`` the draws do not tell them apart (``told_apart``). Where the kNN-LM was built,
+            ``lowest_perplexity`` and ``knn``: whether it ``agrees``, ``contradicts``, or leaves the two
+            ``not told apart``.
         draws: One row a candidate, size and draw.
         knn: One row a candidate of the kNN-LM, or None where it was not asked for: ``base_perplexity`` of the
             model alone, ``perplexity`` interpolated, ``weight`` and ``temperature`` as tuned on other
@@ -75,9 +78,10 @@ class SublayersResult(StudyResult):
         tables = study.tables()
         knn, differences = tables.get("knn"), tables.get("knn_differences")
         chosen = tables["recommendation"]
-        if knn is not None:
+        if knn is not None and differences is not None:
             best = knn["layer"].to_numpy()[int(knn["perplexity"].to_numpy().argmin())]
-            chosen = chosen.assign(lowest_perplexity=best, agrees=chosen["layer"] == best)
+            verdict = agreement(str(chosen["layer"].iloc[0]), differences)
+            chosen = chosen.assign(lowest_perplexity=best, knn=verdict)
         return cls(tables["summary"], chosen, tables["draws"], knn, differences, study.manifest)
 
     def to_frame(self) -> pd.DataFrame:
@@ -142,7 +146,8 @@ def sublayers(
         **{"layers": layers, "segment": segment, "sizes": sorted(set(sizes)), "repeats": repeats},
         **{"knn": knn, "knn_tokens": knn_tokens if knn else None, "pack": pack, "seed": seed},
     }
-    with opened("sublayers", settings, folder, quiet) as study:
+    names = input_names([model], source)
+    with opened("sublayers", settings, names, folder, quiet) as study:
         if not study.complete:
             _work(study, CausalModel(model), source, settings, batch)
         return SublayersResult.of(study)
@@ -164,7 +169,11 @@ def _work(
             f"{len(vectors)}; pass more text or shorter segments"
         )
     draws = _draws(vectors, names, sizes, settings)
-    tables = {"draws": draws, "summary": _summary(draws), "recommendation": recommendation(draws)}
+    tables = {
+        "draws": draws,
+        "summary": _summary(draws),
+        "recommendation": recommendation(draws, len(vectors)),
+    }
     if settings["knn"]:
         tables.update(knn_tables(study, causal, names, source, settings, batch))
     left_out = [size for size in settings["sizes"] if size not in sizes]
@@ -230,21 +239,27 @@ def _summary(draws: pd.DataFrame) -> pd.DataFrame:
     return grouped.agg(mean="mean", sd="std", draws="count").reset_index()
 
 
-def recommendation(draws: pd.DataFrame) -> pd.DataFrame:
-    """The candidate of highest mean in the largest draws, with its margin over the second."""
+def recommendation(draws: pd.DataFrame, pool: int) -> pd.DataFrame:
+    """The candidate of highest mean in the largest draws, with its margin over the second.
+
+    Draws of s of a pool's n segments share some, so they vary less than draws of new text would; their
+    standard deviation is divided by sqrt(1 - s / n) for that. A draw of the whole pool has no margin.
+    """
     size = int(draws["segments"].max())
     wide = draws[draws["segments"] == size].pivot(index="draw", columns="layer", values="dispersion")
     best, second = wide.mean().sort_values(ascending=False, kind="stable").index[:2]
     difference = (wide[best] - wide[second]).to_numpy()
-    spread = float(np.std(difference, ddof=1))
+    new = 1 - size / pool
+    spread = float(np.std(difference, ddof=1)) / np.sqrt(new) if new > 0 else float("nan")
+    margin = float(difference.mean()) / spread if spread > 0 else float("nan")
     record = {
         "layer": best,
         "second": second,
         "segments": size,
         "difference": float(difference.mean()),
         "difference_sd": spread,
-        # Draws without any spread separate perfectly where they differ at all.
-        "margin": float(difference.mean()) / spread if spread > 0 else float("nan"),
+        "margin": margin,
+        "told_apart": margin >= MARGIN,
         "draws_won": int((difference > 0).sum()),
         "draws": len(difference),
     }

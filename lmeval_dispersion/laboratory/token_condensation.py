@@ -14,7 +14,7 @@ its numbers beside ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,18 +33,21 @@ from lmeval_dispersion.laboratory.causal_model import (
     token_dispersions,
     unit_tokens,
 )
-from lmeval_dispersion.laboratory.depth_trend import depth_trend
+from lmeval_dispersion.laboratory.claims import student_bounds
+from lmeval_dispersion.laboratory.controls import as_controls, control_model, control_tokens
+from lmeval_dispersion.laboratory.depth_trend import depth_trend, text_trends
 from lmeval_dispersion.laboratory.inputs import (
     DataLike,
     as_models,
     as_texts,
     data_settings,
+    input_names,
     label,
     model_settings,
 )
 from lmeval_dispersion.laboratory.integer_sums import SCALE
 from lmeval_dispersion.laboratory.results import StudyResult
-from lmeval_dispersion.laboratory.segments import segments_of
+from lmeval_dispersion.laboratory.segments import Segments, segments_of
 from lmeval_dispersion.laboratory.study import Folder, Study, opened
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.model.texts import Texts
@@ -61,9 +64,10 @@ class CondensationResult(StudyResult):
     """Condensation of one model or several.
 
     Attributes:
-        summary: One row a model: ``spearman`` and ``kendall`` of the layer mean against depth with 95 %
-            bounds over texts (+1: tokens grow alike with every layer), ``last_mean``: similarity averaged
-            over the last depths.
+        summary: One row a model and control (empty for the model itself): ``spearman`` and ``kendall`` of
+            the layer mean against depth (+1: tokens grow alike with every layer) with percentiles over
+            resampled texts, ``trend``: the mean over texts of each text's own Spearman, with a Student
+            interval over texts, ``last_mean``: similarity averaged over the last depths.
         layers: One row a model and depth: ``mean`` similarity over pairs of different tokens with bounds;
             ``reference_mean`` includes each token with itself, as released.
         histogram: One row a model, depth and bin of similarity: ``density`` (integrates to 1 over [-1, 1]);
@@ -106,6 +110,7 @@ def condensation(
     tokens: int = 512,
     last: int = 3,
     released: bool = False,
+    control: str | Sequence[str] | None = None,
     pack: bool = False,
     seed: int = 0,
     batch: int | None = None,
@@ -123,6 +128,7 @@ def condensation(
             text has more.
         last: How many of the last depths the summary averages.
         released: Also the released code's numbers.
+        control: ``untrained``, ``shuffled`` or both, run beside every model on the same texts.
         pack: Join the texts to one stream before cutting.
         seed: Of the draws and the bootstrap.
         batch: Texts a forward pass; by memory if None.
@@ -141,10 +147,10 @@ def condensation(
         "models": [model_settings(model) for model in several],
         "data": data_settings(source),
         **{"segment": segment, "texts": texts, "tokens": min(tokens, segment), "last": last},
-        # Under the key of studies that are kept already, which go on as they are.
-        **{"reference": released, "pack": pack, "seed": seed},
+        **{"released": released, "control": as_controls(control), "pack": pack, "seed": seed},
     }
-    with opened("condensation", settings, folder, quiet) as study:
+    names = input_names(several, source)
+    with opened("condensation", settings, names, folder, quiet) as study:
         if not study.complete:
             _work(study, several, source, settings, batch)
         return CondensationResult.of(study)
@@ -154,15 +160,27 @@ def _work(
     study: Study, models: list[ModelLike], source: Texts, settings: dict[str, Any], batch: int | None
 ) -> None:
     parts: dict[str, list[pd.DataFrame]] = {}
-    summaries = []
+    described = []
     for number, model in enumerate(models):
         causal = CausalModel(model)
-        name = label(model)
-        found = _one_model(study, causal, number, source, settings, batch)
-        for table, frame in model_tables(name, *found, settings).items():
-            parts.setdefault(table, []).append(frame)
-        summaries.append({"model": name, **causal.summary()})
-    study.finish({table: pd.concat(frames) for table, frames in parts.items()}, models=summaries)
+        drawn = segments_of(
+            study,
+            f"m{number}.texts",
+            source,
+            causal,
+            length=settings["segment"],
+            count=settings["texts"],
+            seed=settings["seed"],
+            pack=settings["pack"],
+        )
+        for control in ("", *settings["control"]):
+            other = control_model(control, causal, settings["seed"])
+            found = _one_pass(study, other, f"m{number}{control}", control, drawn, source, settings, batch)
+            for table, frame in model_tables(label(model), *found, settings).items():
+                frame.insert(1, "control", control)
+                parts.setdefault(table, []).append(frame)
+        described.append({"model": label(model), **causal.summary()})
+    study.finish({table: pd.concat(frames) for table, frames in parts.items()}, models=described)
 
 
 def depths(causal: CausalModel) -> list[str]:
@@ -170,31 +188,28 @@ def depths(causal: CausalModel) -> list[str]:
     return ["embeddings", *(f"layer.{k}" for k in range(len(causal.decoder) - 1)), "last"]
 
 
-def _one_model(
-    study: Study, causal: CausalModel, number: int, source: Texts, settings: dict[str, Any], batch: int | None
+def _one_pass(
+    study: Study,
+    causal: CausalModel,
+    key: str,
+    control: str,
+    drawn: Segments,
+    source: Texts,
+    settings: dict[str, Any],
+    batch: int | None,
 ) -> tuple[list[str], NDArray[np.float64], dict[str, NDArray[np.int64]]]:
     names = depths(causal)
     index = {name: place for place, name in enumerate(names)}
     length, kept = settings["segment"], settings["tokens"]
-    drawn = segments_of(
-        study,
-        f"m{number}.texts",
-        source,
-        causal,
-        length=length,
-        count=settings["texts"],
-        seed=settings["seed"],
-        pack=settings["pack"],
-    )
     n = len(drawn.tokens)
-    means = study.rows(f"m{number}.means", (n, len(names)))
+    means = study.rows(f"{key}.means", (n, len(names)))
     sums = {"histogram": np.zeros((len(names), BINS), dtype=np.int64)}
-    if settings["reference"]:
+    if settings["released"]:
         sums["matrix"] = np.zeros((len(names), kept, kept), dtype=np.int64)
     size = batch_size(study, causal, batch, length, 1)
     dtype = str(causal.loaded.model.dtype).removeprefix("torch.")
 
-    def see(layer: str, first: int, states: Tensor) -> None:
+    def see(layer: str, first: int, states: Tensor) -> Callable[[], None]:
         place = index[layer]
         rows = slice(first, first + len(states))
         states = torch.stack(
@@ -202,16 +217,23 @@ def _one_model(
         )
         means[rows, place] = 1 - token_dispersions(states)
         check_finite(means[rows, place], layer, drawn.origins[rows], source.source, dtype)
-        for text in states:
-            sums["histogram"][place] += similarity_counts(text)
+        counts = sum(similarity_counts(text) for text in states)
+        matrix = sum(released_similarities(text) for text in states) if "matrix" in sums else 0
+
+        def add() -> None:
+            sums["histogram"][place] += counts
             if "matrix" in sums:
-                sums["matrix"][place] += released_similarities(text)
+                sums["matrix"][place] += matrix
+
+        return add
 
     def one_batch(which: int) -> None:
         start = which * size
-        causal.forward(drawn.tokens[start : start + size], names, see, first=start)
+        numbers = np.arange(start, min(start + size, n))
+        tokens = control_tokens(control, drawn.tokens[numbers], numbers, causal, settings["seed"])
+        causal.forward(tokens, names, see, first=start)
 
-    total = study.work(f"m{number}.pass", batches(n, size), one_batch, sums)
+    total = study.work(f"{key}.pass", batches(n, size), one_batch, sums)
     return names, np.asarray(means), total
 
 
@@ -311,7 +333,10 @@ def _summary(model: str, means: NDArray[np.float64], last: int, seed: int) -> di
         reason = str(error)
     tail = mean_interval(means[:, -last:].mean(axis=1), seed)
     record: dict[str, Any] = {"model": model, "texts": len(means), "depths": means.shape[1]}
-    for name, interval in (("spearman", rho), ("kendall", tau), ("last_mean", tail)):
+    each = text_trends(means)
+    each = each[np.isfinite(each)]
+    trend = Interval(float(each.mean()) if len(each) else nan, *student_bounds(each))
+    for name, interval in (("trend", trend), ("spearman", rho), ("kendall", tau), ("last_mean", tail)):
         record.update({name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high})
     return {**record, "last": min(last, means.shape[1]), "reason": reason}
 

@@ -77,7 +77,7 @@ def whole(place):
     assert done.returncode == 0, done.stderr
     assert "600 of 600 segments from 600 texts" in done.stderr
     first = done.stdout.splitlines()[0]
-    assert first.startswith("Pearson r of a bin's mean perplexity and its dispersion lies between")
+    assert first.startswith("Whole segments: r of perplexity and dispersion is ")
     return place / "whole"
 
 
@@ -159,7 +159,7 @@ def test_a_comparison_pairs_on_the_same_text(place, monkeypatch, capsys):
     assert last["low"] < last["difference"] < last["high"]
     assert last["paired"] is True
     assert run_here("compare", "condensation-model", "condensation-tuned", "-o", "difference.html") == 0
-    assert "intervals leave out 0" in (place / "difference.html").read_text()
+    assert "told apart from 0, all taken together" in (place / "difference.html").read_text()
 
 
 @pytest.mark.parametrize("kind", ["law", "sublayers", "clusters"])
@@ -213,6 +213,22 @@ def test_mistakes_are_one_sentence(place, whole, arguments, code, message, monke
     assert out == ""
 
 
+def test_controls_and_what_is_kept_reach_the_study(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    arguments = ("law", "model", "--data", "few.jsonl", *LAW, "--study", "kept")
+    more = ("--control", "shuffled", "--control", "untrained", "--keep", "segments,vectors")
+    assert run_here(*arguments, *more) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "; untrained " in out.split("Single tokens")[0]
+    assert "No control was run" not in out
+    kept = tables(place / "kept")
+    assert len(kept["segments"]) == 200
+    assert set(kept["controls"]["control"]) == {"untrained", "shuffled"}
+    assert len(list((place / "kept" / "vectors").glob("data.*.safetensors"))) == 3
+    assert run_here(*arguments, "--keep", "segment") == 2
+    assert "expected to keep segments or vectors, got 'segment'" in capsys.readouterr().err
+
+
 def test_the_released_numbers_have_a_switch_of_their_own(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     arguments = ("condensation", "model", "--data", "few.jsonl", "--segment", 24, "--texts", 20)
@@ -232,6 +248,6 @@ def test_too_short_a_text_for_the_largest_draw_is_said_and_partly_done(place, mo
     assert run_here(*arguments) == 3
     first = capsys.readouterr()
     assert "has 200 segments, too few for draws of 5000" in first.err
-    assert "Recommended key" in first.out
+    assert "The two of highest dispersion" in first.out
     assert run_here(*arguments) == 3
     assert capsys.readouterr().out == first.out

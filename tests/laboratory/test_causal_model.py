@@ -60,32 +60,44 @@ def test_a_model_that_reads_both_ways_is_refused(data):
         law(loaded, data, segment=30, bins=3, bin_size=8)
 
 
-def test_a_batch_that_does_not_fit_is_run_in_halves(model, monkeypatch):
+OUT_OF_MEMORY = [
+    torch.cuda.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes"),
+    MemoryError(),
+]
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["cuda", "cpu", "python"])
+def test_a_batch_that_does_not_fit_is_run_in_halves(model, monkeypatch, error):
     causal = CausalModel(model)
     tokens = np.random.default_rng(0).integers(3, 90, (5, 8)).astype(np.uint32)
 
     def found():
-        states, losses = np.zeros((5, 8, causal.width)), np.zeros((5, 7))
+        states, losses, once = np.zeros((5, 8, causal.width)), np.zeros((5, 7)), np.zeros(5)
 
         def see(_layer, first, batch):
             states[first : first + len(batch)] = batch.numpy()
+            return lambda: np.add.at(once, np.arange(first, first + len(batch)), 1)
 
         def score(first, batch):
             losses[first : first + len(batch)] = batch.numpy()
 
         causal.forward(tokens, ["layer.1"], see, score)
+        assert once.tolist() == [1] * 5  # what adds up has added each text once, failed passes or not
         return states, losses
 
     whole = found()
-    forward, sizes = causal.loaded.model.forward, []
+    # The memory runs out at the end of the pass, when its states have been seen.
+    norm, sizes = causal.loaded.model.model.norm, []
+    forward = norm.forward
 
-    def short_of_memory(input_ids, **options):
-        sizes.append(len(input_ids))
-        if len(input_ids) > most:
-            raise torch.cuda.OutOfMemoryError
-        return forward(input_ids=input_ids, **options)
+    def short_of_memory(states):
+        sizes.append(len(states))
+        if len(states) > most:
+            raise error
+        return forward(states)
 
-    monkeypatch.setattr(causal.loaded.model, "forward", short_of_memory)
+    monkeypatch.setattr(norm, "forward", short_of_memory)
     most = 2
     halved = found()
     assert sizes == [5, 2, 3, 1, 2]
@@ -95,3 +107,74 @@ def test_a_batch_that_does_not_fit_is_run_in_halves(model, monkeypatch):
     most = 0
     with pytest.raises(DispersionError, match="one segment of 8 tokens does not fit on cpu"):
         found()
+
+
+def test_other_errors_of_a_pass_are_not_taken_for_memory(model, monkeypatch):
+    causal = CausalModel(model)
+
+    def broken(_states):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(causal.loaded.model.model.norm, "forward", broken)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        causal.forward(np.ones((2, 8), dtype=np.uint32), ["layer.1"])
+
+
+def _losses(causal, tokens):
+    found = np.zeros((len(tokens), tokens.shape[1] - 1))
+
+    def score(first, batch):
+        found[first : first + len(batch)] = batch.numpy()
+
+    causal.forward(tokens, [], score=score)
+    return found
+
+
+def _slow_losses(causal, tokens):
+    ids = torch.tensor(tokens.astype(np.int64))
+    logp = causal.loaded.model(ids).logits.double().log_softmax(-1)
+    return -logp[:, :-1].gather(2, ids[:, 1:, None])[..., 0].numpy()
+
+
+def _capped():
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape.update(num_key_value_heads=2, head_dim=8, final_logit_softcapping=1.0)
+    return tiny_models.model(Gemma2Config, Gemma2ForCausalLM, **shape)
+
+
+@pytest.mark.parametrize("stretch", [1, 3, 10**6])
+def test_losses_in_stretches_are_those_of_whole_logits(model, monkeypatch, stretch):
+    causal = CausalModel(model)
+    assert causal.bare_head
+    monkeypatch.setattr("lmeval_dispersion.laboratory.causal_model._LOGITS", stretch * tiny_models.SIZE)
+    tokens = np.random.default_rng(0).integers(3, 90, (3, 12)).astype(np.uint32)
+    assert np.abs(_losses(causal, tokens) - _slow_losses(causal, tokens)).max() < 1e-5
+
+
+def test_a_model_that_caps_its_logits_keeps_its_own(place):
+    causal = CausalModel(tiny_models.saved(place / "capped", _capped()))
+    assert not causal.bare_head
+    tokens = np.random.default_rng(0).integers(3, 90, (3, 12)).astype(np.uint32)
+    assert np.abs(_losses(causal, tokens) - _slow_losses(causal, tokens)).max() < 1e-5
+
+
+def test_logits_are_computed_only_where_tokens_are_scored(model, monkeypatch):
+    causal = CausalModel(model)
+    head, rows = causal.decoder.head, []
+    forward = head.forward
+
+    def counted(states):
+        rows.append(states.shape[-2])
+        return forward(states)
+
+    monkeypatch.setattr(head, "forward", counted)
+    tokens = np.random.default_rng(0).integers(3, 90, (3, 12)).astype(np.uint32)
+    seen = {}
+    causal.forward(tokens, ["layer.0", "last"], lambda name, _first, states: seen.update({name: states}))
+    assert rows == []
+    assert seen["last"].shape == (3, 12, causal.width)
+    _losses(causal, tokens)
+    assert sum(rows) == 3 * 12  # each token once; the model's own pass put out none
+    assert head.forward is counted

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from lmeval_dispersion.laboratory import sublayers
-from lmeval_dispersion.laboratory.knn import _index, _Votes
+from lmeval_dispersion.laboratory.knn import _index, _Votes, agreement
 
 
 def test_neighbours_vote_as_a_slow_knn_would():
@@ -46,9 +47,29 @@ def test_a_knn_lm_is_built_and_measured_on_segments_of_its_own(model, data):
     assert (knn["perplexity"] < knn["base_perplexity"]).all()  # a random model knows less than its neighbours
     best = knn["perplexity"].idxmin()
     assert found.recommendation["lowest_perplexity"].item() == best
-    assert found.recommendation["agrees"].item() == (found.recommendation["layer"].item() == best)
     difference = found.knn_differences.iloc[0]
+    assert found.recommendation["knn"].item() == agreement(
+        found.recommendation["layer"].item(), found.knn_differences
+    )
     expected = np.log(
         knn.loc[difference["first"], "perplexity"] / knn.loc[difference["second"], "perplexity"]
     )
     assert difference["difference"] == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "verdict"),
+    [
+        ([(-0.3, -0.1), (-0.2, -0.1)], "agrees"),
+        ([(-0.3, -0.1), (-0.2, 0.1)], "not told apart"),
+        ([(-0.3, 0.1), (0.1, 0.2)], "contradicts"),
+        ([(-0.3, -0.1), (0.1, 0.2)], "contradicts"),
+    ],
+)
+def test_a_knn_lm_agrees_only_where_the_difference_is_sure(bounds, verdict):
+    (a, b), (c, d) = bounds
+    # The recommended one is first in one pair and second in the other.
+    frame = pd.DataFrame(
+        {"first": ["best", "y", "x"], "second": ["x", "best", "y"], "low": [a, -d, -1], "high": [b, -c, 1]}
+    )
+    assert agreement("best", frame) == verdict

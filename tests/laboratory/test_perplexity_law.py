@@ -10,6 +10,7 @@ import tiny_models
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 from slow_states import mean_pair_distance
 
 from lmeval_dispersion.errors import TooFewVectorsError, UsageError
@@ -37,7 +38,12 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def result(model, data):
+def study(tmp_path_factory):
+    return tmp_path_factory.mktemp("law") / "study"
+
+
+@pytest.fixture(scope="module")
+def result(model, data, study):
     return law(
         model,
         data,
@@ -47,7 +53,10 @@ def result(model, data):
         layers="all",
         contexts=(8, 99),
         held_out=data,
+        control=("shuffled", "untrained"),
+        keep=("segments", "vectors"),
         batch=7,
+        folder=study,
     )
 
 
@@ -83,7 +92,9 @@ def expected_bins(values):
 
 @pytest.mark.parametrize("kind", ["sequence", "last@8"])
 def test_points_are_the_papers_procedure_in_slow_motion(result, slow, kind):
-    values = [np.exp(nll.mean()) if kind == "sequence" else np.exp(nll[7]) for nll, _ in slow]
+    # Bins of a single token's perplexity are chosen, and averaged, by its logarithm.
+    column = "mean_perplexity" if kind == "sequence" else "mean_nll"
+    values = [np.exp(nll.mean()) if kind == "sequence" else nll[7] for nll, _ in slow]
     position = -1 if kind == "sequence" else 7
     rows = result.points.query("perplexity == @kind and split == 'data'")
     assert rows["layer"].unique().tolist() == ["layer.0", "layer.1", "last"]
@@ -92,7 +103,7 @@ def test_points_are_the_papers_procedure_in_slow_motion(result, slow, kind):
         expected = expected_bins(values)
         assert got["bin"].tolist() == [j for j, _ in expected]
         for (_, members), row in zip(expected, got.itertuples(), strict=True):
-            assert row.mean_perplexity == pytest.approx(np.mean([values[i] for i in members]), rel=1e-4)
+            assert getattr(row, column) == pytest.approx(np.mean([values[i] for i in members]), rel=1e-4)
             vectors = np.array([slow[i][1][depth][position] for i in members])
             assert row.dispersion == pytest.approx(mean_pair_distance(vectors), abs=1e-5)
             unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -109,7 +120,12 @@ def test_correlations_are_those_of_the_points(result):
         points = result.points.query(
             "split == @row.split and perplexity == @row.perplexity and layer == @row.layer"
         )
-        r = np.corrcoef(points["mean_perplexity"], points["dispersion"])[0, 1]
+        plain, log = (
+            np.corrcoef(points[x], points["dispersion"])[0, 1] for x in ("mean_perplexity", "mean_nll")
+        )
+        assert (row.pearson_plain, row.pearson_log) == pytest.approx((plain, log), abs=1e-9)
+        r = plain if row.perplexity == "sequence" else log
+        assert row.scale == ("plain" if row.perplexity == "sequence" else "log")
         assert row.pearson == pytest.approx(r, abs=1e-9)
         assert row.low <= row.pearson <= row.high
         # The second text is the first one here, so the line explains as much of it.
@@ -141,6 +157,51 @@ def test_too_little_and_too_long_is_told_before_the_work(model, data):
         law(model, data, bins=2)
     with pytest.raises(UsageError, match=r"layers among last.*layer\.0 \.\.\. layer\.2.*got 'layer\.9'"):
         law(model, data, segment=LENGTH, bin_size=8, layers="layer.9")
+
+
+@pytest.mark.parametrize("control", ["untrained", "shuffled"])
+@pytest.mark.parametrize("kind", ["sequence", "last@8"])
+def test_controls_change_the_states_and_nothing_else(result, slow, model, data, kind, control):
+    loaded = load_model(model)
+    other = loaded.model
+    if control == "untrained":
+        torch.manual_seed(0)
+        other = type(loaded.model)._from_config(loaded.model.config, dtype=torch.float32).eval()
+    length = LENGTH if kind == "sequence" else 8
+    # Segments lie in the study in the order in which they were drawn; kept rows say which text each is.
+    kept = result.segments.query("split == 'data'").set_index("segment")
+    texts = [loaded.tokenizer(text.text).input_ids for text in as_texts(data)]
+    rows = result.points.query("perplexity == @kind and split == 'data' and layer == 'last'")
+    for row in rows.itertuples():
+        members = kept.index[kept[f"bin.{kind}"] == row.bin]
+        assert len(members) == SIZE
+        vectors, spread = [], []
+        for number in members:
+            ids = np.array(texts[kept.loc[number, "text"]][:length])
+            if control == "shuffled":
+                ids = ids[np.random.default_rng([0, number]).permutation(length)]
+            with torch.no_grad():
+                states = other(torch.tensor(ids[None]), output_hidden_states=True).hidden_states[-1][0]
+            vectors.append(states[-1].double().numpy())
+            spread.append(mean_pair_distance(states.double().numpy()))
+        found = rows.loc[row.Index]
+        assert found[f"dispersion.{control}"] == pytest.approx(mean_pair_distance(vectors), abs=1e-5)
+        if kind == "sequence":
+            assert found[f"token_dispersion.{control}"] == pytest.approx(np.mean(spread), abs=1e-5)
+
+
+def test_what_is_kept_is_what_was_computed(result, slow, study):
+    kept = result.segments.query("split == 'data'").sort_values("text")
+    assert kept["text"].tolist() == list(range(COUNT))
+    assert np.allclose(kept["nll.sequence"], [nll.mean() for nll, _ in slow], atol=1e-5)
+    assert np.allclose(kept["nll.last@8"], [nll[7] for nll, _ in slow], atol=1e-5)
+    assert kept["bin.sequence"].notna().sum() == COUNT // SIZE * SIZE
+    for depth, layer in enumerate(["layer.0", "layer.1", "last"]):
+        vectors = load_file(study / "vectors" / f"data.{layer}.safetensors")["vectors"]
+        expected = [states[depth][-1] for _, states in slow]
+        assert np.allclose(vectors[kept["segment"]], expected, atol=1e-5)
+        spread = [mean_pair_distance(states[depth]) for _, states in slow]
+        assert np.allclose(kept[f"token_dispersion.{layer}"], spread, atol=1e-5)
 
 
 def slow_algorithm_1(means, k):

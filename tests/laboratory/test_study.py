@@ -77,7 +77,7 @@ def test_a_folder_with_something_else_is_refused(tmp_path):
         Study.open(tmp_path / "mine", "law", {})
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "manifest.json").write_text(json.dumps({"format": "dispersion-store/1"}))
-    with pytest.raises(UsageError, match="expected a study of format dispersion-lab/1"):
+    with pytest.raises(UsageError, match="expected a study of format dispersion-lab/2"):
         Study.open(tmp_path / "store", "law", {})
 
 

@@ -1,0 +1,116 @@
+"""What identifies a study: content. A changed input makes another study, another name does not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+import tiny_models
+import torch
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.laboratory import condensation
+from lmeval_dispersion.laboratory.inputs import model_settings
+from lmeval_dispersion.laboratory.study import Under
+from lmeval_dispersion.model.loading import ModelChoice, load_model
+
+OPTIONS = {"segment": 12, "texts": 10}
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    words = [" ".join(f"w{(i * k) % 90}" for i in range(12)) for k in range(1, 20)]
+    text = tmp_path / "text.jsonl"
+    text.write_text("".join(f'{{"text": "{row}"}}\n' for row in words))
+    return tiny_models.saved(tmp_path / "model", tiny_models.llama()), text
+
+
+def retrained(folder):
+    """The same shapes, sizes, names and times of modification, other numbers."""
+    before = (folder / "model.safetensors").stat()
+    other = tiny_models.llama()
+    with torch.no_grad():
+        other.model.layers[1].mlp.down_proj.weight[3, 5] += 0.25
+    tiny_models.saved(folder, other)
+    assert (folder / "model.safetensors").stat().st_size == before.st_size
+
+
+def changed_text(path):
+    size = path.stat().st_size
+    path.write_text(path.read_text().replace("w3 ", "w4 "))
+    assert path.stat().st_size == size
+
+
+@pytest.mark.parametrize("what", ["text", "weights"])
+def test_a_changed_input_is_refused_in_its_folder_and_computed_in_another(inputs, tmp_path, what):
+    model, text = inputs
+    first = condensation(model, text, folder=tmp_path / "study", **OPTIONS)
+    kept = condensation(model, text, folder=Under(tmp_path / "studies"), **OPTIONS)
+    # Nothing changed: nothing is computed, so a model that cannot be loaded is no obstacle.
+    assert condensation(model, text, folder=tmp_path / "study", **OPTIONS).manifest == first.manifest
+    if what == "text":
+        changed_text(text)
+    else:
+        retrained(model)
+    message = {
+        "text": "the text's content changed since: ",
+        "weights": "the model's files changed since: sha256:",
+    }
+    with pytest.raises(UsageError, match=message[what] + r".*, now .*; pass another --run"):
+        condensation(model, text, folder=tmp_path / "study", **OPTIONS)
+    again = condensation(model, text, folder=Under(tmp_path / "studies"), **OPTIONS)
+    assert len(list((tmp_path / "studies").iterdir())) == 2
+    assert not again.layers["mean"].equals(kept.layers["mean"])
+    fresh = condensation(model, text, **OPTIONS)
+    assert again.layers["mean"].equals(fresh.layers["mean"])
+
+
+def test_the_same_content_under_another_name_is_the_same_study(inputs, tmp_path):
+    model, text = inputs
+    first = condensation(model, text, folder=tmp_path / "study", **OPTIONS)
+    shutil.copytree(model, tmp_path / "moved")
+    shutil.copy(text, tmp_path / "moved.jsonl")
+    again = condensation(tmp_path / "moved", tmp_path / "moved.jsonl", folder=tmp_path / "study", **OPTIONS)
+    assert again.manifest == first.manifest
+    assert first.manifest["names"] == {"models": [str(model)], "texts": [str(text)]}
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+def test_another_adapter_or_changed_one_is_another_model(inputs, tmp_path):
+    peft = pytest.importorskip("peft")
+    model, _ = inputs
+    settings = []
+    for seed in (1, 2):
+        wrapped = peft.get_peft_model(
+            load_model(model).model, peft.LoraConfig(target_modules=["q_proj"], r=2)
+        )
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for name, weight in wrapped.named_parameters():
+                if "lora_B" in name:
+                    weight.normal_()
+        wrapped.save_pretrained(tmp_path / "adapter")
+        settings.append(model_settings(ModelChoice(str(model), adapter=str(tmp_path / "adapter"))))
+    plain = model_settings(str(model))
+    assert settings[0]["weights"] == settings[1]["weights"] == plain["weights"]
+    assert len({settings[0]["adapter"], settings[1]["adapter"], plain["adapter"]}) == 3
+
+
+def test_a_loaded_model_is_its_parameters(inputs):
+    model, _ = inputs
+    one, other = load_model(model), load_model(model)
+    assert model_settings(one) == model_settings(other)
+    with torch.no_grad():
+        other.model.model.norm.weight[0] += 0.5
+    assert model_settings(one)["weights"] != model_settings(other)["weights"]
+
+
+def test_a_file_that_keeps_its_time_of_modification_is_read_again(inputs):
+    model, _ = inputs
+    before = model_settings(str(model))["weights"]
+    times = (model / "model.safetensors").stat()
+    shutil.copy(model / "model.safetensors", model / "copy")
+    retrained(model)
+    os.utime(model / "model.safetensors", ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert model_settings(str(model))["weights"] != before
