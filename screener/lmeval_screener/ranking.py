@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -10,16 +9,10 @@ from lmeval_dispersion.geometry import Metric
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.gap import Gap, difference, ranks
 from lmeval_screener.reading import Reading
+from lmeval_screener.scales import Size, scale_names
 from lmeval_screener.result import Screened, TensorInfo, TokenInfo
 from lmeval_screener.targets import label
 from lmeval_screener.tokens.resolution import Resolution
-
-# Sizes that names commonly carry, in billions. A count within 4 % of one is given its name, so that
-# siblings with padded vocabularies or extra heads stay in one group.
-_NAMED_SIZES = (
-    *(0.5, 0.6, 1.0, 1.3, 1.5, 1.7, 2.0, 3.0, 4.0, 7.0, 8.0, 9.0, 13.0, 14.0, 20.0, 27.0, 30.0, 32.0),
-    *(34.0, 40.0, 65.0, 70.0, 72.0, 104.0, 110.0, 123.0, 180.0, 235.0, 405.0, 671.0),
-)
 
 
 def common_tokenizers(family: str | None, readings: Sequence[Reading]) -> list[Reading]:
@@ -61,10 +54,14 @@ def rank_readings(readings: Sequence[tuple[Reading, Reading]], metric: Metric) -
             family.
         metric: Which gap ranks.
     """
-    groups: dict[tuple[str, str], list[Reading]] = {}
+    families: dict[str, list[Reading]] = {}
     for reading, common in readings:
         name = reading.target.family or f"tokenizer:{common.tokenizer.rpartition(':')[2][:8]}"
-        groups.setdefault((name, _scale(reading)), []).append(reading)
+        families.setdefault(name, []).append(reading)
+    groups: dict[tuple[str, str], list[Reading]] = {}
+    for name, members in families.items():
+        for reading, scale in zip(members, scale_names([_size(r) for r in members]), strict=True):
+            groups.setdefault((name, scale), []).append(reading)
     return [
         checkpoint
         for (family, scale), members in groups.items()
@@ -128,42 +125,16 @@ def _screened(
     )
 
 
-def _scale(reading: Reading) -> str:
-    if reading.target.scale is not None:
-        return reading.target.scale
+def _size(reading: Reading) -> Size:
     projection = reading.projection
-    return scale_name(projection.parameters, 0 if projection.tied else math.prod(projection.shape))
-
-
-def scale_name(parameters: int | None, vocabulary_matrix: int = 0) -> str:
-    """Name of a size, such as ``0.5B``, ``1.5B``, ``7B`` or ``160M``; ``unknown`` without a count.
-
-    Args:
-        parameters: All parameters of the checkpoint, or None.
-        vocabulary_matrix: Parameters of the second vocabulary matrix, where input and output embedding are
-            stored apart. They are not counted: names follow the model without it (Qwen2.5-7B stores
-            7.62 billion), and a distilled sibling that was untied stays in its group.
-
-    >>> scale_name(7_615_616_512, 152064 * 3584), scale_name(494_032_768)
-    ('7B', '0.5B')
-    >>> scale_name(1_777_088_000, 151936 * 1536)
-    '1.5B'
-    """
-    if parameters is None:
-        return "unknown"
-    count = (parameters - vocabulary_matrix) / 1e9
-    if count <= 0:
-        return "unknown"
-    nearest = min(_NAMED_SIZES, key=lambda size: abs(math.log(count / size)))
-    if abs(count / nearest - 1) <= 0.04:
-        return f"{nearest:g}B"
-    if count >= 2:
-        return f"{round(count)}B"
-    if count >= 0.95:
-        return f"{count:.1f}B"
-    unit, name = (1e6, "M") if count >= 1e-3 else (1e3, "K")
-    value = count * 1e9 / unit
-    return f"{float(f'{value:.2g}'):g}{name}"
+    return Size(
+        reading.snapshot.repo,
+        reading.target.scale,
+        projection.parameters,
+        *projection.shape,
+        projection.tied,
+        reading.resolution.vocabulary,
+    )
 
 
 def _rows(resolution: Resolution) -> set[tuple[str, int]]:

@@ -9,7 +9,7 @@ from lmeval_screener.tokens.resolution import Resolution, Token
 from lmeval_screener.tokens.sets import TokenSet
 
 # Part of every entry's key: raise it when the rule of resolution or the layout of an entry changes.
-_VERSION = 1
+_VERSION = 2
 
 
 class ResolutionCache:
@@ -41,6 +41,7 @@ class ResolutionCache:
             dropped_reference=tuple(content["dropped_reference"]),
             shared=_tokens(content["shared"]),
             digit_scheme=content["digit_scheme"],
+            vocabulary=content["vocabulary"],
         )
 
     def put(
@@ -54,6 +55,7 @@ class ResolutionCache:
             "dropped_reference": resolution.dropped_reference,
             "shared": resolution.shared,
             "digit_scheme": resolution.digit_scheme,
+            "vocabulary": resolution.vocabulary,
         }
         self._cache.write("tokens", _key(tokenizer_digest, domain, reference), json.dumps(content).encode())
 

@@ -35,6 +35,7 @@ class Resolution:
         dropped_reference: The same of R.
         shared: Tokens of R that are rows of T, and so were taken out of R.
         digit_scheme: How numbers are cut up; see ``Vocabulary.digit_scheme``.
+        vocabulary: Rows that the tokenizer names: its last id + 1. A matrix has more where it is padded.
     """
 
     domain: tuple[Token, ...]
@@ -43,6 +44,7 @@ class Resolution:
     dropped_reference: tuple[str, ...]
     shared: tuple[Token, ...]
     digit_scheme: DigitScheme
+    vocabulary: int
 
     @property
     def domain_ids(self) -> list[int]:
@@ -83,6 +85,7 @@ def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Re
         tuple(dropped_reference),
         shared,
         vocabulary.digit_scheme(),
+        vocabulary.size,
     )
 
 

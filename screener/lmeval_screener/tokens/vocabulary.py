@@ -115,6 +115,11 @@ class Vocabulary:
         kind: Kind = "byte-level" if spaced["Ġ"] >= spaced["▁"] else "sentencepiece"
         return cls(pieces, kind, digest=hashlib.sha256(content).hexdigest())
 
+    @property
+    def size(self) -> int:
+        """Rows that the tokenizer names: its last id + 1, added tokens included."""
+        return 1 + max((*self._pieces.values(), *(token.id for token in self._added.values())), default=-1)
+
     def piece(self, text: str) -> str:
         """How this vocabulary spells ``text``, whose leading space (if any) is part of it.
 
