@@ -9,8 +9,8 @@ from lmeval_dispersion.geometry import Metric
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.gap import Gap, difference, ranks
 from lmeval_screener.reading import Reading
-from lmeval_screener.scales import Size, scale_names
 from lmeval_screener.result import Screened, TensorInfo, TokenInfo
+from lmeval_screener.scales import Size, scale_names
 from lmeval_screener.targets import label
 from lmeval_screener.tokens.resolution import Resolution
 

@@ -76,11 +76,16 @@ class Reader:
 
     async def _read(self, target: Target, budget: Budget) -> Reading:
         start = time.perf_counter()
+        if target.refused is not None:
+            raise ScreeningError(*target.refused)
         if target.local:
             snapshot: Snapshot = open_folder(target.repo)
         else:
             snapshot = await self._hub.snapshot(target.repo, target.revision, budget)
         self.snapshots.append(snapshot)
+        if not any(name in snapshot.files for name in TOKENIZER_FILES):
+            # A GGUF file or an adapter comes without a tokenizer too: then that is what to say.
+            await find_projection(snapshot)
         file, digest = _tokenizer(snapshot)
         projection, resolution = await _both(
             find_projection(snapshot), self._resolution(snapshot, file, digest)

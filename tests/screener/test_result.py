@@ -43,4 +43,4 @@ def test_failed_checkpoints_come_in_the_order_in_which_they_were_asked_for(tmp_p
         (tmp_path / name).mkdir()
     failed = screen(names).failed
     assert [line.repo for line in failed] == names
-    assert {line.error for line in failed} == {"TokenizerNotFound"}
+    assert {line.error for line in failed} == {"NoSafetensors"}
