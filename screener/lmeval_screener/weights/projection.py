@@ -18,6 +18,7 @@ from typing import Any
 
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.weights.absent import without_weights
 from lmeval_screener.weights.architectures import (
     EMBEDDINGS,
     HEADS,
@@ -40,7 +41,7 @@ class OutputProjection:
     Attributes:
         name: Name of the tensor.
         file: Safetensors file that holds it.
-        dtype: ``F32``, ``F16``, ``BF16``, ``F8_E4M3`` or ``F8_E5M2``.
+        dtype: ``F64``, ``F32``, ``F16``, ``BF16``, ``F8_E4M3`` or ``F8_E5M2``.
         shape: (v, d), rows and width. v may exceed the tokenizer's vocabulary: padding.
         tied: Whether it is the input embedding.
         begin: Absolute offset of its first byte in the file.
@@ -70,7 +71,7 @@ async def find_projection(snapshot: Snapshot) -> OutputProjection:
     config = await _json(snapshot, "config.json", "BadConfig") if "config.json" in snapshot.files else {}
     warnings: list[str] = []
     if SINGLE in snapshot.files or INDEX not in snapshot.files:
-        file = _only_file(snapshot, warnings)
+        file = await _only_file(snapshot, warnings)
         contents = await read_header(snapshot, file)
         stored: Iterable[str] = contents.tensors
         name, tied = choose_tensor(stored, config, warnings)
@@ -190,7 +191,7 @@ def _levels(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [config, *(level for level in inner if isinstance(level, dict))]
 
 
-def _only_file(snapshot: Snapshot, warnings: list[str]) -> str:
+async def _only_file(snapshot: Snapshot, warnings: list[str]) -> str:
     """The file that holds everything, where no index is used."""
     files = [path for path in snapshot.files if path.endswith(".safetensors") and "/" not in path]
     weights = [path for path in files if not path.startswith("adapter_")]
@@ -207,24 +208,7 @@ def _only_file(snapshot: Snapshot, warnings: list[str]) -> str:
             f"it has {len(weights)} safetensors files but no {INDEX}",
             "the upload may be incomplete",
         )
-    if "adapter_config.json" in snapshot.files or files:
-        raise _cannot(
-            "AdapterOnly", "it holds only an adapter", "merge it into its base model, or screen the base"
-        )
-    others = {path.rsplit(".", 1)[-1] for path in snapshot.files} & {
-        "gguf",
-        "bin",
-        "pth",
-        "pt",
-        "msgpack",
-        "h5",
-    }
-    kinds = (
-        f"its weights are stored only as .{', .'.join(sorted(others))}" if others else "it holds no weights"
-    )
-    raise _cannot(
-        "NoSafetensors", kinds, "look for a revision (often refs/pr/N) or a copy in safetensors format"
-    )
+    raise await without_weights(snapshot)
 
 
 def _weight_map(snapshot: Snapshot, index: Mapping[str, Any]) -> Mapping[str, str]:

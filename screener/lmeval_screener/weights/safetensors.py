@@ -33,7 +33,7 @@ DTYPE_BITS = {
     "F4": 4,
 }
 #: Dtypes whose numbers are the weights themselves. Everything else is packed or scaled.
-FLOAT_DTYPES = ("F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ async def read_header(snapshot: Snapshot, path: str, guess: int = 65_536) -> Hea
 
 
 def decode_rows(body: bytes, dtype: str, width: int) -> NDArray[np.float32]:
-    """Rows of a matrix as float32, exactly: every value of these dtypes is a float32.
+    """Rows of a matrix as float32: exact but for F64, which is rounded (beyond float32's range to infinity).
 
     Args:
         body: Bytes of whole rows, in order.
@@ -165,7 +165,10 @@ def decode_rows(body: bytes, dtype: str, width: int) -> NDArray[np.float32]:
         Array of shape (rows, width).
     """
     flat: NDArray[np.float32]
-    if dtype == "F32":
+    if dtype == "F64":
+        with np.errstate(over="ignore"):
+            flat = np.frombuffer(body, "<f8").astype(np.float32)
+    elif dtype == "F32":
         flat = np.frombuffer(body, "<f4").astype(np.float32)
     elif dtype == "F16":
         flat = np.frombuffer(body, "<f2").astype(np.float32)
