@@ -46,8 +46,14 @@ def ranked(members):
         places = rank_gaps([member.gaps["cosine"] for member in group])
         best_first = sorted(zip(group, places, strict=True), key=lambda pair: pair[1][0])
         found += [
-            replace(member, rank=rank, not_separated_from=tuple(group[i].label for i in others))
-            for member, (rank, others) in best_first
+            replace(
+                member,
+                rank=standing.rank,
+                not_separated_from=tuple(group[i].label for i in standing.not_separated_from),
+                tied_with=standing.tied_with,
+                next=standing.next,
+            )
+            for member, standing in best_first
         ]
     return tuple(found)
 

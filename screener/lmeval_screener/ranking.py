@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 from lmeval_dispersion.geometry import Metric
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.gap import Gap, difference, ranks
 from lmeval_screener.reading import Reading
-from lmeval_screener.result import Screened, TensorInfo, TokenInfo
+from lmeval_screener.result import Next, Screened, TensorInfo, TokenInfo
 from lmeval_screener.scales import Size, scale_names
 from lmeval_screener.targets import label
 from lmeval_screener.tokens.resolution import Resolution
+
+_ERROR_RATE = 0.05  # that any two of a group are told apart although they do not differ
 
 
 def common_tokenizers(family: str | None, readings: Sequence[Reading]) -> list[Reading]:
@@ -69,33 +73,75 @@ def rank_readings(readings: Sequence[tuple[Reading, Reading]], metric: Metric) -
     ]
 
 
-def rank_gaps(gaps: Sequence[Gap]) -> list[tuple[int, list[int]]]:
-    """For each gap its rank, 1 for the largest, and the positions of the gaps it is not separated from."""
-    return [
-        (
-            rank,
-            [
-                place
-                for place, other in enumerate(gaps)
-                if other is not own and not difference(own, other).separated
-            ],
+class Standing(NamedTuple):
+    """Where one gap of a group stands.
+
+    Attributes:
+        rank: 1 for the largest; equal means share the better rank.
+        not_separated_from: Positions of the gaps within two paired standard errors, each pair by itself.
+        tied_with: First and last rank of which it is not told apart once all pairs of the group are counted.
+        next: Against the gap of the next rank; None for the last.
+    """
+
+    rank: int
+    not_separated_from: list[int]
+    tied_with: tuple[int, int]
+    next: Next | None
+
+
+def rank_gaps(gaps: Sequence[Gap]) -> list[Standing]:
+    """The standing of each gap in its group.
+
+    Two gaps are *tied* unless Holm's procedure over all pairs of the group rejects that they are equal: the
+    chance that any two of a group are told apart by the choice of tokens alone is at most 5 %.
+    """
+    places = ranks([gap.mean for gap in gaps])
+    order = sorted(range(len(gaps)), key=lambda i: places[i])
+    pairs = {(i, j): difference(gaps[i], gaps[j]) for at, i in enumerate(order) for j in order[at + 1 :]}
+    apart = _told_apart({pair: found.p for pair, found in pairs.items()})
+    close = {pair for pair, found in pairs.items() if not found.separated}
+    following = dict(pairwise(order))
+
+    def others(i: int, chosen: Callable[[tuple[int, int]], bool]) -> list[int]:
+        return [j for j in range(len(gaps)) if j != i and (chosen((i, j)) or chosen((j, i)))]
+
+    standings = []
+    for i, rank in enumerate(places):
+        ties = [rank, *(places[j] for j in others(i, lambda pair: pair in pairs and pair not in apart))]
+        pair = (i, following[i]) if i in following else None
+        standings.append(
+            Standing(
+                rank,
+                others(i, lambda pair: pair in close),
+                (min(ties), max(ties)),
+                None if pair is None else Next(pairs[pair].mean, pairs[pair].se, pair in apart),
+            )
         )
-        for own, rank in zip(gaps, ranks([gap.mean for gap in gaps]), strict=True)
-    ]
+    return standings
+
+
+def _told_apart(p_values: dict[tuple[int, int], float]) -> set[tuple[int, int]]:
+    """Pairs that Holm's step-down procedure rejects at 5 % for all pairs together."""
+    apart: set[tuple[int, int]] = set()
+    for done, (pair, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        if p > _ERROR_RATE / (len(p_values) - done):
+            break
+        apart.add(pair)
+    return apart
 
 
 def _ranked_group(family: str, scale: str, members: list[Reading], metric: Metric) -> list[Screened]:
     labels = [label(reading.snapshot.repo, reading.target.revision) for reading in members]
-    places = rank_gaps([reading.gaps[metric] for reading in members])
+    standings = rank_gaps([reading.gaps[metric] for reading in members])
     found = [
-        _screened(reading, family, scale, rank, tuple(labels[other] for other in others))
-        for reading, (rank, others) in zip(members, places, strict=True)
+        _screened(reading, family, scale, standing, labels)
+        for reading, standing in zip(members, standings, strict=True)
     ]
     return sorted(found, key=lambda c: (c.rank, c.label))
 
 
 def _screened(
-    reading: Reading, family: str, scale: str, rank: int, not_separated_from: tuple[str, ...]
+    reading: Reading, family: str, scale: str, standing: Standing, labels: Sequence[str]
 ) -> Screened:
     projection, snapshot, resolution = reading.projection, reading.snapshot, reading.resolution
     return Screened(
@@ -120,8 +166,10 @@ def _screened(
         seconds=reading.seconds,
         notes=projection.warnings,
         accuracy=reading.target.accuracy,
-        rank=rank,
-        not_separated_from=not_separated_from,
+        rank=standing.rank,
+        not_separated_from=tuple(labels[other] for other in standing.not_separated_from),
+        tied_with=standing.tied_with,
+        next=standing.next,
     )
 
 

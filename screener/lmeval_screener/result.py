@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lmeval_dispersion.errors import MissingExtraError
 from lmeval_dispersion.geometry import METRICS, Metric, PairMean
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = "screen-checkpoints/1"
+#: What every standard error of a gap is of. Not of training: runs that differ in their seed alone differ too.
+SE_COVERS = "choice of tokens"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,20 @@ class TokenInfo:
     digit_scheme: str
 
 
+class Next(NamedTuple):
+    """G of a checkpoint minus G of the next in rank.
+
+    Attributes:
+        difference: In the metric that ranks, 0 or more.
+        se: Paired jackknife standard error over the choice of tokens.
+        separated: Whether the two are told apart once all pairs of the group are counted.
+    """
+
+    difference: float
+    se: float
+    separated: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Screened:
     """One checkpoint that was screened.
@@ -70,7 +86,11 @@ class Screened:
         notes: What a reader of the number should know (contradictory configuration and the like).
         accuracy: Accuracy that somebody supplied, None otherwise.
         rank: Rank within (family, scale), 1 for the largest G; equal means share the better rank.
-        not_separated_from: Labels of the group's checkpoints within two paired standard errors.
+        not_separated_from: Labels of the group's checkpoints within two paired standard errors, each pair by
+            itself.
+        tied_with: First and last rank that it is tied with, its own included: all pairs of the group counted
+            (Holm, 5 %), so at most one group in twenty has a pair told apart by the choice of tokens alone.
+        next: The difference from the next in rank; None for the last.
     """
 
     repo: str
@@ -88,6 +108,8 @@ class Screened:
     accuracy: float | None = None
     rank: int = 0
     not_separated_from: tuple[str, ...] = ()
+    tied_with: tuple[int, int] = (0, 0)
+    next: Next | None = None
 
     @property
     def label(self) -> str:
@@ -164,6 +186,7 @@ class Result:
             "domain": self.domain,
             "reference": self.reference,
             "metric": self.metric,
+            "se_covers": SE_COVERS,
             "checkpoints": [_checkpoint_dict(c) for c in self.checkpoints],
             "failed": [
                 {"repo": f.repo, "revision": f.revision, "error": f.error, "message": f.message}
@@ -245,6 +268,8 @@ def _checkpoint_dict(c: Screened) -> dict[str, Any]:
         "scale": c.scale,
         "rank": c.rank,
         "not_separated_from": list(c.not_separated_from),
+        "tied_with": list(c.tied_with),
+        "next": None if c.next is None else c.next._asdict(),
         "gap": {m: {"mean": g.mean, "se": g.se} for m, g in c.gaps.items()},
         **{part: {m: _part_dict(getattr(g, part)) for m, g in c.gaps.items()} for part in _PARTS},
         "tensor": {
