@@ -92,6 +92,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     how.add_argument("--metric", default="cosine", choices=("cosine", "euclidean"), help="which gap ranks")
     how.add_argument(
+        "--controls",
+        action="store_true",
+        help="read up to 1 MB more and show what of G moves although no prediction does",
+    )
+    how.add_argument(
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)"
     )
     show = parser.add_argument_group("what to show")
@@ -135,6 +140,7 @@ def _screen(args: argparse.Namespace, command: str) -> int:
             reference=load_token_set(args.reference, "reference"),
             metric=args.metric,
             timeout=args.timeout,
+            controls=args.controls,
             progress=progress,
             keep_on_interrupt=True,
         )

@@ -108,12 +108,20 @@ def difference(a: Gap, b: Gap) -> Difference:
         raise GeometryError(
             "expected two gaps of one metric over the same tokens; screen both with the same sets"
         )
-    left_out = a.left_out_domain - b.left_out_domain, a.left_out_reference - b.left_out_reference
+    return paired_difference(
+        a.mean - b.mean,
+        a.left_out_domain - b.left_out_domain,
+        a.left_out_reference - b.left_out_reference,
+    )
+
+
+def paired_difference(mean: float, *left_out: Array) -> Difference:
+    """A difference with its error, from its values with each token of T and of R left out."""
     parts = [jackknife_se(side) ** 2 for side in left_out]
     # Welch and Satterthwaite: each side's variance has as many degrees of freedom as tokens, less one.
     spread = sum(part**2 / (len(side) - 1) for part, side in zip(parts, left_out, strict=True))
     freedom = sum(parts) ** 2 / spread if spread > 0 else math.inf
-    return Difference(a.mean - b.mean, jackknife_se(*left_out), freedom)
+    return Difference(mean, jackknife_se(*left_out), freedom)
 
 
 def student_p(t: float, freedom: float) -> float:

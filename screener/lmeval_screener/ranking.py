@@ -170,6 +170,7 @@ def _screened(
         not_separated_from=tuple(labels[other] for other in standing.not_separated_from),
         tied_with=standing.tied_with,
         next=standing.next,
+        controls=reading.controls,
     )
 
 

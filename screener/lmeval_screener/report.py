@@ -11,7 +11,8 @@ from lmeval_dispersion.report import Chart, Column, Document, Note, Part, Sectio
 from lmeval_dispersion.report.cells import shown
 from lmeval_screener.accuracies import agreement_dict, agreements
 from lmeval_screener.agreement import Agreement
-from lmeval_screener.result import FLAT_COLUMNS, Group, Result, Screened, flat_row
+from lmeval_screener.controls import NAMES, Control
+from lmeval_screener.result import FLAT_COLUMNS, Group, Result, Screened, control, flat_row
 from lmeval_screener.targets import step_number
 
 if TYPE_CHECKING:
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 UNSUPPORTED = (
     "G compares checkpoints of one tokenizer and one scale. It does not compare across scales or families, "
     "and it predicts no accuracy."
+)
+_CONTROLS = (
+    "One vector added to every row moves no prediction, but it moves the cosine G; a scale moved between the "
+    "final norm's weight γ and the rows moves the Euclidean one. Centring by the mean of a sample of rows "
+    "takes the first out; the ratio of Euclidean distances of rows times γ is moved by neither."
 )
 _PARTS = {"within_domain": "within(T)", "between": "between(T, R)", "within_reference": "within(R), control"}
 _SHORT = {"within_domain": "in T", "between": "T, R", "within_reference": "in R"}
@@ -35,6 +41,8 @@ def report(result: Result, *, command: str = "") -> Document:
     """
     found = agreements(result)
     sections = [_group(group, result) for group in result.groups]
+    if (controls := controls_section(result)) is not None:
+        sections.append(controls)
     if found:
         sections.append(_agreement(found, result))
     if result.failed:
@@ -196,6 +204,32 @@ def _tokens(group: Group) -> str:
             words = ", ".join(word.strip() for word in dropped)
             text += f"; words of {name} that are no single token: {words}"
     return text
+
+
+def controls_section(result: Result) -> Section | None:
+    """The gauge controls of every checkpoint beside its G; None where they were not asked for."""
+    rows: list[dict[str, Any]] = []
+    parts: list[Part] = [Text(_CONTROLS)]
+    for group in result.groups:
+        for c in group.checkpoints:
+            row: dict[str, Any] = {"label": c.label, "rank": c.rank, "G": c.gaps[result.metric].mean}
+            for name in NAMES:
+                found = control(c, name)
+                if isinstance(found, Control):
+                    row |= {name: found.mean, f"{name}_se": found.se}
+                    row[f"{name}_rank"] = group.control_rank(c, name)
+                elif found is not None:
+                    parts.append(Note(f"{c.label}: no {NAMES[name]}: {found}"))
+            rows.append(row)
+        parts += [Note(text) for text in group.control_warnings()]
+    if all(c.controls is None for c in result.checkpoints):
+        return None
+    columns = [Column("label", "Checkpoint"), Column("rank", "Rank", "d", short="#"), Column("G", "G", ".3f")]
+    for name, heading in (("centred", "G, centred rows"), ("final_norm", "within(T)/within(R), rows × γ")):
+        columns.append(Column(name, heading, ".3f", error=f"{name}_se"))
+        columns.append(Column(f"{name}_rank", "Rank", "d", short="#"))
+    table = Table(rows, columns, "Gauge controls", name="controls-table")
+    return Section("What moves no prediction", [table, *parts], name="controls")
 
 
 # --- all groups -----------------------------------------------------------------------------------------

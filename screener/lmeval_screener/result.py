@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lmeval_dispersion.errors import MissingExtraError
 from lmeval_dispersion.geometry import METRICS, Metric, PairMean
+from lmeval_screener.controls import NAMES, Control, Controls, reversals
 from lmeval_screener.gap import Gap
 from lmeval_screener.targets import label, step_key
 
@@ -91,6 +92,7 @@ class Screened:
         tied_with: First and last rank that it is tied with, its own included: all pairs of the group counted
             (Holm, 5 %), so at most one group in twenty has a pair told apart by the choice of tokens alone.
         next: The difference from the next in rank; None for the last.
+        controls: Gauge controls where they were asked for; a sentence where they could not be read.
     """
 
     repo: str
@@ -110,6 +112,7 @@ class Screened:
     not_separated_from: tuple[str, ...] = ()
     tied_with: tuple[int, int] = (0, 0)
     next: Next | None = None
+    controls: Controls | str | None = None
 
     @property
     def label(self) -> str:
@@ -145,6 +148,33 @@ class Group:
         if len(self.checkpoints) < 2 or len({c.repo for c in self.checkpoints}) > 1:
             return None
         return tuple(sorted(self.checkpoints, key=lambda c: step_key(c.requested_revision or "")))
+
+    def control_rank(self, checkpoint: Screened, name: str) -> int | None:
+        """Rank of a member by a control, ``centred`` or ``final_norm``; None where it is not known."""
+        own = control(checkpoint, name)
+        if not isinstance(own, Control):
+            return None
+        others = [control(c, name) for c in self.checkpoints]
+        return 1 + sum(other.mean > own.mean for other in others if isinstance(other, Control))
+
+    def control_warnings(self) -> list[str]:
+        """Sentences on pairs that G tells apart and a control orders the other way."""
+        members = [
+            (c.label, c.controls if isinstance(c.controls, Controls) else None) for c in self.checkpoints
+        ]
+        apart = [
+            (i, j)
+            for j, worse in enumerate(self.checkpoints)
+            for i, better in enumerate(self.checkpoints[:j])
+            if better.tied_with[1] < worse.rank and worse.tied_with[0] > better.rank
+        ]
+        return reversals(members, apart)
+
+
+def control(checkpoint: Screened, name: str) -> Control | str | None:
+    """One control of a checkpoint by name: the figure, why there is none, or None if none was asked for."""
+    found = checkpoint.controls
+    return getattr(found, name) if isinstance(found, Controls) else found
 
 
 @dataclass(frozen=True)
@@ -187,7 +217,12 @@ class Result:
             "reference": self.reference,
             "metric": self.metric,
             "se_covers": SE_COVERS,
-            "checkpoints": [_checkpoint_dict(c) for c in self.checkpoints],
+            "checkpoints": [
+                _checkpoint_dict(c) | _controls_dict(c, group)
+                for group in self.groups
+                for c in group.checkpoints
+            ],
+            **self._control_warnings(),
             "failed": [
                 {"repo": f.repo, "revision": f.revision, "error": f.error, "message": f.message}
                 for f in self.failed
@@ -199,6 +234,11 @@ class Result:
                 "seconds": round(self.seconds, 3),
             },
         }
+
+    def _control_warnings(self) -> dict[str, Any]:
+        if all(c.controls is None for c in self.checkpoints):
+            return {}
+        return {"control_warnings": [text for group in self.groups for text in group.control_warnings()]}
 
     def to_frame(self) -> pd.DataFrame:
         """One row a screened checkpoint; flat columns such as ``gap_cosine`` and ``gap_cosine_se``.
@@ -291,6 +331,20 @@ def _checkpoint_dict(c: Screened) -> dict[str, Any]:
         "requests": c.requests,
         "seconds": round(c.seconds, 3),
     }
+
+
+def _controls_dict(c: Screened, group: Group) -> dict[str, Any]:
+    """``controls`` of a checkpoint, where they were asked for."""
+    if c.controls is None:
+        return {}
+    found: dict[str, Any] = {}
+    for name in NAMES:
+        own = control(c, name)
+        figure = {"mean": own.mean, "se": own.se} if isinstance(own, Control) else {"mean": None, "se": None}
+        reason = own if isinstance(own, str) else None
+        found[name] = figure | {"rank": group.control_rank(c, name), "reason": reason}
+    read = c.controls if isinstance(c.controls, Controls) else None
+    return {"controls": found | {"sample": read and read.sample, "tensor": read and read.tensor}}
 
 
 def _part_dict(part: PairMean) -> dict[str, float | None]:

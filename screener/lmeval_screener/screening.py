@@ -23,7 +23,7 @@ from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.families import load_family
 from lmeval_screener.ranking import common_tokenizers, mismatch, rank_readings, same_tokens
-from lmeval_screener.reading import Reader, Reading, read_again
+from lmeval_screener.reading import Reader, Reading, read_again, with_controls
 from lmeval_screener.result import Failed, Result
 from lmeval_screener.targets import Target, parse_target
 from lmeval_screener.tokens.cache import ResolutionCache
@@ -46,6 +46,7 @@ def screen(
     reference: str = "reference",
     metric: Metric = "cosine",
     timeout: float = TIMEOUT,
+    controls: bool = False,
     progress: Progress | None = None,
 ) -> Result:
     """Rank checkpoints by their dispersion gap, reading only the rows that it needs.
@@ -58,6 +59,7 @@ def screen(
         reference: The everyday token set, likewise.
         metric: ``cosine`` or ``euclidean``: which gap ranks. Both are computed.
         timeout: Seconds for one checkpoint.
+        controls: Whether to read gauge controls too: at most 1 MB more for each checkpoint.
         progress: Called as ``progress(done, all, label)`` at the start and whenever a checkpoint ends.
 
     Returns:
@@ -77,6 +79,7 @@ def screen(
         reference=load_token_set(reference, "reference"),
         metric=metric,
         timeout=timeout,
+        controls=controls,
         progress=progress,
     )
 
@@ -88,6 +91,7 @@ def screen_targets(
     reference: TokenSet,
     metric: Metric = "cosine",
     timeout: float = TIMEOUT,
+    controls: bool = False,
     progress: Progress | None = None,
     keep_on_interrupt: bool = False,
 ) -> Result:
@@ -99,6 +103,7 @@ def screen_targets(
         reference: R.
         metric: Which gap ranks.
         timeout: Seconds for one checkpoint.
+        controls: Whether to read gauge controls too.
         progress: See :func:`screen`.
         keep_on_interrupt: Whether Ctrl-C ends the reading and returns what is done (main thread only).
 
@@ -117,7 +122,8 @@ def screen_targets(
         async with Hub() as hub:
             reader = Reader(hub, domain, reference, ResolutionCache(hub.cache))
             run = _Run(hub, reader, timeout, progress, keep_on_interrupt)
-            checkpoints = rank_readings(await run.comparable(targets), metric)
+            readings = await run.comparable(targets)
+            checkpoints = rank_readings(await with_controls(readings) if controls else readings, metric)
         meters = [hub.meter, *(snapshot.meter for snapshot in reader.snapshots)]
         return Result(
             domain=domain.name,

@@ -42,6 +42,7 @@ class ResolutionCache:
             shared=_tokens(content["shared"]),
             digit_scheme=content["digit_scheme"],
             vocabulary=content["vocabulary"],
+            sample=tuple(content["sample"]),
         )
 
     def put(
@@ -56,6 +57,7 @@ class ResolutionCache:
             "shared": resolution.shared,
             "digit_scheme": resolution.digit_scheme,
             "vocabulary": resolution.vocabulary,
+            "sample": resolution.sample,
         }
         self._cache.write("tokens", _key(tokenizer_digest, domain, reference), json.dumps(content).encode())
 

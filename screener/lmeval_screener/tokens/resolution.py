@@ -14,6 +14,9 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import DigitScheme, Vocabulary
 
+#: Rows of the sample for a matrix's mean.
+SAMPLE = 256
+
 
 class Token(NamedTuple):
     """One word that resolved: its surface form, the vocabulary's piece, the row's id, and its group."""
@@ -36,6 +39,7 @@ class Resolution:
         shared: Tokens of R that are rows of T, and so were taken out of R.
         digit_scheme: How numbers are cut up; see ``Vocabulary.digit_scheme``.
         vocabulary: Rows that the tokenizer names: its last id + 1. A matrix has more where it is padded.
+        sample: A fixed random sample of rows, for what concerns the whole matrix; see ``Vocabulary.sample``.
     """
 
     domain: tuple[Token, ...]
@@ -45,6 +49,7 @@ class Resolution:
     shared: tuple[Token, ...]
     digit_scheme: DigitScheme
     vocabulary: int
+    sample: tuple[int, ...]
 
     @property
     def domain_ids(self) -> list[int]:
@@ -86,6 +91,7 @@ def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Re
         shared,
         vocabulary.digit_scheme(),
         vocabulary.size,
+        tuple(vocabulary.sample(SAMPLE)),
     )
 
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
+import numpy as np
+
 from lmeval_screener.errors import ScreeningError
 
 Kind = Literal["byte-level", "sentencepiece"]
@@ -119,6 +121,18 @@ class Vocabulary:
     def size(self) -> int:
         """Rows that the tokenizer names: its last id + 1, added tokens included."""
         return 1 + max((*self._pieces.values(), *(token.id for token in self._added.values())), default=-1)
+
+    def sample(self, count: int) -> list[int]:
+        """A fixed random sample of the model's pieces' rows, in a fixed order: no added token, no padding.
+
+        An id is taken by the hash of its number, so a smaller sample is the beginning of a larger one.
+        """
+        ids = np.unique(np.fromiter(self._pieces.values(), dtype=np.uint64))
+        mixed = ids + np.uint64(0x9E3779B97F4A7C15)  # splitmix64's finaliser
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+        mixed ^= mixed >> np.uint64(31)
+        return [int(i) for i in ids[np.argsort(mixed)[:count]]]
 
     def piece(self, text: str) -> str:
         """How this vocabulary spells ``text``, whose leading space (if any) is part of it.
@@ -232,7 +246,7 @@ def _pieces(vocab: object) -> dict[str, int]:
     if not isinstance(vocab, dict) or not vocab:
         _refuse(f"expected `model.vocab` to hold pieces, got {type(vocab).__name__}")
     for piece, row in vocab.items():
-        if type(row) is not int or row < 0:
+        if type(row) is not int or not 0 <= row < 2**31:
             _refuse(f"expected a row id for the piece {piece!r}, got {row!r}")
     return vocab
 

@@ -59,6 +59,11 @@ class OutputProjection:
     parameters: int | None
     warnings: tuple[str, ...]
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.shape[1] * DTYPE_BITS[self.dtype] // 8
+
 
 async def find_projection(snapshot: Snapshot) -> OutputProjection:
     """The output projection of a checkpoint.
@@ -95,6 +100,25 @@ async def find_projection(snapshot: Snapshot) -> OutputProjection:
     v, d = _matrix(tensor, {*stored, *contents.tensors})
     warnings += _size_warnings(config, v)
     return OutputProjection(name, file, tensor.dtype, (v, d), tied, tensor.begin, parameters, tuple(warnings))
+
+
+async def layout(snapshot: Snapshot) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    """config.json (empty without one), and the file of every stored tensor by the tensor's name.
+
+    Raises:
+        ScreeningError: As `find_projection`.
+    """
+    config = await _json(snapshot, "config.json", "BadConfig") if "config.json" in snapshot.files else {}
+    if SINGLE in snapshot.files or INDEX not in snapshot.files:
+        file = await _only_file(snapshot, [])
+        return config, dict.fromkeys((await read_header(snapshot, file)).tensors, file)
+    shards = _weight_map(snapshot, await _json(snapshot, INDEX, "BadIndex"))
+    return config, {name: file for name, file in shards.items() if file in snapshot.files}
+
+
+def model_types(config: Mapping[str, Any]) -> list[str]:
+    """``model_type`` of config.json and of the language model inside it, the outermost first."""
+    return [level["model_type"] for level in _levels(config) if isinstance(level.get("model_type"), str)]
 
 
 def choose_tensor(names: Iterable[str], config: Mapping[str, Any], warnings: list[str]) -> tuple[str, bool]:
@@ -180,7 +204,7 @@ def _says_tied(config: Mapping[str, Any]) -> bool | None:
 
 def _tied_by_default(config: Mapping[str, Any]) -> tuple[bool, str | None]:
     """Whether the architecture ties when config.json is silent, and the architecture; None if unknown."""
-    types = [level["model_type"] for level in _levels(config) if isinstance(level.get("model_type"), str)]
+    types = model_types(config)
     if not types:
         return True, None
     return not any(name in UNTIED_BY_DEFAULT for name in types), types[0]
