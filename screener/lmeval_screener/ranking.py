@@ -164,7 +164,7 @@ def _screened(
         bytes_read=snapshot.meter.bytes_read,
         requests=snapshot.meter.requests,
         seconds=reading.seconds,
-        notes=projection.warnings,
+        notes=(*projection.warnings, *_token_notes(reading)),
         accuracy=reading.target.accuracy,
         rank=standing.rank,
         not_separated_from=tuple(labels[other] for other in standing.not_separated_from),
@@ -172,6 +172,23 @@ def _screened(
         next=standing.next,
         controls=reading.controls,
     )
+
+
+def _token_notes(reading: Reading) -> list[str]:
+    resolution, notes = reading.resolution, []
+    if resolution.never_made:
+        words = ", ".join(resolution.never_made[:5])
+        more = len(resolution.never_made) - 5
+        notes.append(
+            f"words dropped because the tokenizer never makes their piece: {words}"
+            + (f" and {more} more" if more > 0 else "")
+        )
+    if resolution.vocabulary > reading.projection.shape[0]:
+        notes.append(
+            f"the tokenizer names {resolution.vocabulary} rows, {reading.projection.name} has only "
+            f"{reading.projection.shape[0]}"
+        )
+    return notes
 
 
 def _size(reading: Reading) -> Size:
