@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         "--reference",
         default="reference",
         metavar="SET",
-        help="everyday tokens, likewise (default: reference)",
+        help="everyday tokens, likewise; reference:bare without leading spaces (default: reference)",
     )
     how.add_argument("--metric", default="cosine", choices=("cosine", "euclidean"), help="which gap ranks")
     how.add_argument(
@@ -101,6 +101,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     show = parser.add_argument_group("what to show")
     add_output(show)
+    show.add_argument(
+        "--show-tokens",
+        action="store_true",
+        help="list the pieces and rows of T and R (the JSON always does)",
+    )
     show.add_argument("--top", type=int, metavar="K", help="only the K best of each group, one a line")
     show.add_argument(
         "--accuracy",
@@ -158,7 +163,7 @@ def _screen(args: argparse.Namespace, command: str) -> int:
     if args.top is not None:
         output.write_text(labels(result, args.top))
     else:
-        output.write(report(result, command=command))
+        output.write(report(result, command=command, tokens=args.show_tokens))
     if args.top is not None or output.format == "csv":
         # These forms have no place for failures, and nothing may be lost silently.
         for failed in result.failed:

@@ -160,6 +160,8 @@ def _screened(
             resolution.dropped,
             resolution.dropped_reference,
             resolution.digit_scheme,
+            resolution.domain,
+            resolution.reference,
         ),
         bytes_read=snapshot.meter.bytes_read,
         requests=snapshot.meter.requests,

@@ -32,15 +32,18 @@ _SHORT = {"within_domain": "in T", "between": "T, R", "within_reference": "in R"
 _SCOPES = {"within groups": "all, inside groups", "overall": "all, across groups (not supported)"}
 
 
-def report(result: Result, *, command: str = "") -> Document:
+def report(result: Result, *, command: str = "", tokens: bool = False) -> Document:
     """The report of a screening.
 
     Args:
         result: What was screened.
         command: The command that did it; empty where none did.
+        tokens: Whether to list the pieces and rows of T and R.
     """
     found = agreements(result)
     sections = [_group(group, result) for group in result.groups]
+    if tokens:
+        sections.append(tokens_section(result))
     if (controls := controls_section(result)) is not None:
         sections.append(controls)
     if found:
@@ -204,6 +207,23 @@ def _tokens(group: Group) -> str:
             words = ", ".join(word.strip() for word in dropped)
             text += f"; words of {name} that are no single token: {words}"
     return text
+
+
+def tokens_section(result: Result) -> Section:
+    """The pieces and rows of T and R, once for each family or tokenizer."""
+    rows = [
+        {"family": entry["family"], "set": name, "variant": " and ".join(entry[side]["variants"])}
+        | {"tokens": " ".join(f"{piece}:{row}" for piece, row in entry[side]["pieces"].items())}
+        for entry in result.to_dict()["tokens"]
+        for side, name in (("domain", f"T, {result.domain}"), ("reference", f"R, {result.reference}"))
+    ]
+    columns = [
+        Column("family", "Family"),
+        Column("set", "Set"),
+        Column("variant", "Variant"),
+        Column("tokens", "Piece:row"),
+    ]
+    return Section("Tokens compared", [Table(rows, columns, "Tokens", name="tokens-table")], name="tokens")
 
 
 def controls_section(result: Result) -> Section | None:

@@ -6,6 +6,7 @@ The contract, ``screen-checkpoints/1``, is documented in docs/screener.md; :meth
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +16,7 @@ from lmeval_dispersion.geometry import METRICS, Metric, PairMean
 from lmeval_screener.controls import NAMES, Control, Controls, reversals
 from lmeval_screener.gap import Gap
 from lmeval_screener.targets import label, step_key
+from lmeval_screener.tokens.resolution import Token
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,6 +47,8 @@ class TokenInfo:
         dropped: Words of T that are no single piece of the tokenizer.
         dropped_reference: Words of R likewise.
         digit_scheme: How the tokenizer writes numbers.
+        domain_tokens: The tokens of T: surface form, piece, id, group.
+        reference_tokens: Those of R.
     """
 
     domain: int
@@ -52,6 +56,13 @@ class TokenInfo:
     dropped: tuple[str, ...]
     dropped_reference: tuple[str, ...]
     digit_scheme: str
+    domain_tokens: tuple[Token, ...] = ()
+    reference_tokens: tuple[Token, ...] = ()
+
+    @staticmethod
+    def variants(tokens: Sequence[Token]) -> list[str]:
+        """How the words of a set are looked up: ``bare``, ``space``, or both."""
+        return sorted({"space" if token.text.startswith(" ") else "bare" for token in tokens})
 
 
 class Next(NamedTuple):
@@ -223,6 +234,7 @@ class Result:
                 for c in group.checkpoints
             ],
             **self._control_warnings(),
+            "tokens": self._tokens(),
             "failed": [
                 {"repo": f.repo, "revision": f.revision, "error": f.error, "message": f.message}
                 for f in self.failed
@@ -234,6 +246,21 @@ class Result:
                 "seconds": round(self.seconds, 3),
             },
         }
+
+    def _tokens(self) -> list[dict[str, Any]]:
+        """T and R of each tokenizer group, once: the members compare the same pieces at the same rows."""
+        first = {c.family: c.tokens for c in reversed(self.checkpoints)}
+        return [
+            {"family": family}
+            | {
+                side: {"variants": TokenInfo.variants(tokens), "pieces": {t.piece: t.id for t in tokens}}
+                for side, tokens in (
+                    ("domain", info.domain_tokens),
+                    ("reference", info.reference_tokens),
+                )
+            }
+            for family, info in reversed(first.items())
+        ]
 
     def _control_warnings(self) -> dict[str, Any]:
         if all(c.controls is None for c in self.checkpoints):

@@ -9,7 +9,7 @@ from lmeval_screener.tokens.resolution import Resolution, Token
 from lmeval_screener.tokens.sets import TokenSet
 
 # Part of every entry's key: raise it when the rule of resolution or the layout of an entry changes.
-_VERSION = 2
+_VERSION = 3
 
 
 class ResolutionCache:
