@@ -17,6 +17,7 @@ SCREENING_CODES: dict[str, str] = {
     "NoSafetensors": "the weights are stored only as GGUF, .bin, .pth or not at all",
     "AdapterOnly": "the repository holds an adapter, not a model's own matrices",
     "QuantizedTensor": "the output projection is stored packed, or with scales beside it",
+    "SlicedTensor": "the output projection is stored in slices (torch's distributed checkpoint)",
     "NoOutputProjection": "no output projection was found, or config.json contradicts what is stored",
     "BadConfig": "config.json is not a JSON object",
     "BadIndex": "the index of the shards is broken, or does not fit the shards",

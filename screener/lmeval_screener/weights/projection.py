@@ -12,6 +12,7 @@ The rule, in transformers' own order of preference:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ from lmeval_screener.weights.safetensors import DTYPE_BITS, FLOAT_DTYPES, Tensor
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_DCP_FILE = re.compile(r"shard-\d+-model.*\.safetensors")
 #: First request of a shard's header: so many bytes per tensor and some, enough for nearly all names.
 _PER_TENSOR, _SOME = 140, 2048
 
@@ -69,9 +71,9 @@ async def find_projection(snapshot: Snapshot) -> OutputProjection:
     """The output projection of a checkpoint.
 
     Raises:
-        ScreeningError: ``NoSafetensors``, ``AdapterOnly``, ``QuantizedTensor``, ``NoOutputProjection``,
-            ``BadConfig``, ``BadIndex``, ``BadHeader``, or an error of the connection. The message of the
-            first four begins "cannot be screened because".
+        ScreeningError: ``NoSafetensors``, ``AdapterOnly``, ``SlicedTensor``, ``QuantizedTensor``,
+            ``NoOutputProjection``, ``BadConfig``, ``BadIndex``, ``BadHeader``, or an error of the connection.
+            The message of the first five begins "cannot be screened because".
     """
     config = await _json(snapshot, "config.json", "BadConfig") if "config.json" in snapshot.files else {}
     warnings: list[str] = []
@@ -98,6 +100,8 @@ async def find_projection(snapshot: Snapshot) -> OutputProjection:
         parameters = snapshot.parameters or await _parameters(snapshot, index, set(shards.values()), bits)
     tensor = contents.tensors[name]
     v, d = _matrix(tensor, {*stored, *contents.tensors})
+    if name in contents.slices and not _is_whole(snapshot, config, contents.slices[name], (v, d)):
+        raise sliced(f"{name} in {file}")
     warnings += _size_warnings(config, v)
     return OutputProjection(name, file, tensor.dtype, (v, d), tied, tensor.begin, parameters, tuple(warnings))
 
@@ -226,6 +230,8 @@ async def _only_file(snapshot: Snapshot, warnings: list[str]) -> str:
     if len(weights) == 1:
         warnings.append(f"{SINGLE} is not stored; {weights[0]}, the only safetensors file, was read")
         return weights[0]
+    if weights and all(_DCP_FILE.match(path) for path in weights):
+        raise sliced(f"{weights[0]} and {len(weights) - 1} more")
     if weights:
         raise _cannot(
             "NoSafetensors",
@@ -233,6 +239,30 @@ async def _only_file(snapshot: Snapshot, warnings: list[str]) -> str:
             "the upload may be incomplete",
         )
     raise await without_weights(snapshot)
+
+
+def _is_whole(
+    snapshot: Snapshot, config: Mapping[str, Any], offsets: tuple[int, ...] | None, shape: tuple[int, int]
+) -> bool:
+    """Whether what a distributed checkpoint stored under a tensor's name is all of it, by config.json."""
+    alone = sum(_DCP_FILE.match(path) is not None for path in snapshot.files) <= 1
+    sizes = [
+        (level["vocab_size"], level["hidden_size"])
+        for level in _levels(config)
+        if type(level.get("vocab_size")) is int and type(level.get("hidden_size")) is int
+    ]
+    fits = bool(sizes) and shape[0] >= sizes[0][0] and shape[1] == sizes[0][1]
+    return alone and offsets == (0, 0) and fits
+
+
+def sliced(what: str) -> ScreeningError:
+    """The error of a distributed checkpoint whose files hold slices under the tensors' usual names."""
+    return _cannot(
+        "SlicedTensor",
+        f"{what} hold slices of torch's distributed checkpoint under the tensors' usual names",
+        "put them together first (HuggingFaceStorageWriter(..., enable_consolidation=True) when saving, or "
+        "torch.distributed.checkpoint._consolidate_hf_safetensors.consolidate_safetensors_files)",
+    )
 
 
 def _weight_map(snapshot: Snapshot, index: Mapping[str, Any]) -> Mapping[str, str]:
