@@ -11,7 +11,6 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmeval_dispersion import __version__
@@ -19,6 +18,7 @@ from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.options import Output, add_output
 
 if TYPE_CHECKING:
+    from lmeval_screener.result import Result
     from lmeval_screener.screening import Progress
 
 _EPILOG = """\
@@ -27,11 +27,13 @@ checkpoints:
   ORG/NAME@REVISION         a branch, tag or commit of it
   'ORG/NAME@step*'          every branch and tag that matches: a training trajectory
   path/to/folder            a local folder in transformers' layout
+  path/to/run               a training run: its checkpoint-*, step_*, iter_* or global_step* folders
 
 examples:
   screen-checkpoints --family qwen2.5 --domain math
   screen-checkpoints Qwen/Qwen2.5-7B Qwen/Qwen2.5-Math-7B ./my-finetune --top 1
   screen-checkpoints 'EleutherAI/pythia-410m@step*' --output pythia.html
+  screen-checkpoints run1 --accuracy results/:gsm8k
 
 HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and HF_HOME work as in huggingface_hub.
 exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed.
@@ -106,12 +108,18 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="list the pieces and rows of T and R (the JSON always does)",
     )
-    show.add_argument("--top", type=int, metavar="K", help="only the K best of each group, one a line")
+    show.add_argument(
+        "--top",
+        type=int,
+        metavar="K",
+        help="only the K best of each group: their names, one a line, or a report of them with --format or "
+        "the suffix of --output",
+    )
     show.add_argument(
         "--accuracy",
-        type=Path,
-        metavar="FILE.csv",
-        help="columns repo,accuracy: how well the ranking agrees with them",
+        metavar="SOURCE",
+        help="how well the ranking agrees with accuracies: lm-eval's results_*.json or a folder of them "
+        "(PATH:TASK where they hold several), a CSV file with the columns repo,accuracy, or hub:TASK",
     )
     parser.add_argument("--version", action="version", version=f"lmeval-dispersion {__version__}")
     return parser
@@ -128,51 +136,66 @@ def _screen(args: argparse.Namespace, command: str) -> int:
     from lmeval_screener.demo import demo_targets
     from lmeval_screener.families import load_family
     from lmeval_screener.screening import screen_targets
-    from lmeval_screener.targets import parse_target
     from lmeval_screener.tokens.sets import load_token_set
+    from lmeval_screener.training_runs import parse_targets
 
-    targets = [parse_target(text) for text in args.checkpoints]
+    targets = parse_targets(args.checkpoints)
     if args.family is not None:
         targets += load_family(args.family, args.families).checkpoints
     elif args.families is not None:
         raise UsageError("expected --family NAME with --families, got no name; --list-families shows them")
     if args.demo:
         targets += demo_targets()
+    domain, reference = load_token_set(args.domain, "domain"), load_token_set(args.reference, "reference")
+    accuracies = None
+    if args.accuracy is not None:
+        from lmeval_screener.accuracies import read_accuracies
+
+        accuracies = read_accuracies(args.accuracy, targets)
     with _progress() as progress:
         result = screen_targets(
             targets,
-            domain=load_token_set(args.domain, "domain"),
-            reference=load_token_set(args.reference, "reference"),
+            domain=domain,
+            reference=reference,
             metric=args.metric,
             timeout=args.timeout,
             controls=args.controls,
+            accuracies=accuracies,
             progress=progress,
             keep_on_interrupt=True,
         )
-    mistake = None
-    if args.accuracy is not None:
-        from lmeval_screener.accuracies import with_accuracies
 
-        try:
-            result = with_accuracies(result, args.accuracy)
-        except UsageError as error:
-            mistake = error  # what was screened is printed all the same
+    from lmeval_screener.report import report
 
-    from lmeval_screener.report import labels, report
-
-    if args.top is not None:
-        output.write_text(labels(result, args.top))
+    only_names = args.top is not None and args.format is None and output.format == "table"
+    if only_names:
+        _print_best(result, args.top, output)
     else:
-        output.write(report(result, command=command, tokens=args.show_tokens))
-    if args.top is not None or output.format == "csv":
+        meaning = accuracies.meaning if accuracies else "measured when the demo was trained" * args.demo
+        output.write(report(result, command=command, accuracy=meaning, top=args.top, tokens=args.show_tokens))
+    if only_names or output.format == "csv":
         # These forms have no place for failures, and nothing may be lost silently.
         for failed in result.failed:
             print(f"screen-checkpoints: {failed.label}: {failed.error}: {failed.message}", file=sys.stderr)
-    if mistake is not None:
-        raise mistake
     if not result.failed:
         return 0
     return 3 if result.checkpoints else 1
+
+
+def _print_best(result: Result, top: int, output: Output) -> None:
+    """The labels of the best, one a line; the groups' names go to stderr, so that a pipe gets labels only."""
+    from lmeval_screener.answer import title
+    from lmeval_screener.report import labels
+
+    lines: list[str] = []
+    for group in result.groups:
+        best = labels(group, top)
+        print(f"{title(group)}: {len(best)} of {len(group.checkpoints)}", file=sys.stderr, flush=True)
+        if output.path is None:
+            output.write_text("".join(f"{line}\n" for line in best))
+        lines += best
+    if output.path is not None:
+        output.write_text("".join(f"{line}\n" for line in lines))
 
 
 def _families(path: str | None) -> str:

@@ -168,6 +168,7 @@ def _screened(
         seconds=reading.seconds,
         notes=(*projection.warnings, *_token_notes(reading)),
         accuracy=reading.target.accuracy,
+        negative_control=reading.target.negative_control,
         rank=standing.rank,
         not_separated_from=tuple(labels[other] for other in standing.not_separated_from),
         tied_with=standing.tied_with,

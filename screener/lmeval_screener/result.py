@@ -17,6 +17,7 @@ from lmeval_screener.controls import NAMES, Control, Controls, reversals
 from lmeval_screener.gap import Gap
 from lmeval_screener.targets import label, step_key
 from lmeval_screener.tokens.resolution import Token
+from lmeval_screener.training_runs import training_and_step
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,6 +98,7 @@ class Screened:
         seconds: From the first request to the last row.
         notes: What a reader of the number should know (contradictory configuration and the like).
         accuracy: Accuracy that somebody supplied, None otherwise.
+        negative_control: Whether it is known not to have learned what the others learned.
         rank: Rank within (family, scale), 1 for the largest G; equal means share the better rank.
         not_separated_from: Labels of the group's checkpoints within two paired standard errors, each pair by
             itself.
@@ -119,6 +121,7 @@ class Screened:
     seconds: float
     notes: tuple[str, ...] = ()
     accuracy: float | None = None
+    negative_control: bool = False
     rank: int = 0
     not_separated_from: tuple[str, ...] = ()
     tied_with: tuple[int, int] = (0, 0)
@@ -155,10 +158,18 @@ class Group:
     checkpoints: tuple[Screened, ...]
 
     def trajectory(self) -> tuple[Screened, ...] | None:
-        """The members in the order of their steps where all are revisions of one repository, else None."""
-        if len(self.checkpoints) < 2 or len({c.repo for c in self.checkpoints}) > 1:
+        """The members in the order of their steps where all are of one training, else None.
+
+        They are revisions of one repository, or folders of one local run, whose own folder holds the last.
+        """
+        found = {
+            c: training_and_step(c.repo, c.requested_revision, local=c.revision is None)
+            for c in self.checkpoints
+        }
+        steps = {c: step for c, (_, step) in found.items()}
+        if len(found) < 2 or len({training for training, _ in found.values()}) > 1 or not any(steps.values()):
             return None
-        return tuple(sorted(self.checkpoints, key=lambda c: step_key(c.requested_revision or "")))
+        return tuple(sorted(found, key=lambda c: (steps[c] is None, step_key(steps[c] or ""))))
 
     def control_rank(self, checkpoint: Screened, name: str) -> int | None:
         """Rank of a member by a control, ``centred`` or ``final_norm``; None where it is not known."""

@@ -23,6 +23,7 @@ class Target:
         scale: Scale that the family states; None where the headers have to tell.
         local: Whether ``repo`` is a folder.
         accuracy: Accuracy that somebody measured, None otherwise.
+        negative_control: Whether it is known not to have learned what the others learned.
         refused: Code and sentence where ``repo`` is something that cannot be understood.
     """
 
@@ -32,6 +33,7 @@ class Target:
     scale: str | None = None
     local: bool = False
     accuracy: float | None = None
+    negative_control: bool = False
     refused: tuple[str, str] | None = None
 
     @property
@@ -79,5 +81,5 @@ def step_number(revision: str) -> float | None:
     >>> step_number("stage1-step140000-tokens588B"), step_number("main")
     (140000.0, None)
     """
-    found = re.search(r"step[-_]?(\d+)", revision, re.IGNORECASE) or re.search(r"(\d+)", revision)
+    found = re.search(r"step[-_=]?(\d+)", revision, re.IGNORECASE) or re.search(r"(\d+)", revision)
     return float(found.group(1)) if found else None

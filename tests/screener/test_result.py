@@ -45,7 +45,7 @@ def test_failed_checkpoints_come_in_the_order_in_which_they_were_asked_for(tmp_p
         (tmp_path / name).mkdir()
     failed = screen(names).failed
     assert [line.repo for line in failed] == names
-    assert {line.error for line in failed} == {"NoSafetensors"}
+    assert {line.error for line in failed} == {"FolderNotFound"}
 
 
 def test_the_tokens_of_a_tokenizer_are_listed_once_with_their_variants(result):
