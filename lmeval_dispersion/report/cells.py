@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from lmeval_dispersion.report.document import Column, Row, Table
@@ -57,6 +58,33 @@ def number(value: Any) -> int | float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return value
+
+
+def text_rows(table: Table) -> tuple[list[Row | None], str]:
+    """The rows that a text shows, None where some are left out, and a sentence that says how many."""
+    if not table.excerpt:
+        return list(table.rows), table.more
+    rows: list[Row | None] = []
+    before = -1
+    for place in table.excerpt:
+        rows += [*([None] if place > before + 1 else []), table.rows[place]]
+        before = place
+    count = f"{len(table.excerpt)} of {len(table.rows)} rows; all of them: --format csv, or -o page.html."
+    return rows, f"{count} {table.more}".strip()
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """The last parts of paths and repositories, as few as tell all of them apart; what a chart calls them.
+
+    >>> short_names(["org/a-7b", "ours/b-7b"]), short_names(["x/run/last", "y/run/last", "y/top"])
+    (['a-7b', 'b-7b'], ['x/run/last', 'y/run/last', 'y/top'])
+    """
+    parts = [name.rstrip("/").split("/") for name in names]
+    for count in range(1, max(map(len, parts), default=0) + 1):
+        short = ["/".join(part[-count:]) for part in parts]
+        if len(set(short)) == len(set(names)):
+            return short
+    return list(names)
 
 
 def is_numeric(table: Table, column: Column) -> bool:

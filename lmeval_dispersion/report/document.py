@@ -60,6 +60,8 @@ class Table:
         caption: What the table holds, in one line.
         name: Anchor on a page, key among JSON tables; empty for one made from the caption.
         more: What a reader is told of rows that were left out; empty where none were.
+        excerpt: Positions of the rows that texts (terminal, Markdown) show; empty for all. They say how many
+            there are; pages show all.
     """
 
     rows: Sequence[Row]
@@ -67,6 +69,7 @@ class Table:
     caption: str
     name: str = ""
     more: str = ""
+    excerpt: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lmeval_dispersion.report.cells import cell, is_numeric, shown
+from lmeval_dispersion.report.cells import cell, is_numeric, shown, text_rows
 from lmeval_dispersion.report.document import Code, Document, Facts, Note, Part, Table, Text
 
 
@@ -48,8 +48,8 @@ def _blocks(part: Part, seen: set[tuple[str, str]]) -> Iterator[str]:
     elif isinstance(part, Table):
         yield f"**{part.caption}**"
         yield _table(part)
-        if part.more:
-            yield part.more
+        if more := text_rows(part)[1]:
+            yield more
         hints = {(c.heading, c.hint) for c in part.columns if c.hint}
         told = [f"- {c.heading}: {c.hint}" for c in part.columns if (c.heading, c.hint) in hints - seen]
         seen |= hints
@@ -60,7 +60,8 @@ def _blocks(part: Part, seen: set[tuple[str, str]]) -> Iterator[str]:
 def _table(table: Table) -> str:
     rule = "".join("--:|" if is_numeric(table, column) else "---|" for column in table.columns)
     lines = [_line([column.heading for column in table.columns]), f"|{rule}"]
-    lines += [_line([cell(row, column) for column in table.columns]) for row in table.rows]
+    for row in text_rows(table)[0]:
+        lines.append(_line(["…"] if row is None else [cell(row, column) for column in table.columns]))
     return "\n".join(lines)
 
 

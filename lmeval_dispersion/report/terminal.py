@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from lmeval_dispersion.report.cells import cell, is_numeric, shown
+from lmeval_dispersion.report.cells import cell, is_numeric, shown, text_rows
 from lmeval_dispersion.report.document import Code, Column, Document, Facts, Note, Part, Section, Table, Text
 
 _PROSE = 100  # sentences in longer lines are hard to read
@@ -23,7 +23,7 @@ _SPELLED = {"±": "+/-", "≈": "~", "−": "-", "–": "-", "—": "-", "…": 
 
 
 def terminal_text(document: Document, *, width: int, colour: bool, encoding: str = "utf-8") -> str:
-    """The report as lines of at most ``width`` characters; charts and the command are left out.
+    """The report as lines of at most ``width`` characters, without charts, command and tables of details.
 
     A table that is too wide takes its columns' short headings, then leaves out columns by ``Column.drop``;
     numbers are never cut. A hint is told once, below the first table that shows its column.
@@ -94,7 +94,8 @@ class _Writer:
             self._break()
             self._prose(section.heading, "bold underline")
         for part in section.parts:
-            self._part(part)
+            if not (section.details and isinstance(part, Table)):
+                self._part(part)
 
     def _part(self, part: Part) -> None:
         if isinstance(part, Text):
@@ -131,15 +132,17 @@ class _Writer:
                 overflow="fold",
                 min_width=narrowest,
             )
-        for row in table.rows:
-            lines.add_row(*(RichText(self._fit(cell(row, column))) for column in columns))
+        rows, more = text_rows(table)
+        for row in rows:
+            texts = ["…"] if row is None else [cell(row, column) for column in columns]
+            lines.add_row(*(RichText(self._fit(text)) for text in texts))
         self._break()
         # Where even the columns that never go do not fit, lines are too long rather than digits cut.
         self._console.print(lines, width=max(self._width, _together(least)), crop=False, no_wrap=True)
         if not table.rows:
             self._prose("none")
-        if table.more:
-            self._prose(table.more, "dim")
+        if more:
+            self._prose(more, "dim")
         for column in columns:
             if column.hint and (column.heading, column.hint) not in self._told:
                 self._told.add((column.heading, column.hint))
@@ -159,7 +162,7 @@ class _Writer:
 
     def _least(self, table: Table, column: Column, short: bool, folded: int) -> int:
         """How narrow a column may become: numbers are kept whole, texts may be folded."""
-        texts = [self._fit(cell(row, column)) for row in table.rows]
+        texts = [self._fit(cell(row, column)) for row in text_rows(table)[0] if row is not None]
         natural = max(map(len, [self._heading(column, short), *texts]))
         return natural if is_numeric(table, column) else min(natural, folded)
 

@@ -1,31 +1,126 @@
-"""Accuracies that somebody supplied, beside the gaps."""
+"""Accuracies that somebody supplied: read from lm-eval's results, a CSV file or the Hub, matched by name.
+
+They are read and matched before anything is screened, so that a name that fits nothing costs no request.
+"""
 
 from __future__ import annotations
 
+import csv
+import fnmatch
+import json
 import math
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lmeval_screener.agreement import Agreement, accuracies_from_file, agreement
+from lmeval_dispersion.errors import UsageError
+from lmeval_screener.agreement import Agreement, agreement
 from lmeval_screener.result import Result
+from lmeval_screener.targets import Target, label
+from lmeval_screener.training_runs import run_and_step
+from lmeval_screener.yaml_fields import nearest
+
+HUB = "hub:"
+# What counts as a task's accuracy in lm-eval's results, the first that is there.
+_METRICS = ("acc", "exact_match", "em", "pass@1", "pass_at_1", "acc_norm", "prompt_level_strict_acc")
+_FILTERS = ("none", "strict-match")
+_SEARCHES = 8  # repositories asked for their results at a time
 
 
-def with_accuracies(result: Result, path: str | Path) -> Result:
-    """The result with the accuracies of a CSV file.
+@dataclass(frozen=True)
+class Rated:
+    """An accuracy as its source has it.
+
+    Attributes:
+        name: The checkpoint, as the source writes it.
+        revision: Its revision; None where the source names none.
+        accuracy: In the source's unit.
+        place: Where it stands, for messages.
+    """
+
+    name: str
+    revision: str | None
+    accuracy: float
+    place: str
+
+
+@dataclass(frozen=True)
+class Accuracies:
+    """Accuracies of one source.
+
+    Attributes:
+        rated: All of them.
+        meaning: What they are, such as ``gsm8k, exact_match,strict-match (5 of lm-eval's result files)``.
+        complete: Whether each of them has to be of a checkpoint that is screened, as in a CSV file.
+    """
+
+    rated: tuple[Rated, ...]
+    meaning: str
+    complete: bool = True
+
+    def check(self, targets: Sequence[Target]) -> None:
+        """Make sure that they fit what is to be screened; a glob of revisions fits what it matches.
+
+        Raises:
+            UsageError: A name fits no target or several, two are of one, or none fits at all.
+        """
+        taken: dict[str, Rated] = {}
+        for one in self.rated:
+            found = _matches(one, targets)
+            if len(found) > 1:
+                names = ", ".join(target.label for target in found[:4])
+                raise UsageError(
+                    f"{one.place}: {label(one.name, one.revision)} is screened {len(found)} times, as {names}"
+                    f"{', …' if len(found) > 4 else ''}; name one of them, a revision in `revision`"
+                )
+            if not found and self.complete:
+                name, known = label(one.name, one.revision), _short_names(targets)
+                raise UsageError(
+                    f"{one.place}: expected a checkpoint that is screened, got {name!r}"
+                    f"{nearest(name, known)}; screened: {_listed(known)}"
+                )
+            for target in found:
+                if not target.is_glob and taken.setdefault(target.label, one) is not one:
+                    raise UsageError(
+                        f"{one.place}: {target.label} is there twice; expected one accuracy per checkpoint"
+                    )
+        if not taken and not any(_matches(one, targets) for one in self.rated):
+            raise UsageError(
+                f"expected accuracies of what is screened ({_listed(_short_names(targets))}), got those of "
+                f"{_listed([label(one.name, one.revision) for one in self.rated])}"
+            )
+
+    def of(self, targets: Sequence[Target]) -> list[Target]:
+        """The targets, globs expanded, each with its accuracy of this source and of no other."""
+        matches = ((one, _matches(one, targets)) for one in self.rated)
+        found = {places[0].label: one.accuracy for one, places in matches if len(places) == 1}
+        return [replace(target, accuracy=found.get(target.label)) for target in targets]
+
+
+def read_accuracies(source: str, targets: Sequence[Target]) -> Accuracies:
+    """Accuracies of lm-eval's results, of a CSV file, or of the Hub, checked against the targets.
+
+    Args:
+        source: ``FILE.csv`` with the columns ``repo`` (or ``checkpoint``, ``name``), ``accuracy`` and
+            optionally ``revision``; ``results_*.json`` or a folder of them, with ``:TASK`` where they hold
+            more than one task; or ``hub:TASK``, the results in the repositories' ``.eval_results``.
+        targets: What is to be screened.
 
     Raises:
-        UsageError: See :func:`lmeval_screener.agreement.accuracies_from_file`.
+        UsageError: It cannot be read as one of these, holds no accuracy of the task, or fits no target; see
+            :meth:`Accuracies.check`.
     """
-    # Failed checkpoints may be in the file too; that is no mistake of its author.
-    known = [(c.repo, c.requested_revision) for c in result.checkpoints]
-    known += [(failed.repo, failed.revision) for failed in result.failed]
-    found = accuracies_from_file(path, known)
-    checkpoints = tuple(
-        replace(c, accuracy=None if math.isnan(value) else value)
-        for c, value in zip(result.checkpoints, found, strict=False)
-    )
-    return replace(result, checkpoints=checkpoints)
+    path = Path(source).expanduser()
+    if source.startswith(HUB):
+        found = _from_hub(source[len(HUB) :], targets)
+    elif path.is_dir() or path.suffix == ".json" or (":" in source and not path.exists()):
+        found = _from_results(source)
+    else:
+        found = _from_csv(path)
+    found.check(targets)
+    return found
 
 
 def agreements(result: Result) -> list[Agreement]:
@@ -45,3 +140,226 @@ def agreement_dict(line: Agreement) -> dict[str, Any]:
         key: None if isinstance(value, float) and math.isnan(value) else value
         for key, value in values.items()
     }
+
+
+# --- names ----------------------------------------------------------------------------------------------
+
+
+def _matches(one: Rated, targets: Sequence[Target]) -> list[Target]:
+    """The targets that a name stands for: the one of exactly that label, else all that it may mean."""
+    name = label(one.name, one.revision)
+    exact = [target for target in targets if target.label == name]
+    return exact or [target for target in targets if _may_mean(one, target)]
+
+
+def _may_mean(one: Rated, target: Target) -> bool:
+    repo, revision = one.name, one.revision
+    if revision is None and "@" in repo:
+        repo, revision = repo.rsplit("@", 1)
+    names = {target.repo, target.repo.rpartition("/")[2]}
+    if target.local:
+        # As the tables print a folder: its last part, or its step in a training run.
+        path = Path(target.repo)
+        names |= {path.name, str(path.resolve())}
+        if run := run_and_step(target.repo):
+            names |= {run[1], f"{Path(run[0]).name}/{run[1]}"}
+        return revision is None and (repo in names or bool(_folder_names(repo) & names))
+    if revision is None:
+        is_revision = "/" not in repo and fnmatch.fnmatchcase(repo, target.revision or "")
+        return is_revision or (repo in names and not target.is_glob)
+    return repo in names and fnmatch.fnmatchcase(revision, target.revision or "main")
+
+
+def _folder_names(name: str) -> set[str]:
+    """What a path names wherever the folder lies now: lm-eval's results keep that of another machine."""
+    path = Path(name).expanduser()
+    if not name.startswith(("/", ".", "~")):
+        return {str(path.resolve())}
+    run = run_and_step(name)
+    return {str(path.resolve()), f"{Path(run[0]).name}/{run[1]}" if run else path.name}
+
+
+def _short_names(targets: Sequence[Target]) -> list[str]:
+    return [Path(target.repo).name if target.local else target.label for target in targets]
+
+
+def _listed(names: Sequence[str], most: int = 12) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+# --- a CSV file -----------------------------------------------------------------------------------------
+
+
+def _from_csv(path: Path) -> Accuracies:
+    rated = [
+        Rated(row["repo"], row.get("revision") or None, _number(row["accuracy"], place), place)
+        for place, row in _rows(path)
+    ]
+    if not rated:
+        raise UsageError(f"{path}: expected a line for each checkpoint, got none")
+    return Accuracies(tuple(rated), str(path))
+
+
+def _rows(path: Path) -> list[tuple[str, dict[str, str]]]:
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, restkey="", restval="")
+            heads = [name.strip().lower() for name in reader.fieldnames or ()]
+            reader.fieldnames = ["repo" if name in ("checkpoint", "name") else name for name in heads]
+            for column in ("repo", "accuracy"):
+                if column not in reader.fieldnames:
+                    raise UsageError(
+                        f"{path}: expected a first line with repo, accuracy and optionally revision, "
+                        f"got {', '.join(heads) or 'nothing'}"
+                    )
+            rows = []
+            for row in reader:
+                place = f"{path}: line {reader.line_num}"
+                if "" in row:
+                    raise UsageError(f"{place}: expected {len(reader.fieldnames)} values")
+                rows.append((place, {key: value.strip() for key, value in row.items()}))
+            return rows
+    except OSError as error:
+        raise UsageError(f"{path}: expected a readable CSV file, got {error.strerror or error}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{path}: expected a CSV file in UTF-8, got: {error}") from error
+
+
+def _number(value: object, place: str) -> float:
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise UsageError(f"{place}: expected an accuracy that is a number, such as 49.8, got {value!r}")
+    return number
+
+
+# --- lm-eval's results ----------------------------------------------------------------------------------
+
+
+def _from_results(source: str) -> Accuracies:
+    path, task = Path(source).expanduser(), ""
+    if not path.exists() and ":" in source:
+        place, _, task = source.rpartition(":")
+        path = Path(place).expanduser()
+    files = sorted(path.rglob("results_*.json")) if path.is_dir() else [path]
+    runs = [(file, _results(file)) for file in files]
+    if not runs:
+        raise UsageError(f"{path}: expected lm-eval's results_*.json in the folder, found none")
+    tasks = {name: None for _, run in runs for name in _tasks(run)}
+    if not task:
+        if len(tasks) != 1:
+            raise UsageError(
+                f"{path} holds {len(tasks)} tasks ({_listed(list(tasks))}); name one: {path}:TASK"
+            )
+        task = next(iter(tasks))
+    chosen = [(file, run) for file, run in runs if task in run["results"]]
+    if not chosen:
+        raise UsageError(
+            f"{path}: expected the task {task}, got {_listed(list(tasks))}{nearest(task, tasks)}"
+        )
+    metric = _metric(task, [run["results"][task] for _, run in chosen], path)
+    latest: dict[tuple[str, str | None], Rated] = {}
+    for file, run in sorted(chosen, key=lambda pair: (_date(pair[1]), str(pair[0]))):
+        name, revision = _model(run, file)
+        value = _number(run["results"][task][metric], str(file))
+        latest[name, revision] = Rated(name, revision, value, str(file))
+    count = f"{len(chosen)} of lm-eval's result files" if len(chosen) > 1 else chosen[0][0].name
+    return Accuracies(tuple(latest.values()), f"{task}, {metric} ({count})", complete=False)
+
+
+def _results(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{file}: expected lm-eval's results, got {error.strerror or error}") from error
+    except ValueError as error:
+        raise UsageError(f"{file}: expected lm-eval's results as JSON, got: {error}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
+        raise UsageError(f"{file}: expected lm-eval's results with the key `results`, got other JSON")
+    return content
+
+
+def _tasks(run: Mapping[str, Any]) -> list[str]:
+    """The tasks that were asked for: those of no group."""
+    members = {name for names in (run.get("group_subtasks") or {}).values() for name in names}
+    return [name for name in run["results"] if name not in members] or list(run["results"])
+
+
+def _metric(task: str, results: Sequence[Mapping[str, Any]], path: Path) -> str:
+    """The key of the task's accuracy that all results have."""
+    common = [key for key in results[0] if all(key in other for other in results)]
+    for metric in _METRICS:
+        keys = [key for key in common if key.partition(",")[0] == metric]
+        for key in (*(f"{metric},{name}" for name in _FILTERS), *keys):
+            if key in keys:
+                return key
+    have = [key for key in common if isinstance(results[0][key], float) and "_stderr" not in key]
+    raise UsageError(
+        f"{path}: expected an accuracy of {task} ({', '.join(_METRICS)}), got {_listed(have) or 'none'}; "
+        "supply the numbers as a CSV file"
+    )
+
+
+def _model(run: Mapping[str, Any], file: Path) -> tuple[str, str | None]:
+    arguments = (run.get("config") or {}).get("model_args") or {}
+    if isinstance(arguments, str):
+        arguments = dict(part.partition("=")[::2] for part in arguments.split(","))
+    name = arguments.get("pretrained") or arguments.get("model") or run.get("model_name")
+    if not name:
+        raise UsageError(f"{file}: expected the model's name in config.model_args, got none")
+    return str(name), arguments.get("revision") or None
+
+
+def _date(run: Mapping[str, Any]) -> float:
+    date = run.get("date")
+    return float(date) if isinstance(date, (int, float)) else 0.0
+
+
+# --- the Hub --------------------------------------------------------------------------------------------
+
+
+def _from_hub(task: str, targets: Sequence[Target]) -> Accuracies:
+    """The results that repositories publish in ``.eval_results``, by huggingface_hub."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    repos = list(dict.fromkeys(target.repo for target in targets if not target.local))
+    if not task or not repos:
+        raise UsageError(f"expected {HUB}TASK and repositories of the Hub, got {HUB}{task} and {len(repos)}")
+    api = HfApi()
+
+    def published(repo: str) -> list[Any]:
+        try:
+            return api.model_info(repo, expand=["evalResults"], timeout=30).eval_results or []
+        except HfHubHTTPError as error:
+            if error.response is not None and error.response.status_code in (401, 403, 404):
+                return []  # its screening will say what is wrong with it
+            raise
+
+    try:
+        with ThreadPoolExecutor(_SEARCHES) as pool:
+            entries = dict(zip(repos, pool.map(published, repos), strict=True))
+    except Exception as error:  # huggingface_hub lets those of its HTTP library through, whichever that is
+        raise UsageError(f"{HUB}{task}: the Hub gave no results ({error}); supply a CSV file") from error
+    wanted = task.casefold()
+    rated: list[Rated] = []
+    kinds: set[str] = set()
+    for repo, found in entries.items():
+        for entry in found:
+            names = (entry.task_id, entry.dataset_id, entry.dataset_id.rpartition("/")[2])
+            if wanted in map(str.casefold, (*names, f"{entry.dataset_id}/{entry.task_id}")):
+                kinds.add(f"{entry.dataset_id}/{entry.task_id}")
+                place = f".eval_results of {repo}"
+                rated.append(Rated(repo, "main", _number(entry.value, place), place))
+    if len(kinds) > 1:
+        raise UsageError(f"{HUB}{task} may be {_listed(sorted(kinds))}; name one of them after {HUB}")
+    if not rated:
+        have = sorted({f"{e.dataset_id}/{e.task_id}" for found in entries.values() for e in found})
+        raise UsageError(
+            f"{HUB}{task}: none of the {len(repos)} repositories publishes it; they publish "
+            f"{_listed(have) or 'no results'}"
+        )
+    return Accuracies(tuple(rated), f"{next(iter(kinds))}, as {len(rated)} repositories publish it", False)

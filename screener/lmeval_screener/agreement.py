@@ -7,16 +7,12 @@ which the published evidence does not support.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.statistics import rank_agreement
-from lmeval_screener.yaml_fields import nearest
 
 Scope = Literal["group", "within groups", "overall"]
 
@@ -98,86 +94,3 @@ def _line(scope: Scope, group: str, strata: list[tuple[list[float], list[float]]
     else:
         reason = f"all {'gaps' if all(len(set(xs)) < 2 for xs, _ in strata) else 'accuracies'} are equal"
     return Agreement(scope, group, n, math.nan, math.nan, math.nan, math.nan, True, 0, reason)
-
-
-def accuracies_from_file(path: str | Path, checkpoints: Sequence[tuple[str, str | None]]) -> list[float]:
-    """Accuracies from a CSV file with the columns ``repo``, ``accuracy`` and, optionally, ``revision``.
-
-    Args:
-        path: The file. A repo may also be written ``repo@revision``.
-        checkpoints: (repo, requested revision) of every checkpoint that was asked for.
-
-    Returns:
-        One accuracy per checkpoint, in their order; NaN for those that the file leaves out.
-
-    Raises:
-        UsageError: The file can't be read or lacks a column; a repo or revision was not asked for, is
-            there twice, or needs its revision named; an accuracy is not a finite number. The message names
-            the line.
-    """
-    places: dict[str, dict[str | None, int]] = {}
-    for position, (repo, revision) in enumerate(checkpoints):
-        places.setdefault(repo, {})[revision] = position
-    found = [math.nan] * len(checkpoints)
-    for line, row in _rows(path):
-        place = f"{path}: line {line}"
-        repo, revision = row["repo"], row.get("revision") or None
-        if repo not in places and revision is None and "@" in repo:
-            repo, revision = repo.rsplit("@", 1)
-        if repo not in places:
-            raise UsageError(
-                f"{place}: expected a repo that is screened, got {repo!r}{nearest(repo, places)}; screened: "
-                + ", ".join(places)
-            )
-        revisions = places[repo]
-        if revision is None and None not in revisions and len(revisions) > 1:
-            raise UsageError(
-                f"{place}: {repo} is screened at {len(revisions)} revisions; name one in `revision`"
-            )
-        if revision is None and None not in revisions:
-            revision = next(iter(revisions))
-        if revision not in revisions:
-            names = [name or "the main branch" for name in revisions]
-            raise UsageError(
-                f"{place}: {repo} is not screened at {revision!r}{nearest(str(revision), names)}"
-            )
-        position = revisions[revision]
-        if math.isfinite(found[position]):
-            raise UsageError(f"{place}: {repo} is there twice; expected one accuracy per checkpoint")
-        found[position] = _accuracy(row["accuracy"], place)
-    return found
-
-
-def _rows(path: str | Path) -> list[tuple[int, dict[str, str]]]:
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restkey="", restval="")
-            reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
-            for column in ("repo", "accuracy"):
-                if column not in reader.fieldnames:
-                    raise UsageError(
-                        f"{path}: expected a first line with repo, accuracy and optionally revision, "
-                        f"got {', '.join(reader.fieldnames) or 'nothing'}"
-                    )
-            rows = []
-            for row in reader:
-                if "" in row:
-                    raise UsageError(
-                        f"{path}: line {reader.line_num}: expected {len(reader.fieldnames)} values"
-                    )
-                rows.append((reader.line_num, {key: value.strip() for key, value in row.items()}))
-            return rows
-    except OSError as error:
-        raise UsageError(f"{path}: expected a readable CSV file, got {error.strerror or error}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{path}: expected a CSV file in UTF-8, got: {error}") from error
-
-
-def _accuracy(text: str, place: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise UsageError(f"{place}: expected an accuracy that is a number, such as 49.8, got {text!r}")
-    return value

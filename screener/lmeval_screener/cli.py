@@ -11,13 +11,13 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.options import Output, add_examples, add_output, add_version, command_parser
 
 if TYPE_CHECKING:
+    from lmeval_screener.result import Result
     from lmeval_screener.screening import Progress
 
 _ABOUT = (
@@ -30,6 +30,7 @@ checkpoints:
   ORG/NAME@REVISION         a branch, tag or commit of it
   'ORG/NAME@step*'          every branch and tag that matches: a training trajectory
   path/to/folder            a local folder in transformers' layout
+  path/to/run               a training run: its checkpoint-*, step_*, iter_* or global_step* folders
 
 HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and HF_HOME work as in huggingface_hub.
 exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed.
@@ -81,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--reference",
         default="reference",
         metavar="SET",
-        help="everyday tokens, likewise (default: reference)",
+        help="everyday tokens, likewise; reference:bare without leading spaces (default: reference)",
     )
     how.add_argument(
         "--metric",
@@ -90,18 +91,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="which gap ranks (default: cosine)",
     )
     how.add_argument(
+        "--controls",
+        action="store_true",
+        help="read up to 1 MB more and show what of G moves although no prediction does",
+    )
+    how.add_argument(
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)"
     )
     show = parser.add_argument_group("what to show")
     add_output(show)
     show.add_argument(
-        "--top", type=int, metavar="K", help="only the K best of each group, one a line (default: all)"
+        "--show-tokens",
+        action="store_true",
+        help="list the pieces and rows of T and R (the JSON always does)",
+    )
+    show.add_argument(
+        "--top",
+        type=int,
+        metavar="K",
+        help="only the K best of each group: their names, one a line, or a report of them with --format or "
+        "the suffix of --output (default: all)",
     )
     show.add_argument(
         "--accuracy",
-        type=Path,
-        metavar="FILE",
-        help="CSV with columns repo,accuracy: how well the ranking agrees with them (default: none)",
+        metavar="SOURCE",
+        help="how well the ranking agrees with accuracies: lm-eval's results_*.json or a folder of them "
+        "(PATH:TASK where they hold several), a CSV file with the columns repo,accuracy, or hub:TASK "
+        "(default: none)",
     )
     add_version(parser)
     add_examples(
@@ -109,6 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--family qwen2.5 --domain math",
         "Qwen/Qwen2.5-7B Qwen/Qwen2.5-Math-7B ./my-finetune --top 1",
         "'EleutherAI/pythia-410m@step*' --output pythia.html",
+        "run1 --accuracy results/:gsm8k",
         more=_MORE,
     )
 
@@ -130,50 +147,66 @@ def run(args: argparse.Namespace) -> int:
     from lmeval_screener.demo import demo_targets
     from lmeval_screener.families import load_family
     from lmeval_screener.screening import screen_targets
-    from lmeval_screener.targets import parse_target
     from lmeval_screener.tokens.sets import load_token_set
+    from lmeval_screener.training_runs import parse_targets
 
-    targets = [parse_target(text) for text in args.checkpoints]
+    targets = parse_targets(args.checkpoints)
     if args.family is not None:
         targets += load_family(args.family, args.families).checkpoints
     elif args.families is not None:
         raise UsageError("expected --family NAME with --families, got no name; --list-families shows them")
     if args.demo:
         targets += demo_targets()
+    domain, reference = load_token_set(args.domain, "domain"), load_token_set(args.reference, "reference")
+    accuracies = None
+    if args.accuracy is not None:
+        from lmeval_screener.accuracies import read_accuracies
+
+        accuracies = read_accuracies(args.accuracy, targets)
     with _progress(args.quiet) as progress:
         result = screen_targets(
             targets,
-            domain=load_token_set(args.domain, "domain"),
-            reference=load_token_set(args.reference, "reference"),
+            domain=domain,
+            reference=reference,
             metric=args.metric,
             timeout=args.timeout,
+            controls=args.controls,
+            accuracies=accuracies,
             progress=progress,
             keep_on_interrupt=True,
         )
-    mistake = None
-    if args.accuracy is not None:
-        from lmeval_screener.accuracies import with_accuracies
 
-        try:
-            result = with_accuracies(result, args.accuracy)
-        except UsageError as error:
-            mistake = error  # what was screened is printed all the same
+    from lmeval_screener.report import report
 
-    from lmeval_screener.report import labels, report
-
-    if args.top is not None:
-        output.write_text(labels(result, args.top))
+    only_names = args.top is not None and args.format is None and output.format == "table"
+    if only_names:
+        _print_best(result, args.top, output)
     else:
-        output.write(report(result))
-    if args.top is not None or output.format == "csv":
+        meaning = accuracies.meaning if accuracies else "measured when the demo was trained" * args.demo
+        output.write(report(result, accuracy=meaning, top=args.top, tokens=args.show_tokens))
+    if only_names or output.format == "csv":
         # These forms have no place for failures, and nothing may be lost silently.
         for failed in result.failed:
             print(f"screen-checkpoints: {failed.label}: {failed.error}: {failed.message}", file=sys.stderr)
-    if mistake is not None:
-        raise mistake
     if not result.failed:
         return 0
     return 3 if result.checkpoints else 1
+
+
+def _print_best(result: Result, top: int, output: Output) -> None:
+    """The labels of the best, one a line; the groups' names go to stderr, so that a pipe gets labels only."""
+    from lmeval_screener.answer import title
+    from lmeval_screener.report import labels
+
+    lines: list[str] = []
+    for group in result.groups:
+        best = labels(group, top)
+        print(f"{title(group)}: {len(best)} of {len(group.checkpoints)}", file=sys.stderr, flush=True)
+        if output.path is None:
+            output.write_text("".join(f"{line}\n" for line in best))
+        lines += best
+    if output.path is not None:
+        output.write_text("".join(f"{line}\n" for line in lines))
 
 
 @contextmanager

@@ -22,6 +22,7 @@ def demo_targets() -> list[Target]:
             family=family["name"],
             local=True,
             accuracy=float(entry["accuracy"]["mean"]),
+            negative_control=entry["answers"] != "right",
         )
         for entry in family["checkpoints"]
     ]

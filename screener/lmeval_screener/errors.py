@@ -7,6 +7,7 @@ from lmeval_dispersion.errors import DispersionError
 #: Every code of a `ScreeningError` and what it means. Codes are a contract: programs test them.
 SCREENING_CODES: dict[str, str] = {
     # the repository
+    "BadName": "neither a repository's name or address, nor a folder",
     "RepoNotFound": "no such model repository, or it is private and the token does not open it",
     "GatedRepo": "the repository exists, but its files need accepted conditions and a token",
     "RevisionNotFound": "the repository has no such branch, tag or commit",
@@ -16,6 +17,7 @@ SCREENING_CODES: dict[str, str] = {
     "NoSafetensors": "the weights are stored only as GGUF, .bin, .pth or not at all",
     "AdapterOnly": "the repository holds an adapter, not a model's own matrices",
     "QuantizedTensor": "the output projection is stored packed, or with scales beside it",
+    "SlicedTensor": "the output projection is stored in slices (torch's distributed checkpoint)",
     "NoOutputProjection": "no output projection was found, or config.json contradicts what is stored",
     "BadConfig": "config.json is not a JSON object",
     "BadIndex": "the index of the shards is broken, or does not fit the shards",
@@ -26,7 +28,8 @@ SCREENING_CODES: dict[str, str] = {
     "TokenizerNotFound": "no tokenizer.json is stored with the checkpoint",
     "TooFewTokens": "too few of the words of a token set are single tokens",
     # the connection
-    "AccessDenied": "the server refuses the token, or the signed address, again and again",
+    "BadToken": "the Hub does not accept the token: it is expired, revoked or mistyped",
+    "AccessDenied": "the server refuses access with this token, or the signed address, again and again",
     "BadResponse": "the server's answers contradict the request, the listing or each other",
     "RangeNotSupported": "the server ignores Range and would send a whole large file",
     "RateLimited": "the server asks to wait for longer than the time budget allows",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_screener.targets import Target
+from lmeval_screener.targets import Target, parse_target
 from lmeval_screener.yaml_fields import Fields, load_yaml, nearest
 
 _BUNDLED = Path(__file__).resolve().parent / "families.yaml"
@@ -76,10 +76,11 @@ def _family(name: str, fields: Fields) -> Family:
     for position, entry in enumerate(fields.mappings("checkpoints")):
         # `kind` (base, instruct, trajectory, …) is a word for whoever reads the file.
         entry.only(("repo", "revision", "scale", "kind"))
-        repo = entry.text("repo")
-        revision = entry.text("revision") if "revision" in entry else None
+        item = parse_target(entry.text("repo"))
+        repo = item.repo
+        revision = entry.text("revision") if "revision" in entry else item.revision
         if any((repo, revision) == (other.repo, other.revision) for other in checkpoints):
             raise fields.error(f"checkpoints[{position}]", "each checkpoint once", repo, "remove one")
-        checkpoints.append(Target(repo, revision, name, entry.text("scale"), local=Path(repo).is_dir()))
+        checkpoints.append(replace(item, revision=revision, family=name, scale=entry.text("scale")))
     note = fields.text("note") if "note" in fields else ""
     return Family(name, tuple(checkpoints), note, fields.source)

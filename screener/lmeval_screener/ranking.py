@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 from lmeval_dispersion.geometry import Metric
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.gap import Gap, difference, ranks
 from lmeval_screener.reading import Reading
-from lmeval_screener.result import Screened, TensorInfo, TokenInfo
+from lmeval_screener.result import Next, Screened, TensorInfo, TokenInfo
+from lmeval_screener.scales import Size, scale_names
 from lmeval_screener.targets import label
 from lmeval_screener.tokens.resolution import Resolution
 
-# Sizes that names commonly carry, in billions. A count within 4 % of one is given its name, so that
-# siblings with padded vocabularies or extra heads stay in one group.
-_NAMED_SIZES = (
-    *(0.5, 0.6, 1.0, 1.3, 1.5, 1.7, 2.0, 3.0, 4.0, 7.0, 8.0, 9.0, 13.0, 14.0, 20.0, 27.0, 30.0, 32.0),
-    *(34.0, 40.0, 65.0, 70.0, 72.0, 104.0, 110.0, 123.0, 180.0, 235.0, 405.0, 671.0),
-)
+_ERROR_RATE = 0.05  # that any two of a group are told apart although they do not differ
 
 
 def common_tokenizers(family: str | None, readings: Sequence[Reading]) -> list[Reading]:
@@ -61,10 +58,14 @@ def rank_readings(readings: Sequence[tuple[Reading, Reading]], metric: Metric) -
             family.
         metric: Which gap ranks.
     """
-    groups: dict[tuple[str, str], list[Reading]] = {}
+    families: dict[str, list[Reading]] = {}
     for reading, common in readings:
         name = reading.target.family or f"tokenizer:{common.tokenizer.rpartition(':')[2][:8]}"
-        groups.setdefault((name, _scale(reading)), []).append(reading)
+        families.setdefault(name, []).append(reading)
+    groups: dict[tuple[str, str], list[Reading]] = {}
+    for name, members in families.items():
+        for reading, scale in zip(members, scale_names([_size(r) for r in members]), strict=True):
+            groups.setdefault((name, scale), []).append(reading)
     return [
         checkpoint
         for (family, scale), members in groups.items()
@@ -72,33 +73,75 @@ def rank_readings(readings: Sequence[tuple[Reading, Reading]], metric: Metric) -
     ]
 
 
-def rank_gaps(gaps: Sequence[Gap]) -> list[tuple[int, list[int]]]:
-    """For each gap its rank, 1 for the largest, and the positions of the gaps it is not separated from."""
-    return [
-        (
-            rank,
-            [
-                place
-                for place, other in enumerate(gaps)
-                if other is not own and not difference(own, other).separated
-            ],
+class Standing(NamedTuple):
+    """Where one gap of a group stands.
+
+    Attributes:
+        rank: 1 for the largest; equal means share the better rank.
+        not_separated_from: Positions of the gaps within two paired standard errors, each pair by itself.
+        tied_with: First and last rank of which it is not told apart once all pairs of the group are counted.
+        next: Against the gap of the next rank; None for the last.
+    """
+
+    rank: int
+    not_separated_from: list[int]
+    tied_with: tuple[int, int]
+    next: Next | None
+
+
+def rank_gaps(gaps: Sequence[Gap]) -> list[Standing]:
+    """The standing of each gap in its group.
+
+    Two gaps are *tied* unless Holm's procedure over all pairs of the group rejects that they are equal: the
+    chance that any two of a group are told apart by the choice of tokens alone is at most 5 %.
+    """
+    places = ranks([gap.mean for gap in gaps])
+    order = sorted(range(len(gaps)), key=lambda i: places[i])
+    pairs = {(i, j): difference(gaps[i], gaps[j]) for at, i in enumerate(order) for j in order[at + 1 :]}
+    apart = _told_apart({pair: found.p for pair, found in pairs.items()})
+    close = {pair for pair, found in pairs.items() if not found.separated}
+    following = dict(pairwise(order))
+
+    def others(i: int, chosen: Callable[[tuple[int, int]], bool]) -> list[int]:
+        return [j for j in range(len(gaps)) if j != i and (chosen((i, j)) or chosen((j, i)))]
+
+    standings = []
+    for i, rank in enumerate(places):
+        ties = [rank, *(places[j] for j in others(i, lambda pair: pair in pairs and pair not in apart))]
+        pair = (i, following[i]) if i in following else None
+        standings.append(
+            Standing(
+                rank,
+                others(i, lambda pair: pair in close),
+                (min(ties), max(ties)),
+                None if pair is None else Next(pairs[pair].mean, pairs[pair].se, pair in apart),
+            )
         )
-        for own, rank in zip(gaps, ranks([gap.mean for gap in gaps]), strict=True)
-    ]
+    return standings
+
+
+def _told_apart(p_values: dict[tuple[int, int], float]) -> set[tuple[int, int]]:
+    """Pairs that Holm's step-down procedure rejects at 5 % for all pairs together."""
+    apart: set[tuple[int, int]] = set()
+    for done, (pair, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        if p > _ERROR_RATE / (len(p_values) - done):
+            break
+        apart.add(pair)
+    return apart
 
 
 def _ranked_group(family: str, scale: str, members: list[Reading], metric: Metric) -> list[Screened]:
     labels = [label(reading.snapshot.repo, reading.target.revision) for reading in members]
-    places = rank_gaps([reading.gaps[metric] for reading in members])
+    standings = rank_gaps([reading.gaps[metric] for reading in members])
     found = [
-        _screened(reading, family, scale, rank, tuple(labels[other] for other in others))
-        for reading, (rank, others) in zip(members, places, strict=True)
+        _screened(reading, family, scale, standing, labels)
+        for reading, standing in zip(members, standings, strict=True)
     ]
     return sorted(found, key=lambda c: (c.rank, c.label))
 
 
 def _screened(
-    reading: Reading, family: str, scale: str, rank: int, not_separated_from: tuple[str, ...]
+    reading: Reading, family: str, scale: str, standing: Standing, labels: Sequence[str]
 ) -> Screened:
     projection, snapshot, resolution = reading.projection, reading.snapshot, reading.resolution
     return Screened(
@@ -117,53 +160,50 @@ def _screened(
             resolution.dropped,
             resolution.dropped_reference,
             resolution.digit_scheme,
+            resolution.domain,
+            resolution.reference,
         ),
         bytes_read=snapshot.meter.bytes_read,
         requests=snapshot.meter.requests,
         seconds=reading.seconds,
-        notes=projection.warnings,
+        notes=(*projection.warnings, *_token_notes(reading)),
         accuracy=reading.target.accuracy,
-        rank=rank,
-        not_separated_from=not_separated_from,
+        negative_control=reading.target.negative_control,
+        rank=standing.rank,
+        not_separated_from=tuple(labels[other] for other in standing.not_separated_from),
+        tied_with=standing.tied_with,
+        next=standing.next,
+        controls=reading.controls,
     )
 
 
-def _scale(reading: Reading) -> str:
-    if reading.target.scale is not None:
-        return reading.target.scale
+def _token_notes(reading: Reading) -> list[str]:
+    resolution, notes = reading.resolution, []
+    if resolution.never_made:
+        words = ", ".join(resolution.never_made[:5])
+        more = len(resolution.never_made) - 5
+        notes.append(
+            f"words dropped because the tokenizer never makes their piece: {words}"
+            + (f" and {more} more" if more > 0 else "")
+        )
+    if resolution.vocabulary > reading.projection.shape[0]:
+        notes.append(
+            f"the tokenizer names {resolution.vocabulary} rows, {reading.projection.name} has only "
+            f"{reading.projection.shape[0]}"
+        )
+    return notes
+
+
+def _size(reading: Reading) -> Size:
     projection = reading.projection
-    return scale_name(projection.parameters, 0 if projection.tied else math.prod(projection.shape))
-
-
-def scale_name(parameters: int | None, vocabulary_matrix: int = 0) -> str:
-    """Name of a size, such as ``0.5B``, ``1.5B``, ``7B`` or ``160M``; ``unknown`` without a count.
-
-    Args:
-        parameters: All parameters of the checkpoint, or None.
-        vocabulary_matrix: Parameters of the second vocabulary matrix, where input and output embedding are
-            stored apart. They are not counted: names follow the model without it (Qwen2.5-7B stores
-            7.62 billion), and a distilled sibling that was untied stays in its group.
-
-    >>> scale_name(7_615_616_512, 152064 * 3584), scale_name(494_032_768)
-    ('7B', '0.5B')
-    >>> scale_name(1_777_088_000, 151936 * 1536)
-    '1.5B'
-    """
-    if parameters is None:
-        return "unknown"
-    count = (parameters - vocabulary_matrix) / 1e9
-    if count <= 0:
-        return "unknown"
-    nearest = min(_NAMED_SIZES, key=lambda size: abs(math.log(count / size)))
-    if abs(count / nearest - 1) <= 0.04:
-        return f"{nearest:g}B"
-    if count >= 2:
-        return f"{round(count)}B"
-    if count >= 0.95:
-        return f"{count:.1f}B"
-    unit, name = (1e6, "M") if count >= 1e-3 else (1e3, "K")
-    value = count * 1e9 / unit
-    return f"{float(f'{value:.2g}'):g}{name}"
+    return Size(
+        reading.snapshot.repo,
+        reading.target.scale,
+        projection.parameters,
+        *projection.shape,
+        projection.tied,
+        reading.resolution.vocabulary,
+    )
 
 
 def _rows(resolution: Resolution) -> set[tuple[str, int]]:

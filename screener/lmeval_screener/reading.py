@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from lmeval_dispersion.errors import GeometryError
 from lmeval_dispersion.geometry import METRICS, Metric
@@ -14,6 +16,7 @@ from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.local import open_folder
 from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.controls import Controls, controls
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.gap import Gap, gap
 from lmeval_screener.targets import Target
@@ -21,8 +24,13 @@ from lmeval_screener.tokens.cache import ResolutionCache
 from lmeval_screener.tokens.resolution import Resolution, resolve
 from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
+from lmeval_screener.weights.final_norm import read_final_norm
 from lmeval_screener.weights.projection import OutputProjection, find_projection
 from lmeval_screener.weights.rows import read_rows
+
+#: Bytes of sampled rows; what lies between them and the final norm's weight comes on top, within 1 MB.
+_SAMPLE_BYTES = 750_000
+_SMALLEST_SAMPLE = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +46,7 @@ class Reading:
         gaps: The gap in every metric.
         seconds: From the first request to the last row.
         budget: The time that it may take.
+        controls: Gauge controls, where they were asked for; a sentence where they could not be read.
     """
 
     target: Target
@@ -48,6 +57,7 @@ class Reading:
     gaps: dict[Metric, Gap]
     seconds: float
     budget: Budget
+    controls: Controls | str | None = None
 
 
 class Reader:
@@ -76,11 +86,16 @@ class Reader:
 
     async def _read(self, target: Target, budget: Budget) -> Reading:
         start = time.perf_counter()
+        if target.refused is not None:
+            raise ScreeningError(*target.refused)
         if target.local:
             snapshot: Snapshot = open_folder(target.repo)
         else:
             snapshot = await self._hub.snapshot(target.repo, target.revision, budget)
         self.snapshots.append(snapshot)
+        if not any(name in snapshot.files for name in TOKENIZER_FILES):
+            # A GGUF file or an adapter comes without a tokenizer too: then that is what to say.
+            await find_projection(snapshot)
         file, digest = _tokenizer(snapshot)
         projection, resolution = await _both(
             find_projection(snapshot), self._resolution(snapshot, file, digest)
@@ -112,6 +127,49 @@ async def read_again(reading: Reading, resolution: Resolution) -> Reading:
     """
     gaps = await reading.budget.bounded(_read_gaps(reading.snapshot, reading.projection, resolution))
     return replace(reading, resolution=resolution, gaps=gaps)
+
+
+async def with_controls(readings: Sequence[tuple[Reading, Reading]]) -> list[tuple[Reading, Reading]]:
+    """The readings with their gauge controls, which cost at most 1 MB more for each.
+
+    A control that cannot be read costs no checkpoint its rank: a sentence stands in its place.
+
+    Args:
+        readings: Each with the one of its common tokenizer, whose sample of rows is taken for all.
+    """
+    # One size of the sample for all of a width, or the means would differ by that alone.
+    wide: dict[tuple[str, int], int] = {}
+    for reading, common in readings:
+        key = common.tokenizer, reading.projection.shape[1]
+        wide[key] = max(wide.get(key, 0), reading.projection.row_bytes)
+
+    async def one(reading: Reading, common: Reading) -> tuple[Reading, Reading]:
+        size = _SAMPLE_BYTES // wide[common.tokenizer, reading.projection.shape[1]]
+        start = time.perf_counter()
+        try:
+            found: Controls | str = await reading.budget.bounded(
+                _read_controls(reading, common.resolution.sample[:size])
+            )
+        except (ScreeningError, GeometryError) as error:
+            found = str(error)
+        seconds = reading.seconds + time.perf_counter() - start
+        return replace(reading, controls=found, seconds=seconds), common
+
+    return list(await asyncio.gather(*(one(reading, common) for reading, common in readings)))
+
+
+async def _read_controls(reading: Reading, sample: Sequence[int]) -> Controls:
+    snapshot, projection, resolution = reading.snapshot, reading.projection, reading.resolution
+    rows = projection.shape[0]
+    if len(sample) < _SMALLEST_SAMPLE or max(sample) >= rows:
+        raise ScreeningError(
+            "BadRows", f"a sample of rows cannot be taken from {projection.name} of {rows} rows"
+        )
+    norm = await read_final_norm(snapshot, projection)
+    domain, reference = resolution.domain_ids, resolution.reference_ids
+    matrix = await read_rows(snapshot, projection, [*domain, *reference, *sample], directions=False)
+    t, r, others = np.split(matrix, [len(domain), len(domain) + len(reference)])
+    return controls(t, r, others, norm)
 
 
 async def _read_gaps(

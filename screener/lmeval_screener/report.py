@@ -1,18 +1,33 @@
-"""A screening as a report: per group a table, the parts of G and a trajectory's curve, then agreement."""
+"""A screening as a report: the answer, each group as picture and ranking, accuracy, parts of G, details."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lmeval_dispersion.report import Chart, Column, Document, Note, Part, Section, Table, Text
-from lmeval_dispersion.report.cells import shown
+from lmeval_dispersion.report import Chart, Column, Document, Facts, Note, Part, Section, Table, Text
+from lmeval_dispersion.report.cells import short_names, shown
 from lmeval_screener.accuracies import agreement_dict, agreements
 from lmeval_screener.agreement import Agreement
+from lmeval_screener.answer import (
+    Ties,
+    answer,
+    digits,
+    names,
+    places_for,
+    skipped,
+    spans,
+    step_of,
+    steps,
+    ties_of,
+    title,
+)
+from lmeval_screener.controls import NAMES, Control
+from lmeval_screener.gap import Difference, difference
 from lmeval_screener.provenance import provenance
-from lmeval_screener.result import FLAT_COLUMNS, Group, Result, Screened, flat_row
+from lmeval_screener.result import FLAT_COLUMNS, Group, Result, Screened, control, flat_row
 from lmeval_screener.targets import step_number
 
 if TYPE_CHECKING:
@@ -22,190 +37,236 @@ UNSUPPORTED = (
     "G compares checkpoints of one tokenizer and one scale. It does not compare across scales or families, "
     "and it predicts no accuracy."
 )
+# The ranges over the three seeds of every checkpoint of the demo, and the steps between neighbours at its
+# first seed: docs/demo.md has the figures.
+SEEDS = (
+    "The errors cover the choice of tokens, not the training seed. G of each of the demo's 11 checkpoints, "
+    "trained from 3 seeds, spans 0.048 to 0.110, and neighbours there differ by 0.003 to 0.085: do not read "
+    "a difference of that size between separate trainings as one of skill."
+)
+_CONTROLS = (
+    "One vector added to every row moves no prediction, but it moves the cosine G; a scale moved between the "
+    "final norm's weight γ and the rows moves the Euclidean one. Centring by the mean of a sample of rows "
+    "takes the first out; the ratio of Euclidean distances of rows times γ is moved by neither."
+)
 _PARTS = {"within_domain": "within(T)", "between": "between(T, R)", "within_reference": "within(R), control"}
 _SHORT = {"within_domain": "in T", "between": "T, R", "within_reference": "in R"}
 _SCOPES = {"within groups": "all, inside groups", "overall": "all, across groups (not supported)"}
+_LONG = 40  # rows of a group that a terminal shows whole
+_TOP, _BOTTOM = 15, 3  # rows that it shows of a longer one, beside those tied with the last of the top
+_DRAWN = 40  # checkpoints of a group that a chart shows
+_NAMED = 15  # points that all carry their names; of more, only as many outliers do
 
 
-def report(result: Result, *, command: str = "") -> Document:
+def report(
+    result: Result, *, command: str = "", accuracy: str = "", top: int | None = None, tokens: bool = False
+) -> Document:
     """The report of a screening.
 
     Args:
         result: What was screened.
         command: The command that did it; empty where none did.
+        accuracy: What the supplied accuracies are, in words; empty where nobody says.
+        top: How many of each group to show; None for all. The answer and the errors are of all.
+        tokens: Whether to list the pieces and rows of T and R.
     """
+    left = result if top is None else _best(result, top)
+    groups = [_Shown(group, result, top) for group in result.groups]
     found = agreements(result)
-    sections = [_group(group, result) for group in result.groups]
+    sections = [Section(one.heading, list(_group(one)), name=one.name) for one in groups]
     if found:
-        sections.append(_agreement(found, result))
+        sections.append(_agreement(found, result, accuracy))
+    if groups:
+        parts = [part for one in groups for part in (_parts(one), _parts_table(one))]
+        sections.append(Section("Parts of G", parts, name="parts"))
+    if tokens:
+        sections.append(tokens_section(result))
+    if (controls := controls_section(result)) is not None:
+        sections.append(controls)
     if result.failed:
         sections.append(_failed(result))
     sections.append(provenance(result))
-    sections.append(Section("What was read", [Text(f"{_read(result)}.")], name="read", details=True))
+    sections.append(_details(groups, result))
     return Document(
         title=f"Checkpoints screened for {result.domain}",
-        answer=(_lead(result),),
+        answer=answer(result),
         sections=sections,
         limits=(UNSUPPORTED,),
         command=command,
-        rows=[flat_row(c) for c in result.checkpoints],
+        rows=[flat_row(c) for c in left.checkpoints],
         fields=FLAT_COLUMNS,
-        contract=lambda: json_text(result),
+        contract=lambda: json_text(left, answer(result)),
         libraries=("numpy", "huggingface-hub"),
         guide="docs/screener.md",
     )
 
 
-def labels(result: Result, top: int) -> str:
-    """The labels of the ``top`` best of each group, one a line."""
-    return "".join(f"{c.label}\n" for group in result.groups for c in group.checkpoints[:top])
+def labels(group: Group, top: int) -> list[str]:
+    """The labels of the ``top`` best of a group."""
+    return [c.label for c in group.checkpoints[:top]]
 
 
-def json_text(result: Result) -> str:
+def json_text(result: Result, answered: Sequence[str] = ()) -> str:
     """The contract ``screen-checkpoints/1``, with ``agreement`` where accuracies were supplied."""
     content: dict[str, Any] = result.to_dict()
+    content["answer"] = list(answered or answer(result))
     found = agreements(result)
     if found:
         content["agreement"] = [agreement_dict(line) for line in found]
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _lead(result: Result) -> str:
-    return (
-        f"{result.domain}: {result.metric} gap G = within(T) + between(T, R); within(R) is a control, no "
-        f"part of G; everyday tokens R: {result.reference}; ± is one jackknife standard error."
-    )
-
-
-def _read(result: Result) -> str:
-    return (
-        f"{len(result.checkpoints)} screened, {len(result.failed)} failed; "
-        f"read {shown(result.bytes_read, 'bytes')} in {result.requests} requests, {result.seconds:.2f} s"
-    )
+def _best(result: Result, top: int) -> Result:
+    best = tuple(c for group in result.groups for c in group.checkpoints[:top])
+    return replace(result, checkpoints=best)
 
 
 # --- one group ------------------------------------------------------------------------------------------
 
 
-def _group(group: Group, result: Result) -> Section:
-    count = len(group.checkpoints)
-    name = f"{_name(group)} · {count} checkpoint{'s' if count != 1 else ''}"
-    return Section(name, list(_group_parts(group, result)), name="-".join((group.family, group.scale)))
+@dataclass(frozen=True)
+class _Shown:
+    """A group as the report shows it."""
+
+    group: Group
+    result: Result
+    top: int | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.group.family}-{self.group.scale}"
+
+    @property
+    def heading(self) -> str:
+        count = len(self.group.checkpoints)
+        return f"{title(self.group)} · {count} checkpoint{'s' if count != 1 else ''}"
+
+    @property
+    def is_training(self) -> bool:
+        return len(steps(self.group)) > 1
+
+    @property
+    def members(self) -> tuple[Screened, ...]:
+        """Those that are shown, in the order of the table."""
+        best = self.group.checkpoints[: self.top]
+        in_order = self.group.trajectory() if self.is_training else None
+        return tuple(c for c in in_order if c in best) if in_order else best
+
+    def difference(self, a: Screened, b: Screened) -> Difference:
+        return difference(a.gaps[self.result.metric], b.gaps[self.result.metric])
 
 
-def _group_parts(group: Group, result: Result) -> Iterator[Part]:
-    best, trajectory = group.checkpoints[0], group.trajectory()
-    yield _ranking(group, result)
-    yield Text(_tokens(group))
-    for c in group.checkpoints:
+def _group(one: _Shown) -> Iterator[Part]:
+    yield _trajectory(one) if one.is_training else _ranked(one)
+    yield _ranking(one)
+    if not one.is_training and len(one.group.checkpoints) > 1:
+        for sentence in skipped(one.group):
+            yield Text(sentence)
+        yield Text(SEEDS)
+    notes: dict[str, list[str]] = {}
+    for c in one.members:
         for note in c.notes:
-            yield Note(f"{c.label}: {note}")
-    yield Chart(
-        _drawn(_parts_chart, group, result),
-        caption=f"Parts of the {result.metric} gap, with one standard error",
-        description="Bars of within(T), between(T, R) and the control within(R) for each checkpoint; "
-        f"the largest G is that of {best.label}.",
-        name=f"parts-{group.family}-{group.scale}",
-    )
-    if trajectory:
-        yield Chart(
-            _drawn(_trajectory_chart, group, result),
-            caption=f"G along the training of {best.repo}",
-            description=f"G against the training step; largest at {best.requested_revision}.",
-            name=f"trajectory-{group.family}-{group.scale}",
-        )
+            notes.setdefault(note, []).append(c.label)
+    for note, of in notes.items():
+        yield Note(f"{of[0] if len(of) == 1 else f'{len(of)} checkpoints'}: {note}")
 
 
-def _ranking(group: Group, result: Result) -> Table:
-    """One group, best first; a trajectory in the order of its steps."""
-    trajectory = group.trajectory()
-    members = trajectory or group.checkpoints
-    digits = f".{_digits(members, result)}f"
+def _ranking(one: _Shown) -> Table:
+    """One group, best first; a training in the order of its steps."""
+    members, metric = one.members, one.result.metric
+    changes = _changes(one)
     columns = [
-        Column("label", "Revision, by step" if trajectory else "Checkpoint"),
+        Column("label", "Step" if one.is_training else "Checkpoint"),
         Column("rank", "Rank", "d", short="#"),
-        Column("G", "G", digits, error="G_se"),
+        Column("G", "G", f".{digits(members, metric)}f"),
     ]
-    if any(c.not_separated_from for c in members):
-        hint = "Ranks that this one is not separated from: G within two paired standard errors."
-        columns.append(Column("tied", "≈", hint=hint, drop=1))
+    if any(change is not None for change in changes):
+        spec = f".{places_for([change.se for change in changes if change is not None])}f"
+        heading, short, what = (
+            ("Δ from previous", "Δ prev.", "G minus that of the step before")
+            if one.is_training
+            else ("Δ to next", "Δ next", "G minus that of the next rank")
+        )
+        hint = f"{what}, ± the standard error of this difference, paired over the same tokens."
+        columns.append(Column("delta", heading, spec, error="delta_se", short=short, hint=hint, drop=1))
+    ties, called = ties_of(one.group), names(one.group)
+    order = one.group.checkpoints
+    ranks = {c: [order[i].rank for i in ties.of(place)] for place, c in enumerate(order)}
+    if any(ranks[c] for c in members):
+        hint = "ranks that this one is not told apart from, all pairs of the group counted."
+        columns.append(Column("tied", "Tied with", hint=hint, short="Tied", drop=2))
     if any(c.accuracy is not None for c in members):
         shares = all((c.accuracy or 0) <= 1 for c in members)
-        columns.append(Column("accuracy", "Accuracy", ".3f" if shares else ".1f", short="Acc.", drop=2))
-    columns += [
-        Column(key, heading, digits, error=f"{key}_se", short=_SHORT[key], drop=3)
-        for key, heading in _PARTS.items()
+        columns.append(Column("accuracy", "Accuracy", ".3f" if shares else ".1f", short="Acc.", drop=3))
+    rows = [
+        {
+            "label": called[c],
+            "rank": c.rank,
+            "G": c.gaps[metric].mean,
+            "delta": None if change is None else change.mean,
+            "delta_se": None if change is None else change.se,
+            "tied": spans(ranks[c]),
+            "accuracy": c.accuracy,
+        }
+        for c, change in zip(members, changes, strict=True)
     ]
+    excerpt, total = _excerpt(members, one), len(one.group.checkpoints)
+    return Table(
+        rows,
+        columns,
+        f"{metric.capitalize()} gap",
+        name=f"ranking-{one.name}",
+        more=f"The {len(members)} best of {total}; leave out --top for all." if len(members) < total else "",
+        excerpt=excerpt,
+    )
+
+
+def _changes(one: _Shown) -> list[Difference | None]:
+    """To the next rank; along a training, from the step before."""
+    if one.is_training:
+        order = [c for c in one.group.trajectory() or () if c in steps(one.group)]
+        before = dict(zip(order[1:], order, strict=False))
+        return [one.difference(c, before[c]) if c in before else None for c in one.members]
+    after = dict(zip(one.group.checkpoints, one.group.checkpoints[1:], strict=False))
+    return [one.difference(c, after[c]) if c in after else None for c in one.members]
+
+
+def _excerpt(members: Sequence[Screened], one: _Shown) -> tuple[int, ...]:
+    """Rows of a long ranking that short texts show: the top, what is tied with its last, and the bottom."""
+    count = len(members)
+    if count <= _LONG:
+        return ()
+    if one.is_training:
+        # A course needs its ends and what lies between, evenly.
+        return tuple(sorted({round(i * (count - 1) / (_TOP + _BOTTOM)) for i in range(_TOP + _BOTTOM + 1)}))
+    cut = [place for place in ties_of(one.group).of(_TOP - 1) if _TOP <= place < count]
+    return tuple(sorted({*range(_TOP), *cut[: _LONG - _TOP - _BOTTOM], *range(count - _BOTTOM, count)}))
+
+
+def _parts_table(one: _Shown) -> Table:
+    """G's parts and the control, in the order of the ranking."""
+    spec = f".{digits(one.members, one.result.metric)}f"
+    columns = [Column("label", "Step" if one.is_training else "Checkpoint")]
     columns += [
-        Column("bytes", "Read", "bytes", drop=4),
-        Column("requests", "Requests", "d", drop=4),
-        Column("seconds", "Seconds", ".2f", short="s", drop=4),
+        Column(key, heading, spec, error=f"{key}_se", short=_SHORT[key], drop=drop)
+        for drop, (key, heading) in enumerate(_PARTS.items())
     ]
-    if any(c.revision for c in members):
-        columns.append(Column("revision", "Commit", drop=5))
-    rows = [_row(c, group, result) for c in members]
-    return Table(rows, columns, f"{result.metric} gap", name=f"ranking-{group.family}-{group.scale}")
-
-
-def _row(c: Screened, group: Group, result: Result) -> dict[str, Any]:
-    gap = c.gaps[result.metric]
-    row: dict[str, Any] = {
-        "label": _member(c, group),
-        "rank": c.rank,
-        "G": gap.mean,
-        "G_se": gap.se,
-        "tied": ", ".join(str(o.rank) for o in group.checkpoints if o.label in c.not_separated_from),
-        "accuracy": c.accuracy,
-        "bytes": c.bytes_read,
-        "requests": c.requests,
-        "seconds": c.seconds,
-        "revision": c.revision[:12] if c.revision else None,
-    }
-    for key in _PARTS:
-        part = getattr(gap, key)
-        row[key], row[f"{key}_se"] = part.mean, part.se
-    return row
-
-
-def _digits(checkpoints: Sequence[Screened], result: Result) -> int:
-    """Decimals at which the smallest error of G still shows two digits; 3 to 6."""
-    errors = [c.gaps[result.metric].se for c in checkpoints if c.gaps[result.metric].se > 0]
-    digits = 3
-    while errors and digits < 6 and min(errors) * 10**digits < 10:
-        digits += 1
-    return digits
-
-
-def _name(group: Group) -> str:
-    return f"{group.family} · {group.scale}"
-
-
-def _member(checkpoint: Screened, group: Group) -> str:
-    """How a group names a member: a folder by its last part, a trajectory's member by its revision."""
-    if group.trajectory():
-        return checkpoint.requested_revision or "default branch"
-    if checkpoint.revision is None:
-        names = [Path(c.repo).name for c in group.checkpoints]
-        short = Path(checkpoint.repo).name
-        return short if names.count(short) == 1 else checkpoint.label
-    return checkpoint.label
-
-
-def _tokens(group: Group) -> str:
-    """What was compared: counts, how numbers are written, dropped words."""
-    tokens = group.checkpoints[0].tokens
-    text = f"T: {tokens.domain} tokens, R: {tokens.reference} tokens; digit scheme: {tokens.digit_scheme}"
-    for name, dropped in (("T", tokens.dropped), ("R", tokens.dropped_reference)):
-        if dropped:
-            words = ", ".join(word.strip() for word in dropped)
-            text += f"; words of {name} that are no single token: {words}"
-    return text
+    called = names(one.group)
+    rows = []
+    for c in one.members:
+        row: dict[str, Any] = {"label": called[c]}
+        for key in _PARTS:
+            part = getattr(c.gaps[one.result.metric], key)
+            row[key], row[f"{key}_se"] = part.mean, part.se
+        rows.append(row)
+    caption = f"Parts of the {one.result.metric} gap, {title(one.group)}"
+    return Table(rows, columns, caption, name=f"parts-table-{one.name}", excerpt=_excerpt(one.members, one))
 
 
 # --- all groups -----------------------------------------------------------------------------------------
 
 
-def _agreement(found: Sequence[Agreement], result: Result) -> Section:
+def _agreement(found: Sequence[Agreement], result: Result, accuracy: str) -> Section:
     columns = [
         Column("group", "Group"),
         Column("n", "n", "d"),
@@ -227,117 +288,413 @@ def _agreement(found: Sequence[Agreement], result: Result) -> Section:
         }
         for line in found
     ]
+    source = f" Accuracy: {accuracy}." if accuracy else ""
     return Section(
-        "Agreement with the supplied accuracies",
+        "Accuracy against G",
         [
-            Text("Rank correlation of G with accuracy; p by permutation."),
-            Table(rows, columns, "Agreement per group and overall", name="agreement-table"),
             Chart(
                 lambda: _accuracy_chart(result),
                 caption="Accuracy against G",
-                description="One point a checkpoint with an accuracy, by group; G with its standard error.",
+                description="One point a checkpoint with an accuracy, by group.",
+                name="accuracy",
             ),
+            Text(f"Rank correlation of G with accuracy; p by permutation.{source}"),
+            Table(rows, columns, "Agreement per group and overall", name="agreement-table"),
         ],
         name="agreement",
     )
 
 
+def controls_section(result: Result) -> Section | None:
+    """The gauge controls of every checkpoint beside its G; None where they were not asked for."""
+    rows: list[dict[str, Any]] = []
+    parts: list[Part] = [Text(_CONTROLS)]
+    for group in result.groups:
+        for c in group.checkpoints:
+            row: dict[str, Any] = {"label": c.label, "rank": c.rank, "G": c.gaps[result.metric].mean}
+            for name in NAMES:
+                found = control(c, name)
+                if isinstance(found, Control):
+                    row |= {name: found.mean, f"{name}_se": found.se}
+                    row[f"{name}_rank"] = group.control_rank(c, name)
+                elif found is not None:
+                    parts.append(Note(f"{c.label}: no {NAMES[name]}: {found}"))
+            rows.append(row)
+        parts += [Note(text) for text in group.control_warnings()]
+    if all(c.controls is None for c in result.checkpoints):
+        return None
+    columns = [Column("label", "Checkpoint"), Column("rank", "Rank", "d", short="#"), Column("G", "G", ".3f")]
+    for name, heading in (("centred", "G, centred rows"), ("final_norm", "within(T)/within(R), rows × γ")):
+        columns.append(Column(name, heading, ".3f", error=f"{name}_se"))
+        columns.append(Column(f"{name}_rank", "Rank", "d", short="#"))
+    table = Table(rows, columns, "Gauge controls", name="controls-table")
+    return Section("What moves no prediction", [table, *parts], name="controls")
+
+
+def tokens_section(result: Result) -> Section:
+    """The pieces and rows of T and R, once for each family or tokenizer."""
+    rows = [
+        {"family": entry["family"], "set": name, "variant": " and ".join(entry[side]["variants"])}
+        | {"tokens": " ".join(f"{piece}:{row}" for piece, row in entry[side]["pieces"].items())}
+        for entry in result.to_dict()["tokens"]
+        for side, name in (("domain", f"T, {result.domain}"), ("reference", f"R, {result.reference}"))
+    ]
+    columns = [
+        Column("family", "Family"),
+        Column("set", "Set"),
+        Column("variant", "Variant"),
+        Column("tokens", "Piece:row"),
+    ]
+    return Section("Tokens compared", [Table(rows, columns, "Tokens", name="tokens-table")], name="tokens")
+
+
 def _failed(result: Result) -> Section:
+    """Failures, equal ones in one line."""
     columns = [
         Column("label", "Checkpoint"),
         Column("error", "Error"),
         Column("message", "Why, and what to do"),
     ]
-    rows = [{"label": f.label, "error": f.error, "message": f.message} for f in result.failed]
+    equal: dict[tuple[str, str], list[str]] = {}
+    for f in result.failed:
+        equal.setdefault(
+            (f.error, f.message.replace(f.label, "ORG/NAME").replace(f.repo, "ORG/NAME")), []
+        ).append(f.label)
+    own = {f.label: f.message for f in result.failed}
+    rows = [
+        {
+            "label": of[0] if len(of) == 1 else f"{len(of)} checkpoints: {_some(of)}",
+            "error": error,
+            "message": own[of[0]] if len(of) == 1 else message,
+        }
+        for (error, message), of in equal.items()
+    ]
     table = Table(rows, columns, "Checkpoints that failed, and why", name="failed-table")
     return Section("Not screened", [table], name="failed")
+
+
+def _some(words: Sequence[str], most: int = 3) -> str:
+    return ", ".join(words[:most]) + (", …" if len(words) > most else "")
+
+
+def _details(groups: Sequence[_Shown], result: Result) -> Section:
+    facts: dict[str, object] = {
+        "G": f"within(T) + between(T, R), mean {result.metric} distances; within(R) is a control, not in it",
+        "Errors": "± is one jackknife standard error over the tokens of T and R",
+    }
+    for one in groups:
+        of = f" ({title(one.group)})" if len(groups) > 1 else ""
+        tokens = one.group.checkpoints[0].tokens
+        facts[f"Tokens{of}"] = (
+            f"T: {tokens.domain} of {result.domain}, R: {tokens.reference} of {result.reference}; "
+            f"digit scheme: {tokens.digit_scheme}"
+        )
+        for name, dropped in (("T", tokens.dropped), ("R", tokens.dropped_reference)):
+            if dropped:
+                words = ", ".join(word.strip() for word in dropped)
+                facts[f"Words of {name} that are no single token{of}"] = words
+    facts["Read"] = (
+        f"{len(result.checkpoints)} screened, {len(result.failed)} failed; "
+        f"{shown(result.bytes_read, 'bytes')} in {result.requests} requests, {result.seconds:.2f} s"
+    )
+    columns = [
+        Column("label", "Checkpoint"),
+        Column("bytes", "Read", "bytes"),
+        Column("requests", "Requests", "d"),
+        Column("seconds", "Seconds", ".2f", short="s"),
+    ]
+    members = []
+    for one in groups:
+        called = names(one.group)
+        members += [(c, called[c]) for c in one.members]
+    if any(c.revision for c, _ in members):
+        columns.append(Column("revision", "Commit"))
+    rows = [
+        {
+            "label": c.label if c.revision else name,
+            "bytes": c.bytes_read,
+            "requests": c.requests,
+            "seconds": c.seconds,
+            "revision": c.revision[:12] if c.revision else None,
+        }
+        for c, name in members
+    ]
+    table = [Table(rows, columns, "What each checkpoint cost", name="cost")] if rows else []
+    return Section("Details", [Facts(facts), *table], name="details", details=True)
 
 
 # --- charts ---------------------------------------------------------------------------------------------
 
 
-def _drawn(
-    draw: Callable[[Group, Result], alt.LayerChart], group: Group, result: Result
-) -> Callable[[], alt.LayerChart]:
-    return lambda: draw(group, result)
+def _ranked(one: _Shown) -> Chart:
+    members = one.members[:_DRAWN]
+    best = one.group.checkpoints[0]
+    of = (
+        f", the {len(members)} best of {len(one.group.checkpoints)}"
+        if len(members) < len(one.group.checkpoints)
+        else ""
+    )
+    tied = spans_of_bands(ties_of(one.group), one.group)
+    return Chart(
+        lambda: _ranked_chart(one, members),
+        caption=f"G of each checkpoint{of}",
+        description=f"Dots of G, best first, from {best.label}; "
+        + (f"tied: ranks {tied}." if tied else "no ties."),
+        meaning="A line runs from each dot two standard errors of its difference to the next rank down. "
+        "Where it reaches the next dot, the two are not told apart."
+        + (" Shaded: ranks that are tied with one another." if tied else ""),
+        name=f"gap-{one.name}",
+    )
 
 
-def _interval(mean: float, se: float) -> dict[str, float]:
-    return {"low": mean - se, "high": mean + se}
+def spans_of_bands(ties: Ties, group: Group) -> str:
+    """The bands of a group in words."""
+    return ", ".join(f"{group.checkpoints[a].rank}–{group.checkpoints[b].rank}" for a, b in ties.bands)
 
 
-def _parts_chart(group: Group, result: Result) -> alt.LayerChart:
+def _chart_names(one: _Shown) -> dict[Screened, str]:
+    called = names(one.group)
+    if one.is_training:
+        return called
+    short = short_names([called[c] for c in one.group.checkpoints])
+    return dict(zip(one.group.checkpoints, short, strict=True))
+
+
+def _ranked_chart(one: _Shown, members: Sequence[Screened]) -> alt.LayerChart:
     import altair as alt
 
-    values = [
-        {
-            "checkpoint": _member(c, group),
-            "part": name,
-            "mean": part.mean,
-            **_interval(part.mean, part.se),
-        }
-        for c in group.trajectory() or group.checkpoints
-        for name, part in ((name, getattr(c.gaps[result.metric], key)) for key, name in _PARTS.items())
+    called, metric = _chart_names(one), one.result.metric
+    changes = dict(zip(one.members, _changes(one), strict=True))
+    dots = []
+    for c in members:
+        change = changes[c]
+        dots.append(
+            {
+                "checkpoint": called[c],
+                "rank": c.rank,
+                "G": c.gaps[metric].mean,
+                "reach": c.gaps[metric].mean - 2 * (change.se if change else 0.0),
+                "kind": "control" if c.negative_control else "checkpoint",
+            }
+        )
+    shaded = [
+        {"first": called[members[a]], "last": called[members[min(b, len(members) - 1)]]}
+        for a, b in ties_of(one.group).bands
+        if a < len(members) - 1
     ]
-    names = list(_PARTS.values())
+    order = alt.Scale(domain=[called[c] for c in members])
+    axis = alt.Axis(labelLimit=200, labelOverlap=False)
+    y = alt.Y("checkpoint:N", sort=None, scale=order, title=None, axis=axis)
+    x = alt.X("G:Q", title=f"{metric} gap G", scale=alt.Scale(zero=False))
+    base = alt.Chart(alt.Data(values=dots)).encode(y=y)
+    layers = (
+        [
+            alt.Chart(alt.Data(values=shaded))
+            .mark_rect(opacity=0.16, color="var(--series-2)", cornerRadius=4)
+            .encode(
+                y=alt.Y("first:N", sort=None, scale=order, bandPosition=0.08),
+                y2=alt.Y2("last:N", bandPosition=0.92),
+            )
+        ]
+        if shaded
+        else []
+    )
+    layers.append(base.mark_rule(strokeWidth=2, color="var(--axis)").encode(x=x, x2="reach:Q"))
+    tooltip = ["checkpoint:N", "rank:Q", alt.Tooltip("G:Q", format=".4f")]
+    layers.append(base.mark_point(filled=True, size=80).encode(x=x, tooltip=tooltip, **_marks(alt, dots)))
+    return alt.layer(*layers).properties(height=max(60, 24 * len(members)))
+
+
+def _marks(alt: Any, dots: Sequence[dict[str, Any]], *, several: bool = False) -> dict[str, Any]:
+    """Another mark for controls, where there are some; several groups differ by colour."""
+    found: dict[str, Any] = {"color": alt.Color("group:N", title=None)} if several else {}
+    if any(dot["kind"] == "control" for dot in dots):
+        kinds = ["checkpoint", "control"]
+        found["shape"] = alt.Shape(
+            "kind:N", scale=alt.Scale(domain=kinds, range=["circle", "diamond"]), title=None
+        )
+        if not several:
+            colours = alt.Scale(domain=kinds, range=["var(--series-1)", "var(--series-7)"])
+            found["color"] = alt.Color("kind:N", scale=colours, title=None)
+    return found
+
+
+def _trajectory(one: _Shown) -> Chart:
+    best = one.group.checkpoints[0]
+    return Chart(
+        lambda: _trajectory_chart(one),
+        caption=f"G along the training of {title(one.group)}",
+        description=f"G against the training step; largest at {names(one.group)[best]}.",
+        meaning="Bars: two paired standard errors of the change from the step before.",
+        name=f"gap-{one.name}",
+    )
+
+
+def _trajectory_chart(one: _Shown) -> alt.LayerChart:
+    import altair as alt
+
+    metric, changes = one.result.metric, dict(zip(one.members, _changes(one), strict=True))
+    values = []
+    for place, c in enumerate(steps(one.group)):
+        number, change = step_number(step_of(c) or ""), changes.get(c)
+        G, se = c.gaps[metric].mean, change.se if change else 0.0
+        values.append(
+            {
+                "step": float(place) if number is None else number,
+                "name": step_of(c),
+                "G": G,
+                "low": G - 2 * se,
+                "high": G + 2 * se,
+            }
+        )
+    positive = sorted(float(str(value["step"])) for value in values if float(str(value["step"])) > 0)
+    wide = bool(positive) and positive[-1] > 500 * positive[0]
+    x = alt.X(
+        "step:Q", title="training step", scale=alt.Scale(type="symlog" if wide else "linear", nice=not wide)
+    )
     base = alt.Chart(alt.Data(values=values)).encode(
-        y=alt.Y("checkpoint:N", sort=None, title=None, axis=alt.Axis(labelLimit=260)),
-        yOffset=alt.YOffset("part:N", sort=names),
+        x=x, tooltip=["name:N", alt.Tooltip("G:Q", format=".4f")]
+    )
+    y = alt.Y("G:Q", title=f"{metric} gap G", scale=alt.Scale(zero=False))
+    bars = base.mark_rule(strokeWidth=1.5, color="var(--axis)").encode(y=alt.Y("low:Q"), y2="high:Q")
+    return (bars + base.mark_line(point=True).encode(y=y)).properties(height=280)
+
+
+def _parts(one: _Shown) -> Chart:
+    best = one.group.checkpoints[0]
+    return Chart(
+        lambda: _parts_chart(one),
+        caption=f"Parts of the {one.result.metric} gap, {title(one.group)}",
+        description="Bars of within(T), between(T, R) and the control within(R) for each checkpoint, with "
+        f"one standard error; the largest G is that of {best.label}.",
+        name=f"parts-{one.name}",
+    )
+
+
+def _parts_chart(one: _Shown) -> alt.LayerChart:
+    import altair as alt
+
+    called, members = _chart_names(one), one.members[:_DRAWN]
+    values = []
+    for c in members:
+        for key, name in _PARTS.items():
+            part = getattr(c.gaps[one.result.metric], key)
+            low, high = part.mean - part.se, part.mean + part.se
+            values.append(
+                {"checkpoint": called[c], "part": name, "mean": part.mean, "low": low, "high": high}
+            )
+    parts = list(_PARTS.values())
+    base = alt.Chart(alt.Data(values=values)).encode(
+        y=alt.Y("checkpoint:N", sort=None, title=None, axis=alt.Axis(labelLimit=200)),
+        yOffset=alt.YOffset("part:N", sort=parts),
         tooltip=["checkpoint:N", "part:N", alt.Tooltip("mean:Q", format=".4f")],
     )
     bars = base.mark_bar().encode(
-        x=alt.X("mean:Q", title=f"mean {result.metric} distance"),
-        color=alt.Color("part:N", sort=names, title=None, legend=alt.Legend(orient="top")),
+        x=alt.X("mean:Q", title=f"mean {one.result.metric} distance"),
+        color=alt.Color("part:N", sort=parts, title=None, legend=alt.Legend(orient="top")),
     )
     errors = base.mark_rule(strokeWidth=1.5, color="var(--ink)").encode(x="low:Q", x2="high:Q")
-    return (bars + errors).properties(height=max(120, 48 * len(group.checkpoints)))
-
-
-def _trajectory_chart(group: Group, result: Result) -> alt.LayerChart:
-    import altair as alt
-
-    values = []
-    for place, c in enumerate(group.trajectory() or ()):
-        gap, step = c.gaps[result.metric], step_number(c.requested_revision or "")
-        values.append(
-            {
-                "step": float(place) if step is None else step,
-                "revision": c.requested_revision,
-                "G": gap.mean,
-                **_interval(gap.mean, gap.se),
-            }
-        )
-    base = alt.Chart(alt.Data(values=values)).encode(
-        x=alt.X("step:Q", title="training step, from the revision's name"),
-        tooltip=["revision:N", alt.Tooltip("G:Q", format=".4f")],
-    )
-    y = alt.Y("G:Q", title=f"{result.metric} gap G", scale=alt.Scale(zero=False))
-    line = base.mark_line(point=True).encode(y=y)
-    return (line + base.mark_rule().encode(y=alt.Y("low:Q"), y2="high:Q")).properties(height=280)
+    return (bars + errors).properties(height=max(120, 48 * len(members)))
 
 
 def _accuracy_chart(result: Result) -> alt.LayerChart:
     import altair as alt
 
-    values = []
-    for group in result.groups:
-        for c in group.checkpoints:
-            if c.accuracy is not None:
-                gap = c.gaps[result.metric]
-                values.append(
-                    {
-                        "checkpoint": c.label,
-                        "group": _name(group),
-                        "accuracy": c.accuracy,
-                        "G": gap.mean,
-                        **_interval(gap.mean, gap.se),
-                    }
-                )
-    base = alt.Chart(alt.Data(values=values)).encode(
-        y=alt.Y("accuracy:Q", scale=alt.Scale(zero=False)),
-        color=alt.Color("group:N", title=None, legend=alt.Legend(orient="top")),
-        tooltip=["checkpoint:N", "group:N", alt.Tooltip("G:Q", format=".4f"), "accuracy:Q"],
+    rated = [(group, c) for group in result.groups for c in group.checkpoints if c.accuracy is not None]
+    dots: list[dict[str, Any]] = [
+        {
+            "name": called,
+            "group": title(group),
+            "accuracy": float(c.accuracy or 0.0),
+            "G": c.gaps[result.metric].mean,
+            "kind": "control" if c.negative_control else "checkpoint",
+        }
+        for (group, c), called in zip(rated, _accuracy_names(result, rated), strict=True)
+    ]
+    x = alt.X("G:Q", title=f"{result.metric} gap G", scale=alt.Scale(zero=False, padding=20))
+    y = alt.Y("accuracy:Q", scale=alt.Scale(zero=False, padding=14))
+    several = len({dot["group"] for dot in dots}) > 1
+    points = (
+        alt.Chart(alt.Data(values=dots))
+        .mark_point(filled=True, size=80)
+        .encode(
+            x=x,
+            y=y,
+            tooltip=["name:N", "group:N", alt.Tooltip("G:Q", format=".4f"), "accuracy:Q"],
+            **_marks(alt, dots, several=several),
+        )
     )
-    x = alt.X("G:Q", title=f"{result.metric} gap G", scale=alt.Scale(zero=False))
-    points = base.mark_point(filled=True, size=60).encode(x=x)
-    return (points + base.mark_rule().encode(x=alt.X("low:Q"), x2="high:Q")).properties(height=300)
+    layers = [points]
+    # Names are placed for a page and, fewer, for a phone; Vega shows those that fit its width.
+    for wide, fits in ((620, "width >= 460"), (260, "width < 460")):
+        for (align, dx, dy), named in _placed(dots, wide).items():
+            style = {"align": align, "dx": dx, "dy": dy, "opacity": alt.expr(f"{fits} ? 1 : 0")}
+            text = alt.Chart(alt.Data(values=named)).mark_text(fontSize=12, **style)
+            layers.append(text.encode(x=x, y=y, text="name:N"))
+    return alt.layer(*layers).properties(height=340)
+
+
+def _accuracy_names(result: Result, rated: Sequence[tuple[Group, Screened]]) -> list[str]:
+    whole = [
+        f"{title(group)}/{names(group)[c]}" if len(steps(group)) > 1 else names(group)[c]
+        for group, c in rated
+    ]
+    return short_names(whole)
+
+
+_Place = tuple[str, int, int]
+_PLACES: tuple[_Place, ...] = (
+    *(("left", 9, 0), ("right", -9, 0), ("center", 0, -13), ("center", 0, 14)),
+    *(("left", 9, -13), ("left", 9, 13), ("right", -9, -13), ("right", -9, 13)),
+)
+
+
+def _placed(dots: Sequence[dict[str, Any]], width: float) -> dict[_Place, list[dict[str, Any]]]:
+    """The points that carry their names, by where the name stands: where it hides least of the others.
+
+    Up to `_NAMED` points are all named; of more, those whose ranks by G and by accuracy differ most. On a
+    narrow plot a name that would lie on another is left out.
+
+    Args:
+        dots: All points.
+        width: Of the plot, in pixels.
+    """
+    by_gap = sorted(range(len(dots)), key=lambda i: dots[i]["G"])
+    by_accuracy = sorted(range(len(dots)), key=lambda i: dots[i]["accuracy"])
+    far = {i: abs(by_gap.index(i) - by_accuracy.index(i)) for i in range(len(dots))}
+    chosen = sorted(far, key=lambda i: -far[i])[:_NAMED]
+    height = 290.0
+
+    def scaled(key: str, size: float) -> list[float]:
+        values = [dot[key] for dot in dots]
+        low, span = min(values), (max(values) - min(values)) or 1.0
+        return [(value - low) / span * size for value in values]
+
+    xs, ys = scaled("G", width), [height - y for y in scaled("accuracy", height)]
+    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in zip(xs, ys, strict=True)]
+    found: dict[_Place, list[dict[str, Any]]] = {}
+    for i in sorted(chosen, key=lambda i: xs[i]):
+        wide = 6.8 * len(dots[i]["name"])
+        boxes = {}
+        for align, dx, dy in _PLACES:
+            left = xs[i] + dx - {"left": 0.0, "center": wide / 2, "right": wide}[align]
+            boxes[align, dx, dy] = (left, ys[i] + dy - 7, left + wide, ys[i] + dy + 7)
+        best = min(boxes, key=lambda place: _hidden(boxes[place], taken, width))
+        if width < 400 and _hidden(boxes[best], taken, width) > 20:
+            continue
+        taken.append(boxes[best])
+        found.setdefault(best, []).append(dots[i])
+    return found
+
+
+def _hidden(
+    box: tuple[float, float, float, float], taken: Sequence[tuple[float, float, float, float]], width: float
+) -> float:
+    """Area of a box that lies on others or beyond the plot."""
+    outside = max(0.0, -20 - box[0]) + max(0.0, box[2] - width - 20)
+    area = outside * (box[3] - box[1])
+    for other in taken:
+        wide = min(box[2], other[2]) - max(box[0], other[0])
+        high = min(box[3], other[3]) - max(box[1], other[1])
+        area += max(wide, 0.0) * max(high, 0.0)
+    return area

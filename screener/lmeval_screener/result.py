@@ -6,20 +6,26 @@ The contract, ``screen-checkpoints/1``, is documented in docs/screener.md; :meth
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lmeval_dispersion.errors import MissingExtraError
 from lmeval_dispersion.geometry import METRICS, Metric, PairMean
 from lmeval_dispersion.report import Document, Reportable
+from lmeval_screener.controls import NAMES, Control, Controls, reversals
 from lmeval_screener.gap import Gap
 from lmeval_screener.targets import label, step_key
+from lmeval_screener.tokens.resolution import Token
+from lmeval_screener.training_runs import training_and_step
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = "screen-checkpoints/1"
+#: What every standard error of a gap is of. Not of training: runs that differ in their seed alone differ too.
+SE_COVERS = "choice of tokens"
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,8 @@ class TokenInfo:
         dropped: Words of T that are no single piece of the tokenizer.
         dropped_reference: Words of R likewise.
         digit_scheme: How the tokenizer writes numbers.
+        domain_tokens: The tokens of T: surface form, piece, id, group.
+        reference_tokens: Those of R.
     """
 
     domain: int
@@ -50,6 +58,27 @@ class TokenInfo:
     dropped: tuple[str, ...]
     dropped_reference: tuple[str, ...]
     digit_scheme: str
+    domain_tokens: tuple[Token, ...] = ()
+    reference_tokens: tuple[Token, ...] = ()
+
+    @staticmethod
+    def variants(tokens: Sequence[Token]) -> list[str]:
+        """How the words of a set are looked up: ``bare``, ``space``, or both."""
+        return sorted({"space" if token.text.startswith(" ") else "bare" for token in tokens})
+
+
+class Next(NamedTuple):
+    """G of a checkpoint minus G of the next in rank.
+
+    Attributes:
+        difference: In the metric that ranks, 0 or more.
+        se: Paired jackknife standard error over the choice of tokens.
+        separated: Whether the two are told apart once all pairs of the group are counted.
+    """
+
+    difference: float
+    se: float
+    separated: bool
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -70,8 +99,14 @@ class Screened:
         seconds: From the first request to the last row.
         notes: What a reader of the number should know (contradictory configuration and the like).
         accuracy: Accuracy that somebody supplied, None otherwise.
+        negative_control: Whether it is known not to have learned what the others learned.
         rank: Rank within (family, scale), 1 for the largest G; equal means share the better rank.
-        not_separated_from: Labels of the group's checkpoints within two paired standard errors.
+        not_separated_from: Labels of the group's checkpoints within two paired standard errors, each pair by
+            itself.
+        tied_with: First and last rank that it is tied with, its own included: all pairs of the group counted
+            (Holm, 5 %), so at most one group in twenty has a pair told apart by the choice of tokens alone.
+        next: The difference from the next in rank; None for the last.
+        controls: Gauge controls where they were asked for; a sentence where they could not be read.
     """
 
     repo: str
@@ -87,8 +122,12 @@ class Screened:
     seconds: float
     notes: tuple[str, ...] = ()
     accuracy: float | None = None
+    negative_control: bool = False
     rank: int = 0
     not_separated_from: tuple[str, ...] = ()
+    tied_with: tuple[int, int] = (0, 0)
+    next: Next | None = None
+    controls: Controls | str | None = None
 
     @property
     def label(self) -> str:
@@ -129,10 +168,45 @@ class Group:
         )
 
     def trajectory(self) -> tuple[Screened, ...] | None:
-        """The members in the order of their steps where all are revisions of one repository, else None."""
-        if len(self.checkpoints) < 2 or len({c.repo for c in self.checkpoints}) > 1:
+        """The members in the order of their steps where all are of one training, else None.
+
+        They are revisions of one repository, or folders of one local run, whose own folder holds the last.
+        """
+        found = {
+            c: training_and_step(c.repo, c.requested_revision, local=c.revision is None)
+            for c in self.checkpoints
+        }
+        steps = {c: step for c, (_, step) in found.items()}
+        if len(found) < 2 or len({training for training, _ in found.values()}) > 1 or not any(steps.values()):
             return None
-        return tuple(sorted(self.checkpoints, key=lambda c: step_key(c.requested_revision or "")))
+        return tuple(sorted(found, key=lambda c: (steps[c] is None, step_key(steps[c] or ""))))
+
+    def control_rank(self, checkpoint: Screened, name: str) -> int | None:
+        """Rank of a member by a control, ``centred`` or ``final_norm``; None where it is not known."""
+        own = control(checkpoint, name)
+        if not isinstance(own, Control):
+            return None
+        others = [control(c, name) for c in self.checkpoints]
+        return 1 + sum(other.mean > own.mean for other in others if isinstance(other, Control))
+
+    def control_warnings(self) -> list[str]:
+        """Sentences on pairs that G tells apart and a control orders the other way."""
+        members = [
+            (c.label, c.controls if isinstance(c.controls, Controls) else None) for c in self.checkpoints
+        ]
+        apart = [
+            (i, j)
+            for j, worse in enumerate(self.checkpoints)
+            for i, better in enumerate(self.checkpoints[:j])
+            if better.tied_with[1] < worse.rank and worse.tied_with[0] > better.rank
+        ]
+        return reversals(members, apart)
+
+
+def control(checkpoint: Screened, name: str) -> Control | str | None:
+    """One control of a checkpoint by name: the figure, why there is none, or None if none was asked for."""
+    found = checkpoint.controls
+    return getattr(found, name) if isinstance(found, Controls) else found
 
 
 @dataclass(frozen=True, repr=False)
@@ -176,7 +250,14 @@ class Result(Reportable):
             "domain": self.domain,
             "reference": self.reference,
             "metric": self.metric,
-            "checkpoints": [_checkpoint_dict(c) for c in self.checkpoints],
+            "se_covers": SE_COVERS,
+            "checkpoints": [
+                _checkpoint_dict(c) | _controls_dict(c, group)
+                for group in self.groups
+                for c in group.checkpoints
+            ],
+            **self._control_warnings(),
+            "tokens": self._tokens(),
             "failed": [
                 {"repo": f.repo, "revision": f.revision, "error": f.error, "message": f.message}
                 for f in self.failed
@@ -188,6 +269,26 @@ class Result(Reportable):
                 "seconds": round(self.seconds, 3),
             },
         }
+
+    def _tokens(self) -> list[dict[str, Any]]:
+        """T and R of each tokenizer group, once: the members compare the same pieces at the same rows."""
+        first = {c.family: c.tokens for c in reversed(self.checkpoints)}
+        return [
+            {"family": family}
+            | {
+                side: {"variants": TokenInfo.variants(tokens), "pieces": {t.piece: t.id for t in tokens}}
+                for side, tokens in (
+                    ("domain", info.domain_tokens),
+                    ("reference", info.reference_tokens),
+                )
+            }
+            for family, info in reversed(first.items())
+        ]
+
+    def _control_warnings(self) -> dict[str, Any]:
+        if all(c.controls is None for c in self.checkpoints):
+            return {}
+        return {"control_warnings": [text for group in self.groups for text in group.control_warnings()]}
 
     def to_frame(self) -> pd.DataFrame:
         """One row a screened checkpoint; flat columns such as ``gap_cosine`` and ``gap_cosine_se``.
@@ -275,6 +376,8 @@ def _checkpoint_dict(c: Screened) -> dict[str, Any]:
         "scale": c.scale,
         "rank": c.rank,
         "not_separated_from": list(c.not_separated_from),
+        "tied_with": list(c.tied_with),
+        "next": None if c.next is None else c.next._asdict(),
         "gap": {m: {"mean": g.mean, "se": g.se} for m, g in c.gaps.items()},
         **{part: {m: _part_dict(getattr(g, part)) for m, g in c.gaps.items()} for part in _PARTS},
         "tensor": {
@@ -296,6 +399,20 @@ def _checkpoint_dict(c: Screened) -> dict[str, Any]:
         "requests": c.requests,
         "seconds": round(c.seconds, 3),
     }
+
+
+def _controls_dict(c: Screened, group: Group) -> dict[str, Any]:
+    """``controls`` of a checkpoint, where they were asked for."""
+    if c.controls is None:
+        return {}
+    found: dict[str, Any] = {}
+    for name in NAMES:
+        own = control(c, name)
+        figure = {"mean": own.mean, "se": own.se} if isinstance(own, Control) else {"mean": None, "se": None}
+        reason = own if isinstance(own, str) else None
+        found[name] = figure | {"rank": group.control_rank(c, name), "reason": reason}
+    read = c.controls if isinstance(c.controls, Controls) else None
+    return {"controls": found | {"sample": read and read.sample, "tensor": read and read.tensor}}
 
 
 def _part_dict(part: PairMean) -> dict[str, float | None]:

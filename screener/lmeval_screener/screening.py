@@ -13,28 +13,32 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import METRICS, Metric
-from lmeval_screener.accuracies import with_accuracies
+from lmeval_screener.accuracies import Accuracies, read_accuracies
 from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.demo import demo_targets
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.families import load_family
 from lmeval_screener.ranking import common_tokenizers, mismatch, rank_readings, same_tokens
-from lmeval_screener.reading import Reader, Reading, read_again
+from lmeval_screener.reading import Reader, Reading, read_again, with_controls
 from lmeval_screener.result import Failed, Result
-from lmeval_screener.targets import Target, parse_target
+from lmeval_screener.targets import Target
 from lmeval_screener.tokens.cache import ResolutionCache
 from lmeval_screener.tokens.sets import TokenSet, load_token_set
+from lmeval_screener.training_runs import parse_targets
 
 T = TypeVar("T")
 
 TIMEOUT = 60.0  # seconds for one checkpoint, everything included; the only time limit there is
 _SIDE_BY_SIDE = 16  # checkpoints at once: their requests share one pool of connections
+_SCOUTS = 3  # checkpoints that are tried alone while the Hub does not answer; when all fail, no more are
+_PATIENCE = 0.25  # seconds without an answer or a failed connection after which nobody waits for the scouts
 
 Progress = Callable[[int, int, str], None]
 
@@ -47,23 +51,26 @@ def screen(
     domain: str = "math",
     reference: str = "reference",
     metric: Metric = "cosine",
+    timeout: float = TIMEOUT,
+    controls: bool = False,
     accuracy: str | Path | None = None,
     demo: bool = False,
-    timeout: float = TIMEOUT,
     progress: Progress | None = None,
 ) -> Result:
     """Rank checkpoints by their dispersion gap, reading only the rows that it needs.
 
     Args:
-        checkpoints: ``REPO``, ``REPO@REVISION``, ``REPO@GLOB`` or folders.
+        checkpoints: ``REPO``, ``REPO@REVISION``, ``REPO@GLOB``, folders, or folders of training runs.
         family: Name of a family whose checkpoints are added.
         families: A family file of your own in place of the bundled one.
         domain: Bundled token set or a YAML file.
         reference: The everyday token set, likewise.
         metric: ``cosine`` or ``euclidean``: which gap ranks. Both are computed.
-        accuracy: What ``--accuracy`` takes; agreement with it is part of the report and the JSON.
-        demo: Whether the bundled tiny models are added.
         timeout: Seconds for one checkpoint.
+        controls: Whether to read gauge controls too: at most 1 MB more for each checkpoint.
+        accuracy: What to compare G with: a CSV file, lm-eval's results, or ``hub:TASK``; see
+            :func:`lmeval_screener.accuracies.read_accuracies`.
+        demo: Whether to add the bundled demo's checkpoints.
         progress: Called as ``progress(done, all, label)`` at the start and whenever a checkpoint ends.
 
     Returns:
@@ -74,20 +81,21 @@ def screen(
     """
     if isinstance(checkpoints, str):
         raise UsageError(f"expected a list of checkpoints, got the string {checkpoints!r}; put it in a list")
-    targets = [parse_target(text) for text in checkpoints]
+    targets = parse_targets(checkpoints)
     if family is not None:
         targets += load_family(family, families).checkpoints
     if demo:
         targets += demo_targets()
-    result = screen_targets(
+    return screen_targets(
         targets,
         domain=load_token_set(domain, "domain"),
         reference=load_token_set(reference, "reference"),
         metric=metric,
         timeout=timeout,
+        controls=controls,
+        accuracies=None if accuracy is None else read_accuracies(str(accuracy), targets),
         progress=progress,
     )
-    return result if accuracy is None else with_accuracies(result, accuracy)
 
 
 def screen_targets(
@@ -97,6 +105,8 @@ def screen_targets(
     reference: TokenSet,
     metric: Metric = "cosine",
     timeout: float = TIMEOUT,
+    controls: bool = False,
+    accuracies: Accuracies | None = None,
     progress: Progress | None = None,
     keep_on_interrupt: bool = False,
 ) -> Result:
@@ -108,6 +118,8 @@ def screen_targets(
         reference: R.
         metric: Which gap ranks.
         timeout: Seconds for one checkpoint.
+        controls: Whether to read gauge controls too.
+        accuracies: Accuracies of some of them, which the result carries.
         progress: See :func:`screen`.
         keep_on_interrupt: Whether Ctrl-C ends the reading and returns what is done (main thread only).
 
@@ -125,8 +137,9 @@ def screen_targets(
         start = time.perf_counter()
         async with Hub() as hub:
             reader = Reader(hub, domain, reference, ResolutionCache(hub.cache))
-            run = _Run(hub, reader, timeout, progress, keep_on_interrupt)
-            checkpoints = rank_readings(await run.comparable(targets), metric)
+            run = _Run(hub, reader, timeout, accuracies, progress, keep_on_interrupt)
+            readings = await run.comparable(targets)
+            checkpoints = rank_readings(await with_controls(readings) if controls else readings, metric)
         meters = [hub.meter, *(snapshot.meter for snapshot in reader.snapshots)]
         return Result(
             domain=domain.name,
@@ -164,12 +177,20 @@ def _finished(work: Coroutine[Any, Any, T]) -> T:
 
 class _Run:
     def __init__(
-        self, hub: Hub, reader: Reader, timeout: float, progress: Progress | None, keep_on_interrupt: bool
+        self,
+        hub: Hub,
+        reader: Reader,
+        timeout: float,
+        accuracies: Accuracies | None,
+        progress: Progress | None,
+        keep_on_interrupt: bool,
     ) -> None:
         self._errors: dict[Target, ScreeningError] = {}
         self._order: list[Target] = []
         self._hub, self._reader, self._timeout = hub, reader, timeout
-        self._progress, self._keep_on_interrupt = progress, keep_on_interrupt
+        self._accuracies, self._progress, self._keep_on_interrupt = accuracies, progress, keep_on_interrupt
+        self._scouts: list[Budget] = []
+        self._unreachable: list[ScreeningError] = []
 
     @property
     def failed(self) -> tuple[Failed, ...]:
@@ -210,6 +231,15 @@ class _Run:
                 one for item, found in zip(targets, lists, strict=True) for one in (found or [item])
             )
         )
+        if self._accuracies is not None:
+            failed = [item in self._errors for item in self._order]
+            rated = self._accuracies.of(self._order)
+            self._errors |= {
+                new: self._errors[old]
+                for new, old, bad in zip(rated, self._order, failed, strict=True)
+                if bad
+            }
+            self._order = rated
         return [item for item in self._order if item not in self._errors]
 
     async def _revisions(self, item: Target) -> list[Target]:
@@ -221,7 +251,7 @@ class _Run:
         except ScreeningError as error:
             self._fail(item, error)
             return []
-        return [Target(item.repo, name, item.family, item.scale) for name in names]
+        return [replace(item, revision=name) for name in names]
 
     async def _readings(self, targets: list[Target]) -> list[Reading]:
         limit = asyncio.Semaphore(_SIDE_BY_SIDE)
@@ -231,7 +261,10 @@ class _Run:
             nonlocal done
             try:
                 async with limit:
-                    return await self._reader.read(item, Budget(self._timeout))
+                    budget = Budget(self._timeout)
+                    if not item.local:
+                        await self._hub_answers(budget)
+                    return await self._reader.read(item, budget)
             except ScreeningError as error:
                 self._fail(item, error)
             except asyncio.CancelledError:
@@ -264,8 +297,31 @@ class _Run:
                 found = await asyncio.gather(*tasks)
         return [reading for reading in found if reading is not None]
 
+    async def _hub_answers(self, budget: Budget) -> None:
+        """Wait while nothing of the Hub was reached and the first checkpoints have trouble reaching it.
+
+        Raises:
+            ScreeningError: ``Unreachable``, when none of them could.
+        """
+        if len(self._scouts) < _SCOUTS:
+            self._scouts.append(budget)
+            return
+        start = time.monotonic()
+        while all(snapshot.revision is None for snapshot in self._reader.snapshots):
+            if len(self._unreachable) >= _SCOUTS:
+                raise ScreeningError(
+                    "Unreachable", f"not tried, as {_SCOUTS} others failed: {self._unreachable[0]}"
+                )
+            troubles = [scout.trouble for scout in self._scouts]
+            failing = all(trouble is not None and trouble.code == "Unreachable" for trouble in troubles)
+            if not failing and time.monotonic() - start > _PATIENCE:
+                return
+            await asyncio.sleep(0.01)
+
     def _fail(self, item: Target, error: ScreeningError) -> None:
         self._errors[item] = error
+        if error.code == "Unreachable" and not item.local:
+            self._unreachable.append(error)
 
 
 @contextlib.contextmanager

@@ -6,11 +6,9 @@ import fnmatch
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
-from lmeval_dispersion.errors import UsageError
-
-_REPO = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.names import understood
 
 
 @dataclass(frozen=True)
@@ -25,6 +23,8 @@ class Target:
         scale: Scale that the family states; None where the headers have to tell.
         local: Whether ``repo`` is a folder.
         accuracy: Accuracy that somebody measured, None otherwise.
+        negative_control: Whether it is known not to have learned what the others learned.
+        refused: Code and sentence where ``repo`` is something that cannot be understood.
     """
 
     repo: str
@@ -33,6 +33,8 @@ class Target:
     scale: str | None = None
     local: bool = False
     accuracy: float | None = None
+    negative_control: bool = False
+    refused: tuple[str, str] | None = None
 
     @property
     def label(self) -> str:
@@ -46,22 +48,15 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """The target that ``REPO``, ``REPO@REVISION``, ``REPO@GLOB`` or a folder's path names.
+    """The target that a repository's name or address, with a revision or glob or without, or a path names.
 
-    A folder is what exists as one, or what is written like a path (``./x``, ``/x``, ``~/x``).
-
-    Raises:
-        UsageError: It is neither a folder nor the name of a repository.
+    What cannot be understood is a target that is ``refused``: it fails by itself and costs no other its run.
     """
-    path = Path(text).expanduser()
-    if text and path.is_dir():
-        return Target(str(path), local=True)
-    if text.startswith((".", "/", "~")):
-        raise UsageError(f"expected a folder or a repository, got {text!r}; there is no such folder")
-    repo, at, revision = text.partition("@")
-    if not _REPO.fullmatch(repo) or ".." in repo or (at and not revision):
-        raise UsageError(f"expected ORGANISATION/NAME, ORGANISATION/NAME@REVISION or a folder, got {text!r}")
-    return Target(repo, revision or None)
+    try:
+        place = understood(text)
+    except ScreeningError as error:
+        return Target(text, refused=(error.code, str(error)))
+    return Target(place.repo, place.revision, local=place.local)
 
 
 def label(repo: str, revision: str | None) -> str:
@@ -86,5 +81,5 @@ def step_number(revision: str) -> float | None:
     >>> step_number("stage1-step140000-tokens588B"), step_number("main")
     (140000.0, None)
     """
-    found = re.search(r"step[-_]?(\d+)", revision, re.IGNORECASE) or re.search(r"(\d+)", revision)
+    found = re.search(r"step[-_=]?(\d+)", revision, re.IGNORECASE) or re.search(r"(\d+)", revision)
     return float(found.group(1)) if found else None

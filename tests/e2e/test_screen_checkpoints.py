@@ -160,7 +160,8 @@ def test_json_is_the_documented_contract(command, small):
     small("org/b", 0.5)
     document = json.loads(command("org/a", "org/b", "org/none", "--format", "json").stdout)
     assert list(document) == [
-        *("schema", "domain", "reference", "metric", "checkpoints", "failed", "totals"),
+        *("schema", "domain", "reference", "metric", "se_covers", "checkpoints", "tokens", "failed"),
+        *("totals", "answer"),
     ]
     assert document["schema"] == "screen-checkpoints/1"
     first = document["checkpoints"][0]
@@ -172,6 +173,8 @@ def test_json_is_the_documented_contract(command, small):
         "scale": str,
         "rank": int,
         "not_separated_from": list,
+        "tied_with": list,
+        "next": dict,
         "gap": dict,
         "within_domain": dict,
         "between": dict,
@@ -190,6 +193,7 @@ def test_json_is_the_documented_contract(command, small):
     assert set(first["gap"]["cosine"]) == {"mean", "se"}
     assert set(first["tensor"]) == {"name", "file", "dtype", "shape", "tied"}
     assert set(first["tokens"]) == {"domain", "reference", "dropped", "digit_scheme"}
+    assert document["answer"][0].startswith("Best: org/a (G ")
     assert document["failed"][0].keys() == {"repo", "revision", "error", "message"}
     assert document["totals"].keys() == {"checkpoints", "bytes_read", "requests", "seconds"}
     assert document["totals"]["checkpoints"] == 2
@@ -236,7 +240,8 @@ def test_a_trajectory_is_read_by_glob_and_printed_in_step_order(command, small):
     small("org/run", 2.0, branch="main")
     done = command("org/run@step*")
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("step") and "±" in line]
+    assert done.stdout.startswith("run: G rises from ")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("step")][:3]
     assert [line.split()[0] for line in lines] == ["step200", "step1000", "step30000"]
     assert [int(line.split()[1]) for line in lines] == [3, 2, 1]
     for line, name in zip(lines, ("step200", "step1000", "step30000"), strict=True):
@@ -275,12 +280,50 @@ def test_one_bad_checkpoint_stops_no_other(command, small, hub):
     text = " ".join(done.stdout.split())
     assert "org/b ServerError" in text or "org/b Timeout" in text
     assert "org/c Timeout" in text
+    assert done.stdout.startswith("Only org/a (G ")
 
 
 def test_nothing_screened_is_exit_1_and_says_why(command):
     done = command("org/none")
     assert done.returncode == 1
-    assert "RepoNotFound" in done.stdout
+    assert done.stdout.startswith("Nothing was screened: all 1 failed (1 RepoNotFound).\n")
+
+
+def test_a_dead_hub_stops_the_run_early(command):
+    names = [f"org/m{i}" for i in range(40)]
+    start = time.monotonic()
+    done = command(*names, "--format", "json", HF_ENDPOINT="http://127.0.0.1:9")
+    assert time.monotonic() - start < 60
+    document = json.loads(done.stdout)
+    assert (done.returncode, {f["error"] for f in document["failed"]}) == (1, {"Unreachable"})
+    assert len(document["failed"]) == 40
+    assert document["totals"]["requests"] < 40
+    text = " ".join(command(*names, HF_ENDPOINT="http://127.0.0.1:9").stdout.split())
+    assert "3 checkpoints: org/m0, org/m1, org/m2 Unreachable" in text
+    assert "37 checkpoints: org/m3, org/m4, org/m5, … Unreachable not tried, as 3 others failed" in text
+
+
+def test_a_local_training_run_is_its_trajectory(command, small, tmp_path):
+    for step, spread in ((500, 1.0), (100, 0.2), (200, 0.3), (300, 0.5), (400, 0.7)):
+        small("run", spread, folder=f"run1/checkpoint-{step}")
+    (tmp_path / "repos" / "run1" / "runs").mkdir()
+    done = command("repos/run1", HF_ENDPOINT="http://127.0.0.1:9")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("run1: G rises from ")
+    assert " at checkpoint-100 to " in done.stdout
+    lines = [line for line in done.stdout.splitlines() if line.startswith("checkpoint-")][:5]
+    assert [line.split()[0] for line in lines] == [f"checkpoint-{step}" for step in (100, 200, 300, 400, 500)]
+    assert [line.split()[1] for line in lines] == ["5", "4", "3", "2", "1"]
+    assert "run1 · 5 checkpoints" in done.stdout
+    assert command("repos/run1", "--top", "1").stdout == "repos/run1/checkpoint-500\n"
+
+
+def test_an_empty_folder_is_called_empty(command, small, tmp_path):
+    (tmp_path / "nothing").mkdir()
+    small("org/a", 1.0)
+    done = command("org/a", "nothing")
+    assert done.returncode == 3
+    assert "FolderNotFound nothing is empty; name a folder with config.json" in " ".join(done.stdout.split())
 
 
 def test_top_prints_one_repository_a_line_for_a_pipe(command, small):
@@ -290,7 +333,21 @@ def test_top_prints_one_repository_a_line_for_a_pipe(command, small):
     done = command("org/a", "org/b", "org/c", "org/none", "--top", "2")
     assert done.stdout == "org/b\norg/c\n"
     assert "org/none" in done.stderr
+    assert ": 2 of 3\n" in done.stderr  # the group, where no pipe reads it
     assert done.returncode == 3
+
+
+def test_top_works_with_every_format(command, small, tmp_path):
+    for name, spread in (("org/a", 0.2), ("org/b", 1.0), ("org/c", 0.6)):
+        small(name, spread)
+    names = ["org/a", "org/b", "org/c"]
+    document = json.loads(command(*names, "--top", "2", "--format", "json").stdout)
+    assert [c["repo"] for c in document["checkpoints"]] == ["org/b", "org/c"]
+    assert len(command(*names, "--top", "2", "--format", "csv").stdout.splitlines()) == 3
+    text = command(*names, "--top", "1", "--format", "table").stdout
+    assert "The 1 best of 3; leave out --top for all." in text
+    command(*names, "--top", "1", "-o", tmp_path / "best.md")
+    assert "| org/b | 1 |" in (tmp_path / "best.md").read_text()
 
 
 def test_accuracies_are_compared_only_where_somebody_supplied_them(command, small, tmp_path):
@@ -306,11 +363,30 @@ def test_accuracies_are_compared_only_where_somebody_supplied_them(command, smal
     assert "Spearman" not in command(*names).stdout
     assert "Spearman" in command(*names, "--accuracy", table).stdout
 
+
+def test_a_wrong_accuracy_file_costs_no_request(command, hub, tmp_path):
+    table = tmp_path / "accuracy.csv"
     table.write_text("repo,accuracy\norg/x,10\n")
-    done = command(*names, "--accuracy", table)
-    assert done.returncode == 2
-    assert "org/x" in done.stderr
-    assert "±" in done.stdout  # what was screened is not lost
+    done = command("org/a", "--accuracy", table)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "got 'org/x'; did you mean org/a?; screened: org/a" in done.stderr
+    assert not hub.requests
+
+
+def test_accuracies_of_lm_evals_results(command, small, tmp_path):
+    for name, spread in (("org/a", 0.2), ("org/b", 1.0)):
+        small(name, spread)
+        folder = tmp_path / "results" / name.replace("/", "__")
+        folder.mkdir(parents=True)
+        results = {"gsm8k": {"exact_match,strict-match": spread / 2}}
+        content = {"results": results, "config": {"model_args": f"pretrained={name}"}}
+        (folder / "results_2026-01-01.json").write_text(json.dumps(content))
+    done = command("org/a", "org/b", "--accuracy", "results")
+    assert "Accuracy: gsm8k, exact_match,strict-match (2 of lm-eval's result files)." in " ".join(
+        done.stdout.split()
+    )
+    document = json.loads(command("org/a", "org/b", "--accuracy", "results", "--format", "json").stdout)
+    assert {c["repo"]: c["accuracy"] for c in document["checkpoints"]} == {"org/a": 0.1, "org/b": 0.5}
 
 
 def test_csv_and_markdown_and_the_suffix_of_output(command, small, tmp_path):
@@ -383,7 +459,6 @@ def test_ctrl_c_keeps_and_prints_what_is_done(command, small, hub, tmp_path):
         (("org/a", "--domain", "maths"), "math"),
         (("org/a", "--timeout", "0"), "timeout above 0"),
         (("org/a", "--top", "0"), "--top of at least 1"),
-        (("./nowhere",), "no such folder"),
         (("org/a", "--output", "nowhere/x.json"), "existing folder"),
         (("org/a", "--output", "x.xlsx"), ".json, .html"),
         (("org/a", "--across-scales"), "--across-scales"),

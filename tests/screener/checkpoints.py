@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 Matrix = NDArray[Any]
-BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "U8": 1, "I8": 1, "U32": 4}
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "U8": 1, "I8": 1, "U32": 4}
 
 
 def stored(matrix: Matrix, dtype: str) -> bytes:
     """Bytes of a matrix in a dtype of safetensors; BF16 cuts off, 8-bit floats are rounded."""
+    if dtype == "F64":
+        return matrix.astype("<f8").tobytes()
     if dtype == "F32":
         return matrix.astype("<f4").tobytes()
     if dtype == "F16":

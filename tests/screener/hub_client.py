@@ -23,6 +23,7 @@ HEAD = "lm_head.weight"
 FILE = "model.safetensors"
 #: Exponent bits, mantissa bits, whether the largest exponent is reserved for Inf and NaN.
 FORMATS = {
+    "F64": (11, 52, True),
     "F32": (8, 23, True),
     "F16": (5, 10, True),
     "BF16": (8, 7, True),
@@ -96,7 +97,7 @@ def decoded(
     bias = 2 ** (exponent_bits - 1) - 1
     mantissa = code % 2**mantissa_bits
     exponent = code // 2**mantissa_bits % 2**exponent_bits
-    sign = 1 - 2.0 * (code // 2 ** (exponent_bits + mantissa_bits))
+    sign = 1 - 2.0 * (code >> (exponent_bits + mantissa_bits) & 1)
     subnormal = np.ldexp(mantissa.astype(float), 1 - bias - mantissa_bits)
     normal = np.ldexp((mantissa + 2**mantissa_bits).astype(float), exponent - bias - mantissa_bits)
     value = sign * np.where(exponent == 0, subnormal, normal)

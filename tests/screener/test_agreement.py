@@ -3,17 +3,14 @@
 import itertools
 import json
 import math
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmeval_screener.agreement import accuracies_from_file, agreement
+from lmeval_screener.agreement import agreement
 from scipy import stats
-
-from lmeval_dispersion.errors import UsageError
 
 TABLES = json.loads((Path(__file__).parent.parent / "data" / "paper_gap_tables.json").read_text())
 
@@ -160,59 +157,3 @@ def test_constant_values_have_no_order(gaps, accuracies, reason):
 def test_unequal_lengths():
     with pytest.raises(ValueError, match="expected equal lengths, got 1, 2 and 1"):
         agreement([1.0], [1.0, 2.0], ["a"])
-
-
-# --- accuracy files -------------------------------------------------------------------------------------
-
-CHECKPOINTS = [("a/base", None), ("a/math", None), ("run/x", "step1"), ("run/x", "step2"), ("one/y", "v1")]
-
-
-def csv_file(folder, text):
-    path = folder / "accuracy.csv"
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def test_accuracies_in_the_order_of_the_checkpoints(tmp_path):
-    path = csv_file(
-        tmp_path,
-        "\ufeffRepo, accuracy ,revision,remark\nrun/x,0.5,step2,good\n"
-        "a/math,49.8,,\none/y,3,,\n\nrun/x@step1,1e-1,,\n",
-    )
-    nan = math.nan
-    assert accuracies_from_file(path, CHECKPOINTS) == pytest.approx([nan, 49.8, 0.1, 0.5, 3.0], nan_ok=True)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("repo,score\na/base,1\n", "repo, accuracy and optionally revision, got repo, score"),
-        ("", "got nothing"),
-        ("repo,accuracy\na/bose,1\n", "a repo that is screened, got 'a/bose'; did you mean a/base?"),
-        ("repo,accuracy\na/base,1\na/math,high\n", "line 3: expected an accuracy that is a number"),
-        ("repo,accuracy\na/base,49.8%\n", "got '49.8%'"),
-        ("repo,accuracy\na/base,nan\n", "got 'nan'"),
-        ("repo,accuracy\na/base\n", "got ''"),
-        ("repo,accuracy\na/base,1,2\n", "line 2: expected 2 values"),
-        ("repo,accuracy\na/base,1\na/base,1\n", "line 3: a/base is there twice"),
-        ("repo,accuracy\nrun/x,1\n", "line 2: run/x is screened at 2 revisions; name one in `revision`"),
-        (
-            "repo,accuracy,revision\nrun/x,1,step3\n",
-            "line 2: run/x is not screened at 'step3'; did you mean step",
-        ),
-        ("repo,accuracy,revision\na/base,1,v2\n", "line 2: a/base is not screened at 'v2'"),
-    ],
-)
-def test_mistakes_in_an_accuracy_file(tmp_path, text, message):
-    path = csv_file(tmp_path, text)
-    with pytest.raises(UsageError, match=re.escape(message)) as error:
-        accuracies_from_file(path, CHECKPOINTS)
-    assert str(error.value).startswith(str(path))
-
-
-def test_accuracy_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(UsageError, match="expected a readable CSV file, got No such file"):
-        accuracies_from_file(tmp_path / "none.csv", CHECKPOINTS)
-    (tmp_path / "x.csv").write_bytes(b"repo,accuracy\n\xff\xfe,1\n")
-    with pytest.raises(UsageError, match="expected a CSV file in UTF-8"):
-        accuracies_from_file(tmp_path / "x.csv", CHECKPOINTS)

@@ -49,6 +49,18 @@ def refused(hub, tmp_path, *args, **settings):
     return raised.value
 
 
+@pytest.mark.parametrize("where", ["api", "resolve"])
+def test_a_token_that_is_expired_is_named_as_such(hub, add, tmp_path, where):
+    add()
+    said = {"X-Error-Message": 'User Access Token "mine" is expired\x07'}
+    hub.fault(where, faults.status(401, said, b""), times=-1)
+    error = refused(hub, tmp_path, token="hf_old")
+    assert error.code == "BadToken"
+    assert '("mine" is expired)' in str(error).replace("User Access Token ", "")
+    # Without a token, the same answer says that there is nothing to see.
+    assert refused(hub, tmp_path).code == "RepoNotFound"
+
+
 @pytest.mark.parametrize(
     ("revision", "which"),
     [(None, 0), ("main", 0), ("step/7", 1), ("v1.0", 2), ("refs/pr/1", 3), ("full", 1), ("short", 1)],

@@ -6,7 +6,9 @@ import sys
 
 import pytest
 from lmeval_screener import screen
+from lmeval_screener.report import tokens_section
 from lmeval_screener.result import FLAT_COLUMNS, Result
+from tokenizers import Tokenizer
 
 from lmeval_dispersion.errors import MissingExtraError
 from lmeval_dispersion.paths import data_folder
@@ -43,4 +45,17 @@ def test_failed_checkpoints_come_in_the_order_in_which_they_were_asked_for(tmp_p
         (tmp_path / name).mkdir()
     failed = screen(names).failed
     assert [line.repo for line in failed] == names
-    assert {line.error for line in failed} == {"TokenizerNotFound"}
+    assert {line.error for line in failed} == {"FolderNotFound"}
+
+
+def test_the_tokens_of_a_tokenizer_are_listed_once_with_their_variants(result):
+    (entry,) = result.to_dict()["tokens"]
+    assert entry["family"] == result.checkpoints[0].family
+    tokenizer = Tokenizer.from_file(str(data_folder("demo") / "sums-10" / "tokenizer.json"))
+    for side, variants in (("domain", ["bare"]), ("reference", ["space"])):
+        assert entry[side]["variants"] == variants
+        assert len(entry[side]["pieces"]) == result.to_dict()["checkpoints"][0]["tokens"][side]
+        assert all(tokenizer.token_to_id(piece) == row for piece, row in entry[side]["pieces"].items())
+    (table,) = tokens_section(result).parts
+    assert [row["variant"] for row in table.rows] == ["bare", "space"]
+    assert all(f"{digit}:" in table.rows[0]["tokens"] for digit in "0123456789")

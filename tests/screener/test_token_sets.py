@@ -136,3 +136,23 @@ def test_any_change_to_a_token_set_is_understood_or_refused(tmp_path_factory, da
     except UsageError as error:
         said = str(error)
     assert said.startswith(f"{path}: ")
+
+
+def test_a_set_in_another_variant():
+    default, bare = load_token_set("reference", "reference"), load_token_set("reference:bare", "reference")
+    assert bare.name == "reference:bare"
+    assert {g.variant for g in bare.groups.values()} == {"bare"}
+    assert [g.items for g in bare.groups.values()] == [g.items for g in default.groups.values()]
+    assert bare.digest != default.digest
+    spaced = load_token_set("math:operators,space")
+    assert spaced.name == "math:operators,space"
+    assert spaced.groups["operators"].texts()[0] == " +"
+    with pytest.raises(UsageError, match="expected one variant, got bare and space"):
+        load_token_set("reference:bare,space", "reference")
+    with pytest.raises(UsageError, match="and the variants bare and space"):
+        load_token_set("reference:bear", "reference")
+
+
+def test_a_group_that_is_called_like_a_variant_is_the_group(tmp_path):
+    text = TINY.replace("more:", "bare:")
+    assert list(load_token_set(own_set(tmp_path, text) + ":bare").groups) == ["bare"]

@@ -117,8 +117,9 @@ def refusal(
 ) -> ScreeningError:
     """What a final status other than 2xx and 3xx of the Hub means.
 
-    The Hub names its reasons in ``X-Error-Code``; without one, 401 stands for a repository that is missing or
-    private (it does not tell which), as in huggingface_hub's `hf_raise_for_status`.
+    The Hub names its reasons in ``X-Error-Code``; without one, 401 to a request without a token stands for a
+    repository that is missing or private (it does not tell which), and 401 with an ``X-Error-Message`` to one
+    with a token for a token that it does not accept.
     """
     status, code = response.status, response.headers.get("X-Error-Code", "")
     login = "check that the token may read it" if token else "log in (hf auth login, or set HF_TOKEN)"
@@ -134,6 +135,14 @@ def refusal(
     if code == "EntryNotFound":
         return ScreeningError(
             "FileNotFound", f"{response.url.path} is not in {repo}; ask for another revision"
+        )
+    if status == 401 and token and not code and "X-Error-Message" in response.headers:
+        # With a token that it knows, the Hub answers 404 for what is missing; only one it refuses gets a 401.
+        said = "".join(sign for sign in response.headers["X-Error-Message"] if sign.isprintable())[:200]
+        return ScreeningError(
+            "BadToken",
+            f"{response.url.host} does not accept the token ({said}); log in again (hf auth login), correct "
+            "HF_TOKEN, or unset it for public repositories",
         )
     if code == "RepoNotFound" or status in (401, 404):
         return ScreeningError(

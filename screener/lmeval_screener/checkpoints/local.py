@@ -81,6 +81,12 @@ def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:
         raise ScreeningError(
             "FolderNotFound", f"expected a folder, got {str(path)!r}, which is none; check the path"
         )
+    if not any(folder.iterdir()):
+        raise ScreeningError(
+            "FolderNotFound",
+            f"{path} is empty; name a folder with config.json and *.safetensors, or a training run's folder "
+            "with checkpoint-*, step_* or iter_* in it",
+        )
     if folder.name.startswith("models--") and (folder / "snapshots").is_dir():
         folder = _cached_commit(folder)
     return LocalSnapshot(str(path), folder, _files(folder))

@@ -9,7 +9,7 @@ from lmeval_screener.tokens.resolution import Resolution, Token
 from lmeval_screener.tokens.sets import TokenSet
 
 # Part of every entry's key: raise it when the rule of resolution or the layout of an entry changes.
-_VERSION = 1
+_VERSION = 3
 
 
 class ResolutionCache:
@@ -39,8 +39,11 @@ class ResolutionCache:
             reference=_tokens(content["reference"]),
             dropped=tuple(content["dropped"]),
             dropped_reference=tuple(content["dropped_reference"]),
+            never_made=tuple(content["never_made"]),
             shared=_tokens(content["shared"]),
             digit_scheme=content["digit_scheme"],
+            vocabulary=content["vocabulary"],
+            sample=tuple(content["sample"]),
         )
 
     def put(
@@ -52,8 +55,11 @@ class ResolutionCache:
             "reference": resolution.reference,
             "dropped": resolution.dropped,
             "dropped_reference": resolution.dropped_reference,
+            "never_made": resolution.never_made,
             "shared": resolution.shared,
             "digit_scheme": resolution.digit_scheme,
+            "vocabulary": resolution.vocabulary,
+            "sample": resolution.sample,
         }
         self._cache.write("tokens", _key(tokenizer_digest, domain, reference), json.dumps(content).encode())
 

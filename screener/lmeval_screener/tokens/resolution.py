@@ -14,6 +14,9 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import DigitScheme, Vocabulary
 
+#: Rows of the sample for a matrix's mean.
+SAMPLE = 256
+
 
 class Token(NamedTuple):
     """One word that resolved: its surface form, the vocabulary's piece, the row's id, and its group."""
@@ -33,16 +36,22 @@ class Resolution:
         reference: R in the order of the token set, without the rows of T.
         dropped: Surface forms of T that are no single piece.
         dropped_reference: The same of R.
+        never_made: Those of the dropped whose piece is there but never made of text, each with the reason.
         shared: Tokens of R that are rows of T, and so were taken out of R.
         digit_scheme: How numbers are cut up; see ``Vocabulary.digit_scheme``.
+        vocabulary: Rows that the tokenizer names: its last id + 1. A matrix has more where it is padded.
+        sample: A fixed random sample of rows, for what concerns the whole matrix; see ``Vocabulary.sample``.
     """
 
     domain: tuple[Token, ...]
     reference: tuple[Token, ...]
     dropped: tuple[str, ...]
     dropped_reference: tuple[str, ...]
+    never_made: tuple[str, ...]
     shared: tuple[Token, ...]
     digit_scheme: DigitScheme
+    vocabulary: int
+    sample: tuple[int, ...]
 
     @property
     def domain_ids(self) -> list[int]:
@@ -81,8 +90,15 @@ def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Re
         kept,
         tuple(dropped),
         tuple(dropped_reference),
+        tuple(
+            f"{text.strip()} ({why})"
+            for text in dict.fromkeys((*dropped, *dropped_reference))
+            if (why := vocabulary.never_made(text)) is not None
+        ),
         shared,
         vocabulary.digit_scheme(),
+        vocabulary.size,
+        tuple(vocabulary.sample(SAMPLE)),
     )
 
 
@@ -102,10 +118,15 @@ def _lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[tuple[Token, ...],
             raise ScreeningError(
                 "TooFewTokens",
                 f"{words.name}: expected all {len(group.items)} items of {group.name} as single tokens, "
-                f"{len(missing)} are not: {_shown(missing)}",
+                f"{len(missing)} are not: {_shown([_told(text, vocabulary) for text in missing])}",
             )
         dropped.update(dict.fromkeys(missing))
     return tuple(tokens.values()), list(dropped)
+
+
+def _told(text: str, vocabulary: Vocabulary) -> str:
+    why = vocabulary.never_made(text)
+    return text if why is None else f"{text} ({why})"
 
 
 def _enough(words: TokenSet, found: int, dropped: list[str], also: str = "") -> None:

@@ -1,7 +1,8 @@
 """Token sets: a domain's words (T) or the reference's (R), in groups, as YAML.
 
 ``math`` is a bundled set, ``my.yaml`` a file in the same layout, and ``math:digits,operators`` takes other
-groups than the set's defaults. What each key means is in ``docs/token-sets.md``.
+groups than the set's defaults; ``reference:bare`` takes the words in another variant than the file says. What
+each key means is in ``docs/token-sets.md``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -21,6 +22,7 @@ from lmeval_screener.yaml_fields import Fields, load_yaml, nearest
 Role = Literal["domain", "reference"]
 Variant = Literal["bare", "space"]
 
+_VARIANTS = ("bare", "space")
 _CASES: dict[str, Callable[[str], str]] = {
     "exact": str,
     "lower": str.lower,
@@ -95,7 +97,8 @@ def load_token_set(name_or_path: str, role: Role = "domain") -> TokenSet:
 
     Args:
         name_or_path: ``math`` (bundled), ``my.yaml`` (a file), and either with ``:group1,group2`` to take
-            these groups in place of the file's defaults.
+            these groups in place of the file's defaults; ``bare`` or ``space`` among them looks all words up
+            in that variant.
         role: What the set is to be used as.
 
     Raises:
@@ -141,12 +144,20 @@ def _read(path: Path, role: Role, selected: tuple[str, ...] | None) -> TokenSet:
     min_tokens = fields.integer("min_tokens", low=2)
     if given != role:
         raise fields.error("role", f"{role} (it is used as the {role} set)", given)
-    for group in selected or ():
+    # A group of that name wins: it is the file's own word.
+    variants = [name for name in selected or () if name in _VARIANTS and name not in groups]
+    if len(variants) > 1:
+        raise UsageError(f"{path}: expected one variant, got {' and '.join(variants)}; take one")
+    chosen = [group for group in selected or () if group not in variants]
+    for group in chosen:
         if group not in groups:
             raise UsageError(
-                f"{path}: there is no group {group!r}{nearest(group, groups)}; there are {', '.join(groups)}"
+                f"{path}: there is no group {group!r}{nearest(group, groups)}; there are "
+                f"{', '.join(groups)}, and the variants bare and space"
             )
-    taken = {key: groups[key] for key in dict.fromkeys(selected or defaults)}
+    taken = {key: groups[key] for key in dict.fromkeys(chosen or defaults)}
+    for variant in variants:
+        taken = {key: replace(group, variant=cast(Variant, variant)) for key, group in taken.items()}
     size = sum(len(group.items) for group in taken.values())
     if size < min_tokens:
         raise UsageError(
@@ -154,7 +165,7 @@ def _read(path: Path, role: Role, selected: tuple[str, ...] | None) -> TokenSet:
             "take more groups"
         )
     return TokenSet(
-        name=f"{name}:{','.join(taken)}" if selected else name,
+        name=f"{name}:{','.join(dict.fromkeys(selected))}" if selected else name,
         role=role,
         min_tokens=min_tokens,
         groups=taken,
@@ -175,7 +186,7 @@ def _group(name: str, fields: Fields) -> Group:
             raise fields.error(f"items[{position}]", "printable signs", item)
     return Group(
         name=name,
-        variant=cast(Variant, fields.choice("variant", ("bare", "space"))),
+        variant=cast(Variant, fields.choice("variant", _VARIANTS)),
         case=fields.choice("case", tuple(_CASES), default="exact"),
         items=items,
         require_all=fields.flag("require_all"),

@@ -1,7 +1,8 @@
 """A tokenizer's vocabulary: which row of the output matrix belongs to which piece of text.
 
 Pieces are looked up exactly, never by encoding: SentencePiece tokenizers encode ``7`` as ``▁`` and ``7``, and
-the length of an encoding says nothing about the piece. Only the vocabulary is read, not the merges.
+the length of an encoding says nothing about the piece. A piece that the tokenizer never makes of text (no
+merges build it, the normaliser changes it) has a row that was never trained, and counts as missing.
 """
 
 from __future__ import annotations
@@ -10,21 +11,23 @@ import functools
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from itertools import pairwise
+from typing import Any, Literal, NoReturn, cast
+
+import numpy as np
 
 from lmeval_screener.errors import ScreeningError
 
+Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 Kind = Literal["byte-level", "sentencepiece"]
 DigitScheme = Literal["single digits", "1-3-digit chunks", "irregular"]
 
 # The files that `Vocabulary.from_file` reads, best first.
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 
-_DECODER = json.JSONDecoder()
-_SPACE = re.compile(r"[ \t\n\r]*")
-_BEFORE_MODEL = {"added_tokens", "normalizer", "pre_tokenizer", "decoder"}
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -33,6 +36,7 @@ class _Added:
     id: int
     special: bool
     single_word: bool
+    lstrip: bool
 
 
 class Vocabulary:
@@ -45,6 +49,9 @@ class Vocabulary:
         added: Tokens that the tokenizer cuts out of the text before its model sees it, by their text.
         individual_digits: The pre-tokenizer splits numbers into digits, whatever the vocabulary holds.
         digest: sha256 of the file's bytes.
+        build: How the model cuts a piece's own spelling up; None where the file does not say.
+        normalise: What the normaliser makes of a text.
+        always_spaced: A space is put before every word of a text, whether there is one or not.
     """
 
     def __init__(
@@ -54,12 +61,22 @@ class Vocabulary:
         added: Mapping[str, _Added] | None = None,
         individual_digits: bool = False,
         digest: str = "",
+        build: Callable[[str], list[str]] | None = None,
+        normalise: Callable[[str], str] = str,
+        always_spaced: bool = False,
     ) -> None:
         self.kind = kind
         self.digest = digest
         self._pieces = pieces
         self._added = dict(added or {})
         self._individual_digits = individual_digits
+        self._build, self._normalise, self._always_spaced = build, normalise, always_spaced
+        for content, token in self._added.items():
+            if pieces.get(content, token.id) != token.id:
+                _refuse(
+                    f"the added token {content!r} has id {token.id} and the vocabulary's id "
+                    f"{pieces[content]}; save the tokenizer again"
+                )
 
     @classmethod
     def from_file(cls, name: str, content: bytes) -> Vocabulary:
@@ -86,17 +103,21 @@ class Vocabulary:
             ScreeningError: ``BadTokenizer``: no JSON, no vocabulary in it, or a kind of tokenizer whose
                 pieces don't spell their leading space (WordPiece, WordLevel).
         """
-        data = _parsed(content, "tokenizer.json", _without_merges)
+        data = _parsed(content, "tokenizer.json")
         model = data.get("model")
         if not isinstance(model, dict):
             _refuse("expected `model` to be a mapping in tokenizer.json")
         kind = _kind(data)
+        normalizer, parts = data.get("normalizer"), _parts(data, "pre_tokenizer")
         return cls(
             _pieces(model.get("vocab")),
             kind,
             _added_tokens(data.get("added_tokens")),
             any(part.get("type") == "Digits" and part.get("individual_digits") for part in _parts(data)),
             hashlib.sha256(content).hexdigest(),
+            _builder(model),
+            functools.partial(_normalised, _parts({"normalizer": normalizer}, "normalizer")),
+            any(part.get("type") == "Metaspace" and _prepends(part) for part in parts),
         )
 
     @classmethod
@@ -115,6 +136,23 @@ class Vocabulary:
         kind: Kind = "byte-level" if spaced["Ġ"] >= spaced["▁"] else "sentencepiece"
         return cls(pieces, kind, digest=hashlib.sha256(content).hexdigest())
 
+    @property
+    def size(self) -> int:
+        """Rows that the tokenizer names: its last id + 1, added tokens included."""
+        return 1 + max((*self._pieces.values(), *(token.id for token in self._added.values())), default=-1)
+
+    def sample(self, count: int) -> list[int]:
+        """A fixed random sample of the model's pieces' rows, in a fixed order: no added token, no padding.
+
+        An id is taken by the hash of its number, so a smaller sample is the beginning of a larger one.
+        """
+        ids = np.unique(np.fromiter(self._pieces.values(), dtype=np.uint64))
+        mixed = ids + np.uint64(0x9E3779B97F4A7C15)  # splitmix64's finaliser
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+        mixed ^= mixed >> np.uint64(31)
+        return [int(i) for i in ids[np.argsort(mixed)[:count]]]
+
     def piece(self, text: str) -> str:
         """How this vocabulary spells ``text``, whose leading space (if any) is part of it.
 
@@ -129,24 +167,43 @@ class Vocabulary:
     def row(self, text: str) -> tuple[int, str] | None:
         """Row id and piece that stand for exactly ``text`` in running text, or None.
 
-        None also where the model has the piece but never sees it, because an added token takes part of the
-        text away first. Special tokens and ``<0x37>`` byte pieces never count.
+        None also where the model has the piece but never makes it (`never_made`), or never sees it because an
+        added token takes part of the text away first. Special tokens and ``<0x37>`` byte pieces never count.
 
         Args:
             text: Surface form, with its leading space where it has one.
         """
+        word = text.lstrip(" ")
         own = self._added.get(text)
+        if own is None and text != word and word in self._added and self._added[word].lstrip:
+            own = self._added[word]  # it takes the space before it
         if own is not None:
             return None if own.special else (own.id, text)
-        word = text.lstrip(" ")
         for content, token in self._added.items():
             if content == word or (content in text and not token.single_word):
                 return None
         piece = self.piece(text)
-        if _BYTE_PIECE.fullmatch(piece):
-            return None
         row = self._pieces.get(piece)
-        return None if row is None else (row, piece)
+        if row is None or _BYTE_PIECE.fullmatch(piece) or self.never_made(text):
+            return None
+        return row, piece
+
+    def never_made(self, text: str) -> str | None:
+        """Why a piece that the vocabulary has is never made of text; None where it is made, or is not there.
+
+        Args:
+            text: As in `row`.
+        """
+        piece = self.piece(text)
+        if piece not in self._pieces or text in self._added:
+            return None
+        if (changed := self._normalise(text)) != text:
+            return f"the normaliser writes {changed.strip()!r}"
+        if self._always_spaced and not text.startswith(" ") and self.row(f" {text}") is not None:
+            return f"text makes {self.piece(f' {text}')}"
+        if self._build is not None and (cut := self._build(piece)) != [piece]:
+            return f"text makes {' '.join(cut)}"
+        return None
 
     def digit_scheme(self) -> DigitScheme:
         """How numbers are cut up, to be read beside a gap that is measured on the ten digits.
@@ -167,9 +224,9 @@ def _refuse(message: str) -> NoReturn:
     raise ScreeningError("BadTokenizer", message)
 
 
-def _parsed(content: bytes, name: str, parse: Callable[[str], object] = json.loads) -> dict[str, Any]:
+def _parsed(content: bytes, name: str) -> dict[str, Any]:
     try:
-        data = parse(content.decode("utf-8-sig"))
+        data = json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ScreeningError("BadTokenizer", f"expected JSON in {name}, got: {error}") from error
     if not isinstance(data, dict):
@@ -177,44 +234,78 @@ def _parsed(content: bytes, name: str, parse: Callable[[str], object] = json.loa
     return data
 
 
-def _without_merges(text: str) -> object:
-    """A tokenizer.json up to the merges of its model, which come last and are half of the file.
-
-    Resolving doesn't need them: at Gemma's size (35 MB) they are half of the time and memory of parsing. In a
-    file of another order everything is parsed.
-    """
-    data, place = _members(text, 0, lambda key, seen: key == "model" and seen.keys() >= _BEFORE_MODEL)
-    if place is not None:
-        data["model"], _ = _members(text, place, lambda key, seen: key == "merges" and "vocab" in seen)
-    return data
-
-
-def _members(
-    text: str, start: int, stop: Callable[[str, dict[str, Any]], bool]
-) -> tuple[dict[str, Any], int | None]:
-    """Members of the JSON object at ``start``, and where the value begins at which ``stop`` ended it."""
-    found: dict[str, Any] = {}
-    place = _after(text, start, "{")
-    while not text.startswith("}", place):
-        if found:
-            place = _after(text, place, ",")
-        key, place = _DECODER.raw_decode(text, place)
-        if not isinstance(key, str):
-            raise json.JSONDecodeError("expected a string", text, place)
-        place = _after(text, place, ":")
-        if stop(key, found):
-            return found, place
-        found[key], place = _DECODER.raw_decode(text, place)
-        place = _after(text, place, "")
-    return found, None
+def _builder(model: dict[str, Any]) -> Callable[[str], list[str]] | None:
+    """How a model cuts a piece's own spelling up; None where the file does not say or it cannot matter."""
+    if model.get("type") == "Unigram" and isinstance(model.get("vocab"), list):
+        try:
+            return functools.partial(_likeliest, {piece: float(score) for piece, score in model["vocab"]})
+        except (TypeError, ValueError):
+            return None  # refused where the pieces are read
+    merges = model.get("merges")
+    # A file that was cut down to its vocabulary says nothing of merges.
+    if not isinstance(merges, list) or not merges or model.get("ignore_merges") is True:
+        return None
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        return None
+    ranks: dict[tuple[str, str], int] = {}
+    for rank, merge in enumerate(merges):
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+            _refuse(f"expected `model.merges` to list pairs of pieces, got {merge!r}")
+        ranks.setdefault((pair[0], pair[1]), rank)
+    return functools.partial(_merged, ranks)
 
 
-def _after(text: str, place: int, sign: str) -> int:
-    """The place behind white space, ``sign``, and white space again."""
-    place = _SPACE.match(text, place).end()  # type: ignore[union-attr]
-    if not text.startswith(sign, place):
-        raise json.JSONDecodeError(f"expected {sign}", text, place)
-    return _SPACE.match(text, place + len(sign)).end()  # type: ignore[union-attr]
+def _merged(ranks: Mapping[tuple[str, str], int], text: str) -> list[str]:
+    """Byte-pair encoding of one word: the earliest merge first, leftmost first, until none is left."""
+    parts = list(text)
+    while len(parts) > 1:
+        rank, at = min((ranks.get(pair, len(ranks)), at) for at, pair in enumerate(pairwise(parts)))
+        if rank == len(ranks):
+            break
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return parts
+
+
+def _likeliest(scores: Mapping[str, float], text: str) -> list[str]:
+    """The cut of a word into pieces with the highest sum of scores (Unigram); itself where there is none."""
+    best: list[tuple[float, list[str]] | None] = [(0.0, [])]
+    for end in range(1, len(text) + 1):
+        ways = [
+            (before[0] + scores[piece], [*before[1], piece])
+            for begin in range(end)
+            if (before := best[begin]) is not None and (piece := text[begin:end]) in scores
+        ]
+        best.append(max(ways, key=lambda way: way[0], default=None))
+    found = best[-1]
+    return [text] if found is None else found[1]
+
+
+def _normalised(parts: list[dict[str, Any]], text: str) -> str:
+    """What the normaliser makes of a text, but for how it spells spaces, which `Vocabulary.piece` knows."""
+    for part in parts:
+        kind, form = part.get("type"), str(part.get("type"))
+        lower = kind == "Lowercase" or (kind == "BertNormalizer" and part.get("lowercase") is not False)
+        strip = kind == "StripAccents" or (kind == "BertNormalizer" and (part.get("strip_accents") or lower))
+        if form in ("NFC", "NFD", "NFKC", "NFKD"):
+            text = unicodedata.normalize(cast(Form, form), text)
+        elif kind == "Precompiled":  # SentencePiece's table, which is NFKC but for white space
+            text = unicodedata.normalize("NFKC", text)
+        elif kind == "Replace" and part.get("content") != "▁":
+            pattern, content = part.get("pattern"), part.get("content")
+            if isinstance(pattern, dict) and isinstance(content, str) and pattern.get("String"):
+                text = text.replace(str(pattern["String"]), content)
+        if strip:
+            text = "".join(c for c in unicodedata.normalize("NFD", text) if unicodedata.category(c) != "Mn")
+        if lower:
+            text = text.lower()
+    return text
+
+
+def _prepends(part: dict[str, Any]) -> bool:
+    """Whether a Metaspace puts its sign before every word: ``always``, or in files of before it was named."""
+    scheme = part.get("prepend_scheme")
+    return scheme == "always" or (scheme is None and part.get("add_prefix_space") is True)
 
 
 def _pieces(vocab: object) -> dict[str, int]:
@@ -227,7 +318,7 @@ def _pieces(vocab: object) -> dict[str, int]:
     if not isinstance(vocab, dict) or not vocab:
         _refuse(f"expected `model.vocab` to hold pieces, got {type(vocab).__name__}")
     for piece, row in vocab.items():
-        if type(row) is not int or row < 0:
+        if type(row) is not int or not 0 <= row < 2**31:
             _refuse(f"expected a row id for the piece {piece!r}, got {row!r}")
     return vocab
 
@@ -241,21 +332,22 @@ def _added_tokens(listed: object) -> dict[str, _Added]:
         if not isinstance(content, str) or type(row) is not int or row < 0:
             _refuse(f"expected `added_tokens` with content and id, got {token!r}")
         if content:
-            tokens[content] = _Added(row, bool(token.get("special")), bool(token.get("single_word")))
+            flags = (bool(token.get(key)) for key in ("special", "single_word", "lstrip"))
+            tokens[content] = _Added(row, *flags)
     return tokens
 
 
-def _parts(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every component of normalizer, pre-tokenizer and decoder, sequences opened."""
-    open_parts = [data.get(key) for key in ("normalizer", "pre_tokenizer", "decoder")]
+def _parts(data: dict[str, Any], *keys: str) -> list[dict[str, Any]]:
+    """Every component of normalizer, pre-tokenizer and decoder (or of ``keys``), sequences opened."""
+    open_parts = [data.get(key) for key in keys or ("normalizer", "pre_tokenizer", "decoder")]
     parts = []
     while open_parts:
-        part = open_parts.pop()
+        part = open_parts.pop(0)
         if isinstance(part, dict):
             parts.append(part)
-            for key in ("normalizers", "pretokenizers", "decoders"):
+            for key in ("decoders", "pretokenizers", "normalizers"):
                 nested = part.get(key)
-                open_parts.extend(nested if isinstance(nested, list) else [])
+                open_parts[:0] = nested if isinstance(nested, list) else []
     return parts
 
 

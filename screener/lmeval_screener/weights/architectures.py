@@ -59,6 +59,46 @@ WRAPPERS = (
     "language_model.model.",
 )
 
+#: Weights of the final norm, which stands before the output projection, likeliest first; after a wrapper too.
+FINAL_NORMS = (
+    "model.norm.weight",
+    "transformer.ln_f.weight",  # GPT-2 family, Falcon, BLOOM
+    "ln_f.weight",
+    "gpt_neox.final_layer_norm.weight",
+    "model.decoder.final_layer_norm.weight",  # OPT
+    "decoder.final_layer_norm.weight",
+    "model.final_layernorm.weight",  # Phi, Jamba, Bamba
+    "transformer.norm_f.weight",  # MPT
+    "backbone.norm_f.weight",  # Mamba
+    "model.norm_f.weight",
+    "backbone.out_norm.weight",
+    "model.embedding_norm.weight",  # LFM2, in spite of its name
+    "model.final_norm.weight",
+    "transformer.encoder.final_layernorm.weight",  # ChatGLM
+    "model.transformer.ln_f.weight",
+    "rwkv.ln_out.weight",
+    "biogpt.layer_norm.weight",
+    "model.layer_norm.weight",
+    "norm.weight",  # Llama's own format
+)
+
+#: Values of ``model_type`` whose norms store their weight less one: they multiply by 1 + w.
+NORMS_LESS_ONE = frozenset(
+    [
+        *("gemma", "gemma2", "gemma3", "gemma3_text", "recurrent_gemma", "vaultgemma", "nemotron"),
+        *("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"),
+        *("qwen4_exp", "qwen4_exp_text"),
+    ]
+)
+#: Those whose final norm is a LayerNorm without the bias that would show it.
+NORMS_OF_MEAN = frozenset(["cohere", "cohere2", "cohere2_moe", "mpt", "dbrx"])
+#: Those whose final norm has no weight, and whether it takes the mean.
+NORMS_WITHOUT_WEIGHT = {"olmo": True, "nanochat": False}
+#: Those whose norms differ by a setting or are built otherwise.
+NORMS_UNCLEAR = frozenset(
+    ["minimax_m3_vl", "minimax_m3_vl_text", "muse_glimmer", "muse_spark", "step3p7", "hrm_text"]
+)
+
 #: Parts of a name that belong to something other than the model's own head or embedding.
 NOT_THE_MODEL = (
     "mtp",

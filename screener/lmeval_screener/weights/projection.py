@@ -12,12 +12,14 @@ The rule, in transformers' own order of preference:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.weights.absent import without_weights
 from lmeval_screener.weights.architectures import (
     EMBEDDINGS,
     HEADS,
@@ -29,6 +31,7 @@ from lmeval_screener.weights.safetensors import DTYPE_BITS, FLOAT_DTYPES, Tensor
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_DCP_FILE = re.compile(r"shard-\d+-model.*\.safetensors")
 #: First request of a shard's header: so many bytes per tensor and some, enough for nearly all names.
 _PER_TENSOR, _SOME = 140, 2048
 
@@ -40,7 +43,7 @@ class OutputProjection:
     Attributes:
         name: Name of the tensor.
         file: Safetensors file that holds it.
-        dtype: ``F32``, ``F16``, ``BF16``, ``F8_E4M3`` or ``F8_E5M2``.
+        dtype: ``F64``, ``F32``, ``F16``, ``BF16``, ``F8_E4M3`` or ``F8_E5M2``.
         shape: (v, d), rows and width. v may exceed the tokenizer's vocabulary: padding.
         tied: Whether it is the input embedding.
         begin: Absolute offset of its first byte in the file.
@@ -58,19 +61,24 @@ class OutputProjection:
     parameters: int | None
     warnings: tuple[str, ...]
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.shape[1] * DTYPE_BITS[self.dtype] // 8
+
 
 async def find_projection(snapshot: Snapshot) -> OutputProjection:
     """The output projection of a checkpoint.
 
     Raises:
-        ScreeningError: ``NoSafetensors``, ``AdapterOnly``, ``QuantizedTensor``, ``NoOutputProjection``,
-            ``BadConfig``, ``BadIndex``, ``BadHeader``, or an error of the connection. The message of the
-            first four begins "cannot be screened because".
+        ScreeningError: ``NoSafetensors``, ``AdapterOnly``, ``SlicedTensor``, ``QuantizedTensor``,
+            ``NoOutputProjection``, ``BadConfig``, ``BadIndex``, ``BadHeader``, or an error of the connection.
+            The message of the first five begins "cannot be screened because".
     """
     config = await _json(snapshot, "config.json", "BadConfig") if "config.json" in snapshot.files else {}
     warnings: list[str] = []
     if SINGLE in snapshot.files or INDEX not in snapshot.files:
-        file = _only_file(snapshot, warnings)
+        file = await _only_file(snapshot, warnings)
         contents = await read_header(snapshot, file)
         stored: Iterable[str] = contents.tensors
         name, tied = choose_tensor(stored, config, warnings)
@@ -92,8 +100,29 @@ async def find_projection(snapshot: Snapshot) -> OutputProjection:
         parameters = snapshot.parameters or await _parameters(snapshot, index, set(shards.values()), bits)
     tensor = contents.tensors[name]
     v, d = _matrix(tensor, {*stored, *contents.tensors})
+    if name in contents.slices and not _is_whole(snapshot, config, contents.slices[name], (v, d)):
+        raise sliced(f"{name} in {file}")
     warnings += _size_warnings(config, v)
     return OutputProjection(name, file, tensor.dtype, (v, d), tied, tensor.begin, parameters, tuple(warnings))
+
+
+async def layout(snapshot: Snapshot) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    """config.json (empty without one), and the file of every stored tensor by the tensor's name.
+
+    Raises:
+        ScreeningError: As `find_projection`.
+    """
+    config = await _json(snapshot, "config.json", "BadConfig") if "config.json" in snapshot.files else {}
+    if SINGLE in snapshot.files or INDEX not in snapshot.files:
+        file = await _only_file(snapshot, [])
+        return config, dict.fromkeys((await read_header(snapshot, file)).tensors, file)
+    shards = _weight_map(snapshot, await _json(snapshot, INDEX, "BadIndex"))
+    return config, {name: file for name, file in shards.items() if file in snapshot.files}
+
+
+def model_types(config: Mapping[str, Any]) -> list[str]:
+    """``model_type`` of config.json and of the language model inside it, the outermost first."""
+    return [level["model_type"] for level in _levels(config) if isinstance(level.get("model_type"), str)]
 
 
 def choose_tensor(names: Iterable[str], config: Mapping[str, Any], warnings: list[str]) -> tuple[str, bool]:
@@ -179,7 +208,7 @@ def _says_tied(config: Mapping[str, Any]) -> bool | None:
 
 def _tied_by_default(config: Mapping[str, Any]) -> tuple[bool, str | None]:
     """Whether the architecture ties when config.json is silent, and the architecture; None if unknown."""
-    types = [level["model_type"] for level in _levels(config) if isinstance(level.get("model_type"), str)]
+    types = model_types(config)
     if not types:
         return True, None
     return not any(name in UNTIED_BY_DEFAULT for name in types), types[0]
@@ -190,7 +219,7 @@ def _levels(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [config, *(level for level in inner if isinstance(level, dict))]
 
 
-def _only_file(snapshot: Snapshot, warnings: list[str]) -> str:
+async def _only_file(snapshot: Snapshot, warnings: list[str]) -> str:
     """The file that holds everything, where no index is used."""
     files = [path for path in snapshot.files if path.endswith(".safetensors") and "/" not in path]
     weights = [path for path in files if not path.startswith("adapter_")]
@@ -201,29 +230,38 @@ def _only_file(snapshot: Snapshot, warnings: list[str]) -> str:
     if len(weights) == 1:
         warnings.append(f"{SINGLE} is not stored; {weights[0]}, the only safetensors file, was read")
         return weights[0]
+    if weights and all(_DCP_FILE.match(path) for path in weights):
+        raise sliced(f"{weights[0]} and {len(weights) - 1} more")
     if weights:
         raise _cannot(
             "NoSafetensors",
             f"it has {len(weights)} safetensors files but no {INDEX}",
             "the upload may be incomplete",
         )
-    if "adapter_config.json" in snapshot.files or files:
-        raise _cannot(
-            "AdapterOnly", "it holds only an adapter", "merge it into its base model, or screen the base"
-        )
-    others = {path.rsplit(".", 1)[-1] for path in snapshot.files} & {
-        "gguf",
-        "bin",
-        "pth",
-        "pt",
-        "msgpack",
-        "h5",
-    }
-    kinds = (
-        f"its weights are stored only as .{', .'.join(sorted(others))}" if others else "it holds no weights"
-    )
-    raise _cannot(
-        "NoSafetensors", kinds, "look for a revision (often refs/pr/N) or a copy in safetensors format"
+    raise await without_weights(snapshot)
+
+
+def _is_whole(
+    snapshot: Snapshot, config: Mapping[str, Any], offsets: tuple[int, ...] | None, shape: tuple[int, int]
+) -> bool:
+    """Whether what a distributed checkpoint stored under a tensor's name is all of it, by config.json."""
+    alone = sum(_DCP_FILE.match(path) is not None for path in snapshot.files) <= 1
+    sizes = [
+        (level["vocab_size"], level["hidden_size"])
+        for level in _levels(config)
+        if type(level.get("vocab_size")) is int and type(level.get("hidden_size")) is int
+    ]
+    fits = bool(sizes) and shape[0] >= sizes[0][0] and shape[1] == sizes[0][1]
+    return alone and offsets == (0, 0) and fits
+
+
+def sliced(what: str) -> ScreeningError:
+    """The error of a distributed checkpoint whose files hold slices under the tensors' usual names."""
+    return _cannot(
+        "SlicedTensor",
+        f"{what} hold slices of torch's distributed checkpoint under the tensors' usual names",
+        "put them together first (HuggingFaceStorageWriter(..., enable_consolidation=True) when saving, or "
+        "torch.distributed.checkpoint._consolidate_hf_safetensors.consolidate_safetensors_files)",
     )
 
 

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from lmeval_screener.checkpoints.snapshot import Snapshot, content_key
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.projection import OutputProjection
-from lmeval_screener.weights.safetensors import DTYPE_BITS, decode_rows
+from lmeval_screener.weights.safetensors import decode_rows
 
 #: Share of the needed bytes that may be read beside them to save requests.
 SLACK = 0.2
 
 
 async def read_rows(
-    snapshot: Snapshot, projection: OutputProjection, ids: Sequence[int]
+    snapshot: Snapshot, projection: OutputProjection, ids: Sequence[int], *, directions: bool = True
 ) -> NDArray[np.float32]:
     """Rows of the output projection.
 
@@ -32,6 +32,7 @@ async def read_rows(
         snapshot: The checkpoint.
         projection: Its output projection, from `lmeval_screener.weights.projection.find_projection`.
         ids: Token ids, in any order, repetitions allowed.
+        directions: Whether every row must have a direction; a sample for a mean may hold zero rows.
 
     Returns:
         Array of shape (len(ids), d) in the order of `ids`, exactly the stored numbers.
@@ -47,7 +48,7 @@ async def read_rows(
             snapshot, outside, f"are outside the {v} rows of {projection.name}", "its vocabulary is too short"
         )
     wanted = sorted(set(ids))
-    width = d * DTYPE_BITS[projection.dtype] // 8
+    width = projection.row_bytes
     stored = await _stored_rows(snapshot, projection, wanted, width)
     matrix = decode_rows(b"".join(stored[i] for i in wanted), projection.dtype, d)
     finite = np.isfinite(matrix).all(axis=1)
@@ -56,7 +57,7 @@ async def read_rows(
             snapshot, np.asarray(wanted)[~finite].tolist(), "hold NaN or Inf", "the checkpoint is damaged"
         )
     zero = ~matrix.any(axis=1)
-    if zero.any():
+    if directions and zero.any():
         raise _bad(snapshot, np.asarray(wanted)[zero].tolist(), "are zero", "these tokens were never trained")
     place = {i: at for at, i in enumerate(wanted)}
     result: NDArray[np.float32] = matrix[[place[i] for i in ids]]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ DTYPE_BITS = {
     "F4": 4,
 }
 #: Dtypes whose numbers are the weights themselves. Everything else is packed or scaled.
-FLOAT_DTYPES = ("F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,16 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """All tensors of one file by name."""
+    """All tensors of one file by name.
+
+    Attributes:
+        tensors: As stored.
+        slices: Offsets of those that torch's distributed checkpoint stored as a slice under the usual name
+            (``DCP_SHARDING_INFO``); None where the entry is no list of offsets.
+    """
 
     tensors: Mapping[str, Tensor]
+    slices: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
 
     @property
     def parameters(self) -> int:
@@ -108,7 +115,7 @@ def parse_header(body: bytes, file_size: int, what: str) -> Header:
         raise _bad(what, f"it is not valid JSON ({reason})") from error
     if not isinstance(fields, dict):
         raise _bad(what, "it is not a JSON object")
-    fields.pop("__metadata__", None)
+    slices = _slices(fields.pop("__metadata__", None))
     offset = 8 + len(body)
     tensors = {name: _tensor(name, entry, offset, what) for name, entry in fields.items()}
     at = offset
@@ -119,7 +126,7 @@ def parse_header(body: bytes, file_size: int, what: str) -> Header:
         at = tensor.end
     if at != file_size:
         raise _bad(what, f"its tensors end at byte {at}, but the file has {file_size} bytes")
-    return Header(tensors)
+    return Header(tensors, slices)
 
 
 async def read_header(snapshot: Snapshot, path: str, guess: int = 65_536) -> Header:
@@ -154,7 +161,7 @@ async def read_header(snapshot: Snapshot, path: str, guess: int = 65_536) -> Hea
 
 
 def decode_rows(body: bytes, dtype: str, width: int) -> NDArray[np.float32]:
-    """Rows of a matrix as float32, exactly: every value of these dtypes is a float32.
+    """Rows of a matrix as float32: exact but for F64, which is rounded (beyond float32's range to infinity).
 
     Args:
         body: Bytes of whole rows, in order.
@@ -165,7 +172,10 @@ def decode_rows(body: bytes, dtype: str, width: int) -> NDArray[np.float32]:
         Array of shape (rows, width).
     """
     flat: NDArray[np.float32]
-    if dtype == "F32":
+    if dtype == "F64":
+        with np.errstate(over="ignore"):
+            flat = np.frombuffer(body, "<f8").astype(np.float32)
+    elif dtype == "F32":
         flat = np.frombuffer(body, "<f4").astype(np.float32)
     elif dtype == "F16":
         flat = np.frombuffer(body, "<f2").astype(np.float32)
@@ -213,6 +223,23 @@ def _tensor(name: str, entry: Any, offset: int, what: str) -> Tensor:
     if tensor.elements * DTYPE_BITS[dtype] != 8 * (span[1] - span[0]):
         raise _bad(what, f"{name!r}: {dtype} of shape {tuple(shape)} does not fill {span[1] - span[0]} bytes")
     return tensor
+
+
+def _slices(metadata: Any) -> dict[str, tuple[int, ...] | None]:
+    """Offsets by tensor, from the metadata that torch 2.9 and later write with distributed checkpoints."""
+    stated = metadata.get("DCP_SHARDING_INFO") if isinstance(metadata, dict) else None
+    if not isinstance(stated, str):
+        return {}
+    try:
+        entries = json.loads(stated)
+    except (ValueError, RecursionError):
+        entries = None
+    found: dict[str, tuple[int, ...] | None] = {}
+    for name, entry in entries.items() if isinstance(entries, dict) else ():
+        offsets = entry.get("saved_offsets") if isinstance(entry, dict) else None
+        natural = isinstance(offsets, list) and all(map(_natural, offsets))
+        found[name] = tuple(offsets or ()) if natural else None
+    return found
 
 
 def _natural(value: Any) -> bool:

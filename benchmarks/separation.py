@@ -1,0 +1,60 @@
+"""How often siblings that differ by noise alone are told apart: `python benchmarks/separation.py`.
+
+Each group is one matrix with independent noise in every row of every sibling. Printed is the share of groups
+in which at least one pair is told apart, by two standard errors pair by pair (`not_separated_from`) and with
+all pairs of the group counted (`tied_with`), beside the spread of G among the siblings and its printed error.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+from lmeval_screener.gap import Gap, gap
+from lmeval_screener.ranking import rank_gaps
+
+from lmeval_dispersion.geometry import METRICS, Metric
+
+DIGITS, WORDS, WIDTH = 10, 105, 256
+
+
+def siblings(draw: np.random.Generator, count: int, noise: float, metric: Metric) -> list[Gap]:
+    """Gaps of one drawn matrix, with noise of a share ``noise`` of each row's norm in every sibling."""
+    base = draw.normal(size=(DIGITS + WORDS, WIDTH)) + 0.6 * draw.normal(size=WIDTH)
+    base[:DIGITS] += 0.6 * draw.normal(size=WIDTH)
+    size = noise * np.linalg.norm(base, axis=1, keepdims=True) / np.sqrt(WIDTH)
+    found = []
+    for _ in range(count):
+        rows = base + size * draw.normal(size=base.shape)
+        found.append(gap(rows[:DIGITS], rows[DIGITS:], metric))
+    return found
+
+
+def main() -> None:
+    """Print one line for every metric, size of a group and size of the noise."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--groups", type=int, default=1000)
+    groups = parser.parse_args().groups
+    draw = np.random.default_rng(20260501)
+    print("metric     siblings  noise  pair by pair  all counted  sd of G  printed se")
+    for metric in METRICS:
+        for count in (2, 5, 10, 20):
+            for noise in (0.02, 0.3):
+                pairwise = counted = 0
+                spreads, errors = [], []
+                for _ in range(groups):
+                    gaps = siblings(draw, count, noise, metric)
+                    standings = rank_gaps(gaps)
+                    pairwise += any(len(s.not_separated_from) < count - 1 for s in standings)
+                    counted += any(s.tied_with != (1, count) for s in standings)
+                    spreads.append(np.var([g.mean for g in gaps], ddof=1))
+                    errors.append(gaps[0].se)
+                print(
+                    f"{metric:9} {count:9} {noise:6} {pairwise / groups:13.3f} {counted / groups:12.3f} "
+                    f"{np.sqrt(np.mean(spreads)):8.4f} {np.mean(errors):11.4f}",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""What a user writes for a checkpoint: names, addresses of the Hub and paths, understood or explained."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from lmeval_screener.errors import ScreeningError
+
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_HOSTS = {"huggingface.co", "www.huggingface.co", "hf.co"}
+_FORMS = "ORGANISATION/NAME, ORGANISATION/NAME@REVISION or a folder"
+
+
+class Place(NamedTuple):
+    """A repository with a revision, or a folder."""
+
+    repo: str
+    revision: str | None
+    local: bool
+
+
+def understood(text: str) -> Place:
+    r"""The repository or folder that a user means.
+
+    A folder is what exists as one, or what is written like a path (``./x``, ``/x``, ``~/x``, ``C:\x``). A
+    repository may be written as its address (``https://huggingface.co/ORG/NAME/tree/REVISION``; the host of
+    HF_ENDPOINT counts too), as ``hf://ORG/NAME@REVISION``, and with slashes at its end.
+
+    Raises:
+        ScreeningError: ``BadName`` where it is neither, ``FolderNotFound`` where it is written like a path
+            and no folder is there, ``NoSafetensors`` for a GGUF file.
+    """
+    if (folder := _folder(text)) is not None:
+        return Place(folder, None, True)
+    scheme, mark, rest = text.partition("://")
+    if mark and scheme in ("http", "https"):
+        name, revision = _of_address(text)
+    elif mark and scheme == "hf":
+        name, revision = _of_hf(text, rest)
+    elif mark:
+        raise _bad(text, f"{scheme}:// is not read; download the checkpoint and give its folder")
+    else:
+        name, at, revision = text.partition("@")
+        name = name.rstrip("/")
+        if at and not revision:
+            raise _bad(text, "there is no revision behind the @")
+    if not _REPO.fullmatch(name) or ".." in name:
+        raise _bad(text)
+    return Place(name, revision or None, False)
+
+
+def _folder(text: str) -> str | None:
+    """A folder's path; None for what is not written like one and does not exist as one."""
+    try:
+        path = Path(text).expanduser()
+        if text and path.is_dir():
+            return str(path)
+        is_file = bool(text) and path.is_file()
+    except (OSError, RuntimeError, ValueError):  # an unknown ~user, a NUL, a name that is too long
+        path, is_file = Path(text), False
+    if is_file and path.suffix == ".gguf":
+        raise ScreeningError(
+            "NoSafetensors",
+            f"{text!r} is a GGUF file, which is not read; screen the safetensors checkpoint that it was made "
+            "from",
+        )
+    if is_file:
+        raise ScreeningError(
+            "FolderNotFound",
+            f"expected a folder, got the file {text!r}; give the folder that has config.json and the "
+            f"tokenizer beside it: {path.parent}",
+        )
+    if re.match(r"[A-Za-z]:[\\/]|\\|\.{1,2}\\", text) or text.startswith((".", "/", "~")):
+        raise ScreeningError(
+            "FolderNotFound", f"expected a folder, got {text!r}; there is no such folder: check the path"
+        )
+    return None
+
+
+def _of_address(text: str) -> tuple[str, str]:
+    """Repository and revision of a page's address on the Hub."""
+    from huggingface_hub import constants
+
+    try:
+        address, own = urlsplit(text), urlsplit(constants.ENDPOINT)
+    except ValueError:
+        raise _bad(text) from None
+    if address.netloc != own.netloc and address.netloc not in _HOSTS:
+        raise _bad(
+            text, f"{address.netloc or 'it'} is not the Hub; download the checkpoint and give its folder"
+        )
+    parts = [part for part in address.path.split("/") if part]
+    if parts[:1] in (["datasets"], ["spaces"], ["buckets"], ["collections"], ["papers"]):
+        raise _bad(text, f"it is of {parts[0]}, not of a model")
+    # gpt2/tree/main: repositories of the first days have no organisation.
+    cut = 1 if parts[1:2] in ([], ["tree"], ["blob"], ["resolve"], ["commit"]) else 2
+    name, verb, revision = "/".join(parts[:cut]), parts[cut : cut + 1], parts[cut + 1 :]
+    if not verb or verb == ["commits"]:
+        return name, ""
+    if verb[0] in ("blob", "resolve") and revision:
+        raise _bad(text, f"it is one file; give the checkpoint: {name}@{unquote(revision[0])}")
+    if verb[0] not in ("tree", "commit") or not revision:
+        raise _bad(text, f"it is no page of a revision; give the checkpoint: {name}")
+    if revision[0] == "refs":
+        return name, "/".join(revision)
+    if len(revision) > 1:
+        raise _bad(
+            text, f"folders inside a repository are not read; {name}@{unquote(revision[0])} is its top"
+        )
+    return name, unquote(revision[0])
+
+
+def _of_hf(text: str, rest: str) -> tuple[str, str]:
+    """Repository and revision of ``hf://[models/]ORG/NAME[@REVISION]``."""
+    name, _, revision = rest.partition("@")
+    name = name.rstrip("/").removeprefix("models/")
+    kind = name.partition("/")[0]
+    if kind in ("datasets", "spaces", "buckets"):
+        raise _bad(text, f"it is of {kind}, not of a model's repository")
+    if name.count("/") > 1:
+        raise _bad(
+            text, f"folders and files inside a repository are not read; give {'/'.join(name.split('/')[:2])}"
+        )
+    return name, revision.rstrip("/")
+
+
+def _bad(text: str, why: str = "") -> ScreeningError:
+    return ScreeningError("BadName", f"expected {_FORMS}, got {text!r}" + (f": {why}" if why else ""))

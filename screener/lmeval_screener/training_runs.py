@@ -1,0 +1,98 @@
+"""Folders of training runs: which checkpoints lie in them, and which step of which run a folder is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from lmeval_screener.targets import Target, parse_target, step_key
+
+# checkpoint-500 (Trainer, TRL), step-500 (torchtitan), step_500 (NeMo-RL), epoch_0_step_500 and
+# model--step=500-consumed_samples=... (NeMo), iter_0000500 (Megatron), global_step500 (DeepSpeed, verl).
+_STEP_FOLDER = re.compile(
+    r"(?:.+[-_])?(?:checkpoint|ckpt|global_step|step|iteration|iter)[-_=]?(\d+)"
+    r"(?:[-_](?:hf|last|final|consumed_samples.*|tokens?.*))?",
+    re.IGNORECASE,
+)
+_STORE_FOLDERS = ("checkpoints", "checkpoint")  # where some trainers keep the folders of steps
+_DEPTH = 3  # how far below a step's folder its model may lie: actor/huggingface, policy/weights/hf
+
+
+def parse_targets(texts: Iterable[str]) -> list[Target]:
+    """The targets that texts name, as :func:`parse_target` reads each; a training run is its checkpoints."""
+    found = []
+    for target in map(parse_target, texts):
+        folders = run_checkpoints(Path(target.repo)) if target.local else []
+        found += [replace(target, repo=str(folder)) for folder in folders] or [target]
+    return found
+
+
+def run_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a training run's folder, by step; empty where it is none.
+
+    They lie in folders named after a step (``checkpoint-500``, ``step_500``, ``iter_0000500``,
+    ``global_step500``), in ``folder`` or in its ``checkpoints``; the model itself may lie deeper, as in
+    ``global_step_500/actor/huggingface``. A model in the run's own folder, the final one, comes last.
+    """
+    for place in (folder, *(folder / name for name in _STORE_FOLDERS)):
+        steps = _subfolders(place, lambda name: _STEP_FOLDER.fullmatch(name) is not None)
+        if steps:
+            found = [_model_folder(step) for step in sorted(steps, key=lambda step: step_key(step.name))]
+            return [*found, *([folder] if _has_weights(folder) else [])]
+    if _STEP_FOLDER.fullmatch(folder.name) and (inner := _model_folder(folder)) != folder:
+        return [inner]
+    return []
+
+
+def run_and_step(folder: str) -> tuple[str, str] | None:
+    """The folder of a training run and the name of one of its steps, of a checkpoint's folder; else None.
+
+    >>> run_and_step("out/run1/checkpoint-500"), run_and_step("titan/checkpoint/step-50"), run_and_step("a/b")
+    (('out/run1', 'checkpoint-500'), ('titan', 'step-50'), None)
+    """
+    path = Path(folder)
+    for place in (path, *list(path.parents)[:_DEPTH]):
+        if _STEP_FOLDER.fullmatch(place.name):
+            run = place.parent.parent if place.parent.name in _STORE_FOLDERS else place.parent
+            return str(run), place.name
+    return None
+
+
+def training_and_step(repo: str, requested_revision: str | None, *, local: bool) -> tuple[str, str | None]:
+    """What training a screened checkpoint is of, and its step's name: a revision, or a folder of a run."""
+    return (run_and_step(repo) or (repo, None)) if local else (repo, requested_revision)
+
+
+def _model_folder(folder: Path) -> Path:
+    """The nearest folder with configuration and weights, from this one down; else with either; else itself.
+
+    Shards of a distributed checkpoint are safetensors too, often above the folder where they are joined.
+    """
+    levels = [[folder]]
+    for _ in range(_DEPTH):
+        inner = (sub for place in levels[-1] for sub in _subfolders(place, lambda name: name[0] != "."))
+        levels.append(list(inner))
+    places = [place for level in levels for place in level]
+    whole = (place for place in places if _has_config(place) and _has_weights(place))
+    return next(whole, next(filter(_has_model, places), folder))
+
+
+def _subfolders(folder: Path, wanted: Callable[[str], bool]) -> list[Path]:
+    try:
+        return sorted(place for place in folder.iterdir() if wanted(place.name) and place.is_dir())
+    except OSError:
+        return []  # what cannot be listed is told when it is opened
+
+
+def _has_model(folder: Path) -> bool:
+    return _has_config(folder) or _has_weights(folder)
+
+
+def _has_config(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(folder.glob("*.safetensors"))

@@ -1,0 +1,90 @@
+"""A checkpoint without weights that can be read: what is there in their place, and what to screen instead."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from typing import Any
+
+from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.errors import ScreeningError
+
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_PICKLED = (".bin", ".pth", ".pt", ".ckpt", ".msgpack", ".h5")
+
+
+async def without_weights(snapshot: Snapshot) -> ScreeningError:
+    """The error of a checkpoint that has no safetensors of a model's own: it names what is there.
+
+    The base model comes from ``adapter_config.json`` or from ``base_model`` in the README, where one says it.
+
+    Args:
+        snapshot: The checkpoint; its README and adapter_config.json are read if they are there.
+    """
+    files = sorted(snapshot.files)
+    base = await _base_model(snapshot)
+    if "adapter_config.json" in files or any(path.startswith("adapter_model.") for path in files):
+        return _cannot(
+            "AdapterOnly", "it holds only an adapter", f"merge it into its base model, or screen {base}"
+        )
+    if found := [path for path in files if path.endswith(".gguf")]:
+        return _cannot(
+            "NoSafetensors",
+            f"its weights are stored only as .gguf ({_listed(found)}), which is not read",
+            f"screen the safetensors checkpoint that it was made from: {base}",
+        )
+    if found := [path for path in files if path.endswith(_PICKLED)]:
+        return _cannot(
+            "NoSafetensors",
+            f"its weights are stored only as {_listed(found)}, which are not read: they may run code",
+            "look for a revision in safetensors (often refs/pr/N), or save it with save_pretrained",
+        )
+    if found := [path for path in files if "/" in path and path.endswith(".safetensors")]:
+        folder = found[0].rpartition("/")[0]
+        return _cannot(
+            "NoSafetensors",
+            f"its safetensors lie in folders inside it ({_listed(found)})",
+            f"download one (hf download {snapshot.repo} --include '{folder}/*') and screen that folder",
+        )
+    return _cannot("NoSafetensors", "it holds no weights", f"check the name, or screen {base}")
+
+
+async def _base_model(snapshot: Snapshot) -> str:
+    """``ORG/NAME, which … names`` or ``its base model``."""
+    places = (("adapter_config.json", _of_adapter), ("README.md", _of_readme))
+    for path, find in places:
+        if path in snapshot.files:
+            # What cannot be read or is no such file only costs the hint.
+            with contextlib.suppress(ScreeningError, ValueError, RecursionError):
+                name = find((await snapshot.small_file(path)).decode("utf-8"))
+                if isinstance(name, str) and _REPO.fullmatch(name):
+                    return f"{name}, which its {path} names"
+    return "its base model"
+
+
+def _of_adapter(text: str) -> Any:
+    content = json.loads(text)
+    return content.get("base_model_name_or_path") if isinstance(content, dict) else None
+
+
+def _of_readme(text: str) -> Any:
+    """``base_model`` of the metadata at the top of a README; the first one where it lists several."""
+    import yaml
+
+    if not text.startswith("---"):
+        return None
+    try:
+        metadata = yaml.safe_load(text[3:].partition("\n---")[0])
+    except yaml.YAMLError:
+        return None
+    name = metadata.get("base_model") if isinstance(metadata, dict) else None
+    return name[0] if isinstance(name, list) and name else name
+
+
+def _listed(paths: list[str]) -> str:
+    return ", ".join(paths[:2]) + (f" and {len(paths) - 2} more" if len(paths) > 2 else "")
+
+
+def _cannot(code: str, reason: str, step: str) -> ScreeningError:
+    return ScreeningError(code, f"cannot be screened because {reason}; {step}")

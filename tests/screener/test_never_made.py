@@ -1,0 +1,192 @@
+"""Pieces that a vocabulary has and its tokenizer never makes: dropped and told, as the library would say."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.tokens.resolution import resolve
+from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.tokens.vocabulary import Vocabulary
+from token_cases import REFERENCE, own_set
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+TEXT = [
+    "the cat sat on the mat and None of the dogs saw 7 cats or 17 mats",
+    "a catalogue of 1234567890 None None dogs and cats, cats, cats; the axolotl",
+] * 5
+SET = """
+schema: 1
+name: own
+role: domain
+default_groups: [words]
+min_tokens: 2
+groups:
+  words: {variant: space, items: [cat, the, None, dogs]}
+"""
+
+
+def content(tokenizer):
+    return json.loads(tokenizer.to_str())
+
+
+def read(data):
+    return Vocabulary.from_tokenizer_json(json.dumps(data).encode())
+
+
+def library(data):
+    return Tokenizer.from_str(json.dumps(data))
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet))
+    return content(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def unigram():
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")]
+    )
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=60, unk_token="<unk>", special_tokens=["<unk>"])
+    tokenizer.train_from_iterator(TEXT, trainer)
+    return content(tokenizer)
+
+
+def without_merge(data, number):
+    """The tokenizer without one of its merges, whose piece stays in the vocabulary."""
+    merges = data["model"]["merges"]
+    return data | {"model": data["model"] | {"merges": merges[:number] + merges[number + 1 :]}}
+
+
+@pytest.mark.parametrize("style", ["pairs", "strings"])
+def test_every_piece_is_judged_as_the_library_does_with_any_merge_missing(bpe, style):
+    merges = bpe["model"]["merges"]
+    judged = missing = 0
+    for number in range(0, len(merges), 7):
+        data = without_merge(bpe, number)
+        if style == "strings":
+            joined = [" ".join(merge) for merge in data["model"]["merges"]]
+            data = data | {"model": data["model"] | {"merges": joined}}
+        words, reference = read(data), library(data)
+        for piece in data["model"]["vocab"]:
+            text = piece.replace("Ġ", " ")
+            if not text.isascii() or not text.strip().isalnum() or " " in text[1:]:
+                continue
+            made = [token.value for token in reference.model.tokenize(piece)] == [piece]
+            assert (words.row(text) is not None) == made
+            judged, missing = judged + 1, missing + (not made)
+    assert missing > 5
+    assert judged > 20 * 5
+
+
+def test_a_piece_without_a_merge_path_is_dropped_and_told(bpe, tmp_path):
+    merges = bpe["model"]["merges"]
+    number = next(i for i, merge in enumerate(merges) if "".join(merge) == "Ġcat")
+    words = read(without_merge(bpe, number))
+    assert words.never_made(" cat").startswith("text makes Ġ")
+    found = resolve(load_token_set(own_set(tmp_path, SET)), small_reference(tmp_path), words)
+    assert found.dropped == (" cat",)
+    assert found.never_made == ("cat (text makes Ġ cat)", "cats (text makes Ġ cat s)")
+    whole = resolve(load_token_set(own_set(tmp_path, SET)), small_reference(tmp_path), read(bpe))
+    assert (whole.dropped, whole.never_made) == ((), ())
+
+
+def small_reference(folder):
+    text = SET.replace("domain", "reference").replace("cat, the, None, dogs", "cats, and, of")
+    (folder / "reference.yaml").write_text(text)
+    return load_token_set(str(folder / "reference.yaml"), "reference")
+
+
+def test_merges_do_not_matter_where_the_tokenizer_ignores_them(bpe):
+    number = next(i for i, merge in enumerate(bpe["model"]["merges"]) if "".join(merge) == "Ġcat")
+    data = without_merge(bpe, number)
+    data["model"]["ignore_merges"] = True
+    assert read(data).row(" cat") is not None
+    assert library(data).encode(" cat").tokens == ["Ġcat"]
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "never"),
+    [
+        (normalizers.Lowercase(), {" None"}),
+        (normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()]), {" None"}),
+        (normalizers.BertNormalizer(), {" None"}),
+        (normalizers.BertNormalizer(lowercase=False), set()),
+        (normalizers.Replace("cat", "dog"), {" cat"}),
+        (normalizers.NFKC(), set()),
+    ],
+)
+def test_a_normaliser_that_changes_a_word_makes_its_piece_unreachable(bpe, normalizer, never):
+    data = json.loads(json.dumps(bpe))
+    data["normalizer"] = json.loads(with_normalizer(normalizer))
+    words, reference = read(data), library(data)
+    for text in (" cat", " the", " None", " dogs"):
+        made = reference.encode(text).tokens == ["Ġ" + text[1:]]
+        assert made == (text not in never)
+        assert (words.row(text) is not None) == made
+
+
+def with_normalizer(normalizer):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizer
+    return json.dumps(content(tokenizer)["normalizer"])
+
+
+def test_bare_digits_where_text_makes_spaced_ones(unigram):
+    # As in T5: a space is put before every word, so a digit by itself is the spaced piece.
+    data = json.loads(json.dumps(unigram))
+    digits = "0123456789"
+    signs = {sign: score for d in digits for sign, score in ((d, -9.0), (f"▁{d}", -4.0))}
+    kept = [entry for entry in data["model"]["vocab"] if entry[0] not in signs]
+    data["model"]["vocab"] = kept + [list(item) for item in signs.items()]
+    words, reference = read(data), library(data)
+    for digit in digits:
+        assert reference.encode(digit).tokens == [f"▁{digit}"]
+        assert words.never_made(digit) == f"text makes ▁{digit}"
+        assert words.row(f" {digit}") is not None
+    with pytest.raises(ScreeningError, match=r"10 are not: 0 \(text makes ▁0\)") as raised:
+        resolve(load_token_set("math"), REFERENCE, words)
+    assert raised.value.code == "TooFewTokens"
+
+
+def has(data, piece):
+    return any(piece == known for known, _ in data["model"]["vocab"])
+
+
+def test_bare_digits_where_a_space_is_put_before_the_text_only(unigram):
+    data = json.loads(json.dumps(unigram))
+    data["model"]["vocab"] += [[sign, -9.0] for sign in ("7", "▁7") if not has(data, sign)]
+    for part in data["pre_tokenizer"]["pretokenizers"]:
+        if part["type"] == "Metaspace":
+            part["prepend_scheme"] = "first"
+    assert read(data).row("7") is not None
+
+
+def test_a_unigram_piece_that_is_never_the_likeliest(unigram):
+    data = json.loads(json.dumps(unigram))
+    data["model"]["vocab"] += [["▁thecat", -500.0], ["▁thedogs", -0.1]]
+    words, reference = read(data), library(data)
+    for word in ("thecat", "thedogs"):
+        made = reference.encode(word).tokens == [f"▁{word}"]
+        assert made == (word == "thedogs")
+        assert (words.row(f" {word}") is not None) == made
+
+
+def test_an_added_token_that_takes_its_space_as_the_library_does(bpe):
+    data = json.loads(json.dumps(bpe))
+    rest = {"single_word": False, "rstrip": False, "normalized": False, "special": False}
+    new = len(data["model"]["vocab"])
+    data["added_tokens"] = [{"id": new, "content": "zebra", "lstrip": True, **rest}]
+    assert library(data).encode("house zebra").ids[-1] == new
+    assert read(data).row(" zebra") == (new, " zebra")
+    data["added_tokens"][0]["lstrip"] = False
+    assert read(data).row(" zebra") is None

@@ -1,0 +1,98 @@
+"""The scale of a checkpoint: by family, name, sibling or count, whatever the vocabulary's padding."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lmeval_screener.scales import Size, scale_names
+
+# label, stored parameters, rows, width, tied and rows of the tokenizer, as their configurations give them
+REAL = {
+    "Qwen/Qwen2.5-0.5B": ("0.5B", 494_032_768, 151936, 896, True, 151665),
+    "Qwen/Qwen2.5-1.5B": ("1.5B", 1_543_714_304, 151936, 1536, True, 151665),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": ("1.5B", 1_777_088_000, 151936, 1536, False, 151665),
+    "Qwen/Qwen2.5-3B": ("3B", 3_085_938_688, 151936, 2048, True, 151665),
+    "Qwen/Qwen2.5-7B": ("7B", 7_615_616_512, 152064, 3584, False, 151665),
+    "Qwen/Qwen2.5-14B": ("14B", 14_770_033_664, 152064, 5120, False, 151665),
+    "Qwen/Qwen2.5-32B": ("32B", 32_763_876_352, 152064, 5120, False, 151665),
+    "Qwen/Qwen2.5-72B": ("72B", 72_706_203_648, 152064, 8192, False, 151665),
+    "meta-llama/Llama-2-7b-hf": ("7B", 6_738_415_616, 32000, 4096, False, 32000),
+    "meta-llama/Llama-2-13b-hf": ("13B", 13_015_864_320, 32000, 5120, False, 32000),
+    "meta-llama/Llama-3.1-8B": ("8B", 8_030_261_248, 128256, 4096, False, 128256),
+    "meta-llama/Llama-3.1-70B": ("70B", 70_553_706_496, 128256, 8192, False, 128256),
+    "HuggingFaceTB/SmolLM2-135M": ("135M", 134_515_008, 49152, 576, True, 49152),
+    "HuggingFaceTB/SmolLM2-1.7B": ("1.7B", 1_711_376_384, 49152, 2048, True, 49152),
+    "openai-community/gpt2": ("124M", 124_439_808, 50257, 768, True, 50257),
+    "EleutherAI/pythia-70m": ("70M", 70_426_624, 50304, 512, False, 50277),
+    "EleutherAI/pythia-160m": ("160M", 162_322_944, 50304, 768, False, 50277),
+    "EleutherAI/pythia-410m": ("410M", 405_334_016, 50304, 1024, False, 50277),
+    "EleutherAI/pythia-1.4b": ("1.4B", 1_414_647_808, 50304, 2048, False, 50277),
+    "EleutherAI/pythia-12b": ("12B", 11_846_072_320, 50688, 5120, False, 50277),
+}
+
+
+def size(name="./mine", parameters=130_000_000, rows=50304, width=768, tied=True, vocabulary=50277, **more):
+    return Size(name, more.get("stated"), parameters, rows, width, tied, vocabulary)
+
+
+@pytest.mark.parametrize("repo", REAL)
+@pytest.mark.parametrize("named", [True, False])
+def test_real_checkpoints_read_as_they_are_called_by_name_and_by_count_alone(repo, named):
+    label, *rest = REAL[repo]
+    assert scale_names([size(repo if named else "./mine", *rest)]) == [label]
+
+
+@pytest.mark.parametrize("repo", REAL)
+def test_padding_rows_change_no_name(repo):
+    label, parameters, rows, width, tied, vocabulary = REAL[repo]
+    more = parameters + 1024 * width * (1 if tied else 2)
+    assert scale_names([size("./mine", more, rows + 1024, width, tied, vocabulary)]) == [label]
+
+
+@given(
+    parameters=st.integers(10**8, 10**11),
+    width=st.integers(64, 1024),
+    padding=st.integers(0, 4096),
+    tied=st.booleans(),
+)
+def test_the_same_weights_with_other_padding_are_one_group(parameters, width, padding, tied):
+    padded = parameters + padding * width * (1 if tied else 2)
+    plain = size("./a", parameters, 50277, width, tied)
+    one, other = scale_names([plain, size("./b", padded, 50277 + padding, width, tied)])
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "scale"),
+    [
+        ("org/model-7B", 500_000_000, "0.5B"),  # more than twice off: the name is of something else
+        ("org/model-500m", 494_000_000, "0.5B"),
+        ("org/distilled-70b-to-8b", 8_030_000_000, "8B"),
+        ("mistralai/Mixtral-8x7B-v0.1", 46_702_792_704, "8x7B"),
+        ("Qwen/Qwen3-30B-A3B", 30_500_000_000, "30B"),
+        ("./runs/lr1e-4", 1_100_000, "1.1M"),
+        ("C:\\runs\\pythia-70m", 70_000_000, "70M"),
+        ("org/model-3b", None, "3B"),
+        ("org/model", None, "unknown"),
+    ],
+)
+def test_a_size_in_the_name_counts_where_the_parameters_do_not_contradict_it(name, parameters, scale):
+    assert scale_names([size(name, parameters, 1000, 64, True, 1000)]) == [scale]
+
+
+def test_what_has_no_size_in_its_name_joins_the_sibling_of_its_count():
+    gemma = ("google/gemma-2-2b", 2_614_341_888, 256000, 2304, True, 256000)
+    mine = ("./mine", 2_614_341_888 + 4096 * 2304, 260096, 2304, True, 260096)
+    assert scale_names([size(*gemma), size(*mine)]) == ["2B", "2B"]
+    assert scale_names([size(*mine)]) == ["3B"]
+    untied = ("./untied", 2_614_341_888 + 256000 * 2304, 256000, 2304, False, 256000)
+    assert scale_names([size(*untied), size(*gemma)]) == ["2B", "2B"]
+
+
+def test_the_family_decides_before_the_name():
+    assert scale_names([size("org/x-7B", 7_000_000_000, stated="8B")]) == ["8B"]
+
+
+def test_without_a_usable_count_the_scale_is_unknown():
+    assert scale_names([size(parameters=None), size(parameters=10)]) == ["unknown", "unknown"]
