@@ -16,6 +16,12 @@ SCREENING_CODES: dict[str, str] = {
     # what is stored
     "NoSafetensors": "the weights are stored only as GGUF, .bin, .pth or not at all",
     "AdapterOnly": "the repository holds an adapter, not a model's own matrices",
+    "SeveralFiles": "there are several GGUF models, and none was named",
+    "MissingExtra": "reading this format needs an optional package",
+    "BadArchive": "a file of torch.save is broken, or not what its name says",
+    "LegacyPickle": "the weights are a bare pickle, as torch wrote it before 1.6",
+    "UnsafePickle": "a pickle asks for more than tensors; nothing of it was run",
+    "ScatteredRows": "the rows lie scattered, so that most of the matrix would have to be read",
     "QuantizedTensor": "the output projection is stored packed, or with scales beside it",
     "SlicedTensor": "the output projection is stored in slices (torch's distributed checkpoint)",
     "NoOutputProjection": "no output projection was found, or config.json contradicts what is stored",

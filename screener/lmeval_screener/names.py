@@ -10,16 +10,18 @@ from urllib.parse import unquote, urlsplit
 from lmeval_screener.errors import ScreeningError
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_CHOICE = re.compile(r"[\w-][\w.-]*", re.ASCII)
 _HOSTS = {"huggingface.co", "www.huggingface.co", "hf.co"}
 _FORMS = "ORGANISATION/NAME, ORGANISATION/NAME@REVISION or a folder"
 
 
 class Place(NamedTuple):
-    """A repository with a revision, or a folder."""
+    """A repository with a revision, or a folder; ``file`` names one of its GGUF models."""
 
     repo: str
     revision: str | None
     local: bool
+    file: str | None = None
 
 
 def understood(text: str) -> Place:
@@ -27,12 +29,18 @@ def understood(text: str) -> Place:
 
     A folder is what exists as one, or what is written like a path (``./x``, ``/x``, ``~/x``, ``C:\x``). A
     repository may be written as its address (``https://huggingface.co/ORG/NAME/tree/REVISION``; the host of
-    HF_ENDPOINT counts too), as ``hf://ORG/NAME@REVISION``, and with slashes at its end.
+    HF_ENDPOINT counts too), as ``hf://ORG/NAME@REVISION``, and with slashes at its end. A GGUF model is its
+    file (``x/model.gguf``), or named behind a colon: ``ORG/NAME:Q4_K_M``, ``FOLDER:model-Q8_0.gguf``.
 
     Raises:
         ScreeningError: ``BadName`` where it is neither, ``FolderNotFound`` where it is written like a path
-            and no folder is there, ``NoSafetensors`` for a GGUF file.
+            and no folder is there.
     """
+    if (file := _gguf_file(text)) is not None:
+        return Place(str(file.parent), None, True, file.name)
+    rest, colon, choice = text.rpartition(":")
+    if colon and _CHOICE.fullmatch(choice) and len(rest) > 1:
+        return understood(rest)._replace(file=choice)
     if (folder := _folder(text)) is not None:
         return Place(folder, None, True)
     scheme, mark, rest = text.partition("://")
@@ -52,6 +60,14 @@ def understood(text: str) -> Place:
     return Place(name, revision or None, False)
 
 
+def _gguf_file(text: str) -> Path | None:
+    try:
+        path = Path(text).expanduser()
+        return path if path.suffix == ".gguf" and path.is_file() else None
+    except (OSError, RuntimeError, ValueError):
+        return None
+
+
 def _folder(text: str) -> str | None:
     """A folder's path; None for what is not written like one and does not exist as one."""
     try:
@@ -61,12 +77,6 @@ def _folder(text: str) -> str | None:
         is_file = bool(text) and path.is_file()
     except (OSError, RuntimeError, ValueError):  # an unknown ~user, a NUL, a name that is too long
         path, is_file = Path(text), False
-    if is_file and path.suffix == ".gguf":
-        raise ScreeningError(
-            "NoSafetensors",
-            f"{text!r} is a GGUF file, which is not read; screen the safetensors checkpoint that it was made "
-            "from",
-        )
     if is_file:
         raise ScreeningError(
             "FolderNotFound",

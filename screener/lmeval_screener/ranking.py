@@ -131,7 +131,9 @@ def _told_apart(p_values: dict[tuple[int, int], float]) -> set[tuple[int, int]]:
 
 
 def _ranked_group(family: str, scale: str, members: list[Reading], metric: Metric) -> list[Screened]:
-    labels = [label(reading.snapshot.repo, reading.target.revision) for reading in members]
+    labels = [
+        label(reading.snapshot.repo, reading.target.revision, reading.target.file) for reading in members
+    ]
     standings = rank_gaps([reading.gaps[metric] for reading in members])
     found = [
         _screened(reading, family, scale, standing, labels)
@@ -168,6 +170,7 @@ def _screened(
         seconds=reading.seconds,
         notes=(*projection.warnings, *_token_notes(reading)),
         accuracy=reading.target.accuracy,
+        file=reading.target.file,
         negative_control=reading.target.negative_control,
         rank=standing.rank,
         not_separated_from=tuple(labels[other] for other in standing.not_separated_from),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from lmeval_screener.tokens.resolution import Resolution, resolve
 from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
 from lmeval_screener.weights.final_norm import read_final_norm
+from lmeval_screener.weights.gguf import choose_files, read_gguf, read_vocabulary
 from lmeval_screener.weights.projection import OutputProjection, find_projection
 from lmeval_screener.weights.rows import read_rows
 
@@ -93,27 +94,35 @@ class Reader:
         else:
             snapshot = await self._hub.snapshot(target.repo, target.revision, budget)
         self.snapshots.append(snapshot)
-        if not any(name in snapshot.files for name in TOKENIZER_FILES):
-            # A GGUF file or an adapter comes without a tokenizer too: then that is what to say.
-            await find_projection(snapshot)
-        file, digest = _tokenizer(snapshot)
-        projection, resolution = await _both(
-            find_projection(snapshot), self._resolution(snapshot, file, digest)
-        )
+        if _is_gguf(snapshot, target):
+            model = await read_gguf(snapshot, choose_files(list(snapshot.files), target.file, snapshot.repo))
+            projection, digest = model.projection, model.tokenizer
+            resolution = await self._resolution(digest, lambda: read_vocabulary(snapshot, model))
+        else:
+            if not any(name in snapshot.files for name in TOKENIZER_FILES):
+                # An adapter comes without a tokenizer too: then that is what to say.
+                await find_projection(snapshot)
+            file, digest = _tokenizer(snapshot)
+
+            async def vocabulary() -> Vocabulary:
+                return Vocabulary.from_file(file, await snapshot.small_file(file))
+
+            projection, resolution = await _both(
+                find_projection(snapshot), self._resolution(digest, vocabulary)
+            )
         gaps = await _read_gaps(snapshot, projection, resolution)
         seconds = time.perf_counter() - start
         return Reading(target, snapshot, projection, digest, resolution, gaps, seconds, budget)
 
-    async def _resolution(self, snapshot: Snapshot, file: str, digest: str) -> Resolution:
-        """By the tokenizer's hash where it is known, else from its file, which is read once for all."""
+    async def _resolution(self, digest: str, vocabulary: Callable[[], Awaitable[Vocabulary]]) -> Resolution:
+        """By the tokenizer's hash where it is known, else from its vocabulary, which is read once for all."""
         # One lock a tokenizer, not one shared task: where the repository that came first fails, the next one
         # tries for itself.
         async with self._locks.setdefault(digest, asyncio.Lock()):
             if digest not in self._resolutions:
                 known = self._cache.find(digest, self._domain, self._reference)
                 if known is None:
-                    vocabulary = Vocabulary.from_file(file, await snapshot.small_file(file))
-                    known = resolve(self._domain, self._reference, vocabulary)
+                    known = resolve(self._domain, self._reference, await vocabulary())
                     self._cache.put(digest, self._domain, self._reference, known)
                 self._resolutions[digest] = known
             return self._resolutions[digest]
@@ -203,6 +212,15 @@ async def _both(
         for task in tasks:
             task.cancel()
     return tasks[0].result(), tasks[1].result()
+
+
+def _is_gguf(snapshot: Snapshot, target: Target) -> bool:
+    """Whether a GGUF file is meant: it was named, or there are no other weights that can be read."""
+    if target.file is not None:
+        return True
+    others = (".safetensors", ".bin")
+    names = list(snapshot.files)
+    return any(n.endswith(".gguf") for n in names) and not any(n.endswith(others) for n in names)
 
 
 def _tokenizer(snapshot: Snapshot) -> tuple[str, str]:

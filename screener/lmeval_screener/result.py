@@ -107,6 +107,7 @@ class Screened:
             (Holm, 5 %), so at most one group in twenty has a pair told apart by the choice of tokens alone.
         next: The difference from the next in rank; None for the last.
         controls: Gauge controls where they were asked for; a sentence where they could not be read.
+        file: The GGUF file or quantisation that the user chose; None for the checkpoint's own weights.
     """
 
     repo: str
@@ -128,11 +129,12 @@ class Screened:
     tied_with: tuple[int, int] = (0, 0)
     next: Next | None = None
     controls: Controls | str | None = None
+    file: str | None = None
 
     @property
     def label(self) -> str:
-        """``repo`` or ``repo@revision``, as the user would write it."""
-        return label(self.repo, self.requested_revision)
+        """``repo``, ``repo@revision`` or ``repo:file``, as the user would write it."""
+        return label(self.repo, self.requested_revision, self.file)
 
     def __repr__(self) -> str:
         gaps = ", ".join(f"{metric} G {gap.mean:.3f} ± {gap.se:.3f}" for metric, gap in self.gaps.items())
@@ -147,11 +149,12 @@ class Failed:
     revision: str | None
     error: str
     message: str
+    file: str | None = None
 
     @property
     def label(self) -> str:
-        """``repo`` or ``repo@revision``."""
-        return label(self.repo, self.revision)
+        """``repo``, ``repo@revision`` or ``repo:file``."""
+        return label(self.repo, self.revision, self.file)
 
 
 @dataclass(frozen=True, repr=False)

@@ -24,6 +24,7 @@ class Target:
         local: Whether ``repo`` is a folder.
         accuracy: Accuracy that somebody measured, None otherwise.
         negative_control: Whether it is known not to have learned what the others learned.
+        file: A GGUF file of it, or a quantisation that names one; None for the checkpoint's own weights.
         refused: Code and sentence where ``repo`` is something that cannot be understood.
     """
 
@@ -34,12 +35,13 @@ class Target:
     local: bool = False
     accuracy: float | None = None
     negative_control: bool = False
+    file: str | None = None
     refused: tuple[str, str] | None = None
 
     @property
     def label(self) -> str:
-        """``repo`` or ``repo@revision``."""
-        return label(self.repo, self.revision)
+        """``repo``, ``repo@revision`` or ``repo:file``."""
+        return label(self.repo, self.revision, self.file)
 
     @property
     def is_glob(self) -> bool:
@@ -56,12 +58,13 @@ def parse_target(text: str) -> Target:
         place = understood(text)
     except ScreeningError as error:
         return Target(text, refused=(error.code, str(error)))
-    return Target(place.repo, place.revision, local=place.local)
+    return Target(place.repo, place.revision, local=place.local, file=place.file)
 
 
-def label(repo: str, revision: str | None) -> str:
-    """``repo`` or ``repo@revision``."""
-    return repo if revision is None else f"{repo}@{revision}"
+def label(repo: str, revision: str | None, file: str | None = None) -> str:
+    """``repo``, ``repo@revision``, or either with ``:file``."""
+    name = repo if revision is None else f"{repo}@{revision}"
+    return name if file is None else f"{name}:{file}"
 
 
 def matching(names: Iterable[str], pattern: str) -> list[str]:

@@ -153,6 +153,36 @@ class Vocabulary:
         mixed ^= mixed >> np.uint64(31)
         return [int(i) for i in ids[np.argsort(mixed)[:count]]]
 
+    @classmethod
+    def from_parts(
+        cls,
+        pieces: Mapping[str, int],
+        kind: Kind,
+        added: list[dict[str, Any]],
+        *,
+        individual_digits: bool,
+        digest: str,
+    ) -> Vocabulary:
+        """The vocabulary of a format that states it piece by piece, such as GGUF.
+
+        Args:
+            pieces: Piece -> row id.
+            kind: How pieces spell a leading space.
+            added: Added tokens as ``tokenizer.json`` lists them: content, id, special.
+            individual_digits: The pre-tokenizer splits numbers into digits.
+            digest: Digest of all of it.
+
+        Raises:
+            ScreeningError: ``BadTokenizer``.
+        """
+        return cls(
+            _pieces(dict(pieces)),
+            kind,
+            _added_tokens(added),
+            individual_digits=individual_digits,
+            digest=digest,
+        )
+
     def piece(self, text: str) -> str:
         """How this vocabulary spells ``text``, whose leading space (if any) is part of it.
 

@@ -28,12 +28,6 @@ async def without_weights(snapshot: Snapshot) -> ScreeningError:
         return _cannot(
             "AdapterOnly", "it holds only an adapter", f"merge it into its base model, or screen {base}"
         )
-    if found := [path for path in files if path.endswith(".gguf")]:
-        return _cannot(
-            "NoSafetensors",
-            f"its weights are stored only as .gguf ({_listed(found)}), which is not read",
-            f"screen the safetensors checkpoint that it was made from: {base}",
-        )
     if found := [path for path in files if path.endswith(_PICKLED)]:
         return _cannot(
             "NoSafetensors",

@@ -3,7 +3,8 @@
 The rule, in transformers' own order of preference:
 
 1. File: ``model.safetensors`` if it is there (an index beside it is stale), else the shard that
-   ``model.safetensors.index.json`` names, else the only safetensors file there is.
+   ``model.safetensors.index.json`` names, else the only safetensors file there is. Without safetensors the
+   same for ``pytorch_model.bin`` and its index.
 2. Tensor: a stored head if there is one. Where config.json says *tied* and a head is stored nevertheless, the
    stored head is read, as transformers 5 does, and a warning says so.
 3. Without a stored head, the input embedding, if config.json or the architecture's default ties the two.
@@ -27,10 +28,14 @@ from lmeval_screener.weights.architectures import (
     UNTIED_BY_DEFAULT,
     WRAPPERS,
 )
-from lmeval_screener.weights.safetensors import DTYPE_BITS, FLOAT_DTYPES, Tensor, read_header
+from lmeval_screener.weights.element_types import row_bytes
+from lmeval_screener.weights.safetensors import DTYPE_BITS, FLOAT_DTYPES, Header, Tensor, read_header
+from lmeval_screener.weights.torch_archive import read_archive
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+ARCHIVE = "pytorch_model.bin"
+ARCHIVE_INDEX = "pytorch_model.bin.index.json"
 _DCP_FILE = re.compile(r"shard-\d+-model.*\.safetensors")
 #: First request of a shard's header: so many bytes per tensor and some, enough for nearly all names.
 _PER_TENSOR, _SOME = 140, 2048
@@ -42,14 +47,15 @@ class OutputProjection:
 
     Attributes:
         name: Name of the tensor.
-        file: Safetensors file that holds it.
-        dtype: ``F64``, ``F32``, ``F16``, ``BF16``, ``F8_E4M3`` or ``F8_E5M2``.
+        file: The file that holds it.
+        dtype: ``F64``, ``F32``, ``F16``, ``BF16``, ``F8_E4M3``, ``F8_E5M2``, or a type of GGUF's.
         shape: (v, d), rows and width. v may exceed the tokenizer's vocabulary: padding.
         tied: Whether it is the input embedding.
         begin: Absolute offset of its first byte in the file.
         parameters: Parameters of the whole checkpoint as stored (tied matrices once); None if not to be known
             without reading every shard.
         warnings: What a reader of the result should know; usually empty.
+        strides: Bytes from row to row and from column to column, where rows do not lie end to end.
     """
 
     name: str
@@ -60,11 +66,12 @@ class OutputProjection:
     begin: int
     parameters: int | None
     warnings: tuple[str, ...]
+    strides: tuple[int, int] | None = None
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
-        return self.shape[1] * DTYPE_BITS[self.dtype] // 8
+        return row_bytes(self.dtype, self.shape[1])
 
 
 async def find_projection(snapshot: Snapshot) -> OutputProjection:
@@ -77,23 +84,24 @@ async def find_projection(snapshot: Snapshot) -> OutputProjection:
     """
     config = await _json(snapshot, "config.json", "BadConfig") if "config.json" in snapshot.files else {}
     warnings: list[str] = []
-    if SINGLE in snapshot.files or INDEX not in snapshot.files:
+    index_name = _index(snapshot)
+    if index_name is None:
         file = await _only_file(snapshot, warnings)
-        contents = await read_header(snapshot, file)
+        contents = await read_contents(snapshot, file)
         stored: Iterable[str] = contents.tensors
         name, tied = choose_tensor(stored, config, warnings)
         parameters: int | None = snapshot.parameters or contents.parameters
     else:
-        index = await _json(snapshot, INDEX, "BadIndex")
-        stored = shards = _weight_map(snapshot, index)
+        index = await _json(snapshot, index_name, "BadIndex")
+        stored = shards = _weight_map(snapshot, index, index_name)
         name, tied = choose_tensor(shards, config, warnings)
-        file = _shard(snapshot, name, shards[name])
+        file = _shard(snapshot, name, shards[name], index_name)
         guess = _SOME + _PER_TENSOR * sum(shard == file for shard in shards.values())
-        contents = await read_header(snapshot, file, guess)
+        contents = await read_contents(snapshot, file, guess)
         if name not in contents.tensors:
             raise ScreeningError(
                 "BadIndex",
-                f"{INDEX} of {snapshot.repo} says that {name} is in {file}, which does not hold it: the "
+                f"{index_name} of {snapshot.repo} says that {name} is in {file}, which does not hold it: the "
                 "index is stale; ask for another revision",
             )
         bits = DTYPE_BITS[contents.tensors[name].dtype]
@@ -102,8 +110,54 @@ async def find_projection(snapshot: Snapshot) -> OutputProjection:
     v, d = _matrix(tensor, {*stored, *contents.tensors})
     if name in contents.slices and not _is_whole(snapshot, config, contents.slices[name], (v, d)):
         raise sliced(f"{name} in {file}")
+    if not tied and _shares_an_embedding(tensor, contents):
+        tied, warnings = True, [text for text in warnings if not text.startswith(_SAYS_TIED)]
     warnings += _size_warnings(config, v)
-    return OutputProjection(name, file, tensor.dtype, (v, d), tied, tensor.begin, parameters, tuple(warnings))
+    strides = None
+    if tensor.strides is not None and tensor.strides != (d, 1):
+        element = DTYPE_BITS[tensor.dtype] // 8
+        strides = (tensor.strides[0] * element, tensor.strides[1] * element)
+    return OutputProjection(
+        name, file, tensor.dtype, (v, d), tied, tensor.begin, parameters, tuple(warnings), strides
+    )
+
+
+async def read_contents(snapshot: Snapshot, file: str, guess: int = 65_536) -> Header:
+    """The tensors of a file of weights, safetensors or an archive of ``torch.save``.
+
+    Raises:
+        ScreeningError: ``BadHeader``, ``BadArchive``, ``LegacyPickle``, ``UnsafePickle``, or an error of the
+            connection.
+    """
+    if not file.endswith(".bin"):
+        return await read_header(snapshot, file, guess)
+    stored = await read_archive(snapshot, file)
+    return Header(
+        {name: Tensor(name, t.dtype, t.shape, t.begin, t.end, t.strides) for name, t in stored.items()}
+    )
+
+
+def _index(snapshot: Snapshot) -> str | None:
+    """The index that says which shard holds what; None where one file holds everything."""
+    if SINGLE in snapshot.files:
+        return None
+    if INDEX in snapshot.files:
+        return INDEX
+    others = any(path.endswith(".safetensors") and "/" not in path for path in snapshot.files)
+    return ARCHIVE_INDEX if not others and _is_archive(snapshot) and ARCHIVE not in snapshot.files else None
+
+
+def _is_archive(snapshot: Snapshot) -> bool:
+    return ARCHIVE in snapshot.files or ARCHIVE_INDEX in snapshot.files
+
+
+def _shares_an_embedding(tensor: Tensor, contents: Header) -> bool:
+    """Whether a head's bytes are those of an input embedding: an archive keeps tied matrices once."""
+    return any(
+        other.begin == tensor.begin and other.end == tensor.end and _first({name}, EMBEDDINGS)
+        for name, other in contents.tensors.items()
+        if name != tensor.name
+    )
 
 
 async def layout(snapshot: Snapshot) -> tuple[Mapping[str, Any], Mapping[str, str]]:
@@ -113,10 +167,11 @@ async def layout(snapshot: Snapshot) -> tuple[Mapping[str, Any], Mapping[str, st
         ScreeningError: As `find_projection`.
     """
     config = await _json(snapshot, "config.json", "BadConfig") if "config.json" in snapshot.files else {}
-    if SINGLE in snapshot.files or INDEX not in snapshot.files:
+    index_name = _index(snapshot)
+    if index_name is None:
         file = await _only_file(snapshot, [])
-        return config, dict.fromkeys((await read_header(snapshot, file)).tensors, file)
-    shards = _weight_map(snapshot, await _json(snapshot, INDEX, "BadIndex"))
+        return config, dict.fromkeys((await read_contents(snapshot, file)).tensors, file)
+    shards = _weight_map(snapshot, await _json(snapshot, index_name, "BadIndex"), index_name)
     return config, {name: file for name, file in shards.items() if file in snapshot.files}
 
 
@@ -144,7 +199,7 @@ def choose_tensor(names: Iterable[str], config: Mapping[str, Any], warnings: lis
     if head:
         if says:
             warnings.append(
-                f"config.json says that embeddings are tied, but {head} is stored: the stored one was read, "
+                f"{_SAYS_TIED}, but {head} is stored: the stored one was read, "
                 "as transformers 5 does (transformers 4 would tie)"
             )
         return head, False
@@ -179,6 +234,9 @@ def choose_tensor(names: Iterable[str], config: Mapping[str, Any], warnings: lis
             "it may be a base model without a head, or an incomplete upload",
         )
     return embedding, True
+
+
+_SAYS_TIED = "config.json says that embeddings are tied"
 
 
 def _first(stored: set[str], candidates: tuple[str, ...]) -> str | None:
@@ -238,6 +296,10 @@ async def _only_file(snapshot: Snapshot, warnings: list[str]) -> str:
             f"it has {len(weights)} safetensors files but no {INDEX}",
             "the upload may be incomplete",
         )
+    if not files and ARCHIVE in snapshot.files:
+        if ARCHIVE_INDEX in snapshot.files:
+            warnings.append(f"both {ARCHIVE} and {ARCHIVE_INDEX} are stored: {ARCHIVE} was read")
+        return ARCHIVE
     raise await without_weights(snapshot)
 
 
@@ -265,21 +327,22 @@ def sliced(what: str) -> ScreeningError:
     )
 
 
-def _weight_map(snapshot: Snapshot, index: Mapping[str, Any]) -> Mapping[str, str]:
+def _weight_map(snapshot: Snapshot, index: Mapping[str, Any], name: str) -> Mapping[str, str]:
     shards = index.get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
         raise ScreeningError(
-            "BadIndex", f"{INDEX} of {snapshot.repo} has no weight_map of names; ask for another revision"
+            "BadIndex", f"{name} of {snapshot.repo} has no weight_map of names; ask for another revision"
         )
     return shards
 
 
-def _shard(snapshot: Snapshot, name: str, file: str) -> str:
-    if "/" in file or "\\" in file or file not in snapshot.files or not file.endswith(".safetensors"):
+def _shard(snapshot: Snapshot, name: str, file: str, index_name: str) -> str:
+    suffix = ".safetensors" if index_name == INDEX else ".bin"
+    if "/" in file or "\\" in file or file not in snapshot.files or not file.endswith(suffix):
         raise ScreeningError(
             "BadIndex",
-            f"{INDEX} of {snapshot.repo} says that {name} is in {file!r}, which is not among its files; the "
-            "upload may be incomplete",
+            f"{index_name} of {snapshot.repo} says that {name} is in {file!r}, which is not among its files; "
+            "the upload may be incomplete",
         )
     return file
 
@@ -300,7 +363,7 @@ async def _parameters(
         size: Any = metadata.get("total_size") if isinstance(metadata, dict) else None
         known = isinstance(size, (int, float)) and not isinstance(size, bool) and 0 < size < 2**62
         return int(size) * 8 // bits if known else None
-    headers = [await read_header(snapshot, shard) for shard in sorted(shards)]
+    headers = [await read_contents(snapshot, shard) for shard in sorted(shards)]
     return sum(contents.parameters for contents in headers)
 
 

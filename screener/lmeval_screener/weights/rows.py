@@ -16,9 +16,12 @@ from numpy.typing import NDArray
 
 from lmeval_screener.checkpoints.snapshot import Snapshot, content_key
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.weights.gguf import decode_blocks
 from lmeval_screener.weights.projection import OutputProjection
-from lmeval_screener.weights.safetensors import decode_rows
+from lmeval_screener.weights.safetensors import DTYPE_BITS, decode_rows
 
+#: Bytes that scattered rows may cost over a network, where rows are stored column by column.
+MOST_SCATTERED = 64 * 2**20
 #: Share of the needed bytes that may be read beside them to save requests.
 SLACK = 0.2
 
@@ -35,7 +38,8 @@ async def read_rows(
         directions: Whether every row must have a direction; a sample for a mean may hold zero rows.
 
     Returns:
-        Array of shape (len(ids), d) in the order of `ids`, exactly the stored numbers.
+        Array of shape (len(ids), d) in the order of `ids`, exactly the stored numbers
+        (for quantised blocks of GGUF the numbers that they stand for).
 
     Raises:
         ScreeningError: ``BadRows`` if a row is outside the matrix, zero, or not finite: such a row has no
@@ -50,7 +54,8 @@ async def read_rows(
     wanted = sorted(set(ids))
     width = projection.row_bytes
     stored = await _stored_rows(snapshot, projection, wanted, width)
-    matrix = decode_rows(b"".join(stored[i] for i in wanted), projection.dtype, d)
+    decode = decode_rows if projection.dtype in DTYPE_BITS else decode_blocks
+    matrix = decode(b"".join(stored[i] for i in wanted), projection.dtype, d)
     finite = np.isfinite(matrix).all(axis=1)
     if not finite.all():
         raise _bad(
@@ -97,18 +102,50 @@ async def _stored_rows(
     """Bytes of each wanted row, from the cache as far as it goes."""
     key = f"{content_key(snapshot, projection.file)}#{projection.name}#{projection.begin}#{width}"
     known = _kept(snapshot, key, width)
-    runs = coalesced([i for i in wanted if i not in known])
-    if not runs:
+    missing = [i for i in wanted if i not in known]
+    if not missing:
         return known
-    spans = [(projection.begin + a * width, projection.begin + b * width) for a, b in runs]
-    bodies = await snapshot.ranges(projection.file, spans)
-    for (a, b), body in zip(runs, bodies, strict=True):
-        known.update((i, body[(i - a) * width : (i - a + 1) * width]) for i in range(a, b))
+    if projection.strides is not None:
+        known.update(await _strided_rows(snapshot, projection, missing, width))
+    else:
+        runs = coalesced(missing)
+        spans = [(projection.begin + a * width, projection.begin + b * width) for a, b in runs]
+        bodies = await snapshot.ranges(projection.file, spans)
+        for (a, b), body in zip(runs, bodies, strict=True):
+            known.update((i, body[(i - a) * width : (i - a + 1) * width]) for i in range(a, b))
     if snapshot.cache is not None:
         order = sorted(known)
         content = json.dumps(order).encode() + b"\n" + b"".join(known[i] for i in order)
         snapshot.cache.write("rows", key, content)
     return known
+
+
+async def _strided_rows(
+    snapshot: Snapshot, projection: OutputProjection, wanted: Sequence[int], width: int
+) -> dict[int, bytes]:
+    """Rows of a view: of a wider matrix, or of one that is stored column by column."""
+    assert projection.strides is not None
+    row, column = projection.strides
+    d = projection.shape[1]
+    element = width // d
+    if column == element:
+        spans = [(projection.begin + i * row, projection.begin + i * row + width) for i in wanted]
+        return dict(zip(wanted, await snapshot.ranges(projection.file, spans), strict=True))
+    first, last = wanted[0], wanted[-1]
+    reach = (last - first) * row + element
+    if snapshot.cache is not None and d * reach > MOST_SCATTERED:
+        raise ScreeningError(
+            "ScatteredRows",
+            f"cannot be screened from afar because {projection.name} is stored column by column: "
+            f"{d * reach / 1e6:.0f} MB would have to be read for {len(wanted)} rows; download the checkpoint "
+            "and screen the folder",
+        )
+    start = projection.begin + first * row
+    spans = [(start + j * column, start + j * column + reach) for j in range(d)]
+    columns = await snapshot.ranges(projection.file, spans)
+    return {
+        i: b"".join(body[(i - first) * row : (i - first) * row + element] for body in columns) for i in wanted
+    }
 
 
 def _kept(snapshot: Snapshot, key: str, width: int) -> dict[int, bytes]:

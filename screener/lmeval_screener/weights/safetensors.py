@@ -38,13 +38,17 @@ FLOAT_DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of one file: its dtype, shape, and absolute byte range ``[begin, end)`` in the file."""
+    """A tensor of one file: its dtype, shape, and absolute byte range ``[begin, end)`` in the file.
+
+    ``strides`` are the elements between neighbours, dimension by dimension; None: they lie end to end.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     begin: int
     end: int
+    strides: tuple[int, ...] | None = None
 
     @property
     def elements(self) -> int:
@@ -70,8 +74,8 @@ class Header:
 
     @property
     def parameters(self) -> int:
-        """Elements of all tensors together."""
-        return sum(tensor.elements for tensor in self.tensors.values())
+        """Elements of all tensors together; those that share their bytes count once."""
+        return sum({(t.begin, t.end): t.elements for t in self.tensors.values() if t.elements}.values())
 
 
 def parse_length(start: bytes, file_size: int, what: str) -> int:

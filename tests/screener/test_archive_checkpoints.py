@@ -1,0 +1,130 @@
+"""pytorch_model.bin: one G with its safetensors sibling, whole and sharded, tied and transposed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hub_client import ours
+from lmeval_screener import screening
+from lmeval_screener.weights import rows as reader
+from safetensors.torch import load_file
+
+from lmeval_dispersion.paths import data_folder
+
+DEMO = data_folder("demo") / "sums-20"
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    return {k: v for file in sorted(DEMO.glob("*.safetensors")) for k, v in load_file(file).items()}
+
+
+def folder(place: Path, **files: Any) -> Path:
+    """The demo checkpoint with its weights in archives: file name -> state dictionary."""
+    place.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, place / name)
+    for name, content in files.items():
+        torch.save(content, place / f"{name}.bin")
+    return place
+
+
+def screened(*names: Path) -> Any:
+    result = screening.screen([str(name) for name in names])
+    assert not result.failed, result.failed
+    return result.checkpoints
+
+
+def test_one_g_with_the_safetensors_sibling(tmp_path):
+    archive = folder(tmp_path / "bin", pytorch_model=tensors())
+    found = {c.tensor.file: c for c in screened(archive, DEMO)}
+    ours, theirs = found["pytorch_model.bin"], found["model-00001-of-00002.safetensors"]
+    assert ours.gaps["cosine"].mean == theirs.gaps["cosine"].mean
+    assert ours.gaps["euclidean"].mean == theirs.gaps["euclidean"].mean
+    assert (ours.scale, ours.tensor.dtype, ours.tensor.shape) == (theirs.scale, "BF16", theirs.tensor.shape)
+    assert not ours.notes
+
+
+def test_shards_by_their_index(tmp_path):
+    state = tensors()
+    head = {"lm_head.weight": state.pop("lm_head.weight")}
+    names = ["pytorch_model-00001-of-00002", "pytorch_model-00002-of-00002"]
+    place = folder(tmp_path / "bin", **dict(zip(names, (state, head), strict=True)))
+    weights = dict.fromkeys(state, f"{names[0]}.bin") | {"lm_head.weight": f"{names[1]}.bin"}
+    index = {"metadata": {"total_size": 1}, "weight_map": weights}
+    (place / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    (ours, theirs) = sorted(screened(place, DEMO), key=lambda c: c.tensor.file, reverse=True)
+    assert ours.tensor.file == f"{names[1]}.bin"
+    assert ours.gaps["cosine"].mean == theirs.gaps["cosine"].mean
+    (place / f"{names[1]}.bin").unlink()
+    (failed,) = screening.screen([str(place)]).failed
+    assert failed.error == "BadIndex"
+
+
+def test_a_tied_head_is_the_embedding_stored_once(tmp_path):
+    state = tensors()
+    state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    place = folder(tmp_path / "bin", pytorch_model=state)
+    config = json.loads((place / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (place / "config.json").write_text(json.dumps(config))
+    (found,) = screened(place)
+    assert found.tensor.tied
+    assert not found.notes, "nothing contradicts anything"
+    own = folder(tmp_path / "own", pytorch_model=state | {"lm_head.weight": state["lm_head.weight"].clone()})
+    (place / "config.json").replace(own / "config.json")
+    (found,) = screened(own)
+    assert not found.tensor.tied
+    assert "tied" in found.notes[0]
+
+
+@pytest.mark.parametrize("view", ["transposed", "slice of a wider matrix"])
+def test_rows_of_a_view(tmp_path, view, monkeypatch):
+    state = tensors()
+    head = state["lm_head.weight"]
+    if view == "transposed":
+        state["lm_head.weight"] = head.t().contiguous().t()
+    else:
+        state["lm_head.weight"] = torch.cat([torch.randn(len(head), 5).to(head.dtype), head], dim=1)[:, 5:]
+    assert not state["lm_head.weight"].is_contiguous()
+    place = folder(tmp_path / "bin", pytorch_model=state)
+    (found, theirs) = screened(place, DEMO)
+    assert found.gaps["cosine"].mean == theirs.gaps["cosine"].mean
+
+
+def test_from_afar_a_transposed_matrix_is_read_or_refused(hub, tmp_path, monkeypatch):
+    state = tensors()
+    state["lm_head.weight"] = state["lm_head.weight"].t().contiguous().t()
+    hub.add("org/model", folder(tmp_path / "bin", pytorch_model=state))
+    monkeypatch.setattr(screening, "Hub", lambda **options: ours(hub, tmp_path / "cache"))
+    (found,) = screening.screen(["org/model"]).checkpoints
+    assert found.gaps["cosine"].mean == screened(DEMO)[0].gaps["cosine"].mean
+    monkeypatch.setattr(reader, "MOST_SCATTERED", 1000)
+    monkeypatch.setattr(screening, "Hub", lambda **options: ours(hub, tmp_path / "another"))
+    (failed,) = screening.screen(["org/model"]).failed
+    assert failed.error == "ScatteredRows"
+    assert "download the checkpoint" in failed.message
+
+
+def test_safetensors_win_over_an_archive_beside_them(tmp_path):
+    place = folder(tmp_path / "both", pytorch_model={"other": torch.zeros(3, 3)})
+    for file in (*DEMO.glob("*.safetensors"), DEMO / "model.safetensors.index.json"):
+        shutil.copy(file, place / file.name)
+    (found,) = screened(place)
+    assert found.tensor.file == "model-00001-of-00002.safetensors"
+
+
+def test_an_archive_that_would_run_something_is_refused(tmp_path):
+    import os
+
+    class Runs:
+        def __reduce__(self) -> Any:
+            return os.system, (f"touch {tmp_path / 'ran'}",)
+
+    place = folder(tmp_path / "bin", pytorch_model={"lm_head.weight": torch.zeros(3, 3), "x": Runs()})
+    (failed,) = screening.screen([str(place)]).failed
+    assert failed.error == "UnsafePickle"
+    assert not (tmp_path / "ran").exists()

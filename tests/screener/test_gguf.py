@@ -1,0 +1,401 @@
+"""GGUF files, local and remote: the dequantised matrix's gap, few bytes, no broken header believed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import hub_faults as faults
+import numpy as np
+import pytest
+from gguf import GGUFWriter
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from hub_client import ours
+from lmeval_screener import screening, targets
+from lmeval_screener.checkpoints.http import Budget
+from lmeval_screener.checkpoints.local import open_folder
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.weights.element_types import GGUF_TYPES
+from lmeval_screener.weights.gguf import choose_files, read_gguf, read_vocabulary
+from lmeval_screener.weights.rows import read_rows
+
+from lmeval_dispersion.geometry import between, within
+
+WIDTH = 256
+WORDS = [text for group in load_token_set("reference", "reference").groups.values() for text in group.texts()]
+
+
+def vocabulary(space: str) -> tuple[list[str], list[int]]:
+    """Tokens and their types: a control token, byte pieces, the ten digits, every reference word, filling."""
+    bare = [word.strip() for word in WORDS]
+    tokens = ["<s>", "<0x37>", *"0123456789", *(f"{space}{word}" for word in bare)]
+    tokens += [f"filling{n}" for n in range(400 - len(tokens))]
+    types = [3, 6, *[1] * (len(tokens) - 2)]
+    return tokens, types
+
+
+def write(
+    place: Path,
+    tensors: dict[str, tuple[str, np.ndarray]],
+    *,
+    model: str = "gpt2",
+    parts: int = 0,
+    **pairs: Any,
+) -> list[Path]:
+    """A GGUF file by the format's own writer; tensors are name -> (type, float32 matrix or raw bytes)."""
+    tokens, types = vocabulary("Ġ" if model == "gpt2" else "▁")
+    writer = GGUFWriter(place, "llama", split_max_tensors=parts)
+    writer.add_tokenizer_model(model)
+    writer.add_tokenizer_pre("default")
+    writer.add_array("tokenizer.ggml.scores", [0.5] * len(tokens))
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([f"a b{n}" for n in range(500)])
+    for key, value in pairs.items():
+        writer.add_string(key, value)
+    for name, (dtype, matrix) in tensors.items():
+        kind = GGMLQuantizationType[dtype]
+        if dtype in ("F32", "F16", "F64"):
+            writer.add_tensor(name, matrix.astype({"F32": "<f4", "F16": "<f2", "F64": "<f8"}[dtype]))
+        else:
+            raw = matrix if matrix.dtype == np.uint8 else quantize(matrix, kind)
+            writer.add_tensor(name, raw, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(place.parent.glob("*.gguf"))
+
+
+def matrix(seed: int = 0) -> np.ndarray:
+    rows = len(vocabulary("Ġ")[0])
+    return np.random.default_rng(seed).normal(size=(rows, WIDTH)).astype(np.float32)
+
+
+def packed(dtype: str, seed: int = 0) -> np.ndarray:
+    """Blocks of a type that only llama.cpp quantises: any bytes whose half floats are finite."""
+    weights, size = GGML_QUANT_SIZES[GGMLQuantizationType[dtype]]
+    rows = len(vocabulary("Ġ")[0])
+    return np.random.default_rng(seed).integers(1, 0x40, size=(rows, WIDTH // weights * size), dtype=np.uint8)
+
+
+def truth(dtype: str, stored: np.ndarray) -> np.ndarray:
+    kind = GGMLQuantizationType[dtype]
+    if dtype in ("F32", "F16"):
+        return stored.astype("<f2" if dtype == "F16" else "<f4").astype(np.float64)
+    raw = stored if stored.dtype == np.uint8 else quantize(stored, kind)
+    return dequantize(raw, kind).astype(np.float64)
+
+
+def slow_gap(full: np.ndarray, space: str = "Ġ") -> float:
+    """G of the whole matrix in float64, by the definition: no closed form, no ranges."""
+    tokens, _ = vocabulary(space)
+    t = full[[tokens.index(digit) for digit in "0123456789"]]
+    r = full[[tokens.index(space + word.strip()) for word in WORDS]]
+    assert within(t).mean + between(t, r).mean == pytest.approx(
+        np.mean([1 - a @ b / np.linalg.norm(a) / np.linalg.norm(b) for i, a in enumerate(t) for b in t[:i]])
+        + np.mean([[1 - a @ b / np.linalg.norm(a) / np.linalg.norm(b) for b in r] for a in t])
+    )
+    return within(t).mean + between(t, r).mean
+
+
+def screen(*names: str) -> Any:
+    return screening.screen(names)
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_gap_is_that_of_the_dequantised_matrix(tmp_path, dtype):
+    full = matrix()
+    write(tmp_path / "m.gguf", {"token_embd.weight": ("F16", matrix(1)), "output.weight": (dtype, full)})
+    (found,) = screen(str(tmp_path / "m.gguf")).checkpoints
+    assert found.gaps["cosine"].mean == pytest.approx(slow_gap(truth(dtype, full)), abs=1e-6)
+    assert found.tensor.dtype == dtype
+    assert not found.tensor.tied
+    assert bool(found.notes) == (dtype not in ("F32", "F16", "BF16"))
+
+
+@pytest.mark.parametrize("dtype", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"])
+def test_gap_of_block_types_that_only_llama_cpp_writes(tmp_path, dtype):
+    blocks = packed(dtype)
+    write(tmp_path / "m.gguf", {"token_embd.weight": (dtype, blocks)})
+    (found,) = screen(str(tmp_path / "m.gguf")).checkpoints
+    assert found.gaps["cosine"].mean == pytest.approx(slow_gap(truth(dtype, blocks)), abs=1e-6)
+    assert found.tensor.tied
+
+
+def test_sentencepiece_vocabulary(tmp_path):
+    full = matrix()
+    write(tmp_path / "m.gguf", {"output.weight": ("F32", full)}, model="llama")
+    (found,) = screen(str(tmp_path / "m.gguf")).checkpoints
+    assert found.gaps["cosine"].mean == pytest.approx(slow_gap(full.astype(float), "▁"), abs=1e-6)
+
+
+def test_rows_are_exact_where_the_format_is(tmp_path):
+    full = matrix()
+    write(tmp_path / "m.gguf", {"output.weight": ("F32", full)})
+    snapshot = open_folder(tmp_path)
+
+    async def read() -> Any:
+        model = await read_gguf(snapshot, ["m.gguf"])
+        return await read_rows(snapshot, model.projection, [7, 3, 399]), await read_vocabulary(
+            snapshot, model
+        )
+
+    rows, words = asyncio.run(read())
+    np.testing.assert_array_equal(rows, full[[7, 3, 399]])
+    assert words.row("7") == (vocabulary("Ġ")[0].index("7"), "7")
+    assert words.row("<s>") is None, "a control token is no word"
+    assert words.row("<0x37>") is None
+
+
+def test_a_model_in_parts(tmp_path):
+    full = matrix()
+    parts = write(
+        tmp_path / "m-Q8_0.gguf",
+        {"token_embd.weight": ("F16", matrix(1)), "x": ("F32", matrix(2)), "output.weight": ("Q8_0", full)},
+        parts=1,
+    )
+    assert len(parts) == 3
+    (found,) = screen(f"{tmp_path}:q8_0").checkpoints
+    assert found.gaps["cosine"].mean == pytest.approx(slow_gap(truth("Q8_0", full)), abs=1e-6)
+    assert found.tensor.file == "m-Q8_0-00003-of-00003.gguf"
+    parts[1].unlink()
+    (failed,) = screen(str(tmp_path)).failed
+    assert failed.error == "FileNotFound"
+    assert "2 of the 3 parts" in failed.message
+
+
+def test_the_file_that_is_meant():
+    names = [
+        "M-Q4_K_M.gguf",
+        "M-Q4_K_S.gguf",
+        "big/M-F16-00001-of-00002.gguf",
+        "big/M-F16-00002-of-00002.gguf",
+    ]
+    names += ["mmproj-M.gguf", "model.safetensors"]
+    assert choose_files(names, "Q4_K_M", "r") == ("M-Q4_K_M.gguf",)
+    assert choose_files(names, "q4_k_s", "r") == ("M-Q4_K_S.gguf",)
+    assert choose_files(names, "M-Q4_K_S.gguf", "r") == ("M-Q4_K_S.gguf",)
+    assert choose_files(["M-Q4_0.gguf", "M-Q4_0_4_4.gguf"], "Q4_0", "r") == ("M-Q4_0.gguf",)
+    assert len(choose_files(names, "F16", "r")) == 2
+    assert len(choose_files(names, "M-F16-00001-of-00002.gguf", "r")) == 2
+    for choice, code in ((None, "SeveralFiles"), ("Q4_K", "SeveralFiles"), ("Q9", "FileNotFound")):
+        with pytest.raises(ScreeningError) as caught:
+            choose_files(names, choice, "r")
+        assert caught.value.code == code
+        assert "M-Q4_K_S.gguf" in str(caught.value)
+
+
+def test_names_on_the_command_line(tmp_path):
+    (tmp_path / "a.gguf").touch()
+    local = targets.parse_target(str(tmp_path / "a.gguf"))
+    assert (local.repo, local.local, local.file) == (str(tmp_path), True, "a.gguf")
+    remote = targets.parse_target("org/name@main:Q4_K_M")
+    assert (remote.repo, remote.revision, remote.file) == ("org/name", "main", "Q4_K_M")
+    assert remote.label == "org/name@main:Q4_K_M"
+    assert targets.parse_target("org/name:model-Q8_0.gguf").file == "model-Q8_0.gguf"
+
+
+def test_two_quantisations_of_one_model_are_one_group(tmp_path):
+    full = matrix()
+    for dtype in ("Q8_0", "Q4_0"):
+        write(tmp_path / f"m-{dtype}.gguf", {"output.weight": (dtype, full)})
+    result = screen(f"{tmp_path}:Q8_0", f"{tmp_path}:Q4_0")
+    (group,) = result.groups
+    assert {c.label for c in group.checkpoints} == {f"{tmp_path}:Q8_0", f"{tmp_path}:Q4_0"}
+    (failed,) = screen(str(tmp_path)).failed
+    assert failed.error == "SeveralFiles"
+
+
+def test_types_are_those_of_the_gguf_package():
+    theirs = {kind.value: (kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
+    assert {code: theirs[code] for code in GGUF_TYPES} == GGUF_TYPES
+
+
+def remote(hub: Any, cache: Path, path: str = "m.gguf") -> Any:
+    async def work(budget: Budget) -> Any:
+        async with ours(hub, cache) as client:
+            snapshot = await client.snapshot("org/model", None, budget)
+            model = await read_gguf(snapshot, [path])
+            words = await read_vocabulary(snapshot, model)
+            ids = [words.row(digit)[0] for digit in "0123456789"]  # type: ignore[index]
+            return await read_rows(snapshot, model.projection, ids), ids, snapshot.meter
+
+    budget = Budget(20)
+    return asyncio.run(budget.bounded(work(budget)))
+
+
+def test_remote_bytes_stay_near_header_and_rows(hub, tmp_path):
+    """A header of several pieces: 3 MB of vocabulary; what travels is the header, the rows, and one piece."""
+    full = matrix()
+    place = tmp_path / "repo" / "m.gguf"
+    place.parent.mkdir()
+    write(place, {"output.weight": ("F32", full)}, notes="x" * 3_000_000)
+    size = place.stat().st_size
+    hub.add("org/model", place.parent)
+    rows, ids, meter = remote(hub, tmp_path / "cache")
+    np.testing.assert_array_equal(rows, full[ids])
+    header = size - full.nbytes
+    assert meter.bytes_read < 1.5 * (header + rows.nbytes) < size + 1_300_000
+    first = len(hub.requests)
+    again, _, meter = remote(hub, tmp_path / "cache")
+    np.testing.assert_array_equal(again, rows)
+    assert meter.bytes_read < 2000, "a second time nothing is read"
+    assert len(hub.requests) - first <= 3
+
+
+FAULTS = {
+    "reset": (faults.closed(reset=True), {"Unreachable"}),
+    "truncated": (faults.truncated(100), {"BadResponse", "Unreachable"}),
+    "shifted": (faults.shifted(8), {"BadResponse"}),
+    "429": (faults.status(429, {"Retry-After": "0"}), {"RateLimited"}),
+    "503": (faults.status(503), {"ServerError"}),
+    "whole file": (faults.whole, set()),
+    "compressed": (faults.header("Content-Encoding", "gzip"), {"BadResponse"}),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("times", [1, -1])
+def test_faults_on_the_way(hub, tmp_path, name, times):
+    fault, allowed = FAULTS[name]
+    full = matrix()
+    place = tmp_path / "repo" / "m.gguf"
+    place.parent.mkdir()
+    write(place, {"output.weight": ("F32", full)})
+    hub.add("org/model", place.parent)
+    hub.fault("cdn", fault, times=times)
+    # One bad answer is asked for again; a whole small file in place of a range is cut to it.
+    if times == 1 or name == "whole file":
+        rows, ids, _ = remote(hub, tmp_path / "cache")
+        np.testing.assert_array_equal(rows, full[ids])
+        return
+    with pytest.raises(ScreeningError) as caught:
+        remote(hub, tmp_path / "cache")
+    assert caught.value.code in allowed
+
+
+def small(place: Path) -> bytes:
+    write(place, {"output.weight": ("F32", matrix()), "x": ("F32", matrix(3)[:4])})
+    return place.read_bytes()
+
+
+def at(data: bytes, key: str) -> int:
+    """The byte behind a key: its type."""
+    return data.index(key.encode()) + len(key)
+
+
+def patched(data: bytes, offset: int, kind: str, value: int) -> bytes:
+    body = struct.pack("<" + kind, value)
+    return data[:offset] + body + data[offset + len(body) :]
+
+
+def corruptions(data: bytes) -> dict[str, bytes]:
+    """Ways to break a header, by name."""
+    tokens, types = at(data, "tokenizer.ggml.tokens"), at(data, "tokenizer.ggml.token_type")
+    pre, out = at(data, "tokenizer.ggml.pre"), at(data, "output.weight")
+    second = data.index(b"\x01\x00\x00\x00\x00\x00\x00\x00x", out) + 9
+    huge = 2**60
+    return {
+        "magic": b"GGML" + data[4:],
+        "version 1": patched(data, 4, "I", 1),
+        "version 99": patched(data, 4, "I", 99),
+        "big endian": patched(data, 4, ">I"[1:], 0x03000000),
+        "tensors 2^60": patched(data, 8, "Q", huge),
+        "pairs 2^60": patched(data, 16, "Q", huge),
+        "one pair more": patched(data, 16, "Q", struct.unpack_from("<Q", data, 16)[0] + 1),
+        "one tensor more": patched(data, 8, "Q", 3),
+        "key length 2^60": patched(data, 24, "Q", huge),
+        "key length 2^63": patched(data, 24, "Q", 2**63),
+        "value type 13": patched(data, pre, "I", 13),
+        "string of 2^60": patched(data, pre + 4, "Q", huge),
+        "string beyond the file": patched(data, pre + 4, "Q", len(data)),
+        "array of 2^60 strings": patched(data, tokens + 8, "Q", huge),
+        "array of 2^60 numbers": patched(data, types + 8, "Q", huge),
+        "array of arrays": patched(data, tokens + 4, "I", 9),
+        "array of unknown": patched(data, tokens + 4, "I", 77),
+        "fewer token types": patched(data, types + 8, "Q", 1),
+        "token of 2^60": patched(data, tokens + 16, "Q", huge),
+        "no dimension": patched(data, out, "I", 0),
+        "nine dimensions": patched(data, out, "I", 9),
+        "width 0": patched(data, out + 4, "Q", 0),
+        "width 2^60": patched(data, out + 4, "Q", huge),
+        "height 2^39": patched(data, out + 12, "Q", 2**39),
+        "unknown type": patched(data, out + 20, "I", 200),
+        "removed type": patched(data, out + 20, "I", 4),
+        "offset outside": patched(data, out + 24, "Q", 2**40),
+        "offset unaligned": patched(data, out + 24, "Q", 8),
+        "overlap": patched(data, second + 24, "Q", 32),
+        "tensor twice": data.replace(
+            struct.pack("<Q", 1) + b"x" + data[second : second + 4],
+            struct.pack("<Q", 13) + b"output.weight" + data[second : second + 4],
+        ),
+        "key twice": data.replace(b"general.architecture", b"tokenizer.ggml.model", 1),
+        "cut in the header": data[: out - 40],
+        "cut in the data": data[:-100],
+        "empty": b"",
+        "four bytes": b"GGUF",
+    }
+
+
+@pytest.fixture(scope="module")
+def whole_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return small(tmp_path_factory.mktemp("gguf") / "m.gguf")
+
+
+@pytest.mark.parametrize("number", range(35))
+def test_a_broken_header_is_named_and_never_believed(tmp_path, whole_file, number):
+    broken_ones = corruptions(whole_file)
+    assert len(broken_ones) == 35, "the range above has every one of them"
+    name, broken = list(broken_ones.items())[number]
+    assert broken != whole_file, name
+    (tmp_path / "m.gguf").write_bytes(broken)
+    started = time.perf_counter()
+    result = screen(str(tmp_path / "m.gguf"))
+    assert time.perf_counter() - started < 5
+    (failed,) = result.failed
+    assert failed.error in ("BadHeader", "BadTokenizer"), (name, failed)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_flipped_bytes_end_in_the_right_gap_or_a_named_error(tmp_path, whole_file, seed):
+    draw = random.Random(seed)
+    data = bytearray(whole_file)
+    header = len(data) - 404 * WIDTH * 4
+    for _ in range(draw.randint(1, 4)):
+        data[draw.randrange(header)] = draw.randrange(256)
+    (tmp_path / "m.gguf").write_bytes(data)
+    result = screen(str(tmp_path / "m.gguf"))
+    codes = {"BadHeader", "BadTokenizer", "NoOutputProjection", "TooFewTokens", "BadRows", "QuantizedTensor"}
+    assert all(failed.error in codes for failed in result.failed), result.failed
+
+
+def test_without_the_gguf_package_the_sentence_names_the_extra(tmp_path, monkeypatch):
+    import sys
+
+    write(tmp_path / "m.gguf", {"output.weight": ("Q8_0", matrix())})
+    monkeypatch.setitem(sys.modules, "gguf.quants", None)
+    (failed,) = screen(str(tmp_path / "m.gguf")).failed
+    assert failed.error == "MissingExtra"
+    assert "lmeval-dispersion[gguf]" in failed.message
+    write(tmp_path / "plain.gguf", {"output.weight": ("BF16", matrix())})
+    assert screen(str(tmp_path / "plain.gguf")).checkpoints, "16-bit rows need no package"
+
+
+def test_json_says_which_file(tmp_path):
+    write(tmp_path / "m.gguf", {"output.weight": ("Q8_0", matrix())})
+    (line,) = json.loads(json.dumps(screen(str(tmp_path / "m.gguf")).to_dict()))["checkpoints"]
+    assert line["tensor"] | {"shape": None} == {
+        "name": "output.weight",
+        "file": "m.gguf",
+        "dtype": "Q8_0",
+        "shape": None,
+        "tied": False,
+    }

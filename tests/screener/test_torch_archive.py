@@ -1,0 +1,298 @@
+"""Files of torch.save: what torch itself loads, and no pickle that runs."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import io
+import os
+import pickle
+import random
+import struct
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hub_client import ours
+from lmeval_screener.checkpoints.http import Budget
+from lmeval_screener.checkpoints.local import open_folder
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.weights.safetensors import DTYPE_BITS
+from lmeval_screener.weights.torch_archive import read_archive
+
+FILE = "pytorch_model.bin"
+NUMPY = {"F32": "<f4", "F16": "<f2", "F64": "<f8", "I64": "<i8", "U8": "u1"}
+
+
+def read(folder: Path) -> Any:
+    return asyncio.run(read_archive(open_folder(folder), FILE))
+
+
+def refused(folder: Path, content: bytes) -> ScreeningError:
+    (folder / FILE).write_bytes(content)
+    started = time.perf_counter()
+    with pytest.raises(ScreeningError) as caught:
+        read(folder)
+    assert time.perf_counter() - started < 5
+    return caught.value
+
+
+def values(folder: Path, tensor: Any) -> np.ndarray:
+    """The numbers of a described tensor, straight from the file's bytes."""
+    raw = (folder / FILE).read_bytes()
+    size = DTYPE_BITS[tensor.dtype] // 8
+    if tensor.dtype == "BF16":
+        read_one = lambda at: torch.frombuffer(bytearray(raw[at : at + 2]), dtype=torch.bfloat16).item()  # noqa: E731
+    else:
+        read_one = lambda at: np.frombuffer(raw[at : at + size], NUMPY[tensor.dtype])[0]  # noqa: E731
+    rows, columns = tensor.shape
+    a, b = tensor.strides
+    return np.array(
+        [[read_one(tensor.begin + size * (i * a + j * b)) for j in range(columns)] for i in range(rows)]
+    )
+
+
+def test_every_tensor_is_where_torch_finds_it(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(9, 5, generator=generator)
+    saved = {
+        "plain": weight,
+        "half": weight.half(),
+        "bf16": weight.bfloat16(),
+        "double": weight.double(),
+        "longs": torch.arange(12).reshape(3, 4),
+        "transposed": weight.t(),
+        "slice": weight[2:7, 1:4],
+        "parameter": torch.nn.Parameter(weight * 2),
+        "empty": torch.zeros(0, 5),
+        "scalar": torch.tensor(3.0),
+    }
+    torch.save(collections.OrderedDict(saved), tmp_path / FILE)
+    found = read(tmp_path)
+    assert found.keys() == saved.keys()
+    for name, tensor in saved.items():
+        assert found[name].shape == tuple(tensor.shape), name
+        if tensor.dim() == 2 and tensor.numel():
+            expected = torch.load(tmp_path / FILE)[name].detach().double().numpy()
+            np.testing.assert_array_equal(values(tmp_path, found[name]).astype(float), expected)
+    assert found["plain"].storage == found["transposed"].storage == found["slice"].storage
+    assert found["plain"].storage != found["parameter"].storage
+
+
+def test_a_state_dict_of_a_module_and_one_inside_a_checkpoint(tmp_path):
+    module = torch.nn.Sequential(torch.nn.Embedding(7, 3), torch.nn.Linear(3, 2))
+    torch.save(module.state_dict(), tmp_path / FILE)
+    assert set(read(tmp_path)) == set(module.state_dict())
+    torch.save({"epoch": 3, "loss": 0.5, "state_dict": module.state_dict()}, tmp_path / FILE)
+    assert set(read(tmp_path)) == set(module.state_dict())
+
+
+def test_remote_reading_costs_the_directory_and_the_pickle(hub, tmp_path):
+    folder = tmp_path / "repo"
+    folder.mkdir()
+    torch.save({f"layer.{n}.weight": torch.randn(256, 256) for n in range(20)}, folder / FILE)
+    hub.add("org/model", folder)
+
+    async def work(budget: Budget) -> Any:
+        async with ours(hub, tmp_path / "cache") as client:
+            snapshot = await client.snapshot("org/model", None, budget)
+            return await read_archive(snapshot, FILE), snapshot.meter.bytes_read
+
+    def remote() -> Any:
+        budget = Budget(20)
+        return asyncio.run(budget.bounded(work(budget)))
+
+    found, cost = remote()
+    assert found == read(folder)
+    assert cost < 80_000 < (folder / FILE).stat().st_size / 50
+    again, cost = remote()
+    assert again == found
+    assert cost < 2000, "a second time nothing is read"
+
+
+class _Runs:
+    """Anything that a pickle can be made to call."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def archive(program: bytes, **entries: bytes) -> bytes:
+    """A zip in torch's layout around a pickle."""
+    body = io.BytesIO()
+    with zipfile.ZipFile(body, "w") as target:
+        target.writestr("a/data.pkl", program)
+        for name, content in entries.items():
+            target.writestr(f"a/{name.replace('__', '/')}", content)
+    return body.getvalue()
+
+
+class _Built:
+    def __setstate__(self, state: Any) -> None:
+        os._exit(1)
+
+
+def attacks(marker: Path) -> dict[str, bytes]:
+    """Pickles that do something when they are loaded."""
+    touch = _Runs(os.system, f"touch {marker}")
+    newobj = b"\x80\x02cos\nsystem\n(X\x05\x00\x00\x00touchtR\x81."
+    deep = b"\x80\x02" + b"(" * 100_000 + b"t" * 100_000 + b"."
+    laughs = b"\x80\x02)" + b"q\x00h\x00\x86" * 200 + b"}h\x00K\x01s."
+    return {
+        "os.system": pickle.dumps(touch, 2),
+        "os.system in a list": pickle.dumps([1, {"a": touch}], 4),
+        "eval": pickle.dumps(_Runs(eval, "__import__('os').abort()"), 2),
+        "exec by stack": pickle.dumps(_Runs(exec, "import os; os.abort()"), 4),
+        "getattr chain": pickle.dumps(_Runs(getattr, _Runs(__import__, "os"), "abort"), 2),
+        "nested pickle": pickle.dumps(_Runs(pickle.loads, pickle.dumps(touch)), 2),
+        "torch.load": pickle.dumps(_Runs(torch.load, str(marker)), 2),
+        "storage from bytes": b"\x80\x02ctorch.storage\n_load_from_bytes\nC\x01a\x85R.",
+        "object state": pickle.dumps(_Built(), 2),
+        "new object": newobj,
+        "inst": b"(X\x05\x00\x00\x00touchios\nsystem\n.",
+        "obj": b"(cos\nsystem\nX\x05\x00\x00\x00toucho.",
+        "extension": b"\x80\x02\x82\x01.",
+        "persistent id that is no storage": b"\x80\x02X\x01\x00\x00\x00aQ.",
+        "unknown storage": (
+            b"\x80\x02(X\x07\x00\x00\x00storagecos\nsystem\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x01tQ."
+        ),
+        "deep nesting": deep,
+        "shared nesting as a key": laughs,
+        "stack empty": b"\x80\x020.",
+        "memo unknown": b"\x80\x02h\x05.",
+        "no stop": b"\x80\x02}",
+        "no pickle": b"hello",
+        "nothing": b"",
+        "a number": pickle.dumps(7, 2),
+        "tensors of another program": pickle.dumps({"a": np.float64(3.0)}, 2),
+    }
+
+
+@pytest.mark.parametrize("number", range(24))
+def test_no_pickle_runs(tmp_path, number):
+    marker = tmp_path / "marker"
+    programs = attacks(marker)
+    assert len(programs) == 24
+    name, program = list(programs.items())[number]
+    error = refused(tmp_path, archive(program))
+    assert error.code in ("UnsafePickle", "BadArchive"), name
+    assert number > 10 or error.code == "UnsafePickle", name
+    assert not marker.exists()
+
+
+def test_the_sentence_names_what_was_asked_for(tmp_path):
+    error = refused(tmp_path, archive(pickle.dumps(_Runs(os.system, "true"), 2)))
+    assert "calls posix.system" in str(error)
+    assert "nothing of it was run" in str(error)
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    place = tmp_path_factory.mktemp("good") / FILE
+    torch.save({"lm_head.weight": torch.randn(8, 4)}, place)
+    return place.read_bytes()
+
+
+def zipped(good: bytes, change: Any) -> bytes:
+    """The same archive written again, entry by entry."""
+    body = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(good)) as source, zipfile.ZipFile(body, "w") as target:
+        for info in source.infolist():
+            change(target, info.filename, source.read(info))
+    return body.getvalue()
+
+
+def corruptions(good: bytes) -> dict[str, bytes]:
+    end = good.rindex(b"PK\5\6")
+    directory = struct.unpack_from("<I", good, end + 16)[0]
+
+    def patch(at: int, kind: str, value: int) -> bytes:
+        body = struct.pack("<" + kind, value)
+        return good[:at] + body + good[at + len(body) :]
+
+    def deflated(target: zipfile.ZipFile, name: str, content: bytes) -> None:
+        bomb = b"\0" * 50_000_000 if name.endswith("data/0") else content
+        target.writestr(name, bomb, compress_type=zipfile.ZIP_DEFLATED)
+
+    def renamed(new: str) -> Any:
+        return lambda target, name, content: target.writestr(
+            new if name.endswith("/data/0") else name, content
+        )
+
+    def twice(target: zipfile.ZipFile, name: str, content: bytes) -> None:
+        target.writestr(name, content)
+        if name.endswith("data/0"):
+            target.writestr(name.replace("data/0", "data/O"), content)
+
+    root = zipfile.ZipFile(io.BytesIO(good)).namelist()[0].split("/")[0]
+    return {
+        "zip bomb": zipped(good, deflated),
+        "parent path": zipped(good, renamed("../../etc/passwd")),
+        "absolute path": zipped(good, renamed("/etc/passwd")),
+        "backslashes": zipped(good, renamed("a\\..\\b")),
+        "entry twice": zipped(good, twice).replace(b"data/O", b"data/0"),
+        "storage missing": zipped(good, renamed(f"{root}/data/9")),
+        "short storage": zipped(good, lambda t, n, c: t.writestr(n, c[:-4] if n.endswith("data/0") else c)),
+        "big endian": zipped(good, lambda t, n, c: t.writestr(n, b"big" if n.endswith("order") else c)),
+        "no pickle": zipped(good, lambda t, n, c: None if n.endswith(".pkl") else t.writestr(n, c)),
+        "cut off": good[: len(good) // 2],
+        "no end": good[:end],
+        "directory outside": patch(end + 16, "I", 2**31),
+        "directory of 4 GB": patch(end + 12, "I", 2**32 - 2),
+        "too many entries": patch(end + 10, "H", 60_000),
+        "directory overwritten": patch(directory, "I", 0),
+        "entry outside": patch(directory + 42, "I", 2**31),
+        "encrypted": patch(directory + 8, "H", 1),
+        "offset of another": patch(directory + 42, "I", 8),
+        "not a zip": b"MZ" + good[2:],
+        "a page": b"<!doctype html>" * 40,
+        "empty": b"",
+    }
+
+
+@pytest.fixture(scope="module")
+def broken(good: bytes) -> dict[str, bytes]:
+    return corruptions(good)
+
+
+@pytest.mark.parametrize("number", range(21))
+def test_a_broken_archive_is_named(tmp_path, broken, number):
+    assert len(broken) == 21
+    name, content = list(broken.items())[number]
+    assert refused(tmp_path, content).code == "BadArchive", name
+
+
+def test_a_bare_pickle_says_what_to_do(tmp_path):
+    body = io.BytesIO()
+    torch.save({"a": torch.zeros(2, 2)}, body, _use_new_zipfile_serialization=False)
+    error = refused(tmp_path, body.getvalue())
+    assert error.code == "LegacyPickle"
+    assert "save_pretrained" in str(error)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_flipped_bytes_end_in_a_named_error_or_the_same_place(tmp_path, good, seed):
+    (tmp_path / FILE).write_bytes(good)
+    right = read(tmp_path)["lm_head.weight"]
+    draw = random.Random(seed)
+    data = bytearray(good)
+    for _ in range(draw.randint(1, 3)):
+        place = draw.randrange(len(data))
+        if not right.begin <= place < right.end:
+            data[place] = draw.randrange(256)
+    (tmp_path / FILE).write_bytes(data)
+    try:
+        found = read(tmp_path)
+    except ScreeningError as error:
+        codes = ("BadArchive", "UnsafePickle", "LegacyPickle")
+        assert error.code in codes  # noqa: PT017
+        return
+    moved = found.get("lm_head.weight", right)
+    assert (moved.end - moved.begin) * 8 <= 8 * len(data)
