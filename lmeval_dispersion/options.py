@@ -150,14 +150,16 @@ def add_slice(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_one_slice(parser: argparse._ActionsContainer, *, default: str = "subject") -> None:
-    """Add ``--slice COLUMN`` for commands that slice by one column."""
+def add_one_slice(
+    parser: argparse._ActionsContainer, *, default: str | None = "subject", otherwise: str = ""
+) -> None:
+    """Add ``--slice COLUMN`` for commands with one way of slicing; ``otherwise`` says what None means."""
     parser.add_argument(
         "--slice",
         action=_Once,
         default=default,
         metavar="COLUMN",
-        help="column of the documents that makes the slices (default: %(default)s)",
+        help=f"column of the documents that makes the slices (default: {otherwise or default})",
     )
 
 

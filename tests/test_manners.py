@@ -18,7 +18,8 @@ METAVARS = {
     *("FILE", "FOLDER", "FILE|HUB_ID", "HUB_ID|FOLDER", "MODEL", "RUN", "RUN|FILE"),
     *("CALIBRATOR", "CHECKPOINT"),
     *("N", "N,N", "K", "X", "SECONDS", "TOKENS", "NAME", "SET", "LAYER", "COLUMN", "FIELD", "ARM,ARM"),
-    *("DEVICE", "REVISION", "ARGUMENT", "RESULTS", "ID|FOLDER", "[FILTER/]METRIC", "EXPR", "FEATURE"),
+    *("DEVICE", "REVISION", "ARGUMENT", "RESULTS", "SOURCE",
+      "ID|FOLDER", "[FILTER/]METRIC", "EXPR", "FEATURE"),
     *("K=V,K=V", "NAME,NAME", "SECTION,SECTION"),
 }  # fmt: skip
 # Other words for --slice, --layer, --seed, --study and --format.

@@ -30,6 +30,7 @@ from lmeval_dispersion.options import (
     add_examples,
     add_format,
     add_layer,
+    add_one_slice,
     add_output,
     add_quiet,
     add_seed,
@@ -58,11 +59,7 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
         default="natural",
         help="natural: the run's own slices; paper: mixtures of every accuracy (default: natural)",
     )
-    parser.add_argument(
-        "--slice",
-        metavar="COLUMN",
-        help=f"slices to learn from (default: subject; {CLUSTERS} where too few)",
-    )
+    add_one_slice(parser, default=None, otherwise=f"subject; {CLUSTERS} where too few")
     parser.add_argument(
         "--feature",
         action="append",
@@ -125,9 +122,7 @@ def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("calibrator", metavar="CALIBRATOR", help="file of `dispersion calibrate`")
     parser.add_argument("run", metavar="RUN", help="folder of the run whose accuracy is to be estimated")
     _add_selection(parser, "estimate only documents that satisfy this", "documents to leave out")
-    parser.add_argument(
-        "--slice", metavar="COLUMN", help="slices (default: those that the calibrator was fitted on)"
-    )
+    add_one_slice(parser, default=None, otherwise="those that the calibrator was fitted on")
     parser.add_argument(
         "--force",
         action="store_true",

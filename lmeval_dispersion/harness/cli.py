@@ -151,20 +151,28 @@ def _store_arguments(parser: argparse.ArgumentParser) -> None:
     add_store_arguments(parser)
     group = parser.add_argument_group("from samples of lm-eval, whatever backend ran it")
     group.add_argument(
-        "--from-samples", metavar="RESULTS", help="folder or results file of a run with --log_samples"
+        "--from-samples", metavar="RESULTS", help="results of a run with --log_samples (default: none)"
     )
     group.add_argument(
-        "--model", dest="samples_model", metavar="MODEL", help="Hub id or folder of the model that answered"
+        "--model",
+        dest="samples_model",
+        metavar="MODEL",
+        help="the model that answered, Hub id or folder (default: none)",
     )
-    group.add_argument("--adapter", metavar="ID|FOLDER", help="its PEFT adapter")
+    group.add_argument("--adapter", metavar="ID|FOLDER", help="its PEFT adapter (default: none)")
     group.add_argument(
-        "--model-args", metavar="K=V,K=V", default="", help="more arguments of lm-eval's hf model"
+        "--model-args",
+        metavar="K=V,K=V",
+        default="",
+        help="more arguments of lm-eval's hf model (default: none)",
     )
     group.add_argument(
         "--batch-size", metavar="N", default="8", help="prompts at a time, or auto (default: 8)"
     )
     group.add_argument("--tasks", metavar="NAME,NAME", help="only these tasks (default: all that were run)")
-    group.add_argument("--correct", metavar="[FILTER/]METRIC", help="what tells correct answers")
+    group.add_argument(
+        "--correct", metavar="[FILTER/]METRIC", help="what tells correct answers (default: the task's own)"
+    )
     group.add_argument(
         "--force", action="store_true", help="go on where documents are missing or answers disagree"
     )

@@ -221,7 +221,8 @@ def _add_controls(group: argparse._ArgumentGroup) -> None:
         "--control",
         action="append",
         choices=("untrained", "shuffled"),
-        help="also run the model at random weights, or each text's tokens in random order; repeatable",
+        help="also run the model at random weights, or each text's tokens in random order; may be repeated "
+        "(default: none)",
     )
 
 

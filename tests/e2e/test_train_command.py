@@ -245,7 +245,7 @@ def test_mistakes_are_one_sentence(base, tmp_path, capsys, options, code, said):
         ({"eval_data": "/nowhere.jsonl"}, 2, "does not exist"),
         ({"max_tokens": "1"}, 2, "make a pair"),
         ({"evals": "-1"}, 2, "expected evals"),
-        ({"seeds": "0,-1"}, 2, "expected seeds"),
+        ({"seed": "-1"}, 2, "expected seeds"),
         ({"report_to": "paper"}, 2, "got 'paper'"),
         ({"report_to": "swanlab"}, 1, "install swanlab"),
         ({"lora": "8"}, 2, "expected lora as r=8"),

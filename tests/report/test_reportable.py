@@ -182,7 +182,7 @@ def audited():
 
 
 def test_the_audit_is_a_dict_and_a_report(audited):
-    assert json.loads(json.dumps(audited))["format"] == "dispersion-audit/1"
+    assert json.loads(json.dumps(audited))["format"] == "dispersion-audit/2"
     assert audited == json.loads(audited.document().contract())
     assert pickle.loads(pickle.dumps(audited)).to_markdown() == audited.to_markdown()
     assert len(repr(audited)) < 1000
@@ -195,7 +195,7 @@ def test_a_comparison_a_calibrator_and_a_prediction():
     compared = compare_runs([RUN, RUN.parent / "mmlu_after"])
     assert compared == json.loads(compared.document().contract())
     calibrator = calibrate_run(RUN)
-    predicted = predict_run(calibrator, RUN)
+    predicted = predict_run(calibrator, RUN, force=True)
     assert predicted == json.loads(predicted.document().contract())
     for found in (compared, calibrator, predicted):
         assert len(repr(found).splitlines()) < 6
