@@ -40,12 +40,18 @@ def audit_run(
 
 
 def calibrate_run(
-    path: str | Path, *, layer: str | None = None, slice_size: int | None = None, seed: int = 0
+    path: str | Path,
+    *,
+    where: str | None = None,
+    layer: str | None = None,
+    slice_size: int | None = None,
+    seed: int = 0,
 ) -> AuditResult:
     """A calibrator fitted to a labelled run: what ``dispersion calibrate`` writes.
 
     Args:
         path: As in :func:`audit_run`.
+        where: Learn only from documents that satisfy this, such as ``"subject in ('anatomy', 'virology')"``.
         layer: Layer of the vectors; default: the store's own.
         slice_size: Documents of the slices to be predicted later; default: the command's.
         seed: Of everything that is drawn.
@@ -55,13 +61,14 @@ def calibrate_run(
     """
     from lmeval_dispersion.audit.results import calibrated
 
-    return calibrated(path, layer=layer, slice_size=slice_size, seed=seed)
+    return calibrated(path, where=where, layer=layer, slice_size=slice_size, seed=seed)
 
 
 def predict_run(
     calibrator: Mapping[str, Any] | str | Path,
     path: str | Path,
     *,
+    where: str | None = None,
     by: str | None = None,
     force: bool = False,
     seed: int = 0,
@@ -71,6 +78,7 @@ def predict_run(
     Args:
         calibrator: Of :func:`calibrate_run`, or the file of ``dispersion calibrate``.
         path: As in :func:`audit_run`.
+        where: Estimate only documents that satisfy this.
         by: Column of the documents that makes the slices; default: that of the calibrator.
         force: Whether to estimate where the calibrator did not beat knowing nothing, or the slices differ
             from the labelled ones.
@@ -81,7 +89,7 @@ def predict_run(
     """
     from lmeval_dispersion.audit.results import predicted
 
-    return predicted(calibrator, path, by=by, force=force, seed=seed)
+    return predicted(calibrator, path, where=where, by=by, force=force, seed=seed)
 
 
 def compare_runs(

@@ -21,6 +21,7 @@ from lmeval_dispersion.audit.compare import compared_stores, comparison_document
 from lmeval_dispersion.audit.document import audit_document
 from lmeval_dispersion.audit.report import audit_report, plain
 from lmeval_dispersion.audit.run import Run, read_run
+from lmeval_dispersion.audit.selection import labels_of, rows_where
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Document, Reportable, nullable
 from lmeval_dispersion.store import read_store
@@ -51,10 +52,18 @@ def audited(
 
 
 def calibrated(
-    path: str | Path, *, layer: str | None = None, slice_size: int | None = None, seed: int = 0
+    path: str | Path,
+    *,
+    where: str | None = None,
+    layer: str | None = None,
+    slice_size: int | None = None,
+    seed: int = 0,
 ) -> AuditResult:
     """See :func:`lmeval_dispersion.audit.calibrate_run`."""
-    found = fit_calibrator(read_run(path, layer), slice_size=slice_size, seed=seed)
+    run = read_run(path, layer)
+    if where is not None:
+        run = labels_of(run, rows_where(run, where))
+    found = fit_calibrator(run, slice_size=slice_size, seed=seed)
     return AuditResult(found, partial(calibrator_document, found))
 
 
@@ -62,6 +71,7 @@ def predicted(
     calibrator: Mapping[str, Any] | str | Path,
     path: str | Path,
     *,
+    where: str | None = None,
     by: str | None = None,
     force: bool = False,
     seed: int = 0,
@@ -72,7 +82,8 @@ def predicted(
     check_fits(found, run)
     if not force:
         check_worth(found, "the calibrator" if isinstance(calibrator, Mapping) else calibrator)
-    result = predict_slices(found, run, by=by, force=force, seed=seed)
+    rows = None if where is None else rows_where(run, where)
+    result = predict_slices(found, run, by=by, rows=rows, force=force, seed=seed)
     return AuditResult(plain(result), partial(prediction_document, result))
 
 
