@@ -14,6 +14,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from lmeval_dispersion.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from lmeval_screener.result import Result as Result
     from lmeval_screener.screening import screen as screen
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
     from lmeval_dispersion.training import DispersionTrainerMixin as DispersionTrainerMixin
     from lmeval_dispersion.training import losses as losses
 
-__version__ = "0.1.0"
 
 # Public name -> (module, name in it); an empty name is the module itself.
 _WHERE = {

@@ -10,9 +10,9 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 
-from lmeval_dispersion import __version__
 from lmeval_dispersion.errors import DispersionError
 from lmeval_dispersion.options import command_parser
+from lmeval_dispersion.version import __version__
 
 # Job -> name -> (module, one-line summary). A module's COMMANDS maps the name to (add_arguments, run):
 # add_arguments(parser) declares the options, run(args) does the work and returns the exit code.

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmeval_dispersion import __version__
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.report import FORMATS, render, require
+from lmeval_dispersion.version import __version__
 
 if TYPE_CHECKING:
     from lmeval_dispersion.report import Document

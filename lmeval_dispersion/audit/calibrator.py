@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion import __version__
 from lmeval_dispersion.audit import paper_calibrator as paper
 from lmeval_dispersion.audit import shrinkage
 from lmeval_dispersion.audit.calibration import check_labels
@@ -39,6 +38,7 @@ from lmeval_dispersion.audit.selection import document_ids, rows_of_ids
 from lmeval_dispersion.audit.slices import Slice
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.store.format import DOCUMENTS
+from lmeval_dispersion.version import __version__
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]

@@ -30,8 +30,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lmeval_dispersion import __version__
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.version import __version__
 
 FORMAT = "dispersion-lab/2"
 KINDS = ("law", "sublayers", "condensation", "clusters")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
 
-from lmeval_dispersion import __version__
+from lmeval_dispersion.version import __version__
 
 if TYPE_CHECKING:
     import altair

@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmeval_dispersion import __version__
 from lmeval_dispersion.report.cells import cell, is_numeric, number, shown
 from lmeval_dispersion.report.document import (
     Chart,
@@ -31,6 +30,7 @@ from lmeval_dispersion.report.document import (
     Section,
     Table,
 )
+from lmeval_dispersion.version import __version__
 
 if TYPE_CHECKING:
     import jinja2

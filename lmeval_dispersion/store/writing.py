@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lmeval_dispersion import __version__
 from lmeval_dispersion.errors import StoreError, UsageError
 from lmeval_dispersion.geometry import unit_rows, valid_rows
 from lmeval_dispersion.store.format import (
@@ -27,6 +26,7 @@ from lmeval_dispersion.store.format import (
     safetensors,
     sha256,
 )
+from lmeval_dispersion.version import __version__
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -30,6 +30,7 @@ checkpoints:
   ORG/NAME@REVISION         a branch, tag or commit of it
   'ORG/NAME@step*'          every branch and tag that matches: a training trajectory
   path/to/folder            a local folder in transformers' layout
+  ORG/NAME:Q4_K_M           a GGUF model of it; also FOLDER:Q8_0 and path/to/FILE.gguf
   path/to/run               a training run: its checkpoint-*, step_*, iter_* or global_step* folders
 
 HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and HF_HOME work as in huggingface_hub.

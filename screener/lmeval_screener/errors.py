@@ -14,7 +14,7 @@ SCREENING_CODES: dict[str, str] = {
     "FileNotFound": "a file that the checkpoint needs is not in the repository or folder",
     "FolderNotFound": "the local folder does not exist or is not a checkpoint's folder",
     # what is stored
-    "NoSafetensors": "the weights are stored only as GGUF, .bin, .pth or not at all",
+    "NoSafetensors": "the weights are stored in a format that is not read, or not at all",
     "AdapterOnly": "the repository holds an adapter, not a model's own matrices",
     "SeveralFiles": "there are several GGUF models, and none was named",
     "MissingExtra": "reading this format needs an optional package",

@@ -230,8 +230,7 @@ def test_an_encoder_has_no_projection(tmp_path):
 @pytest.mark.parametrize(
     ("files", "code", "says"),
     [
-        (["pytorch_model.bin"], "NoSafetensors", ".bin"),
-        (["model-Q4_K_M.gguf"], "NoSafetensors", ".gguf"),
+        (["weights.bin"], "NoSafetensors", ".bin"),
         (["consolidated.00.pth"], "NoSafetensors", ".pth"),
         ([], "NoSafetensors", "no weights"),
         (["adapter_config.json", "adapter_model.safetensors"], "AdapterOnly", "adapter"),

@@ -20,8 +20,8 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
-from lmeval_dispersion import __version__
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.version import __version__
 from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.http import AgainError, Budget, Transport
 from lmeval_screener.checkpoints.hub_responses import (
