@@ -33,6 +33,8 @@ def answer(result: Result) -> list[str]:
     """The answer of a screening: one to three sentences, or one a group where there are several."""
     if not result.checkpoints:
         words = Counter(failed.error for failed in result.failed)
+        if len(result.failed) == 1:
+            return [f"Nothing was screened: the only checkpoint failed ({result.failed[0].error})."]
         why = ", ".join(f"{count} {word}" for word, count in words.items())
         return [f"Nothing was screened: all {len(result.failed)} failed ({why})."]
     groups = result.groups

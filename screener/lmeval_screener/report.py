@@ -85,7 +85,8 @@ def report(
         sections.append(controls)
     if result.failed:
         sections.append(_failed(result))
-    sections.append(provenance(result))
+    if result.checkpoints:
+        sections.append(provenance(result))
     sections.append(_details(groups, result))
     return Document(
         title=f"Checkpoints screened for {result.domain}",

@@ -286,7 +286,7 @@ def test_one_bad_checkpoint_stops_no_other(command, small, hub):
 def test_nothing_screened_is_exit_1_and_says_why(command):
     done = command("org/none")
     assert done.returncode == 1
-    assert done.stdout.startswith("Nothing was screened: all 1 failed (1 RepoNotFound).\n")
+    assert done.stdout.startswith("Nothing was screened: the only checkpoint failed (RepoNotFound).\n")
 
 
 def test_a_dead_hub_stops_the_run_early(command):
