@@ -122,6 +122,9 @@ def test_several_groups_get_a_sentence_each_up_to_four():
 def test_nothing_screened_and_some_that_failed():
     failed = [Failed(f"org/{i}", None, "RepoNotFound", "none") for i in range(3)]
     assert answer(result([], failed)) == ["Nothing was screened: all 3 failed (3 RepoNotFound)."]
+    assert answer(result([], failed[:1])) == [
+        "Nothing was screened: the only checkpoint failed (RepoNotFound)."
+    ]
     assert (
         answer(result([member("a", 1), member("b", 2)], failed))[-1]
         == "3 of 5 checkpoints could not be screened."
