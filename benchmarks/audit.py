@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-PARTS = ["imports", "read", "slices", "mixtures", "calibration", "ranking", "hard_tail"]
+PARTS = ["imports", "read", "slices", "mixtures", "calibration", "paper protocol", "ranking", "hard_tail"]
 PARTS += ["whole audit", "page", "pairwise"]
 GROWTH = [(n, 1024) for n in (1_000, 3_000, 10_000, 30_000, 100_000)]
 
@@ -78,7 +78,16 @@ def run_part(part: str, path: str) -> None:
 
 
 def audit_part(part: str, run) -> None:
-    from lmeval_dispersion.audit import calibration, document, mixtures, ranking, report, slices, tail
+    from lmeval_dispersion.audit import (
+        calibration,
+        document,
+        mixtures,
+        paper_protocol,
+        ranking,
+        report,
+        slices,
+        tail,
+    )
     from lmeval_dispersion.report import render
 
     if part == "slices":
@@ -88,6 +97,8 @@ def audit_part(part: str, run) -> None:
         mixtures.mixture_curves(run)
     elif part == "calibration":
         calibration.calibration_report(run)
+    elif part == "paper protocol":
+        paper_protocol.paper_protocol_report(run)
     elif part == "ranking":
         ranking.ranking_report(run)
     elif part == "hard_tail":

@@ -5,8 +5,8 @@
 
 Right and wrong answers are drawn independently of the vectors; subjects have directions of their own, as
 real ones do. A claim is a sentence with a direction or a difference; a report may make none. `coverage` is
-how often the intervals hold the truth: no difference, AUROC 0.5, no correlation. The calibration has its own
-benchmark.
+how often the intervals hold the truth: no difference, AUROC 0.5, no correlation. What a
+calibration's own intervals cover is benchmarks/coverage.py.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from synthetic import subjects_store
 
 from lmeval_dispersion.audit import conclusions
 from lmeval_dispersion.audit.answers import answers_report
+from lmeval_dispersion.audit.calibration import calibration_report
 from lmeval_dispersion.audit.mixtures import mixture_curves
 from lmeval_dispersion.audit.ranking import ranking_report
+from lmeval_dispersion.audit.report import part_of
 from lmeval_dispersion.audit.run import Run, read_run
 from lmeval_dispersion.audit.slices import all_documents, slice_row, slice_table, slicings
 
@@ -48,6 +50,7 @@ def parts(run: Run) -> dict[str, object]:
         "mixtures": mixture_curves(run),
         "ranking": ranking_report(run),
         "answers": answers_report(run),
+        "calibration": part_of(calibration_report, run),
     }
 
 
@@ -65,6 +68,7 @@ def claims(report: dict) -> dict[str, bool]:
         "... the difference lies between subjects": "lies between" in ranking,
         "the best other signal is": "best other signal is" in conclusions.found_sentence(report["ranking"]),
         "contribution better or worse than a signal": any(verdict != "not separated" for verdict in against),
+        "accuracy can be read off unlabelled slices": report["calibration"].get("better", False),
         "a caution (guessing, one answer, repeats)": bool(report["answers"]["cautions"]),
     }
 

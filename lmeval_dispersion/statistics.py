@@ -143,12 +143,61 @@ def spearman_bounds(rho: float, n: int) -> Bounds:
 def bootstrap_correlation(
     x: ArrayLike, y: ArrayLike, kind: Correlation = "pearson", seed: int = 0
 ) -> Interval:
-    """:func:`correlation` with its percentile bootstrap interval over the n points.
+    """:func:`correlation` with a 95 % interval over the n points: :func:`correlation_bounds`.
 
     Raises:
         GeometryError: As :func:`correlation`.
     """
-    return Interval(correlation(x, y, kind), *percentiles(resampled_correlations(x, y, kind, seed)))
+    value = correlation(x, y, kind)
+    samples = resampled_correlations(x, y, kind, seed)
+    return Interval(value, *correlation_bounds(value, samples, len(np.asarray(x))))
+
+
+def fisher(r: ArrayLike) -> Array:
+    """Fisher's z of correlations, on which their errors are even; ±1 become ±8.3."""
+    return np.arctanh(np.clip(np.asarray(r, dtype=np.float64), -1 + 1e-7, 1 - 1e-7))
+
+
+def correlation_bounds(r: float, samples: ArrayLike, n: int) -> Bounds:
+    """95 % interval of a correlation ``r`` of ``n`` points from its bootstrap ``samples``; NaN for n < 4.
+
+    Student's t with n - 2 degrees of freedom times the samples' standard deviation, on Fisher's scale. On
+    bins of a planted law it covers 94 to 99 % from ten bins on (``benchmarks/laboratory_coverage.py``), where
+    percentiles of the samples cover 86 to 91 % at ten bins.
+    """
+    z = fisher(samples)
+    z = z[np.isfinite(z)]
+    if n < 4 or not len(z):
+        return Bounds(float("nan"), float("nan"))
+    half = student_quantile((1 + LEVEL) / 2, n - 2) * float(z.std())
+    centre = float(fisher(r))
+    return Bounds(math.tanh(centre - half), math.tanh(centre + half))
+
+
+def correlation_difference(
+    first: Interval, second: Interval, samples: tuple[ArrayLike, ArrayLike], *, paired: bool
+) -> Bounds:
+    """95 % interval of the second correlation minus the first, from their own intervals.
+
+    ``samples`` are their bootstrap samples; where ``paired``, of the same resamples of points, so that the
+    correlation of their errors counts.
+
+    Source: Zou, Psychological Methods 12 (2007), eq. 15 (MOVER).
+    """
+    a, b = (np.asarray(values, dtype=np.float64) for values in samples)
+    known = np.isfinite(a) & np.isfinite(b)
+    together = 0.0
+    if paired and known.any() and a[known].std() > 0 and b[known].std() > 0:
+        together = float(np.corrcoef(a[known], b[known])[0, 1])
+    difference = second.value - first.value
+
+    def distance(up: float, down: float) -> float:
+        return math.sqrt(max(up**2 + down**2 - 2 * together * up * down, 0.0))
+
+    return Bounds(
+        difference - distance(second.value - second.low, first.high - first.value),
+        difference + distance(second.high - second.value, first.value - first.low),
+    )
 
 
 def resampled_correlations(x: ArrayLike, y: ArrayLike, kind: Correlation = "pearson", seed: int = 0) -> Array:

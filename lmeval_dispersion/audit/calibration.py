@@ -1,246 +1,108 @@
-"""Calibration: can the accuracy of unlabelled documents be read off their dispersion?
+"""What ``dispersion calibrate`` is worth on a run: the accuracy of its slices, each told without its labels.
 
-Per seed the labelled documents are split 20/10/70. Mixtures drawn from the calibration part give pairs
-(dispersion, accuracy); linear, polynomial, isotonic and random-forest regressions are fitted to them; the
-validation part picks one; the test part judges it, beside estimators that use no dispersion.
-
-Three kinds of test batch, because they answer three questions:
-
-* ``whole``: the whole test part, one prediction a seed. The paper's figure.
-* ``slices``: one batch of each subject. What a user wants to know, and the hardest.
-* ``mixtures``: artificial batches of every accuracy, as in calibration.
-
-Source: RD B.1.3. Average thresholded confidence (ATC): Garg et al., "Leveraging unlabeled data to predict
-out-of-distribution performance", ICLR 2022.
+The estimator is that of :mod:`lmeval_dispersion.audit.calibrator`, fitted to all labelled slices and judged
+on each by a fit that did not see it. The paper's protocol, which learns from artificial mixtures, is
+:mod:`lmeval_dispersion.audit.paper_protocol`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.batches import (
-    CALIBRATION_SHARE,
-    FEWEST_TARGETS,
-    REPEATS,
-    SEEDS,
-    SIZE,
-    VALIDATION_SHARE,
-    Batches,
-    batch_size,
-    mixture_batches,
-    natural_batches,
-    split,
-)
-from lmeval_dispersion.audit.regressors import REGRESSIONS, Regression, best_regression, fit_all
+from lmeval_dispersion.audit.calibrator import fit_calibrator
+from lmeval_dispersion.audit.features import CLUSTERS, FEATURES
 from lmeval_dispersion.audit.run import Run
-from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.statistics import student_interval
+from lmeval_dispersion.audit.shrinkage import Fit
 
-Array = NDArray[np.float64]
-Rows = NDArray[np.int64]
-
-DISPERSION, TRIVIAL, CONSTANT = "dispersion", "trivial", "constant"
-PROTOCOLS = ("whole", "slices", "mixtures")
+OURS, TRIVIAL = "this estimate", "labelled accuracy alone"
 
 
-def calibration_report(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int = 0) -> dict[str, Any]:
-    """Errors of every estimator under every kind of test batch, over ``seeds`` splits.
+def calibration_report(run: Run, *, seed: int = 0) -> dict[str, Any]:
+    """Errors of the estimate, of every feature alone and of the trivial predictor on slices held out.
 
     Raises:
-        UsageError: Too few labelled documents, or all correct or all incorrect.
+        UsageError: Too few labelled documents or slices, or labels all right or all wrong.
     """
-    check_labels(run)
-    rows = run.labelled
-    used = batch_size(run, rows, VALIDATION_SHARE, size)
-    errors: dict[str, dict[str, list[float]]] = {p: {} for p in PROTOCOLS}
-    bias: dict[str, dict[str, list[float]]] = {p: {} for p in PROTOCOLS}
-    points: list[dict[str, Any]] = []
-    chosen: list[str] = []
-    for k in range(seeds):
-        rng = np.random.default_rng([seed, k])
-        parts = split(rows, rng)
-        calibration = mixture_batches(run, parts.calibration, used, repeats=REPEATS, rng=rng)
-        validation = mixture_batches(run, parts.validation, used, repeats=REPEATS // 2, rng=rng)
-        _enough(calibration, validation, len(rows), used)
-        fits = fit_all(calibration.dispersion, calibration.accuracy, seed=k)
-        best = best_regression(fits, validation.dispersion, validation.accuracy)
-        chosen.append(best.kind)
-        estimators = _estimators(run, parts.calibration, calibration, fits, best)
-        for protocol, batches in _tests(run, parts.test, used, rng).items():
-            for name, estimator in estimators.items():
-                if name == CONSTANT and protocol != "mixtures":
-                    continue
-                difference = estimator.predict(batches) - batches.accuracy
-                if not len(difference) or np.isnan(difference).any():
-                    continue
-                errors[protocol].setdefault(name, []).append(100 * float(np.abs(difference).mean()))
-                bias[protocol].setdefault(name, []).append(100 * float(difference.mean()))
-            if len(batches.rows):
-                guesses = estimators[DISPERSION].predict(batches)
-                points += [
-                    {"protocol": protocol, "seed": k, "dispersion": d, "predicted": g, "true": t}
-                    for d, g, t in zip(
-                        batches.dispersion.tolist(), guesses.tolist(), batches.accuracy.tolist(), strict=True
-                    )
-                ]
-    return {
-        "documents_per_batch": used,
-        "asked_documents_per_batch": size,
-        "seeds": seeds,
-        "split": {"calibration": CALIBRATION_SHARE, "validation": VALIDATION_SHARE, "test": 0.7},
-        "chosen": {kind: chosen.count(kind) for kind in REGRESSIONS if kind in chosen},
-        "protocols": {
-            protocol: _judged(errors[protocol], bias[protocol], seeds, used) for protocol in PROTOCOLS
-        },
-        "points": points,
+    found = fit_calibrator(run, seed=seed)
+    validation = found["validation"]
+    part = {
+        "by": found["by"],
+        "slices": validation["slices"],
+        "documents_a_slice": found["documents_a_slice"],
+        "labelled_accuracy": found["labelled"]["accuracy"],
+        "features": list(found["features"]),
+        "used": found["used"],
+        "better": found["beats_trivial"],
+        "estimators": estimator_rows(validation),
+        "worth": found["worth"],
+        "points": _held_out(found),
     }
+    return {**part, "verdict": _verdict(part)}
 
 
-def check_labels(run: Run) -> None:
-    """Raise UsageError unless there are labels, right answers and wrong ones."""
-    rows = run.labelled
-    right = int(run.right[rows].sum())
-    if not len(rows):
-        raise UsageError("calibration needs labelled documents, and none of these has a label")
-    if right in (0, len(rows)):
-        side = "correctly" if right else "wrongly"
-        raise UsageError(
-            f"calibration needs right and wrong answers, and all {len(rows)} documents were answered {side}"
-        )
-
-
-class Estimator(Protocol):
-    """What guesses the accuracy of batches of unlabelled documents."""
-
-    def predict(self, batches: Batches) -> Array:
-        """Accuracy of each batch, in [0, 1]."""
-
-
-@dataclass(frozen=True)
-class ByDispersion:
-    """Reads it off the dispersion."""
-
-    regression: Regression
-
-    def predict(self, batches: Batches) -> Array:
-        """Accuracy of each batch, in [0, 1]."""
-        return self.regression.predict(batches.dispersion)
-
-
-@dataclass(frozen=True)
-class Blind:
-    """Says the same of every batch."""
-
-    accuracy: float
-
-    def predict(self, batches: Batches) -> Array:
-        """Accuracy of each batch, in [0, 1]."""
-        return np.full(len(batches.rows), self.accuracy)
-
-
-@dataclass(frozen=True)
-class MeanConfidence:
-    """Believes the model: the mean probability of its answers, ``confidence`` (n,) of every document."""
-
-    confidence: Array
-
-    def predict(self, batches: Batches) -> Array:
-        """Accuracy of each batch, in [0, 1]."""
-        return np.array([self.confidence[rows].mean() for rows in batches.rows])
-
-
-@dataclass(frozen=True)
-class ThresholdedConfidence:
-    """Average thresholded confidence (ATC): the share of documents above a threshold."""
-
-    confidence: Array
-    threshold: float
-
-    @classmethod
-    def fit(cls, confidence: Array, labelled: Rows, accuracy: float) -> ThresholdedConfidence:
-        """The threshold above which a share ``accuracy`` of the ``labelled`` documents lies."""
-        return cls(confidence, float(np.quantile(confidence[labelled], 1.0 - accuracy)))
-
-    def predict(self, batches: Batches) -> Array:
-        """Accuracy of each batch, in [0, 1]."""
-        return np.array([(self.confidence[rows] > self.threshold).mean() for rows in batches.rows])
-
-
-def _enough(calibration: Batches, validation: Batches, labelled: int, size: int) -> None:
-    for name, batches in (("calibration", calibration), ("validation", validation)):
-        reached = len(np.unique(batches.accuracy))
-        if reached < FEWEST_TARGETS:
-            raise UsageError(
-                f"the {name} part of {labelled} labelled documents reaches {reached} target accuracies with "
-                f"{size} documents a batch, and {FEWEST_TARGETS} are needed; label more documents"
-            )
-
-
-def _estimators(
-    run: Run, labelled: Rows, calibration: Batches, fits: Iterable[Regression], best: Regression
-) -> dict[str, Estimator]:
-    """Every estimator by name, knowing the labels of the calibration part only."""
-    own = float(run.right[labelled].mean())
-    found: dict[str, Estimator] = {
-        DISPERSION: ByDispersion(best),
-        TRIVIAL: Blind(own),
-        CONSTANT: Blind(float(np.median(calibration.accuracy))),
-    }
-    found |= {f"{DISPERSION}, {fit.kind}": ByDispersion(fit) for fit in fits}
-    top = run.confidence.top_probability
-    if not np.isnan(top[run.labelled]).any():
-        found["mean confidence"] = MeanConfidence(top)
-        found["ATC"] = ThresholdedConfidence.fit(top, labelled, own)
-    return found
-
-
-def _tests(run: Run, test: Rows, size: int, rng: np.random.Generator) -> dict[str, Batches]:
-    whole = Batches([test], run.vectors.dispersions([test]), np.array([run.right[test].mean()]))
-    return {
-        "whole": whole,
-        "slices": natural_batches(run, test, size, rng),
-        "mixtures": mixture_batches(run, test, size, repeats=REPEATS // 2, step=10, rng=rng),
-    }
-
-
-def _judged(
-    errors: dict[str, list[float]], bias: dict[str, list[float]], seeds: int, size: int
-) -> dict[str, Any]:
-    """The errors of one kind of batch, who wins, and whether dispersion beats knowing nothing."""
-    full = {name: np.array(values) for name, values in errors.items() if len(values) == seeds}
-    if DISPERSION not in full:
-        return {"missing": f"fewer than two slices have {size} documents in every test part"}
-    table = [
-        {
-            "estimator": name,
-            "mae": float(values.mean()),
-            **student_interval(values)._asdict(),
-            "bias": float(np.mean(bias[name])),
-        }
-        for name, values in sorted(full.items(), key=lambda item: item[0].startswith(f"{DISPERSION},"))
+def estimator_rows(validation: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Errors of a calibrator on slices held out, beside its features' and the trivial predictor's."""
+    return [
+        {"estimator": TRIVIAL, "mae": validation["trivial_mae"], "rmse": validation["trivial_rmse"]},
+        *(
+            {"estimator": f"{FEATURES[row['estimator']]} alone", "mae": row["mae"], "rmse": row["rmse"]}
+            for row in validation["single_features"]
+        ),
+        {"estimator": OURS, "mae": validation["mae"], "rmse": validation["rmse"]},
     ]
-    entrants = {name: values.mean() for name, values in full.items() if not name.startswith(f"{DISPERSION},")}
-    # Mixtures have every accuracy alike, so there the best blind guess is the middle one.
-    rival = min((name for name in (TRIVIAL, CONSTANT) if name in full), key=lambda name: entrants[name])
-    difference = full[DISPERSION] - full[rival]
-    low, high = student_interval(difference)
-    by = f"{abs(difference.mean()):.2f} points"
-    if high < 0:
-        verdict = f"better than the {rival} predictor by {by}"
-    else:
-        verdict = f"no better than the {rival} predictor" + (f": worse by {by}" if low > 0 else "")
-    return {
-        "estimators": table,
-        "winner": min(entrants, key=lambda name: entrants[name]),
-        "rival": rival,
-        "difference": float(difference.mean()),
-        "difference_low": low,
-        "difference_high": high,
-        "better": high < 0,
-        "verdict": verdict,
-    }
+
+
+def calibration_sentence(part: Mapping[str, Any]) -> str:
+    """Whether the accuracy of unlabelled slices can be told, judged on slices held out."""
+    if "missing" in part:
+        return f"Whether accuracy can be read off unlabelled slices could not be tested: {part['missing']}."
+    held_out = f"On {part['slices']} {_kind(part['by'])} held out"
+    if not part["better"]:
+        features = _words(part["features"], "or")
+        return f"{held_out}, an estimate read off {features} is {part['verdict']}."
+    worth = part["worth"]
+    alone = f"{FEATURES['dispersion']} alone"
+    errors = {row["estimator"]: row["mae"] for row in part["estimators"]}
+    beside = "" if part["used"] == ["dispersion"] or alone not in errors else f"; {alone} {errors[alone]:.1f}"
+    read = f"{held_out}, the accuracy read off {_words(part['used'], 'and')} is {part['verdict']}{beside}"
+    return (
+        f"{read}. That is worth {worth['labels']:.0f} labelled documents a slice (95 % {worth['low']:.0f} "
+        f"to {worth['high']:.0f}), the labelled accuracy alone {worth['trivial']['labels']:.0f}."
+    )
+
+
+def _verdict(part: Mapping[str, Any]) -> str:
+    errors = {row["estimator"]: row["mae"] for row in part["estimators"]}
+    if part["better"]:
+        return f"{errors[OURS]:.1f} points off on average, better than the {TRIVIAL} ({errors[TRIVIAL]:.1f})"
+    return (
+        f"no better than the trivial predictor, the {TRIVIAL} ({errors[OURS]:.1f} and {errors[TRIVIAL]:.1f} "
+        "points off on average)"
+    )
+
+
+def _held_out(calibrator: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every slice with what the fit to the others says of it; that is trivial where none is better."""
+    features = calibrator["features"]
+    fits = [Fit(fold["intercept"], np.array(fold["coefficients"])) for fold in calibrator["folds"]]
+    points = []
+    for part in calibrator["slices"]:
+        z = [(part["features"][name] - about["centre"]) / about["scale"] for name, about in features.items()]
+        estimate = float(fits[part["fold"]].predict(np.array([z]))[0])
+        about = {key: part[key] for key in ("slice", "documents")}
+        points.append({**about, "predicted": estimate, "true": part["accuracy"]})
+    return points
+
+
+def _kind(by: str) -> str:
+    if by == CLUSTERS:
+        return "clusters of vectors"
+    return {"category": "categories"}.get(by, f"{by}s")
+
+
+def _words(names: Sequence[str], last: str) -> str:
+    words = [FEATURES[name] for name in names]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lmeval_dispersion.audit.calibration import estimator_rows
 from lmeval_dispersion.audit.calibrator import calibrator_json
 from lmeval_dispersion.audit.features import CLUSTERS, FEATURES
 from lmeval_dispersion.audit.paper_calibrator import beats_blind
@@ -32,13 +33,7 @@ def _natural(calibrator: Mapping[str, Any]) -> Document:
     by, count = calibrator["by"], validation["slices"]
     slices = f"{count} {'clusters of vectors' if by == CLUSTERS else f'slices by {by}'}"
     smallest, largest = calibrator["documents_a_slice"]
-    estimators = [
-        {"estimator": "labelled accuracy alone", "mae": validation["trivial_mae"],
-         "rmse": validation["trivial_rmse"]},
-        *({**row, "estimator": f"{FEATURES[row['estimator']]} alone"}
-          for row in validation["single_features"]),
-        {"estimator": "this estimate", "mae": validation["mae"], "rmse": validation["rmse"]},
-    ]  # fmt: skip
+    estimators = estimator_rows(validation)
     beats = calibrator["beats_trivial"]
     half = 100 * _typical_half_width(calibrator)
     level = f"{100 * calibrator['level']:.0f} %"
@@ -64,15 +59,7 @@ def _natural(calibrator: Mapping[str, Any]) -> Document:
                         }
                     ),
                     *_few_slices(calibrator),
-                    Table(
-                        estimators,
-                        [
-                            Column("estimator", "Estimator"),
-                            Column("mae", "Mean absolute error (points)", ".2f", short="MAE"),
-                            Column("rmse", "Root mean squared error", ".2f", short="RMSE"),
-                        ],
-                        "Errors on held-out slices, sampling noise of their accuracies included",
-                    ),
+                    estimator_table(estimators),
                 ],
             )
         ],
@@ -83,6 +70,20 @@ def _natural(calibrator: Mapping[str, Any]) -> Document:
         rows=estimators,
         contract=lambda: calibrator_json(calibrator),
         float_format="%.7g",
+    )
+
+
+def estimator_table(rows: Sequence[Row]) -> Table:
+    """Errors on slices held out, of :func:`lmeval_dispersion.audit.calibration.estimator_rows`."""
+    return Table(
+        rows,
+        [
+            Column("estimator", "Estimator"),
+            Column("mae", "Mean absolute error (points)", ".2f", short="MAE"),
+            Column("rmse", "Root mean squared error", ".2f", short="RMSE"),
+        ],
+        "Errors on held-out slices, sampling noise of their accuracies included",
+        name="calibration-estimators",
     )
 
 

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.audit import paper_calibrator as paper
 from lmeval_dispersion.audit import shrinkage
-from lmeval_dispersion.audit.calibration import check_labels
 from lmeval_dispersion.audit.features import (
     CLUSTERS,
     FEATURES,
@@ -33,7 +32,7 @@ from lmeval_dispersion.audit.features import (
     slices_of,
     vector_clusters,
 )
-from lmeval_dispersion.audit.run import Run
+from lmeval_dispersion.audit.run import Run, check_labels
 from lmeval_dispersion.audit.selection import document_ids, rows_of_ids
 from lmeval_dispersion.audit.slices import Slice
 from lmeval_dispersion.errors import UsageError

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _HEIGHT = 320
 _SLICE_HEIGHT, _WIDTH = 230, 1000  # of the first chart, which stands in the first screen with the answer
 _NAMED, _OUTLIERS = 15, 6  # slices named in a chart: all of so few, else the ones farthest out
+_SERIES = ["var(--series-8)", "var(--series-2)", "var(--series-1)"]  # of batches, the likest to use last
 _PROTOCOLS = {"whole": "whole test part", "slices": "one batch a slice", "mixtures": "artificial mixtures"}
 
 
@@ -153,45 +154,60 @@ def mixture_charts(part: Mapping[str, Any]) -> list[Chart]:
 
 
 def calibration_chart(part: Mapping[str, Any]) -> Chart:
-    """Predicted against true accuracy of every test batch."""
+    """The estimate of every slice that was held out against its true accuracy."""
+    points = [{**point, "kind": "slice held out"} for point in part["points"]]
+    return Chart(
+        partial(_predicted_against_true, points, ["slice held out"], [_SERIES[-1]]),
+        "Accuracy estimated without a slice's labels against its true accuracy",
+        f"{len(points)} slices, each estimated by a fit to the others: {part['verdict']}.",
+        "On the dashed line the estimate is right. An upright line of points is the trivial predictor, the "
+        "labelled accuracy for every slice. True accuracies scatter by sampling, most in small slices.",
+    )
+
+
+def paper_protocol_chart(part: Mapping[str, Any]) -> Chart:
+    """Predicted against true accuracy of every test batch of the paper's protocol."""
     texts = [
         f"{_PROTOCOLS[name]}: {judged.get('missing') or judged['verdict']}"
         for name, judged in part["protocols"].items()
     ]
+    points = [{**point, "kind": _PROTOCOLS[point["protocol"]]} for point in part["points"]]
+    kinds = [kind for kind in reversed(_PROTOCOLS.values()) if any(p["kind"] == kind for p in points)]
     return Chart(
-        partial(_calibration_points, part["points"]),
-        "Accuracy predicted from dispersion against true accuracy, on documents held out",
-        f"{len(part['points'])} batches over {part['seeds']} splits. " + "; ".join(texts) + ".",
+        partial(_predicted_against_true, points, kinds, _SERIES[-len(kinds) :]),
+        "The paper's protocol: accuracy predicted from dispersion against true accuracy, documents held out",
+        f"{len(points)} batches over {part['seeds']} splits. " + "; ".join(texts) + ".",
         "On the dashed line the prediction is right. A cloud that lies flat or upright says that dispersion "
         "carries no accuracy there. Artificial mixtures are the easy case; batches of real slices are what a "
         "user will meet.",
     )
 
 
-def _calibration_points(batches: Sequence[Mapping[str, Any]]) -> altair.TopLevelMixin:
+def _predicted_against_true(
+    points: Sequence[Mapping[str, Any]], kinds: Sequence[str], colours: Sequence[str]
+) -> altair.TopLevelMixin:
     import altair as alt
 
-    rows = [
-        {"kind": _PROTOCOLS[p["protocol"]], "predicted": p["predicted"], "true": p["true"]} for p in batches
-    ]
-    kinds = [kind for kind in reversed(_PROTOCOLS.values()) if any(row["kind"] == kind for row in rows)]
-    base = alt.Chart(alt.Data(values=_plain(rows)))
+    base = alt.Chart(alt.Data(values=_plain(points)))
     whole = alt.Scale(domain=[0, 1])
     x = alt.X("predicted:Q", title="predicted accuracy", axis=alt.Axis(format="%"), scale=whole)
     y = alt.Y("true:Q", title="true accuracy", axis=alt.Axis(format="%"), scale=whole)
-    colours = ["var(--series-8)", "var(--series-2)", "var(--series-1)"][-len(kinds) :]
-    points = base.mark_point(size=45, opacity=0.65).encode(
+    legend = alt.Legend() if len(kinds) > 1 else None
+    named = "slice" if "slice" in points[0] else "kind"
+    marks = base.mark_point(size=45, opacity=0.65).encode(
         x=x,
         y=y,
-        color=alt.Color("kind:N", title="test batch", scale=alt.Scale(domain=kinds, range=colours)),
-        shape=alt.Shape("kind:N", title="test batch", scale=alt.Scale(domain=kinds)),
+        color=alt.Color(
+            "kind:N", title="test batch", scale=alt.Scale(domain=kinds, range=colours), legend=legend
+        ),
+        shape=alt.Shape("kind:N", title="test batch", scale=alt.Scale(domain=kinds), legend=legend),
         tooltip=[
-            alt.Tooltip("kind:N", title="batch"),
+            alt.Tooltip(f"{named}:N", title="batch"),
             alt.Tooltip("predicted:Q", format=".1%"),
             alt.Tooltip("true:Q", format=".1%"),
         ],
     )
-    return alt.layer(_diagonal(), points).properties(height=_HEIGHT)
+    return alt.layer(_diagonal(), marks).properties(height=_HEIGHT)
 
 
 def ranking_charts(part: Mapping[str, Any]) -> list[Chart]:

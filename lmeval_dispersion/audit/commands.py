@@ -53,9 +53,13 @@ def run_audit(args: argparse.Namespace) -> int:
     with _doing(f"auditing {args.run}", args.quiet):
         report = audit_report(read_run(args.run, args.layer), slices=args.slice, seed=args.seed)
     output.write(audit_document(report, most_slices=_MOST_SLICES if output.format == "table" else None))
-    missing = [name for name in ("mixtures", "calibration", "ranking") if "missing" in report[name]]
+    parts = ("mixtures", "calibration", "paper_protocol", "ranking")
+    missing = [name for name in parts if "missing" in report[name]]
     for name in missing:
-        print(f"dispersion audit: {name} not available: {report[name]['missing']}", file=sys.stderr)
+        print(
+            f"dispersion audit: {name.replace('_', ' ')} not available: {report[name]['missing']}",
+            file=sys.stderr,
+        )
     return 3 if missing else 0
 
 

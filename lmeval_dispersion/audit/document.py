@@ -7,7 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lmeval_dispersion.audit.charts import calibration_chart, mixture_charts, ranking_charts, slice_chart
+from lmeval_dispersion.audit.calibration_document import estimator_table
+from lmeval_dispersion.audit.charts import (
+    calibration_chart,
+    mixture_charts,
+    paper_protocol_chart,
+    ranking_charts,
+    slice_chart,
+)
 from lmeval_dispersion.audit.conclusions import found_sentence, inside_figure, interval_text, ranking_sentence
 from lmeval_dispersion.audit.report import report_json
 from lmeval_dispersion.audit.run import FEWEST
@@ -51,6 +58,9 @@ def audit_document(report: Mapping[str, Any], *, most_slices: int | None = None)
             Section("Slices", _slices(report, most_slices)),
             _section("Controlled mixtures", report["mixtures"], _mixtures, cautions),
             _section("Calibration", report["calibration"], _calibration, cautions),
+            _section(
+                "Calibration: the paper's protocol", report["paper_protocol"], _paper_protocol, cautions
+            ),
             _section("Which documents to look at first", report["ranking"], _ranking, cautions),
             _section("The hard tail", report["hard_tail"], _tail),
         ],
@@ -300,12 +310,39 @@ def _difference(pools: Mapping[str, Any], spec: str) -> str:
 
 
 def _calibration(part: Mapping[str, Any]) -> list[Part]:
+    worth, trivial = part["worth"], part["worth"]["trivial"]
+    text = (
+        f"the labelled accuracy alone is worth {trivial['labels']:.0f} labelled documents a slice (95 % "
+        f"{trivial['low']:.0f} to {trivial['high']:.0f})."
+    )
+    if part["better"]:
+        text = (
+            f"the estimate is worth {worth['labels']:.0f} labelled documents a slice (95 % "
+            f"{worth['low']:.0f} to {worth['high']:.0f}), {text}"
+        )
+    return [
+        Text(
+            "Can the accuracy of a slice be told without its labels? Every slice is estimated by a fit to "
+            f"the others ({part['slices']} in all, by {part['by']}), from what it shows without labels, "
+            f"shrunk towards the labelled accuracy: {part['verdict']}. `dispersion calibrate` writes this "
+            "estimator to a file."
+        ),
+        estimator_table(part["estimators"]),
+        Text(
+            f"{text[0].upper()}{text[1:]} All this holds for slices that could have been among these, and "
+            "for no others."
+        ),
+        calibration_chart(part),
+    ]
+
+
+def _paper_protocol(part: Mapping[str, Any]) -> list[Part]:
     chosen = ", ".join(f"{kind} {count}" for kind, count in part["chosen"].items())
     parts: list[Part] = [
         Text(
-            "Can the accuracy of documents without labels be read off their dispersion? The labelled "
-            f"documents were split 20/10/70 into calibration, validation and test, {part['seeds']} times; "
-            f"batches have {part['documents_per_batch']} documents. Validation chose: {chosen}."
+            "The paper learns from artificial mixtures of every accuracy, which real slices are not. The "
+            f"labelled documents were split 20/10/70 into calibration, validation and test, {part['seeds']} "
+            f"times; batches have {part['documents_per_batch']} documents. Validation chose: {chosen}."
         )
     ]
     for name, judged in part["protocols"].items():
@@ -322,7 +359,7 @@ def _calibration(part: Mapping[str, Any]) -> list[Part]:
                     Column("bias", "Bias (points)", "+.2f", drop=1),
                 ],
                 _PROTOCOLS[name],
-                name=f"calibration-{name}",
+                name=f"paper-protocol-{name}",
             ),
             Text(f"{_PROTOCOLS[name]}: dispersion is {judged['verdict']}; best: {judged['winner']}."),
         ]
@@ -334,7 +371,7 @@ def _calibration(part: Mapping[str, Any]) -> list[Part]:
             "thresholded confidence) use the model's answer probabilities and no vectors. Splits share "
             "documents, so the intervals are a little too narrow."
         ),
-        calibration_chart(part),
+        paper_protocol_chart(part),
     ]
 
 

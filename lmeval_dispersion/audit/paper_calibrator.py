@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from lmeval_dispersion.audit.batches import FEWEST_TARGETS, REPEATS, SIZE, batch_size, mixture_batches
-from lmeval_dispersion.audit.calibration import check_labels
 from lmeval_dispersion.audit.regressors import best_regression, fit_all, regression_of
-from lmeval_dispersion.audit.run import Run
+from lmeval_dispersion.audit.run import Run, check_labels
 from lmeval_dispersion.audit.slices import Slice
 from lmeval_dispersion.errors import UsageError
 

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmeval_dispersion.audit.answers import answers_report
-from lmeval_dispersion.audit.calibration import calibration_report
+from lmeval_dispersion.audit.calibration import calibration_report, calibration_sentence
 from lmeval_dispersion.audit.conclusions import pools_sentence, ranking_sentence, slices_sentence
 from lmeval_dispersion.audit.mixtures import mixture_curves
+from lmeval_dispersion.audit.paper_protocol import paper_protocol_report
 from lmeval_dispersion.audit.ranking import ranking_report
 from lmeval_dispersion.audit.run import Run
 from lmeval_dispersion.audit.slices import all_documents, slice_row, slice_table, slicings
@@ -23,11 +24,6 @@ from lmeval_dispersion.errors import DispersionError
 
 FORMAT = "dispersion-audit/2"
 _DIGITS = 7
-_PROTOCOLS = {
-    "slices": "of unlabelled slices",
-    "whole": "of the unlabelled rest of the data",
-}
-_UNTESTED = "Whether accuracy can be read off dispersion could not be tested"
 
 NOT_SUPPORTED = [
     "Dispersion is relative: it compares slices of one model, or a model with its siblings, never two "
@@ -56,6 +52,7 @@ def audit_report(run: Run, *, slices: Sequence[str] = (), seed: int = 0) -> dict
         "slices": {name: slice_table(run, parts) for name, parts in found.items()},
         "mixtures": part_of(mixture_curves, run, seed=seed),
         "calibration": part_of(calibration_report, run, seed=seed),
+        "paper_protocol": part_of(paper_protocol_report, run, seed=seed),
         "ranking": part_of(ranking_report, run),
         "hard_tail": part_of(hard_tail, run, seed=seed),
         "not_supported": NOT_SUPPORTED,
@@ -104,23 +101,3 @@ def summary(report: dict[str, Any]) -> list[str]:
         ranking_sentence(report["ranking"]),
         calibration_sentence(report["calibration"]),
     ]
-
-
-def calibration_sentence(calibration: dict[str, Any]) -> str:
-    """Whether accuracy can be read off the dispersion of unlabelled data, judged on natural batches."""
-    if "missing" in calibration:
-        return f"{_UNTESTED}: {calibration['missing']}."
-    found = [p for p in _PROTOCOLS if "missing" not in calibration["protocols"][p]]
-    if not found:
-        return f"{_UNTESTED}: no test batch was large enough."
-    judged = calibration["protocols"][found[0]]
-    errors = {row["estimator"]: row["mae"] for row in judged["estimators"]}
-    winner, rival = judged["winner"], judged["rival"]
-    text = (
-        f"The accuracy {_PROTOCOLS[found[0]]} read off their dispersion is {errors['dispersion']:.1f} points "
-        f"off on average, {'better' if judged['better'] else 'no better'} than the {rival} predictor "
-        f"({errors[rival]:.1f})"
-    )
-    if winner in ("dispersion", rival):
-        return f"{text}."
-    return f"{text}; the best estimator is {winner} ({errors[winner]:.1f})."

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmeval_dispersion.audit.vectors import CentredVectors
-from lmeval_dispersion.errors import StoreError
+from lmeval_dispersion.errors import StoreError, UsageError
 from lmeval_dispersion.store import Store, read_store
 
 if TYPE_CHECKING:
@@ -154,6 +154,19 @@ def read_run(path: str | Path, layer: str | None = None) -> Run:
         StoreError: No usable store, no such layer, or no document with a direction.
     """
     return Run.of(read_store(path), layer)
+
+
+def check_labels(run: Run) -> None:
+    """Raise UsageError unless there are labels, right answers and wrong ones."""
+    rows = run.labelled
+    right = int(run.right[rows].sum())
+    if not len(rows):
+        raise UsageError("calibration needs labelled documents, and none of these has a label")
+    if right in (0, len(rows)):
+        side = "correctly" if right else "wrongly"
+        raise UsageError(
+            f"calibration needs right and wrong answers, and all {len(rows)} documents were answered {side}"
+        )
 
 
 def _notes(run: Run) -> list[str]:

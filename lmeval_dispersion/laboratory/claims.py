@@ -36,11 +36,6 @@ def bounds_together(values: ArrayLike, samples: ArrayLike) -> tuple[Array, Array
     return low, high
 
 
-def fisher(r: ArrayLike) -> Array:
-    """Fisher's z of correlations, on which their errors are even; ±1 become ±8.3."""
-    return np.arctanh(np.clip(np.asarray(r, dtype=np.float64), -1 + 1e-7, 1 - 1e-7))
-
-
 def student_bounds(values: ArrayLike, claims: int = 1) -> Bounds:
     """Bounds of the mean of independent ``values`` (n,) that hold for all ``claims`` such means in 95 %.
 

@@ -19,7 +19,10 @@ from lmeval_dispersion.laboratory.study import Study, read_study
 from lmeval_dispersion.statistics import (
     Array,
     Bounds,
+    Interval,
     correlation,
+    correlation_bounds,
+    correlation_difference,
     jackknife_se,
     normal_bounds,
     percentiles,
@@ -75,9 +78,14 @@ def _law(a: Study, b: Study) -> Iterator[Record]:
 def _correlations(x: pd.DataFrame, y: pd.DataFrame) -> Record:
     """Pearson r of perplexity and dispersion: bins are another choice in each study, so never paired."""
     pairs = [(frame["mean_perplexity"].to_numpy(), frame["dispersion"].to_numpy()) for frame in (x, y)]
-    values = _pair(correlation(*pair) for pair in pairs)
     samples = [resampled_correlations(*pair, seed=seed) for seed, pair in enumerate(pairs)]
-    return _sampled("pearson r", values, samples[1] - samples[0], paired=False)
+    values = [correlation(*pair) for pair in pairs]
+    first, second = (
+        Interval(value, *correlation_bounds(value, drawn, len(pair[0])))
+        for value, drawn, pair in zip(values, samples, pairs, strict=True)
+    )
+    bounds = correlation_difference(first, second, (samples[0], samples[1]), paired=False)
+    return _record("pearson r", (first.value, second.value), bounds, paired=False)
 
 
 def _sublayers(a: Study, b: Study) -> Iterator[Record]:

@@ -44,7 +44,7 @@ from lmeval_dispersion.laboratory.study import Folder, Study, opened
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.report import nullable
-from lmeval_dispersion.statistics import Array, mean_interval
+from lmeval_dispersion.statistics import Array, Interval
 
 
 def log_ratios_left_out(within: Array, apart: Array) -> Array:
@@ -235,19 +235,16 @@ def _one_model(
     study.work(f"m{number}.pass", count, one_cluster)
     summaries, each = [], []
     for place, layer in enumerate(layers):
-        middle = mean_interval(within[:, place], settings["seed"])
         between = dispersion_estimate(centroids[:, place])
         summaries.append(
             {
                 "model": name,
                 "layer": layer,
                 "clusters": count,
-                "within": middle.value,
-                "within_low": middle.low,
-                "within_high": middle.high,
+                **_named("within", within_interval(within[:, place])),
                 "between": between.mean,
                 "between_se": between.se,
-                **_ratio(within[:, place], contributions(centroids[:, place])),
+                **_named("ratio", ratio_interval(within[:, place], contributions(centroids[:, place]))),
                 "perplexity": float(perplexity(np.mean(nll))),
             }
         )
@@ -260,11 +257,25 @@ def _one_model(
     return pd.DataFrame(summaries), pd.concat(each)
 
 
-def _ratio(within: Array, apart: Array) -> dict[str, float]:
-    """Between over within, with 95 % bounds."""
-    nan = float("nan")
+def _named(name: str, found: Interval) -> dict[str, float]:
+    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+
+
+def within_interval(within: Array) -> Interval:
+    """Mean of ``within`` (n,) over clusters, with the 95 % bounds of a jackknife of its logarithm."""
+    mean, n = float(within.mean()), len(within)
+    if n < 3 or within.min() <= 0:
+        return Interval(mean, float("nan"), float("nan"))
+    return _exponential(np.log(mean), np.log((within.sum() - within) / (n - 1)))
+
+
+def ratio_interval(within: Array, apart: Array) -> Interval:
+    """Mean of ``apart`` over that of ``within``, (n,) both, with 95 % bounds likewise; NaN below three."""
     if len(within) < 3 or within.mean() <= 0 or apart.mean() <= 0:
-        return {"ratio": nan, "ratio_low": nan, "ratio_high": nan}
-    value = float(np.log(apart.mean()) - np.log(within.mean()))
-    low, high = jackknife_bounds(value, log_ratios_left_out(within, apart))
-    return {"ratio": float(np.exp(value)), "ratio_low": float(np.exp(low)), "ratio_high": float(np.exp(high))}
+        return Interval(*[float("nan")] * 3)
+    return _exponential(np.log(apart.mean()) - np.log(within.mean()), log_ratios_left_out(within, apart))
+
+
+def _exponential(value: float, left_out: Array) -> Interval:
+    low, high = jackknife_bounds(value, left_out)
+    return Interval(*np.exp([value, low, high]).tolist())

@@ -124,7 +124,12 @@ _COLUMNS = {
             drop=1,
         ),
         Column("bins", "Bins", "d", drop=3),
-        Column("low", "95 % from", ".4g", hint="bootstrap"),
+        Column(
+            "low",
+            "95 % from",
+            ".4g",
+            hint="this row alone; of r: bootstrap on Fisher's scale",
+        ),
         Column("high", "to", ".4g"),
         Column("reason", ""),
         Column(

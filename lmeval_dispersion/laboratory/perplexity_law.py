@@ -37,7 +37,7 @@ from lmeval_dispersion.laboratory.causal_model import (
     perplexity,
     token_dispersions,
 )
-from lmeval_dispersion.laboratory.claims import bounds_together, fisher
+from lmeval_dispersion.laboratory.claims import bounds_together
 from lmeval_dispersion.laboratory.controls import as_controls, control_model, control_tokens
 from lmeval_dispersion.laboratory.effective_rank import TokenRanks, effective_rank, token_ranks
 from lmeval_dispersion.laboratory.inputs import DataLike, as_texts, data_settings, input_names, model_settings
@@ -50,10 +50,13 @@ from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.report import nullable
 from lmeval_dispersion.statistics import (
     Array,
+    Interval,
     bootstrap_correlation,
     correlation,
+    correlation_bounds,
+    correlation_difference,
+    fisher,
     mean_interval,
-    percentiles,
     resampled_correlations,
 )
 
@@ -81,7 +84,7 @@ class LawResult(StudyResult):
 
     Attributes:
         correlations: One row a split, perplexity, layer and measure: ``pearson`` with ``low`` and ``high``
-            (95 % bootstrap over bins), ``spearman``, ``bins``. ``pearson`` is with the ``scale`` that leads:
+            (95 % over bins), ``spearman``, ``bins``. ``pearson`` is with the ``scale`` that leads:
             ``plain`` perplexity of segments, ``log`` of single tokens; ``pearson_plain`` and
             ``pearson_log`` give both. ``all_low`` and ``all_high`` are bounds of r of dispersion on ``data``
             that hold for all layers and perplexities together. ``line_r2``: how much of the variance
@@ -596,9 +599,12 @@ def control_correlations(points: pd.DataFrame, names: Sequence[str], seed: int) 
                 if split == "data" and measure == "dispersion":
                     z = fisher(mine) - fisher(other)
                     samples[len(records)] = (float(z), fisher(drawn[0]) - fisher(drawn[1]))
-                low, high = percentiles(drawn[1])
-                less, more = percentiles(drawn[0] - drawn[1])
-                found = {"control": control, "pearson": other, "low": low, "high": high}
+                both = [
+                    Interval(r, *correlation_bounds(r, each, len(x)))
+                    for r, each in zip((mine, other), drawn, strict=True)
+                ]
+                less, more = correlation_difference(both[1], both[0], (drawn[1], drawn[0]), paired=True)
+                found = {"control": control, "pearson": other, "low": both[1].low, "high": both[1].high}
                 apart = {"difference": mine - other, "difference_low": less, "difference_high": more}
                 records.append({**about, **found, **apart, "reason": ""})
     frame = pd.DataFrame.from_records(records).assign(apart_low=np.nan, apart_high=np.nan)

@@ -105,7 +105,7 @@ def test_the_sections_of_a_run_that_guesses_say_so_again(tmp_path):
     report = audit_report(read_run(subjects_store(tmp_path, law=0.5, accuracy=0.25)))
     text = " ".join(render(audit_document(report), "table").split())
     assert text.startswith("The accuracy of")
-    assert text.count("Nothing in this section is a finding.") == 3
+    assert text.count("Nothing in this section is a finding.") == 4
     assert "What the contribution finds is not judged" in ranking_sentence(report["ranking"])
 
 

@@ -18,8 +18,8 @@ CONTRACT = PAGE.split("<!-- contract -->")[1].split("<!-- end of contract -->")[
 NAMED = {
     "slices",
     "run.tasks",
-    "calibration.protocols",
-    "calibration.chosen",
+    "paper_protocol.protocols",
+    "paper_protocol.chosen",
     "ranking.signals[].error_share",
     "ranking.signals[].inside",
     "mixtures.inside",

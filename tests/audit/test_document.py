@@ -50,7 +50,7 @@ def browser(page):
 
 def test_every_chart_is_drawn_and_described(browser):
     states = browser.value("[...document.querySelectorAll('.chart')].map(c => c.dataset.state)")
-    assert states == ["drawn"] * 6
+    assert states == ["drawn"] * 7
     marks = browser.value(
         "[...document.querySelectorAll('.chart')].map(c => c.querySelectorAll('svg path').length)"
     )
@@ -126,7 +126,7 @@ def test_hovering_a_slice_names_it(browser):
 def test_a_report_with_gaps_still_makes_a_page(tmp_path):
     run = read_run(planted_store(tmp_path / "s", n=3, correct=np.nan, query_perplexity=np.nan))
     text = report_html(audit_report(run))
-    assert text.count("Not available") == 3
+    assert text.count("Not available") == 4
     assert "none of these has a label" in text
 
 

@@ -25,10 +25,11 @@ def noise(tmp_path_factory):
 
 def test_noise_is_no_better_than_the_trivial_predictor(noise):
     report = audit_report(noise)
-    calibration = report["calibration"]
+    paper = report["paper_protocol"]
     for protocol in ("whole", "slices", "mixtures"):
-        assert not calibration["protocols"][protocol]["better"]
-    assert "no better than the trivial predictor" in calibration["protocols"]["whole"]["verdict"]
+        assert not paper["protocols"][protocol]["better"]
+    assert "no better than the trivial predictor" in paper["protocols"]["whole"]["verdict"]
+    assert not report["calibration"]["better"]
     assert "no better than the trivial predictor" in report["summary"][3]
     ours = report["ranking"]["signals"][0]
     assert abs(ours["auroc"] - 0.5) < 4 * ours["auroc_se"]
@@ -50,14 +51,15 @@ def test_the_json_has_no_nan_and_keeps_seven_digits(planted):
 
 
 def missing_parts(report):
-    return {name for name in ("mixtures", "calibration", "ranking", "hard_tail") if "missing" in report[name]}
+    names = ("mixtures", "calibration", "paper_protocol", "ranking", "hard_tail")
+    return {name for name in names if "missing" in report[name]}
 
 
 @pytest.mark.parametrize("correct", [0.0, 1.0])
 def test_all_right_or_all_wrong_leaves_the_slices(tmp_path, correct):
     run = read_run(planted_store(tmp_path, n=300, correct=correct))
     report = audit_report(run)
-    assert missing_parts(report) == {"mixtures", "calibration", "ranking"}
+    assert missing_parts(report) == {"mixtures", "calibration", "paper_protocol", "ranking"}
     assert "all 300 were answered" in report["mixtures"]["missing"]
     assert len(report["slices"]["subject"]["rows"]) == 6
     assert "same accuracy" in report["slices"]["subject"]["association"]["missing"]
@@ -67,7 +69,7 @@ def test_all_right_or_all_wrong_leaves_the_slices(tmp_path, correct):
 def test_no_labels_leave_dispersion_and_the_tail(tmp_path):
     run = read_run(planted_store(tmp_path, n=300, correct=np.nan))
     report = audit_report(run)
-    assert missing_parts(report) == {"mixtures", "calibration", "ranking"}
+    assert missing_parts(report) == {"mixtures", "calibration", "paper_protocol", "ranking"}
     assert "none of these has a label" in report["ranking"]["missing"]
     assert report["overall"]["dispersion"] > 0
     assert np.isnan(report["overall"]["accuracy"])
@@ -75,7 +77,7 @@ def test_no_labels_leave_dispersion_and_the_tail(tmp_path):
 
 def test_one_document_is_a_report_of_reasons(tmp_path):
     report = audit_report(read_run(planted_store(tmp_path, n=1)))
-    assert missing_parts(report) == {"mixtures", "calibration", "ranking", "hard_tail"}
+    assert missing_parts(report) == {"mixtures", "calibration", "paper_protocol", "ranking", "hard_tail"}
     assert report["overall"]["reason"] == "one document has no pair to be distant from"
     assert json.loads(report_json(report))["overall"]["dispersion"] is None
 
@@ -108,8 +110,9 @@ def test_fractional_scores_and_missing_confidences_are_said(tmp_path):
     report = audit_report(run)
     assert any("score between 0 and 1" in note for note in report["notes"])
     assert any("400 prompts were too long" in note for note in report["notes"])
-    names = {row["estimator"] for row in report["calibration"]["protocols"]["whole"]["estimators"]}
+    names = {row["estimator"] for row in report["paper_protocol"]["protocols"]["whole"]["estimators"]}
     assert "ATC" not in names
+    assert set(report["calibration"]["features"]) == {"dispersion", "log_perplexity", "prompt_tokens"}
     assert {row["signal"] for row in report["ranking"]["signals"]}.isdisjoint({"margin", "top probability"})
     assert "confidence" not in report["slices"]
 

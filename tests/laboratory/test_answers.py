@@ -16,12 +16,12 @@ from lmeval_dispersion.laboratory.answers import (
     sublayers_answer,
     told_apart,
 )
-from lmeval_dispersion.laboratory.claims import bounds_together, fisher
-from lmeval_dispersion.laboratory.context_clusters import _ratio
+from lmeval_dispersion.laboratory.claims import bounds_together
+from lmeval_dispersion.laboratory.context_clusters import ratio_interval
 from lmeval_dispersion.laboratory.perplexity_law import control_correlations, correlations
 from lmeval_dispersion.laboratory.sublayer_choice import recommendation
 from lmeval_dispersion.laboratory.token_condensation import model_tables
-from lmeval_dispersion.statistics import resampled_correlations
+from lmeval_dispersion.statistics import fisher, resampled_correlations
 
 LAYERS = [*(f"layer.{k}" for k in range(7)), "last"]
 BINS = 30
@@ -220,7 +220,9 @@ def clusters_result(rng, ratios, clusters=60):
     for model, ratio in ratios.items():
         within = 0.3 + shared[0] + rng.normal(size=clusters) * 0.01
         apart = 0.3 * ratio + shared[1] + rng.normal(size=clusters) * 0.01
-        summaries.append({"model": model, "layer": "last", "clusters": clusters, **_ratio(within, apart)})
+        found = ratio_interval(within, apart)
+        ratio = {"ratio": found.value, "ratio_low": found.low, "ratio_high": found.high}
+        summaries.append({"model": model, "layer": "last", "clusters": clusters, **ratio})
         each.append(pd.DataFrame({"model": model, "layer": "last", "within": within, "apart": apart}))
     return SimpleNamespace(summary=pd.DataFrame(summaries), clusters=pd.concat(each))
 

@@ -1,0 +1,88 @@
+"""Coverage of the laboratory's intervals on planted data (larger: benchmarks/laboratory_coverage.py)."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from planted_law import planted_bins, planted_clusters
+
+from lmeval_dispersion.laboratory.context_clusters import ratio_interval, within_interval
+from lmeval_dispersion.laboratory.perplexity_law import SEQUENCE, control_correlations, correlations
+from lmeval_dispersion.statistics import Interval, bootstrap_correlation, correlation_difference
+
+# Of 300 studies at 95 %, fewer than 271 or more than 296 hold the truth in one of a thousand cases.
+STUDIES = 300
+NOMINAL = range(271, 297)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bins", "rho"),
+    [
+        (SEQUENCE, 20, -0.8),
+        (SEQUENCE, 20, 0.0),
+        (SEQUENCE, 10, -0.6),
+        ("last@16", 20, -0.9),
+        ("last@16", 40, 0.3),
+    ],
+)
+def test_the_interval_of_r_covers_a_planted_law(kind, bins, rho):
+    x, y = planted_bins(np.random.default_rng(0), rho, STUDIES, bins=bins, kind=kind)
+    found = [bootstrap_correlation(*pair, seed=i) for i, pair in enumerate(zip(x, y, strict=True))]
+    assert sum(interval.low <= rho <= interval.high for interval in found) in NOMINAL
+
+
+def tables(points):
+    """Both tables of a law whose bins have a model's and a control's dispersion."""
+    return correlations(points, 0).iloc[0], control_correlations(points, ["shuffled"], 0).iloc[0]
+
+
+def law_points(x, y, control):
+    about = {"perplexity": SEQUENCE, "layer": "last", "split": "data"}
+    values = {"mean_perplexity": x, "mean_nll": np.log(x), "dispersion": y, "dispersion.shuffled": control}
+    return pd.DataFrame({**values, **about})
+
+
+def test_the_tables_of_a_law_print_these_intervals_and_a_control_s_difference_covers():
+    rng, first, second = np.random.default_rng(1), -0.8, -0.2
+    x, y = planted_bins(rng, first, STUDIES, bins=20)
+    control = second * (x - x.mean()) / x.std() + np.sqrt(1 - second**2) * rng.normal(size=x.shape)
+    held = 0
+    for each in zip(x, y, control, strict=True):
+        mine, other = tables(law_points(*each))
+        held += other["difference_low"] <= first - second <= other["difference_high"]
+    assert held in NOMINAL
+    expected = bootstrap_correlation(each[0], each[1])
+    assert (mine["pearson"], mine["low"], mine["high"]) == pytest.approx(tuple(expected))
+    expected = bootstrap_correlation(each[0], each[2])
+    assert (other["pearson"], other["low"], other["high"]) == pytest.approx(tuple(expected))
+
+
+def test_three_bins_have_a_correlation_without_an_interval():
+    found = bootstrap_correlation([1.0, 2.0, 4.0], [3.0, 2.0, 2.5])
+    assert np.isfinite(found.value)
+    assert np.isnan([found.low, found.high]).all()
+
+
+def test_a_difference_of_independent_correlations_is_that_of_their_distances():
+    """Zou's interval by hand: r 0.5 (0.2 to 0.7) minus 0.1 (-0.3 to 0.4)."""
+    first, second = Interval(0.1, -0.3, 0.4), Interval(0.5, 0.2, 0.7)
+    found = correlation_difference(first, second, ([0.0, 1.0], [1.0, 0.0]), paired=False)
+    expected = 0.4 - np.hypot(0.3, 0.3), 0.4 + np.hypot(0.2, 0.4)
+    assert (found.low, found.high) == pytest.approx(expected)
+
+
+@pytest.fixture(scope="module")
+def true_clusters():
+    within, apart = planted_clusters(np.random.default_rng(3), 10_000)
+    return within.mean(), apart.mean() / within.mean()
+
+
+@pytest.mark.parametrize("count", [10, 30])
+def test_the_intervals_of_clusters_cover(true_clusters, count):
+    rng, held = np.random.default_rng(count), np.zeros(2, dtype=int)
+    for _ in range(STUDIES):
+        within, apart = planted_clusters(rng, count)
+        found = within_interval(within), ratio_interval(within, apart)
+        held += [each.low <= truth <= each.high for each, truth in zip(found, true_clusters, strict=True)]
+    assert held[1] in NOMINAL
+    # Spreads are skewed, so that a mean over few clusters is held a little less often.
+    assert held[0] >= 0.9 * STUDIES
