@@ -8,6 +8,7 @@ from typing import Any
 
 from lmeval_dispersion.audit.calibration import estimator_rows
 from lmeval_dispersion.audit.calibrator import calibrator_json
+from lmeval_dispersion.audit.charts import prediction_chart
 from lmeval_dispersion.audit.features import CLUSTERS, FEATURES
 from lmeval_dispersion.audit.paper_calibrator import beats_blind
 from lmeval_dispersion.audit.report import report_json
@@ -215,6 +216,7 @@ def prediction_document(predictions: Mapping[str, Any]) -> Document:
             f"{rows[0]['low']:.3f} to {rows[0]['high']:.3f}); the labelled documents had "
             f"{predictions['labelled_accuracy']:.3f}."
         )
+    chart = prediction_chart(rows, level, predictions["labelled_accuracy"])
     return Document(
         title=f"Estimated accuracy: {predictions['model']}",
         answer=answer,
@@ -223,6 +225,7 @@ def prediction_document(predictions: Mapping[str, Any]) -> Document:
                 "",
                 [
                     *([] if predictions["beats_trivial"] else [Note(_FORCED, "warning")]),
+                    *([chart] if chart else []),
                     *map(Note, predictions["notes"]),
                     *([Note(_SMALL)] if any(_too_small(row) for row in rows) else []),
                     Text(_how(predictions)),

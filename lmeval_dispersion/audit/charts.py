@@ -331,6 +331,46 @@ def _differences(rows: Sequence[Mapping[str, Any]]) -> altair.TopLevelMixin:
     return alt.layer(zero, bars, points).properties(height=18 * len(rows) + 20)
 
 
+def prediction_chart(slices: Sequence[Mapping[str, Any]], level: str, labelled: float) -> Chart | None:
+    """Estimated accuracies with their intervals, a row a slice; None where there is no estimate."""
+    keys = ("slice", "predicted", "low", "high", "true")
+    rows = [{key: row[key] for key in keys} for row in slices if row["reason"] is None]
+    if not rows:
+        return None
+    known = [row for row in rows if not math.isnan(row["true"])]
+    inside = sum(row["low"] <= row["true"] <= row["high"] for row in known)
+    told = f"{inside} of {len(known)} known accuracies lie in their interval. " if known else ""
+    return Chart(
+        partial(_predictions, rows, level, labelled),
+        "Estimated accuracy, slice by slice",
+        f"{told}The labelled documents had {labelled:.3f}.",
+        f"Dots are estimates with their {level} intervals, "
+        f"{'crosses the accuracies that are known, ' if known else ''}"
+        "the dashed line is the labelled accuracy.",
+        name="estimates",
+    )
+
+
+def _predictions(rows: Sequence[Mapping[str, Any]], level: str, labelled: float) -> altair.TopLevelMixin:
+    import altair as alt
+
+    y = alt.Y("slice:N", title=None, sort=None, axis=alt.Axis(labelOverlap=False))
+    base = alt.Chart(alt.Data(values=_plain(rows))).encode(y=y)
+    scale = alt.Scale(zero=False)
+    bars = base.mark_rule().encode(
+        x=alt.X("low:Q", title=f"accuracy, with {level} interval", scale=scale), x2="high:Q"
+    )
+    tooltip = ["slice:N", "predicted:Q", "low:Q", "high:Q", "true:Q"]
+    points = base.mark_point(filled=True).encode(x="predicted:Q", tooltip=tooltip)
+    known = (
+        base.transform_filter("isValid(datum.true)")
+        .mark_point(shape="cross", angle=45, filled=True, color="var(--series-2)")
+        .encode(x="true:Q", tooltip=tooltip)
+    )
+    line = alt.Chart(alt.Data(values=[{"x": labelled}])).mark_rule(strokeDash=[4, 4]).encode(x="x:Q")
+    return alt.layer(line, bars, known, points).properties(height=18 * len(rows) + 20)
+
+
 def _curve_rows(series: str, curve: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:
     return [
         {

@@ -19,7 +19,7 @@ def law_scatter(points: pd.DataFrame) -> Any:
         alt.Chart(shown)
         .mark_circle(size=40, opacity=0.8)
         .encode(
-            alt.X("mean_perplexity:Q", title="Mean perplexity of a bin").scale(type="log", zero=False),
+            alt.X("mean_perplexity:Q", title="Mean perplexity of a bin").scale(type="log"),
             alt.Y("dispersion:Q", title="Dispersion").scale(zero=False),
             color=color,
             tooltip=["split", "bin", "mean_perplexity", "dispersion"],
@@ -161,7 +161,7 @@ def cluster_lines(summary: pd.DataFrame) -> Any:
             tooltip=["model", "layer", "distance", "value"],
         )
         .properties(width=max(_WIDTH, 60 * len(models)), height=_HEIGHT)
-        .facet(row=alt.Row("layer:N", title=None, sort=list(summary["layer"].unique())))
+        .facet(alt.Facet("layer:N", title=None, sort=list(summary["layer"].unique())), columns=3)
         .resolve_scale(y="independent")
     )
 

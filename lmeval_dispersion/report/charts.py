@@ -38,6 +38,7 @@ _CHART_CONFIG: dict[str, Any] = {
         "labelFontSize": 12,
         "labelLimit": 260,
         "orient": "top",
+        "symbolOpacity": 1,
         "titleColor": "var(--muted)",
         "titleFontSize": 12,
         "titleFontWeight": "normal",
@@ -74,6 +75,8 @@ def chart_spec(chart: altair.TopLevelMixin, description: str) -> dict[str, Any]:
     if ("mark" in spec or "layer" in spec) and "width" not in spec:
         spec["width"] = "container"
         spec.setdefault("autosize", {"type": "fit-x", "contains": "padding"})
+        # Vega-Lite's own count gives a wide chart a label every 40 pixels.
+        spec["config"].setdefault("axisXQuantitative", {"tickCount": {"expr": "max(4, ceil(width / 90))"}})
     return spec
 
 

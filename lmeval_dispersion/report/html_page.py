@@ -38,6 +38,12 @@ if TYPE_CHECKING:
 
 _HERE = Path(__file__).resolve().parent
 _SHORT = 16  # characters that stand in one line also on a phone
+_WIDEST, _SIGN, _SPACE = (
+    1000,
+    9.5,
+    23,
+)  # pixels: of a table, of a character (the widest system font), around a cell
+_FOLDED = 14  # characters that a text of several words takes at least
 _LIMITS = "What this does not support"
 
 
@@ -119,6 +125,7 @@ class _Page:
 
     def _table(self, table: Table) -> dict[str, Any]:
         kinds = [_kind(table, column) for column in table.columns]
+        extra = _extra(table, kinds)
         first = table.columns[0]
         hints = [(column.heading, column.hint) for column in table.columns if column.hint]
         new = [pair for pair in hints if pair not in self._told]
@@ -129,7 +136,7 @@ class _Page:
                     "text": _value(cell(row, column), row.get(column.key)),
                     "value": number(row.get(column.key)),
                     "error": number(row.get(column.error)) if column.error else None,
-                    "kind": kind,
+                    "kind": f"{kind} extra".strip() if column.key in extra else kind,
                 }
                 for column, kind in zip(table.columns, kinds, strict=True)
             ]
@@ -145,7 +152,11 @@ class _Page:
             # The column of names may be broken into lines, but not into slivers.
             "name_width": max((len(shown(row.get(first.key))) for row in table.rows), default=0),
             "columns": [
-                {"heading": column.heading, "error": column.error, "kind": kind}
+                {
+                    "heading": column.heading,
+                    "error": column.error,
+                    "kind": f"{kind} extra".strip() if column.key in extra else kind,
+                }
                 for column, kind in zip(table.columns, kinds, strict=True)
             ],
             "rows": rows,
@@ -181,6 +192,31 @@ def _kind(table: Table, column: Column) -> str:
     return "short" if all(len(cell(row, column)) <= _SHORT for row in table.rows) else ""
 
 
+def _extra(table: Table, kinds: list[str]) -> set[str]:
+    """Keys of the columns that a page as wide as a laptop's hides at first: the largest `drop` first."""
+    widths = {
+        column.key: _SPACE
+        + _SIGN
+        * max(
+            *(len(word) + 2 for word in column.heading.split()),
+            max((_least(cell(row, column), kind) for row in table.rows), default=0),
+        )
+        for column, kind in zip(table.columns, kinds, strict=True)
+    }
+    extra: set[str] = set()
+    for column in sorted(table.columns, key=lambda column: -column.drop):
+        if column.drop == 0 or sum(widths.values()) <= _WIDEST:
+            break
+        del widths[column.key]
+        extra.add(column.key)
+    return extra
+
+
+def _least(text: str, kind: str) -> int:
+    """Characters of a cell's narrowest line."""
+    return len(text) if kind else min(len(text), max(_FOLDED, *map(len, text.split()), 0))
+
+
 def _value(text: str, value: object) -> Markup:
     """The text of a value, escaped: a number's with true minus signs, a long name's may break at slashes."""
     from markupsafe import Markup, escape
@@ -193,10 +229,17 @@ def _value(text: str, value: object) -> Markup:
 
 
 def _prose(text: str) -> Markup:
-    """One line of plain text, escaped, with `code` marked."""
+    """One line of text, escaped: `code` is marked, minus signs are true, % stays with its number."""
     from markupsafe import Markup, escape
 
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+    words = str(escape(text)).split("`")
+    if len(words) % 2 == 0:  # a backquote without its other
+        words[-2:] = ["`".join(words[-2:])]
+    for at in range(0, len(words), 2):
+        words[at] = re.sub(r"(?<![\w.-])-(?=\d)", "−", re.sub(r"(?<=\d) %", "\u00a0%", words[at]))
+    for at in range(1, len(words), 2):
+        words[at] = f"<code>{words[at]}</code>"
+    return Markup("".join(words))
 
 
 def _paragraphs(text: str) -> list[str]:

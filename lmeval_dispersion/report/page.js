@@ -69,13 +69,23 @@
     .join("\n");
   for (const table of document.querySelectorAll("table[data-name]")) {
     const name = `${table.dataset.name}.csv`;
-    buttons(table.parentElement, [["Save as CSV", () => save(dataUrl("text/csv", `${csvOf(table)}\n`), name)]]);
+    const more = table.tHead.querySelectorAll(".extra").length;
+    const showAll = ({ currentTarget }) => {
+      table.classList.add("whole");
+      currentTarget.remove();
+      say("All columns are shown");
+    };
+    buttons(table.parentElement, [
+      ["Save as CSV", () => save(dataUrl("text/csv", `${csvOf(table)}\n`), name)],
+      ...(more ? [[`Show ${more} more column${more > 1 ? "s" : ""}`, showAll]] : []),
+    ]);
   }
   // A saved picture has no page around it, so it carries the colours that the page's names stand for now.
   const svgOf = (place) => {
     const page = getComputedStyle(document.documentElement);
     const svg = place.querySelector("svg").cloneNode(true);
     svg.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+    svg.removeAttribute("aria-hidden");
     svg.style.background = page.getPropertyValue("--paper");
     const text = new XMLSerializer().serializeToString(svg);
     return text.replace(/var\((--[\w-]+)\)/g, (_, name) => page.getPropertyValue(name));
@@ -134,6 +144,7 @@
       // Vega makes every mark a thing to be read out; the description says more in one sentence.
       place.setAttribute("role", "img");
       place.removeAttribute("aria-roledescription");
+      place.querySelector("svg").setAttribute("aria-hidden", "true");
       place.dataset.state = "drawn";
       if (place.closest("figure").id) offerPictures(place);
     } catch (error) {

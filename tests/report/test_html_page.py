@@ -289,7 +289,7 @@ def test_accessible_names(browser):
     assert ("rowheader", "a/ten") in named
     assert ("image", "It rises.") in named
     assert ("columnheader", "Gap") in named
-    assert ("complementary", "Warning") in named
+    assert ("note", "Warning") in named
     assert ("heading", "Sample & more") in named
     assert ("button", "Save as CSV") in named
 
@@ -376,3 +376,33 @@ def test_a_long_legend_is_wrapped(browser, tmp_path):
         tops = "new Set([...document.querySelectorAll('.role-legend-label text')]"
         tops += ".map(t => Math.round(t.getBoundingClientRect().top))).size"
         assert browser.value(tops) >= rows_of_entries
+
+
+# --- what a page is too narrow for ----------------------------------------------------------------------
+
+
+def test_columns_too_many_for_a_page_are_hidden_until_asked_for(tmp_path):
+    rows = [{"name": "a", **{f"c{i}": 123.4567 + i for i in range(16)}}]
+    columns = [Column("name", "Name"), *(Column(f"c{i}", f"Column {i}", ".4f", drop=i) for i in range(16))]
+    page = tmp_path / "wide.html"
+    page.write_text(
+        render(Document("Wide", sections=[Section("", [Table(rows, columns, "Much")])]), "html"), "utf-8"
+    )
+    heads = (
+        "[...document.querySelectorAll('thead th')].filter(h => h.checkVisibility()).map(h => h.textContent)"
+    )
+    with Browser() as browser:
+        browser.size(1280, 800)
+        browser.open(page)
+        shown = browser.value(heads)
+        assert 8 < len(shown) < 16
+        assert shown == ["Name", *(f"Column {i}" for i in range(len(shown) - 1))]
+        assert browser.value("document.querySelector('table').offsetWidth") <= 1000
+        browser.value("[...document.querySelectorAll('.save button')].at(-1).click()")
+        assert len(browser.value(heads)) == 17
+
+
+def test_prose_has_true_minus_signs_and_whole_percentages(tmp_path):
+    document = Document("Prose", answer=["From -0.5 to 3-4, 95 % of sums-80; `--top -1 5 %`."])
+    text = render(document, "html")
+    assert "From −0.5 to 3-4, 95\u00a0% of sums-80; <code>--top -1 5 %</code>." in text
