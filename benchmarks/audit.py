@@ -78,16 +78,8 @@ def run_part(part: str, path: str) -> None:
 
 
 def audit_part(part: str, run) -> None:
-    from lmeval_dispersion.audit import (
-        calibration,
-        document,
-        mixtures,
-        paper_protocol,
-        ranking,
-        report,
-        slices,
-        tail,
-    )
+    from lmeval_dispersion.audit import document, mixtures, ranking, report, slices, tail
+    from lmeval_dispersion.audit.calibration import evaluation, paper_protocol
     from lmeval_dispersion.report import render
 
     if part == "slices":
@@ -96,7 +88,7 @@ def audit_part(part: str, run) -> None:
     elif part == "mixtures":
         mixtures.mixture_curves(run)
     elif part == "calibration":
-        calibration.calibration_report(run)
+        evaluation.calibration_report(run)
     elif part == "paper protocol":
         paper_protocol.paper_protocol_report(run)
     elif part == "ranking":

@@ -25,7 +25,7 @@ from synthetic import subjects_store
 
 from lmeval_dispersion.audit import conclusions
 from lmeval_dispersion.audit.answers import answers_report
-from lmeval_dispersion.audit.calibration import calibration_report
+from lmeval_dispersion.audit.calibration.evaluation import calibration_report
 from lmeval_dispersion.audit.mixtures import mixture_curves
 from lmeval_dispersion.audit.ranking import ranking_report
 from lmeval_dispersion.audit.report import part_of

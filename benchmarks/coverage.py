@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from synthetic import sliced_store
 
-from lmeval_dispersion.audit.calibrator import fit_calibrator, predict_slices
-from lmeval_dispersion.audit.features import FEWEST_SLICES
+from lmeval_dispersion.audit.calibration.calibrator import fit_calibrator, predict_slices
+from lmeval_dispersion.audit.calibration.features import FEWEST_SLICES
+from lmeval_dispersion.audit.calibration.selection import labels_of
 from lmeval_dispersion.audit.run import read_run
-from lmeval_dispersion.audit.selection import labels_of
 from lmeval_dispersion.errors import UsageError
 
 KINDS = {

@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from lmeval_screener.gap import Gap, gap
-from lmeval_screener.ranking import rank_gaps
+from lmeval_screener.ranking.gap import Gap, gap
+from lmeval_screener.ranking.groups import rank_gaps
 
 from lmeval_dispersion.geometry import METRICS, Metric
 

@@ -32,11 +32,11 @@ JOBS: dict[str, dict[str, tuple[str, str]]] = {
         "store": ("lmeval_dispersion.harness.cli", "make a run of plain texts, or of lm-eval's samples"),
         "audit": ("lmeval_dispersion.audit.commands", "judge a finished run: slices, calibration, ranking"),
         "calibrate": (
-            "lmeval_dispersion.audit.calibrate_command",
+            "lmeval_dispersion.audit.calibration.command",
             "learn accuracy from a run's labelled part",
         ),
         "predict": (
-            "lmeval_dispersion.audit.calibrate_command",
+            "lmeval_dispersion.audit.calibration.command",
             "accuracy of unlabelled slices, or why not",
         ),
         "rank": ("lmeval_dispersion.audit.commands", "documents or texts, suspected hard ones first"),

@@ -63,7 +63,7 @@ def _studies(folders: Sequence[str]) -> Document:
             f"expected two studies of the laboratory, got {len(folders)}; compare them pair by pair"
         )
     from lmeval_dispersion.laboratory.comparison import compared
-    from lmeval_dispersion.laboratory.documents import comparison_document
+    from lmeval_dispersion.laboratory.reports.documents import comparison_document
 
     return comparison_document(compared(*folders), *folders)
 

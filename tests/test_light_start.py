@@ -25,7 +25,7 @@ def loaded_after(code: str) -> set[str]:
     "code",
     [
         "from lmeval_screener import screen, Result",
-        "import lmeval_screener.cli, lmeval_screener.screening, lmeval_screener.report",
+        "import lmeval_screener.cli, lmeval_screener.screening, lmeval_screener.reports.document",
         "import lmeval_dispersion, lmeval_dispersion.geometry, lmeval_dispersion.cli",
     ],
 )

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from browser import Browser
 from lmeval_screener import screen
-from lmeval_screener.gap import difference, gap
-from lmeval_screener.ranking import rank_gaps
-from lmeval_screener.report import report
+from lmeval_screener.ranking.gap import difference, gap
+from lmeval_screener.ranking.groups import rank_gaps
+from lmeval_screener.reports.document import report
 from lmeval_screener.result import Failed, Result, Screened, TensorInfo, TokenInfo
 
 from lmeval_dispersion.report import Chart, render

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lmeval_dispersion.audit.calibration_document import estimator_table
+from lmeval_dispersion.audit.calibration.document import estimator_table
 from lmeval_dispersion.audit.charts import (
     calibration_chart,
     mixture_charts,

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lmeval_dispersion.audit.batches import SEEDS, SIZE, SMALLEST, Pools, mixture_size, pools
+from lmeval_dispersion.audit.calibration.batches import SEEDS, SIZE, SMALLEST, Pools, mixture_size, pools
 from lmeval_dispersion.audit.run import FEWEST, Run
 from lmeval_dispersion.audit.slices import Slice, strata
 from lmeval_dispersion.errors import UsageError

@@ -155,8 +155,8 @@ def _analyse(args: argparse.Namespace, kind: str, **options: Any) -> int:
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from lmeval_dispersion import laboratory
-    from lmeval_dispersion.laboratory.documents import result_document
     from lmeval_dispersion.laboratory.inputs import as_texts
+    from lmeval_dispersion.laboratory.reports.documents import result_document
     from lmeval_dispersion.laboratory.study import Processes, Under
 
     if hasattr(args, "segment"):

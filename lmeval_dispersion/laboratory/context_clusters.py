@@ -27,7 +27,6 @@ from lmeval_dispersion.laboratory.causal_model import (
     last_vectors,
     perplexity,
 )
-from lmeval_dispersion.laboratory.claims import jackknife_bounds
 from lmeval_dispersion.laboratory.inputs import (
     DataLike,
     as_models,
@@ -37,28 +36,15 @@ from lmeval_dispersion.laboratory.inputs import (
     label,
     model_settings,
 )
+from lmeval_dispersion.laboratory.measures.claims import jackknife_bounds, log_ratios_left_out
 from lmeval_dispersion.laboratory.ngrams import Contexts, recurring_contexts, write_corpus
-from lmeval_dispersion.laboratory.results import StudyResult
+from lmeval_dispersion.laboratory.reports.results import StudyResult
 from lmeval_dispersion.laboratory.segments import digest
 from lmeval_dispersion.laboratory.study import Folder, Study, opened
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.report import nullable
 from lmeval_dispersion.statistics import Array, Interval
-
-
-def log_ratios_left_out(within: Array, apart: Array) -> Array:
-    """Log of between over within without each cluster in turn, shape (n,), for a jackknife.
-
-    Args:
-        within: Mean distance of each cluster's members to its centroid, (n >= 3,).
-        apart: Mean distance of each centroid to the others.
-    """
-    n = len(within)
-    inside = (within.sum() - within) / (n - 1)
-    # Leaving a centroid out of the mean over pairs.
-    between = apart.mean() + (apart.mean() - apart) * 2 / (n - 2)
-    return np.asarray(np.log(between) - np.log(inside))
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,7 +80,7 @@ class ClustersResult(StudyResult):
 
     def plot(self) -> Any:
         """Both distances of every model, one panel a layer."""
-        from lmeval_dispersion.laboratory.charts import cluster_lines
+        from lmeval_dispersion.laboratory.reports.charts import cluster_lines
 
         return cluster_lines(self.summary)
 

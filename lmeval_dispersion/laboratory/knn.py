@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lmeval_dispersion.errors import MissingExtraError, UsageError
 from lmeval_dispersion.laboratory.causal_model import CausalModel, batch_size, batches, check_finite
-from lmeval_dispersion.laboratory.claims import student_bounds
+from lmeval_dispersion.laboratory.measures.claims import student_bounds
 from lmeval_dispersion.laboratory.segments import segments_of
 from lmeval_dispersion.laboratory.study import Study
 from lmeval_dispersion.model.texts import Texts

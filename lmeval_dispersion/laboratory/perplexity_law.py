@@ -37,12 +37,12 @@ from lmeval_dispersion.laboratory.causal_model import (
     perplexity,
     token_dispersions,
 )
-from lmeval_dispersion.laboratory.claims import bounds_together
 from lmeval_dispersion.laboratory.controls import as_controls, control_model, control_tokens
-from lmeval_dispersion.laboratory.effective_rank import TokenRanks, effective_rank, token_ranks
 from lmeval_dispersion.laboratory.inputs import DataLike, as_texts, data_settings, input_names, model_settings
-from lmeval_dispersion.laboratory.integer_sums import GROUPS, add_vectors, dispersion_of, empty_sums
-from lmeval_dispersion.laboratory.results import StudyResult
+from lmeval_dispersion.laboratory.measures.claims import bounds_together
+from lmeval_dispersion.laboratory.measures.effective_rank import TokenRanks, effective_rank, token_ranks
+from lmeval_dispersion.laboratory.measures.integer_sums import GROUPS, add_vectors, dispersion_of, empty_sums
+from lmeval_dispersion.laboratory.reports.results import StudyResult
 from lmeval_dispersion.laboratory.segments import Segments, segments_of
 from lmeval_dispersion.laboratory.study import Folder, Study, opened
 from lmeval_dispersion.model.loading import ModelLike
@@ -124,7 +124,7 @@ class LawResult(StudyResult):
 
     def plot(self) -> Any:
         """Mean perplexity against dispersion, one point a bin, one panel a perplexity and layer."""
-        from lmeval_dispersion.laboratory.charts import law_scatter
+        from lmeval_dispersion.laboratory.reports.charts import law_scatter
 
         return law_scatter(self.points)
 

@@ -29,7 +29,7 @@ from lmeval_dispersion.laboratory.causal_model import (
 )
 from lmeval_dispersion.laboratory.inputs import DataLike, as_texts, data_settings, input_names, model_settings
 from lmeval_dispersion.laboratory.knn import agreement, knn_tables, require_faiss
-from lmeval_dispersion.laboratory.results import StudyResult
+from lmeval_dispersion.laboratory.reports.results import StudyResult
 from lmeval_dispersion.laboratory.segments import segments_of
 from lmeval_dispersion.laboratory.study import Folder, Study, opened
 from lmeval_dispersion.model.loading import ModelLike
@@ -90,7 +90,7 @@ class SublayersResult(StudyResult):
 
     def plot(self) -> Any:
         """Every draw's dispersion, one column a size, one colour a candidate."""
-        from lmeval_dispersion.laboratory.charts import sublayer_draws
+        from lmeval_dispersion.laboratory.reports.charts import sublayer_draws
 
         return sublayer_draws(self.draws)
 

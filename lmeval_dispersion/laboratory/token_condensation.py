@@ -33,9 +33,7 @@ from lmeval_dispersion.laboratory.causal_model import (
     token_dispersions,
     unit_tokens,
 )
-from lmeval_dispersion.laboratory.claims import student_bounds
 from lmeval_dispersion.laboratory.controls import as_controls, control_model, control_tokens
-from lmeval_dispersion.laboratory.depth_trend import depth_trend, text_trends
 from lmeval_dispersion.laboratory.inputs import (
     DataLike,
     as_models,
@@ -45,8 +43,10 @@ from lmeval_dispersion.laboratory.inputs import (
     label,
     model_settings,
 )
-from lmeval_dispersion.laboratory.integer_sums import SCALE
-from lmeval_dispersion.laboratory.results import StudyResult
+from lmeval_dispersion.laboratory.measures.claims import student_bounds
+from lmeval_dispersion.laboratory.measures.depth_trend import depth_trend, text_trends
+from lmeval_dispersion.laboratory.measures.integer_sums import SCALE
+from lmeval_dispersion.laboratory.reports.results import StudyResult
 from lmeval_dispersion.laboratory.segments import Segments, segments_of
 from lmeval_dispersion.laboratory.study import Folder, Study, opened
 from lmeval_dispersion.model.loading import ModelLike
@@ -96,7 +96,7 @@ class CondensationResult(StudyResult):
 
     def plot(self) -> Any:
         """Heat map of depth by similarity, one panel a model."""
-        from lmeval_dispersion.laboratory.charts import condensation_heat
+        from lmeval_dispersion.laboratory.reports.charts import condensation_heat
 
         return condensation_heat(self.histogram)
 

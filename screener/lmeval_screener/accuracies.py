@@ -18,8 +18,8 @@ from typing import Any
 from lmeval_dispersion.errors import UsageError
 from lmeval_screener.agreement import Agreement, agreement
 from lmeval_screener.result import Result
-from lmeval_screener.targets import Target, label
-from lmeval_screener.training_runs import run_and_step
+from lmeval_screener.targets.target import Target, label
+from lmeval_screener.targets.training_runs import run_and_step
 from lmeval_screener.yaml_fields import nearest
 
 HUB = "hub:"

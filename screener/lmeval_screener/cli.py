@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
         # A hundred rows need one thread; a pool that spins for them is five times slower on a busy machine.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if args.list_families or args.list_domains:
-        from lmeval_screener.listings import domains_document, families_document
+        from lmeval_screener.reports.listings import domains_document, families_document
 
         Output.of(args).write(families_document(args.families) if args.list_families else domains_document())
         return 0
@@ -145,11 +145,11 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"expected --top of at least 1, got {args.top}")
     output = Output.of(args)
 
-    from lmeval_screener.demo import demo_targets
-    from lmeval_screener.families import load_family
     from lmeval_screener.screening import screen_targets
+    from lmeval_screener.targets.demo import demo_targets
+    from lmeval_screener.targets.families import load_family
+    from lmeval_screener.targets.training_runs import parse_targets
     from lmeval_screener.tokens.sets import load_token_set
-    from lmeval_screener.training_runs import parse_targets
 
     targets = parse_targets(args.checkpoints)
     if args.family is not None:
@@ -177,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
             keep_on_interrupt=True,
         )
 
-    from lmeval_screener.report import report
+    from lmeval_screener.reports.document import report
 
     only_names = args.top is not None and args.format is None and output.format == "table"
     if only_names:
@@ -196,8 +196,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_best(result: Result, top: int, output: Output) -> None:
     """The labels of the best, one a line; the groups' names go to stderr, so that a pipe gets labels only."""
-    from lmeval_screener.answer import title
-    from lmeval_screener.report import labels
+    from lmeval_screener.reports.answer import title
+    from lmeval_screener.reports.document import labels
 
     lines: list[str] = []
     for group in result.groups:

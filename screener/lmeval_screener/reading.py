@@ -16,10 +16,10 @@ from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.local import open_folder
 from lmeval_screener.checkpoints.snapshot import Snapshot
-from lmeval_screener.controls import Controls, controls
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.gap import Gap, gap
-from lmeval_screener.targets import Target
+from lmeval_screener.ranking.controls import Controls, controls
+from lmeval_screener.ranking.gap import Gap, gap
+from lmeval_screener.targets.target import Target
 from lmeval_screener.tokens.cache import ResolutionCache
 from lmeval_screener.tokens.resolution import Resolution, resolve
 from lmeval_screener.tokens.sets import TokenSet

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lmeval_dispersion.errors import MissingExtraError
 from lmeval_dispersion.geometry import METRICS, Metric, PairMean
 from lmeval_dispersion.report import Document, Reportable
-from lmeval_screener.controls import NAMES, Control, Controls, reversals
-from lmeval_screener.gap import Gap
-from lmeval_screener.targets import label, step_key
+from lmeval_screener.ranking.controls import NAMES, Control, Controls, reversals
+from lmeval_screener.ranking.gap import Gap
+from lmeval_screener.targets.target import label, step_key
+from lmeval_screener.targets.training_runs import training_and_step
 from lmeval_screener.tokens.resolution import Token
-from lmeval_screener.training_runs import training_and_step
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -313,7 +313,7 @@ class Result(Reportable):
 
     def document(self) -> Document:
         """The report that ``screen-checkpoints`` prints."""
-        from lmeval_screener.report import report
+        from lmeval_screener.reports.document import report
 
         return report(self)
 

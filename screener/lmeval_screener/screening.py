@@ -22,16 +22,16 @@ from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_screener.accuracies import Accuracies, read_accuracies
 from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.demo import demo_targets
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.families import load_family
-from lmeval_screener.ranking import common_tokenizers, mismatch, rank_readings, same_tokens
+from lmeval_screener.ranking.groups import common_tokenizers, mismatch, rank_readings, same_tokens
 from lmeval_screener.reading import Reader, Reading, read_again, with_controls
 from lmeval_screener.result import Failed, Result
-from lmeval_screener.targets import Target
+from lmeval_screener.targets.demo import demo_targets
+from lmeval_screener.targets.families import load_family
+from lmeval_screener.targets.target import Target
+from lmeval_screener.targets.training_runs import parse_targets
 from lmeval_screener.tokens.cache import ResolutionCache
 from lmeval_screener.tokens.sets import TokenSet, load_token_set
-from lmeval_screener.training_runs import parse_targets
 
 T = TypeVar("T")
 

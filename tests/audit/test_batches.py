@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 from synthetic import planted_store
 
-from lmeval_dispersion.audit.batches import batch_size, mixture_batches, mixture_size, natural_batches, split
+from lmeval_dispersion.audit.calibration.batches import (
+    batch_size,
+    mixture_batches,
+    mixture_size,
+    natural_batches,
+    split,
+)
 from lmeval_dispersion.audit.run import read_run
 from lmeval_dispersion.geometry import dispersion
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from synthetic import planted_store, sliced_store, subjects_store
 
-from lmeval_dispersion.audit.calibration import calibration_report, calibration_sentence
-from lmeval_dispersion.audit.calibrator import fit_calibrator, predict_slices
+from lmeval_dispersion.audit.calibration.calibrator import fit_calibrator, predict_slices
+from lmeval_dispersion.audit.calibration.evaluation import calibration_report, calibration_sentence
+from lmeval_dispersion.audit.calibration.selection import labels_of
 from lmeval_dispersion.audit.document import audit_document
 from lmeval_dispersion.audit.report import audit_report
 from lmeval_dispersion.audit.run import read_run
-from lmeval_dispersion.audit.selection import labels_of
 from lmeval_dispersion.report import render
 
 BETTER, NO_BETTER = "better than the labelled accuracy alone", "no better than the trivial predictor"

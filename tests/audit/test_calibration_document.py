@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 from synthetic import planted_store, sliced_store
 
-from lmeval_dispersion.audit.calibration_document import calibrator_document, prediction_document
-from lmeval_dispersion.audit.calibrator import fit_calibrator, fit_paper_calibrator, predict_slices
+from lmeval_dispersion.audit.calibration.calibrator import (
+    fit_calibrator,
+    fit_paper_calibrator,
+    predict_slices,
+)
+from lmeval_dispersion.audit.calibration.document import calibrator_document, prediction_document
+from lmeval_dispersion.audit.calibration.selection import labels_of, rows_where
 from lmeval_dispersion.audit.run import read_run
-from lmeval_dispersion.audit.selection import labels_of, rows_where
 from lmeval_dispersion.report import render
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from synthetic import documents, planted_store, sliced_store, vectors
 
-from lmeval_dispersion.audit.calibrator import (
+from lmeval_dispersion.audit.calibration.calibrator import (
     calibrator_json,
     check_fits,
     check_worth,
@@ -12,9 +12,9 @@ from lmeval_dispersion.audit.calibrator import (
     predict_slices,
     read_calibrator,
 )
-from lmeval_dispersion.audit.features import FEATURES
+from lmeval_dispersion.audit.calibration.features import FEATURES
+from lmeval_dispersion.audit.calibration.selection import labels_of, rows_where
 from lmeval_dispersion.audit.run import read_run
-from lmeval_dispersion.audit.selection import labels_of, rows_where
 from lmeval_dispersion.audit.slices import by_column
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.store import write_store

@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 from synthetic import planted_store, subjects_store
 
-from lmeval_dispersion.audit.calibrator import fit_calibrator, fit_paper_calibrator, predict_slices
+from lmeval_dispersion.audit.calibration.calibrator import (
+    fit_calibrator,
+    fit_paper_calibrator,
+    predict_slices,
+)
 from lmeval_dispersion.audit.compare import compared_stores
 from lmeval_dispersion.audit.report import audit_report, report_json
 from lmeval_dispersion.audit.run import read_run

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 from synthetic import planted_store
 
-from lmeval_dispersion.audit.batches import mixture_batches
-from lmeval_dispersion.audit.calibrator import (
+from lmeval_dispersion.audit.calibration.batches import mixture_batches
+from lmeval_dispersion.audit.calibration.calibrator import (
     calibrator_json,
     check_worth,
     fit_paper_calibrator,
     predict_slices,
     read_calibrator,
 )
-from lmeval_dispersion.audit.regressors import regression_of
+from lmeval_dispersion.audit.calibration.regressors import regression_of
 from lmeval_dispersion.audit.run import read_run
 from lmeval_dispersion.errors import UsageError
 

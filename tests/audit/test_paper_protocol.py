@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from synthetic import documents, planted_store, vectors
 
-from lmeval_dispersion.audit.batches import Batches
-from lmeval_dispersion.audit.paper_protocol import ThresholdedConfidence, paper_protocol_report
+from lmeval_dispersion.audit.calibration.batches import Batches
+from lmeval_dispersion.audit.calibration.paper_protocol import ThresholdedConfidence, paper_protocol_report
 from lmeval_dispersion.audit.run import read_run
 from lmeval_dispersion.audit.slices import slice_table, slicings
 from lmeval_dispersion.store import write_store

@@ -7,7 +7,12 @@ import pytest
 from sklearn.ensemble import RandomForestRegressor
 from sklearn.isotonic import IsotonicRegression
 
-from lmeval_dispersion.audit.regressors import REGRESSIONS, best_regression, fit_all, regression_of
+from lmeval_dispersion.audit.calibration.regressors import (
+    REGRESSIONS,
+    best_regression,
+    fit_all,
+    regression_of,
+)
 from lmeval_dispersion.errors import UsageError
 
 

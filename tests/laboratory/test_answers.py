@@ -8,7 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lmeval_dispersion.laboratory.answers import (
+from lmeval_dispersion.laboratory.context_clusters import ratio_interval
+from lmeval_dispersion.laboratory.measures.claims import bounds_together
+from lmeval_dispersion.laboratory.perplexity_law import control_correlations, correlations
+from lmeval_dispersion.laboratory.reports.answers import (
     clusters_answer,
     comparison_answer,
     condensation_answer,
@@ -16,9 +19,6 @@ from lmeval_dispersion.laboratory.answers import (
     sublayers_answer,
     told_apart,
 )
-from lmeval_dispersion.laboratory.claims import bounds_together
-from lmeval_dispersion.laboratory.context_clusters import ratio_interval
-from lmeval_dispersion.laboratory.perplexity_law import control_correlations, correlations
 from lmeval_dispersion.laboratory.sublayer_choice import recommendation
 from lmeval_dispersion.laboratory.token_condensation import model_tables
 from lmeval_dispersion.statistics import fisher, resampled_correlations

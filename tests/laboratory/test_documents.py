@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from lmeval_dispersion.laboratory import clusters, condensation, law, sublayers
-from lmeval_dispersion.laboratory.documents import comparison_document, result_document
 from lmeval_dispersion.laboratory.perplexity_law import LawResult, correlations
+from lmeval_dispersion.laboratory.reports.documents import comparison_document, result_document
 from lmeval_dispersion.report import Chart, Table, render
 
 BOTH = ("untrained", "shuffled")
@@ -219,7 +219,8 @@ MANIFEST = {
 
 def test_a_report_needs_no_torch_and_draws_nothing_until_asked():
     code = (
-        "import sys, lmeval_dispersion.laboratory.documents, lmeval_dispersion.laboratory.comparison; "
+        "import sys, lmeval_dispersion.laboratory.reports.documents; "
+        "import lmeval_dispersion.laboratory.comparison; "
         "print(sorted({'altair', 'torch', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

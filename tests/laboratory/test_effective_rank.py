@@ -8,8 +8,8 @@ import torch
 
 from lmeval_dispersion.errors import GeometryError
 from lmeval_dispersion.laboratory import law
-from lmeval_dispersion.laboratory.effective_rank import effective_rank
 from lmeval_dispersion.laboratory.inputs import as_texts
+from lmeval_dispersion.laboratory.measures.effective_rank import effective_rank
 from lmeval_dispersion.model.loading import load_model
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lmeval_dispersion.geometry import dispersion, dispersion_estimate
-from lmeval_dispersion.laboratory.integer_sums import GROUPS, add_vectors, dispersion_of, empty_sums
+from lmeval_dispersion.laboratory.measures.integer_sums import GROUPS, add_vectors, dispersion_of, empty_sums
 
 
 def test_integer_sums_are_the_dispersion_in_any_order():

@@ -10,7 +10,7 @@ from threading import Thread
 
 import pytest
 from lmeval_screener.accuracies import read_accuracies
-from lmeval_screener.targets import Target
+from lmeval_screener.targets.target import Target
 
 from lmeval_dispersion.errors import UsageError
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import yaml
-from lmeval_screener.answer import Ties, answer, course, names, skipped, spans, title
-from lmeval_screener.gap import gap
-from lmeval_screener.report import SEEDS
+from lmeval_screener.ranking.gap import gap
+from lmeval_screener.reports.answer import Ties, answer, course, names, skipped, spans, title
+from lmeval_screener.reports.document import SEEDS
 from lmeval_screener.result import Failed, Result, Screened, TensorInfo, TokenInfo
 
 from lmeval_dispersion.paths import data_folder

@@ -12,8 +12,8 @@ from hub_client import full_matrix, ours
 from lmeval_screener import screen
 from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.reading import Reader, with_controls
-from lmeval_screener.report import controls_section
-from lmeval_screener.targets import Target
+from lmeval_screener.reports.document import controls_section
+from lmeval_screener.targets.target import Target
 from lmeval_screener.tokens.cache import ResolutionCache
 from lmeval_screener.tokens.resolution import resolve
 from lmeval_screener.tokens.sets import load_token_set

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from lmeval_screener.gap import difference, gap, ranks
+from lmeval_screener.ranking.gap import difference, gap, ranks
 
 from lmeval_dispersion.errors import GeometryError
 from lmeval_dispersion.geometry import METRICS

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmeval_screener import screen
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.names import understood
+from lmeval_screener.targets.names import understood
 
 from lmeval_dispersion.paths import data_folder
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmeval_screener import screen
-from lmeval_screener.gap import difference, gap, student_p
-from lmeval_screener.ranking import rank_gaps
+from lmeval_screener.ranking.gap import difference, gap, student_p
+from lmeval_screener.ranking.groups import rank_gaps
 from scipy import stats
 
 from lmeval_dispersion.paths import data_folder

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from lmeval_screener import screen
-from lmeval_screener.report import tokens_section
+from lmeval_screener.reports.document import tokens_section
 from lmeval_screener.result import FLAT_COLUMNS, Result
 from tokenizers import Tokenizer
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lmeval_screener.targets import matching, parse_target, step_number
+from lmeval_screener.targets.target import matching, parse_target, step_number
 
 
 def test_repositories_revisions_and_globs():

@@ -35,7 +35,7 @@ from lmeval_screener.checkpoints.local import open_download
 from lmeval_screener.checkpoints.remote import HubSnapshot
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets import matching, step_key
+from lmeval_screener.targets.target import matching, step_key
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)

@@ -1,8 +1,8 @@
 """A calibrator as a file: fitted on the labelled documents of a run, it estimates the accuracy of others.
 
 The file is JSON (docs/audit.md). ``dispersion-calibrator/2`` holds the natural protocol of this module:
-pairs from a run's own slices, shrunk to the labelled accuracy (:mod:`lmeval_dispersion.audit.shrinkage`).
-``dispersion-calibrator/1`` holds the paper's, by mixtures (:mod:`lmeval_dispersion.audit.paper_calibrator`).
+pairs from a run's own slices, shrunk to the labelled accuracy (``shrinkage``). ``dispersion-calibrator/1``
+holds the paper's, by mixtures (``paper_calibrator``).
 A calibrator holds for the model, prompts and tasks that it was fitted on; anything else is refused.
 """
 
@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.audit import paper_calibrator as paper
-from lmeval_dispersion.audit import shrinkage
-from lmeval_dispersion.audit.features import (
+from lmeval_dispersion.audit.calibration import paper_calibrator as paper
+from lmeval_dispersion.audit.calibration import shrinkage
+from lmeval_dispersion.audit.calibration.features import (
     CLUSTERS,
     FEATURES,
     FEWEST_SLICES,
@@ -32,8 +32,8 @@ from lmeval_dispersion.audit.features import (
     slices_of,
     vector_clusters,
 )
+from lmeval_dispersion.audit.calibration.selection import document_ids, rows_of_ids
 from lmeval_dispersion.audit.run import Run, check_labels
-from lmeval_dispersion.audit.selection import document_ids, rows_of_ids
 from lmeval_dispersion.audit.slices import Slice
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.store.format import DOCUMENTS

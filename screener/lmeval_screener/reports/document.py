@@ -11,7 +11,9 @@ from lmeval_dispersion.report import Chart, Column, Document, Facts, Note, Part,
 from lmeval_dispersion.report.cells import short_names, shown
 from lmeval_screener.accuracies import agreement_dict, agreements
 from lmeval_screener.agreement import Agreement
-from lmeval_screener.answer import (
+from lmeval_screener.ranking.controls import NAMES, Control
+from lmeval_screener.ranking.gap import Difference, difference
+from lmeval_screener.reports.answer import (
     Ties,
     answer,
     digits,
@@ -24,11 +26,9 @@ from lmeval_screener.answer import (
     ties_of,
     title,
 )
-from lmeval_screener.controls import NAMES, Control
-from lmeval_screener.gap import Difference, difference
-from lmeval_screener.provenance import provenance
+from lmeval_screener.reports.provenance import provenance
 from lmeval_screener.result import FLAT_COLUMNS, Group, Result, Screened, control, flat_row
-from lmeval_screener.targets import step_number
+from lmeval_screener.targets.target import step_number
 
 if TYPE_CHECKING:
     import altair as alt

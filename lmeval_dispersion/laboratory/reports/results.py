@@ -14,7 +14,7 @@ class StudyResult(Reportable):
 
     def document(self) -> Document:
         """The report that the command prints."""
-        from lmeval_dispersion.laboratory.documents import result_document
+        from lmeval_dispersion.laboratory.reports.documents import result_document
 
         return result_document(self)
 
@@ -33,7 +33,7 @@ class StudiesCompared(Reportable):
 
     def document(self) -> Document:
         """The report that ``dispersion compare`` prints."""
-        from lmeval_dispersion.laboratory.documents import comparison_document
+        from lmeval_dispersion.laboratory.reports.documents import comparison_document
 
         return comparison_document(self.differences, self.first, self.second)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lmeval_dispersion.report import Column, Document, Section, Table
-from lmeval_screener.families import load_families
+from lmeval_screener.targets.families import load_families
 from lmeval_screener.tokens.sets import bundled_token_sets, described_groups
 
 
@@ -11,7 +11,7 @@ def families_document(path: str | None = None) -> Document:
     """The families of a file, or the bundled ones.
 
     Raises:
-        UsageError: See :func:`lmeval_screener.families.load_families`.
+        UsageError: See :func:`lmeval_screener.targets.families.load_families`.
     """
     rows = [
         {

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_screener.targets import Target, parse_target
+from lmeval_screener.targets.target import Target, parse_target
 from lmeval_screener.yaml_fields import Fields, load_yaml, nearest
 
 _BUNDLED = Path(__file__).resolve().parent / "families.yaml"

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.batches import SIZE
-from lmeval_dispersion.audit.calibration_document import calibrator_document, prediction_document
-from lmeval_dispersion.audit.calibrator import (
+from lmeval_dispersion.audit.calibration.batches import SIZE
+from lmeval_dispersion.audit.calibration.calibrator import (
     calibrator_json,
     check_fits,
     check_worth,
@@ -20,10 +19,11 @@ from lmeval_dispersion.audit.calibrator import (
     predict_slices,
     read_calibrator,
 )
-from lmeval_dispersion.audit.features import CLUSTERS, FEATURES, FEWEST_DOCUMENTS
+from lmeval_dispersion.audit.calibration.document import calibrator_document, prediction_document
+from lmeval_dispersion.audit.calibration.features import CLUSTERS, FEATURES, FEWEST_DOCUMENTS
+from lmeval_dispersion.audit.calibration.selection import labels_of, rows_of_file, rows_where
 from lmeval_dispersion.audit.results import run_for
 from lmeval_dispersion.audit.run import Run, read_run
-from lmeval_dispersion.audit.selection import labels_of, rows_of_file, rows_where
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import (
     Output,

@@ -1,8 +1,8 @@
 """What a screening says in sentences: which checkpoint is best, which are tied, how a training went.
 
 A sentence about a difference is printed only where the paired errors carry it. Whether two checkpoints of a
-ranking are tied is :mod:`lmeval_screener.ranking`'s word; along a training every step is compared with every
-other, so the bound grows with their number.
+ranking are tied is decided in ``ranking.groups``; along a training every step is compared with every other,
+so the bound grows with their number.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Literal
 
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report.cells import short_names
-from lmeval_screener.gap import Gap, difference
+from lmeval_screener.ranking.gap import Gap, difference
 from lmeval_screener.result import Group, Result, Screened
-from lmeval_screener.training_runs import training_and_step
+from lmeval_screener.targets.training_runs import training_and_step
 
 _GROUPS = 4  # groups that get a sentence each
 _FIRST = 3  # checkpoints to evaluate first: a usual budget

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmeval_dispersion.audit.calibration import estimator_rows
-from lmeval_dispersion.audit.calibrator import calibrator_json
+from lmeval_dispersion.audit.calibration.calibrator import calibrator_json
+from lmeval_dispersion.audit.calibration.evaluation import estimator_rows
+from lmeval_dispersion.audit.calibration.features import CLUSTERS, FEATURES
+from lmeval_dispersion.audit.calibration.paper_calibrator import beats_blind
 from lmeval_dispersion.audit.charts import prediction_chart
-from lmeval_dispersion.audit.features import CLUSTERS, FEATURES
-from lmeval_dispersion.audit.paper_calibrator import beats_blind
 from lmeval_dispersion.audit.report import report_json
 from lmeval_dispersion.report import Column, Document, Facts, Note, Row, Section, Table, Text
 
@@ -75,7 +75,7 @@ def _natural(calibrator: Mapping[str, Any]) -> Document:
 
 
 def estimator_table(rows: Sequence[Row]) -> Table:
-    """Errors on slices held out, of :func:`lmeval_dispersion.audit.calibration.estimator_rows`."""
+    """Errors on slices held out, of :func:`lmeval_dispersion.audit.calibration.evaluation.estimator_rows`."""
     return Table(
         rows,
         [

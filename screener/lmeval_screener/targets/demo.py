@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lmeval_dispersion.paths import data_folder
-from lmeval_screener.targets import Target
+from lmeval_screener.targets.target import Target
 
 
 def demo_targets() -> list[Target]:

@@ -2,7 +2,7 @@
 
 Kept as it is published (RD B.1.3) and said to be no more than that: mixtures hold every accuracy alike often,
 natural slices do not, so the estimate of a slice tends to the middle of 0 and 1. The default is
-:mod:`lmeval_dispersion.audit.calibrator`.
+:mod:`lmeval_dispersion.audit.calibration.calibrator`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from lmeval_dispersion.audit.batches import FEWEST_TARGETS, REPEATS, SIZE, batch_size, mixture_batches
-from lmeval_dispersion.audit.regressors import best_regression, fit_all, regression_of
+from lmeval_dispersion.audit.calibration.batches import (
+    FEWEST_TARGETS,
+    REPEATS,
+    SIZE,
+    batch_size,
+    mixture_batches,
+)
+from lmeval_dispersion.audit.calibration.regressors import best_regression, fit_all, regression_of
 from lmeval_dispersion.audit.run import Run, check_labels
 from lmeval_dispersion.audit.slices import Slice
 from lmeval_dispersion.errors import UsageError

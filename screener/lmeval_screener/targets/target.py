@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.names import understood
+from lmeval_screener.targets.names import understood
 
 
 @dataclass(frozen=True)

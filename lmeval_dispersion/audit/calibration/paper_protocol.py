@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.batches import (
+from lmeval_dispersion.audit.calibration.batches import (
     CALIBRATION_SHARE,
     FEWEST_TARGETS,
     REPEATS,
@@ -36,7 +36,7 @@ from lmeval_dispersion.audit.batches import (
     natural_batches,
     split,
 )
-from lmeval_dispersion.audit.regressors import REGRESSIONS, Regression, best_regression, fit_all
+from lmeval_dispersion.audit.calibration.regressors import REGRESSIONS, Regression, best_regression, fit_all
 from lmeval_dispersion.audit.run import Run, check_labels
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.statistics import student_interval

@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from lmeval_dispersion.laboratory.answers import (
+from lmeval_dispersion.laboratory.reports.answers import (
     clusters_answer,
     comparison_answer,
     condensation_answer,
@@ -375,7 +375,7 @@ def _json_value(value: Any) -> Any:
 
 def _charts() -> ModuleType:
     """The module that draws; it needs altair, which only pages do."""
-    from lmeval_dispersion.laboratory import charts
+    from lmeval_dispersion.laboratory.reports import charts
 
     return charts
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.geometry import Array, within
 from lmeval_dispersion.statistics import jackknife_se
-from lmeval_screener.gap import Difference, gap, paired_difference
+from lmeval_screener.ranking.gap import Difference, gap, paired_difference
 from lmeval_screener.weights.final_norm import FinalNorm
 
 

@@ -76,3 +76,17 @@ def places(chosen: Sequence[str], every: Sequence[str]) -> str:
     runs = [(every[numbers[a]], every[numbers[b]]) for a, b in zip(starts, ends, strict=True)]
     shown = ", ".join(a if a == b else f"{a} to {b}" for a, b in runs)
     return f"at {len(numbers)} of {len(every)} layers ({shown})"
+
+
+def log_ratios_left_out(within: Array, apart: Array) -> Array:
+    """Log of between over within without each cluster in turn, shape (n,), for a jackknife.
+
+    Args:
+        within: Mean distance of each cluster's members to its centroid, (n >= 3,).
+        apart: Mean distance of each centroid to the others.
+    """
+    n = len(within)
+    inside = (within.sum() - within) / (n - 1)
+    # Leaving a centroid out of the mean over pairs.
+    between = apart.mean() + (apart.mean() - apart) * 2 / (n - 2)
+    return np.asarray(np.log(between) - np.log(inside))

@@ -1,8 +1,7 @@
 """What ``dispersion calibrate`` is worth on a run: the accuracy of its slices, each told without its labels.
 
-The estimator is that of :mod:`lmeval_dispersion.audit.calibrator`, fitted to all labelled slices and judged
-on each by a fit that did not see it. The paper's protocol, which learns from artificial mixtures, is
-:mod:`lmeval_dispersion.audit.paper_protocol`.
+The estimator is that of ``calibrator``, fitted to all labelled slices and judged on each by a fit that did
+not see it. The paper's protocol, which learns from artificial mixtures, is ``paper_protocol``.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from lmeval_dispersion.audit.calibrator import fit_calibrator
-from lmeval_dispersion.audit.features import CLUSTERS, FEATURES
+from lmeval_dispersion.audit.calibration.calibrator import fit_calibrator
+from lmeval_dispersion.audit.calibration.features import CLUSTERS, FEATURES
+from lmeval_dispersion.audit.calibration.shrinkage import Fit
 from lmeval_dispersion.audit.run import Run
-from lmeval_dispersion.audit.shrinkage import Fit
 
 OURS, TRIVIAL = "this estimate", "labelled accuracy alone"
 

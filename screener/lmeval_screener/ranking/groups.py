@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from lmeval_dispersion.geometry import Metric
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.gap import Gap, difference, ranks
+from lmeval_screener.ranking.gap import Gap, difference, ranks
+from lmeval_screener.ranking.scales import Size, scale_names
 from lmeval_screener.reading import Reading
 from lmeval_screener.result import Next, Screened, TensorInfo, TokenInfo
-from lmeval_screener.scales import Size, scale_names
-from lmeval_screener.targets import label
+from lmeval_screener.targets.target import label
 from lmeval_screener.tokens.resolution import Resolution
 
 _ERROR_RATE = 0.05  # that any two of a group are told apart although they do not differ

@@ -1,0 +1,1 @@
+"""From dispersion to accuracy: learnt from labelled slices, judged, and applied. Its modules are private."""

@@ -1,0 +1,1 @@
+"""What the laboratory computes of numbers that are at hand, without a model. Its modules are private."""

@@ -1,0 +1,1 @@
+"""What a study says: answers, charts, documents, results. Its modules are private."""

@@ -1,0 +1,1 @@
+"""Gaps, the groups that may be compared, their order, and what moves it. Its modules are private."""
