@@ -34,7 +34,6 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.version import __version__
 
 FORMAT = "dispersion-lab/2"
-KINDS = ("law", "sublayers", "condensation", "clusters")
 
 _FIRST_RECORD = 0.5  # seconds until what is done is first recorded
 _RECORD_EVERY = 5.0  # and between later records, at least
