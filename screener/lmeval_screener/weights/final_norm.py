@@ -56,6 +56,10 @@ async def read_final_norm(snapshot: Snapshot, projection: OutputProjection) -> F
     Raises:
         ScreeningError: An error of the connection, or a broken header.
     """
+    if projection.adapter is not None:
+        if projection.adapter.norm:
+            return "the adapter changes the final norm"
+        return await read_final_norm(projection.adapter.base, projection.adapter.projection)
     if not projection.file.endswith(".safetensors"):
         return f"the final norm is read from safetensors only, and this is {projection.file}"
     config, stored = await layout(snapshot)
