@@ -39,13 +39,16 @@ CONFIG = "adapter_config.json"
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
 
 _PREFIX = "base_model.model."
-_LEAF = re.compile(
-    r"(?P<module>.+?)\.(?:modules_to_save\.)?(?:"
-    r"lora_(?P<factor>A|B)(?:\.\w+)?\.weight|lora_embedding_(?P<embedding>A|B)(?:\.\w+)?|"
+#: What may stand behind a module's name: parts that are read.
+_PART = re.compile(
+    r"(?:modules_to_save\.)?(?:"
+    r"lora_(?P<linear>A|B)(?:\.\w+)?\.weight|lora_embedding_(?P<embedding>A|B)(?:\.\w+)?|"
     r"(?P<magnitude>lora_magnitude_vector)(?:\.\w+)*|"
     r"(?:token_adapter\.)?(?P<tokens>trainable_tokens_delta)(?:\.\w+)?|"
-    r"(?P<base>base_layer)\.weight|(?P<weight>weight)|(?P<other>[\w.]+))"
+    r"(?P<base>base_layer\.weight)|(?P<weight>weight))"
 )
+#: Where the name of a module ends that is neither a head nor an embedding.
+_END = re.compile(r"\.(?:lora_|base_layer|modules_to_save|token_adapter|[\w-]+$)")
 #: Ways of starting to train that leave the base's weights as they are; others subtract from them.
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 #: Settings that are other methods than LoRA or DoRA, if they are set.
@@ -180,11 +183,8 @@ async def read_adapter(snapshot: Snapshot) -> Adapter:
     file = next(name for name in FILES if name in snapshot.files)
     modules: dict[str, dict[str, Tensor]] = {}
     for name, tensor in (await read_contents(snapshot, file)).tensors.items():
-        found = _LEAF.fullmatch(name.removeprefix(_PREFIX))
-        if found is None:
-            continue
-        part = next(key for key in found.re.groupindex if key != "module" and found[key] is not None)
-        modules.setdefault(found["module"], {})[_part(part, found[part])] = tensor
+        module, part = _split(name.removeprefix(_PREFIX))
+        modules.setdefault(module, {})[part] = tensor
     adapter = Adapter(
         snapshot, file, base, revision if isinstance(revision, str) and revision else None, settings, modules
     )
@@ -234,9 +234,6 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
     other = [name for name in _OTHER_METHODS if settings.get(name)]
     if other:
         raise _unread(adapter, f"sets {other[0]}")
-    kinds = sorted(
-        {"low-rank" if part in ("A", "B", "EA", "EB") else part for p in parts.values() for part in p}
-    )
     replaced: Matrix | None = None
     updates: list[Update] = []
     tokens: list[TokenRows] = []
@@ -251,20 +248,22 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
             updates.append(update)
         if "tokens" in place:
             tokens.append(TokenRows(_token_ids(adapter, module, place["tokens"]), place["tokens"]))
-    if len(updates) > 1 and settings.get("ensure_weight_tying"):
-        # One change that is stored under both names.
+    ensured = bool(settings.get("ensure_weight_tying"))
+    if len(updates) > 1 and ensured:
+        # One change under both names: the model that was trained has it once (peft 0.21 merges it twice).
         updates = updates[:1]
-    if len(tokens) > 1 or (tokens and (updates or len(touched) > 1)):
-        raise _unread(
-            adapter, f"changes {' and '.join(touched)}, which are one matrix, by {' and '.join(kinds)}"
-        )
+    if len(tokens) > 1 and tokens[0].ids == tokens[1].ids:
+        tokens = tokens[:1]
+    if len(tokens) > 1 or (tokens and updates):
+        kinds = " and ".join(sorted({part for p in parts.values() for part in p}))
+        raise _unread(adapter, f"changes {' and '.join(touched)}, which are one matrix, by {kinds}")
     shape = projection.shape if replaced is None else replaced.shape
     _fits(adapter, shape, projection.shape[1], updates, tokens)
     warnings = list(projection.warnings)
-    if projection.tied and (updates or tokens) and not heads:
+    if any(update.embedding for update in updates) and not ensured:
         warnings.append(
             f"the adapter changes the input embedding, which {adapter.label} ties to its head: the rows are "
-            "those of the merged model"
+            "those of the merged model; before it is merged, its head lacks that change"
         )
     return replace(
         projection,
@@ -304,9 +303,24 @@ def _unread(adapter: Adapter, why: str) -> ScreeningError:
     )
 
 
-def _part(kind: str, value: str) -> str:
-    """Short name of a tensor's part in its module."""
-    return {"factor": value, "embedding": f"E{value}", "other": value}.get(kind, kind)
+def _split(name: str) -> tuple[str, str]:
+    """Module and part of a tensor's name.
+
+    A head or an embedding is looked for first, so that a part which nobody knows is still seen to be theirs.
+    """
+    words = name.split(".")
+    heads = (".".join(words[:count]) for count in range(1, len(words)))
+    module = next((m for m in heads if _is_head(m) or _is_embedding(m)), None)
+    if module is None:
+        end = _END.search(name)
+        return (name, "") if end is None else (name[: end.start()], name[end.start() + 1 :])
+    rest = name[len(module) + 1 :]
+    found = _PART.fullmatch(rest)
+    if found is None:
+        return module, rest
+    if found["linear"] or found["embedding"]:
+        return module, found["linear"] or f"E{found['embedding']}"
+    return module, str(found.lastgroup)
 
 
 def _is_head(module: str) -> bool:
