@@ -34,6 +34,19 @@ class Matrix:
         return row_bytes(self.dtype, self.shape[1])
 
 
+@dataclass(frozen=True, slots=True)
+class NormPlace:
+    """Where a GGUF file keeps its final norm.
+
+    Attributes:
+        weight: Its weight as a column of d numbers; None where the architecture's norm has none.
+        takes_mean: Whether it is a LayerNorm.
+    """
+
+    weight: Matrix | None
+    takes_mean: bool
+
+
 def byte_strides(tensor: Tensor) -> tuple[int, int] | None:
     """Bytes from row to row and from column to column of a matrix; None where rows lie end to end."""
     if tensor.strides is None or len(tensor.shape) != 2 or tensor.strides == (tensor.shape[1], 1):

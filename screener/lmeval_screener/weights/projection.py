@@ -29,7 +29,7 @@ from lmeval_screener.weights.architectures import (
     WRAPPERS,
 )
 from lmeval_screener.weights.element_types import row_bytes
-from lmeval_screener.weights.matrices import Matrix, byte_strides
+from lmeval_screener.weights.matrices import Matrix, NormPlace, byte_strides
 from lmeval_screener.weights.safetensors import (
     DTYPE_BITS,
     FLOAT_DTYPES,
@@ -71,6 +71,7 @@ class OutputProjection:
         scale: Scales that multiply 8-bit floats; None where the stored numbers are the weights.
         pieces: The slices that make it up, where it is stored in slices; the file is then that of the first.
         adapter: What an adapter makes of it, where the checkpoint is one.
+        final_norm: Where the final norm is, where the same header said it (GGUF).
     """
 
     name: str
@@ -85,6 +86,7 @@ class OutputProjection:
     scale: Scale | None = None
     pieces: tuple[Piece, ...] | None = None
     adapter: AdaptedMatrix | None = None
+    final_norm: NormPlace | None = None
 
     @property
     def row_bytes(self) -> int:
