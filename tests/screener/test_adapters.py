@@ -316,6 +316,8 @@ def test_bases_that_cannot_be_opened(hub, tmp_path, bases, monkeypatch, name, co
         ({"use_qalora": True}, "sets use_qalora"),
         ({"use_dora": True}, "use_dora=True and not the magnitudes"),
         ({"lora_alpha": "six"}, "lora_alpha 'six'"),
+        ({"alpha_pattern": {r"(\w+)+!": 3}}, "which is not followed"),
+        ({"alpha_pattern": {".*.*.*x": 3}}, "which is not followed"),
         ({"r": 8}, "states the rank 8 for lm_head, but its factors have 4"),
     ],
 )
@@ -326,6 +328,31 @@ def test_what_is_another_method_is_refused_by_name(bases, tmp_path, changes, say
     assert error.code == "AdapterOnly"
     assert says in str(error)
     assert "merge it into its base" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "applies"),
+    [
+        ("lm_head", True),
+        ("^lm_head$", True),
+        (".*head", True),
+        ("lm.head", True),
+        (r"lm_.*", True),
+        ("head", False),
+        ("lm_hea", False),
+        ("model.lm_head", False),
+        (r"lm\.head", False),
+    ],
+)
+def test_patterns_apply_as_in_peft(bases, tmp_path, pattern, applies):
+    from peft.utils.other import get_pattern_key
+
+    # Without a match it returns the name itself.
+    assert pattern == "lm_head" or (get_pattern_key([pattern], "lm_head") == pattern) is applies
+    folder = adapter(bases[False], tmp_path / "a", HEADS["head"])
+    plain = rows(folder, bases[False])
+    edit(folder, alpha_pattern={pattern: 60})
+    assert bool(np.abs(rows(folder, bases[False]) - plain).max() > 0.1) is applies
 
 
 @pytest.mark.parametrize(

@@ -320,7 +320,11 @@ def test_an_adapter_beside_its_base_does_not_disturb(tmp_path):
     folder = write_checkpoint(tmp_path / "m", head_and_embedding())
     write_safetensors(folder / "adapter_model.safetensors", {"x.lora_A.weight": ("F32", matrix())})
     (folder / "adapter_config.json").write_text("{}")
-    assert found(folder).file == "model.safetensors"
+    projection = found(folder)
+    assert projection.file == "model.safetensors"
+    assert projection.warnings == (
+        "adapter_model.safetensors lies beside the weights and was not applied to them",
+    )
 
 
 def test_a_single_file_under_another_name_is_read_with_a_warning(tmp_path):

@@ -58,6 +58,18 @@ _OTHER_METHODS = (
 )
 
 
+def _modules(names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(f"{w}{name.removesuffix('.weight')}" for name in names for w in WRAPPERS)
+
+
+_HEADS, _EMBEDDINGS, _NORMS = _modules(HEADS), _modules(EMBEDDINGS), _modules(FINAL_NORMS)
+#: Last words of embeddings' names, less those that other modules bear too.
+_EMBEDDING_WORDS = {m.rpartition(".")[2] for m in _EMBEDDINGS} - {"embeddings", "embedding"}
+#: A pattern of PEFT's that is a name or the end of one, with at most two gaps: any other could be made to run
+#: for ever.
+_PATTERN = re.compile(r"\^?(?:[\w-]|\\?\.(?!\*))*(?:\.\*(?:[\w-]|\\?\.(?!\*))*){0,2}\$?")
+
+
 @dataclass(frozen=True, slots=True)
 class Update:
     """A low-rank change of a matrix.
@@ -279,7 +291,7 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
             replaced,
             tuple(updates),
             tokens[0] if tokens else None,
-            any(_is_norm(module) for module in adapter.modules),
+            any(module in _NORMS for module in adapter.modules),
         ),
     )
 
@@ -324,23 +336,13 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _is_head(module: str) -> bool:
-    stems = (f"{w}{name.removesuffix('.weight')}" for name in HEADS for w in WRAPPERS)
     own = not any(word in module for word in NOT_THE_MODEL) and not _numbered(module)
-    return own and (module in stems or module.endswith(".lm_head"))
+    return own and (module in _HEADS or module.endswith(".lm_head"))
 
 
 def _is_embedding(module: str) -> bool:
-    last = {name.removesuffix(".weight").rpartition(".")[2] for name in EMBEDDINGS} - {
-        "embeddings",
-        "embedding",
-    }
-    stems = {f"{w}{name.removesuffix('.weight')}" for name in EMBEDDINGS for w in WRAPPERS}
     own = not any(word in module for word in NOT_THE_MODEL) and not _numbered(module)
-    return own and (module in stems or module.rpartition(".")[2] in last)
-
-
-def _is_norm(module: str) -> bool:
-    return any(module == f"{w}{name.removesuffix('.weight')}" for name in FINAL_NORMS for w in WRAPPERS)
+    return own and (module in _EMBEDDINGS or module.rpartition(".")[2] in _EMBEDDING_WORDS)
 
 
 def _numbered(module: str) -> bool:
@@ -387,7 +389,7 @@ def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> Updat
             adapter, f"is a DoRA of the embedding {module}, whose lengths run over all rows at once"
         )
     rank = a.shape[0]
-    alpha = _patterned(settings.get("alpha_pattern"), module, settings.get("lora_alpha", 8))
+    alpha = _patterned(adapter, "alpha_pattern", module, settings.get("lora_alpha", 8))
     if (
         isinstance(alpha, bool)
         or not isinstance(alpha, int | float)
@@ -397,22 +399,21 @@ def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> Updat
         raise _unread(
             adapter, f"has lora_alpha {alpha!r} and factors of ranks {rank} and {b.shape[1]} for {module}"
         )
-    said = _patterned(settings.get("rank_pattern"), module, settings.get("r", rank))
+    said = _patterned(adapter, "rank_pattern", module, settings.get("r", rank))
     if said != rank:
         raise _unread(adapter, f"states the rank {said!r} for {module}, but its factors have {rank}")
     scaling = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
     return Update(a, b, scaling, bool(embedding), magnitude)
 
 
-def _patterned(pattern: Any, module: str, otherwise: Any) -> Any:
-    """A module's own setting by PEFT's patterns: ends of names, which may be regular expressions."""
-    if isinstance(pattern, dict):
-        for key, value in pattern.items():
-            try:
-                if re.match(rf"(.*\.)?({key})$", module):
-                    return value
-            except re.error:
-                continue
+def _patterned(adapter: Adapter, setting: str, module: str, otherwise: Any) -> Any:
+    """A module's own setting by PEFT's patterns: ends of names, which may have gaps."""
+    pattern = adapter.settings.get(setting)
+    for key, value in pattern.items() if isinstance(pattern, dict) else ():
+        if not _PATTERN.fullmatch(key):
+            raise _unread(adapter, f"has the pattern {key!r} in its {setting}, which is not followed")
+        if re.match(rf"(.*\.)?({key})$", module):
+            return value
     return otherwise
 
 

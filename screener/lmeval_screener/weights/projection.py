@@ -111,6 +111,10 @@ async def find_projection(snapshot: Snapshot) -> OutputProjection:
     if files := _sliced_files(snapshot):
         return await _joined_slices(snapshot, config, files)
     warnings: list[str] = []
+    if beside := [
+        path for path in ("adapter_model.safetensors", "adapter_model.bin") if path in snapshot.files
+    ]:
+        warnings.append(f"{beside[0]} lies beside the weights and was not applied to them")
     index_name = _index(snapshot)
     files_of: Mapping[str, str]
     if index_name is None:
