@@ -413,6 +413,18 @@ def test_a_broken_configuration_is_refused(bases, tmp_path, content):
     assert refused(folder, bases[False]).code == "BadConfig"
 
 
+def test_what_a_training_leaves_beside_its_adapter_is_no_model(bases, tmp_path):
+    folder = adapter(bases[False], tmp_path / "checkpoint-9", HEADS["a saved head"])
+    plain = rows(folder, bases[False])
+    for name in ("training_args.bin", "optimizer.bin", "optimizer.pt", "rng_state.pth", "scheduler.pt"):
+        (folder / name).write_bytes(b"x")
+    np.testing.assert_array_equal(rows(folder, bases[False]), plain)
+    for name in ("model.safetensors", "pytorch_model.bin", "model-00001-of-00002.safetensors"):
+        (folder / name).write_bytes(b"x")
+        assert not is_adapter(open_folder(folder))
+        (folder / name).unlink()
+
+
 def test_an_adapter_without_tensors_is_refused(bases, tmp_path):
     folder = adapter(bases[False], tmp_path / "a", HEADS["head"])
     save_file({}, folder / FILE)

@@ -37,6 +37,8 @@ from lmeval_screener.weights.torch_archive import locate
 
 CONFIG = "adapter_config.json"
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
+#: How archives of a model's own weights begin; a training leaves other .bin files beside its adapter.
+_ARCHIVES = "pytorch_model"
 
 _PREFIX = "base_model.model."
 #: What may stand behind a module's name: parts that are read.
@@ -163,9 +165,10 @@ class Adapter:
 def is_adapter(snapshot: Snapshot) -> bool:
     """Whether a checkpoint is an adapter and holds no weights of a model's own."""
     own = any(
-        path.endswith((".safetensors", ".bin"))
-        and "/" not in path
-        and not path.startswith(("adapter_", "training_args"))
+        "/" not in path
+        and (
+            (path.endswith(".safetensors") and not path.startswith("adapter_")) or path.startswith(_ARCHIVES)
+        )
         for path in snapshot.files
     )
     return CONFIG in snapshot.files and any(name in snapshot.files for name in FILES) and not own
