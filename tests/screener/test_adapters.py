@@ -253,6 +253,17 @@ def test_g_is_that_of_the_merged_folder(base, tmp_path, own_tokenizer):
     assert ours.tensor.file == FILE
 
 
+def test_a_training_run_of_adapters_is_a_trajectory(bases, tmp_path):
+    for step in (100, 200):
+        folder = adapter(bases[False], tmp_path / "run" / f"checkpoint-{step}", HEADS["head"])
+        edit(folder, lora_alpha=step / 25)
+    result = reported(tmp_path / "run")
+    assert not result.failed, result.failed
+    (group,) = result.groups
+    assert [Path(c.repo).name for c in group.trajectory()] == ["checkpoint-100", "checkpoint-200"]
+    assert len({c.gaps["cosine"].mean for c in result.checkpoints}) == 2
+
+
 def test_a_final_norm_that_the_adapter_changes_is_not_taken_from_the_base(bases, tmp_path):
     folder = adapter(bases[False], tmp_path / "a", lora(modules_to_save=["norm", "lm_head"]))
     (found,) = reported(folder, controls=True).checkpoints
