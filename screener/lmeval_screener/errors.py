@@ -15,7 +15,8 @@ SCREENING_CODES: dict[str, str] = {
     "FolderNotFound": "the local folder does not exist or is not a checkpoint's folder",
     # what is stored
     "NoSafetensors": "the weights are stored in a format that is not read, or not at all",
-    "AdapterOnly": "the repository holds an adapter, not a model's own matrices",
+    "AdapterOnly": "an adapter without its base, or one that changes the head in a way that is not read",
+    "IdenticalToBase": "an adapter that changes no row of the output projection: screen its base",
     "SeveralFiles": "there are several GGUF models, and none was named",
     "MissingExtra": "reading this format needs an optional package",
     "BadArchive": "a file of torch.save is broken, or not what its name says",

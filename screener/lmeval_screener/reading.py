@@ -19,15 +19,18 @@ from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking.controls import Controls, controls
 from lmeval_screener.ranking.gap import Gap, gap
-from lmeval_screener.targets.target import Target
+from lmeval_screener.targets.names import REPOSITORY
+from lmeval_screener.targets.target import Target, parse_target
 from lmeval_screener.tokens.cache import ResolutionCache
 from lmeval_screener.tokens.resolution import Resolution, resolve
 from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
+from lmeval_screener.weights.adapters import Adapter, adapted_projection, is_adapter, read_adapter
 from lmeval_screener.weights.final_norm import read_final_norm
 from lmeval_screener.weights.gguf import choose_files, read_gguf, read_vocabulary
 from lmeval_screener.weights.projection import OutputProjection, find_projection
 from lmeval_screener.weights.rows import read_rows
+from lmeval_screener.weights.slices import sliced
 
 #: Bytes of sampled rows; what lies between them and the final norm's weight comes on top, within 1 MB.
 _SAMPLE_BYTES = 750_000
@@ -48,6 +51,7 @@ class Reading:
         seconds: From the first request to the last row.
         budget: The time that it may take.
         controls: Gauge controls, where they were asked for; a sentence where they could not be read.
+        base: Where the base of an adapter was read; None for other checkpoints.
     """
 
     target: Target
@@ -59,6 +63,17 @@ class Reading:
     seconds: float
     budget: Budget
     controls: Controls | str | None = None
+    base: Snapshot | None = None
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that travelled for it, those of an adapter's base included."""
+        return self.snapshot.meter.bytes_read + (self.base.meter.bytes_read if self.base else 0)
+
+    @property
+    def requests(self) -> int:
+        """Requests likewise."""
+        return self.snapshot.meter.requests + (self.base.meter.requests if self.base else 0)
 
 
 class Reader:
@@ -89,12 +104,16 @@ class Reader:
         start = time.perf_counter()
         if target.refused is not None:
             raise ScreeningError(*target.refused)
-        if target.local:
-            snapshot: Snapshot = open_folder(target.repo)
-        else:
-            snapshot = await self._hub.snapshot(target.repo, target.revision, budget)
-        self.snapshots.append(snapshot)
-        if _is_gguf(snapshot, target):
+        snapshot = await self._open(target, budget)
+        base: Snapshot | None = None
+        if target.file is None and is_adapter(snapshot):
+            adapter = await read_adapter(snapshot)
+            base = await self._open(_base_target(adapter, target), budget)
+            projection = await adapted_projection(adapter, base)
+            holder = snapshot if any(name in snapshot.files for name in TOKENIZER_FILES) else base
+            file, digest = _tokenizer(holder)
+            resolution = await self._resolution(digest, lambda: _vocabulary(holder, file))
+        elif _is_gguf(snapshot, target):
             model = await read_gguf(snapshot, choose_files(list(snapshot.files), target.file, snapshot.repo))
             projection, digest = model.projection, model.tokenizer
             resolution = await self._resolution(digest, lambda: read_vocabulary(snapshot, model))
@@ -103,16 +122,21 @@ class Reader:
                 # An adapter comes without a tokenizer too: then that is what to say.
                 await find_projection(snapshot)
             file, digest = _tokenizer(snapshot)
-
-            async def vocabulary() -> Vocabulary:
-                return Vocabulary.from_file(file, await snapshot.small_file(file))
-
             projection, resolution = await _both(
-                find_projection(snapshot), self._resolution(digest, vocabulary)
+                find_projection(snapshot),
+                self._resolution(digest, lambda: _vocabulary(snapshot, file)),
             )
         gaps = await _read_gaps(snapshot, projection, resolution)
         seconds = time.perf_counter() - start
-        return Reading(target, snapshot, projection, digest, resolution, gaps, seconds, budget)
+        return Reading(target, snapshot, projection, digest, resolution, gaps, seconds, budget, base=base)
+
+    async def _open(self, target: Target, budget: Budget) -> Snapshot:
+        if target.local:
+            snapshot: Snapshot = open_folder(target.repo)
+        else:
+            snapshot = await self._hub.snapshot(target.repo, target.revision, budget)
+        self.snapshots.append(snapshot)
+        return snapshot
 
     async def _resolution(self, digest: str, vocabulary: Callable[[], Awaitable[Vocabulary]]) -> Resolution:
         """By the tokenizer's hash where it is known, else from its vocabulary, which is read once for all."""
@@ -192,6 +216,10 @@ async def _read_gaps(
             f"cannot be screened because its tokenizer names row {max(ids)} and {projection.name} has "
             f"{rows}; tokenizer and weights do not belong together",
         )
+    if projection.pieces is not None and rows < resolution.vocabulary:
+        raise sliced(
+            projection.name, f"its {rows} rows are fewer than the tokenizer's {resolution.vocabulary}"
+        )
     matrix = await read_rows(snapshot, projection, ids)
     try:
         return {metric: gap(matrix[:split], matrix[split:], metric) for metric in METRICS}
@@ -221,6 +249,29 @@ def _is_gguf(snapshot: Snapshot, target: Target) -> bool:
     others = (".safetensors", ".bin")
     names = list(snapshot.files)
     return any(n.endswith(".gguf") for n in names) and not any(n.endswith(others) for n in names)
+
+
+def _base_target(adapter: Adapter, target: Target) -> Target:
+    """Where the base of an adapter is read: a folder only for an adapter that is in a folder itself.
+
+    Raises:
+        ScreeningError: ``AdapterOnly`` where a repository names a path of the machine that trained it.
+    """
+    base = parse_target(adapter.base)
+    if target.local and base.refused is None:
+        return replace(base, revision=adapter.revision or base.revision) if not base.local else base
+    if not REPOSITORY.fullmatch(adapter.base):
+        raise ScreeningError(
+            "AdapterOnly",
+            f"cannot be screened because its base is {adapter.base!r}, a path on the machine that trained "
+            "the adapter; write the base's repository into adapter_config.json, or merge the adapter and "
+            "screen the result",
+        )
+    return Target(adapter.base, adapter.revision)
+
+
+async def _vocabulary(snapshot: Snapshot, file: str) -> Vocabulary:
+    return Vocabulary.from_file(file, await snapshot.small_file(file))
 
 
 def _tokenizer(snapshot: Snapshot) -> tuple[str, str]:

@@ -9,7 +9,8 @@ from urllib.parse import unquote, urlsplit
 
 from lmeval_screener.errors import ScreeningError
 
-_REPO = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+#: A repository of the Hub, with or without an organisation.
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _CHOICE = re.compile(r"[\w-][\w.-]*", re.ASCII)
 _HOSTS = {"huggingface.co", "www.huggingface.co", "hf.co"}
 _FORMS = "ORGANISATION/NAME, ORGANISATION/NAME@REVISION or a folder"
@@ -55,7 +56,7 @@ def understood(text: str) -> Place:
         name = name.rstrip("/")
         if at and not revision:
             raise _bad(text, "there is no revision behind the @")
-    if not _REPO.fullmatch(name) or ".." in name:
+    if not REPOSITORY.fullmatch(name) or ".." in name:
         raise _bad(text)
     return Place(name, revision or None, False)
 
