@@ -33,6 +33,8 @@ from lmeval_screener.targets.target import step_number
 if TYPE_CHECKING:
     import altair as alt
 
+    from lmeval_screener.shortlist.choice import GroupChoice, Shortlist
+
 UNSUPPORTED = (
     "G compares checkpoints of one tokenizer and one scale. It does not compare across scales or families, "
     "and it predicts no accuracy."
@@ -59,7 +61,12 @@ _NAMED = 15  # points that all carry their names; of more, only as many outliers
 
 
 def report(
-    result: Result, *, command: str = "", accuracy: str = "", top: int | None = None, tokens: bool = False
+    result: Result,
+    *,
+    command: str = "",
+    accuracy: str = "",
+    chosen: Shortlist | None = None,
+    tokens: bool = False,
 ) -> Document:
     """The report of a screening.
 
@@ -67,11 +74,13 @@ def report(
         result: What was screened.
         command: The command that did it; empty where none did.
         accuracy: What the supplied accuracies are, in words; empty where nobody says.
-        top: How many of each group to show; None for all. The answer and the errors are of all.
+        chosen: The short list to show; None for all. The answer and the errors are of all.
         tokens: Whether to list the pieces and rows of T and R.
     """
-    left = result if top is None else _best(result, top)
-    groups = [_Shown(group, result, top) for group in result.groups]
+    left = result if chosen is None else replace(result, checkpoints=chosen.chosen)
+    groups = [_Shown(group, result, chosen and chosen.of(group)) for group in result.groups]
+    groups = [one for one in groups if one.members]
+    answered = [*answer(result), *([] if chosen is None or not result.checkpoints else [chosen.sentence()])]
     found = agreements(result)
     sections = [Section(one.heading, list(_group(one)), name=one.name) for one in groups]
     if found:
@@ -90,36 +99,55 @@ def report(
     sections.append(_details(groups, result))
     return Document(
         title=f"Checkpoints screened for {result.domain}",
-        answer=answer(result),
+        answer=answered,
         sections=sections,
         limits=(UNSUPPORTED,),
         command=command,
-        rows=[flat_row(c) for c in left.checkpoints],
-        fields=FLAT_COLUMNS,
-        contract=lambda: json_text(left, answer(result)),
+        rows=[flat_row(c) | _chosen_row(c, chosen) for c in left.checkpoints],
+        fields=FLAT_COLUMNS if chosen is None else [*FLAT_COLUMNS, *_CHOSEN],
+        contract=lambda: json_text(left, answered, chosen),
         libraries=("numpy", "huggingface-hub"),
         guide="docs/screener.md",
     )
 
 
-def labels(group: Group, top: int) -> list[str]:
-    """The labels of the ``top`` best of a group."""
-    return [c.label for c in group.checkpoints[:top]]
+def json_text(result: Result, answered: Sequence[str] = (), chosen: Shortlist | None = None) -> str:
+    """The contract ``screen-checkpoints/1``, with ``agreement`` where accuracies were supplied.
 
-
-def json_text(result: Result, answered: Sequence[str] = ()) -> str:
-    """The contract ``screen-checkpoints/1``, with ``agreement`` where accuracies were supplied."""
+    With a short list, ``result`` holds only what is chosen; ``shortlist`` says of how many.
+    """
     content: dict[str, Any] = result.to_dict()
     content["answer"] = list(answered or answer(result))
     found = agreements(result)
     if found:
         content["agreement"] = [agreement_dict(line) for line in found]
+    if chosen is not None:
+        members = (c for group in result.groups for c in group.checkpoints)
+        for entry, c in zip(content["checkpoints"], members, strict=True):
+            entry |= _chosen_row(c, chosen)
+        content["shortlist"] = {
+            "k": chosen.k,
+            "diverse": chosen.diverse,
+            "audit_sample": chosen.audit,
+            "seed": chosen.seed,
+            "groups": [
+                {"family": one.group.family, "scale": one.group.scale, "k": one.k, "cap": one.cap}
+                | {"candidates": len(one.group.checkpoints), "listed": len(one.listed), "tied": one.open}
+                | {"audited": len(one.audit), "sentence": one.sentence()}
+                for one in chosen.groups
+            ],
+        }
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _best(result: Result, top: int) -> Result:
-    best = tuple(c for group in result.groups for c in group.checkpoints[:top])
-    return replace(result, checkpoints=best)
+_CHOSEN = ("chosen", "inclusion_probability")
+
+
+def _chosen_row(checkpoint: Screened, chosen: Shortlist | None) -> dict[str, Any]:
+    """Why a checkpoint is on the short list, and how probable that was; empty without a list."""
+    if chosen is None:
+        return {}
+    return {"chosen": chosen.why(checkpoint), "inclusion_probability": chosen.probability(checkpoint)}
 
 
 # --- one group ------------------------------------------------------------------------------------------
@@ -131,7 +159,7 @@ class _Shown:
 
     group: Group
     result: Result
-    top: int | None
+    choice: GroupChoice | None
 
     @property
     def name(self) -> str:
@@ -149,7 +177,9 @@ class _Shown:
     @property
     def members(self) -> tuple[Screened, ...]:
         """Those that are shown, in the order of the table."""
-        best = self.group.checkpoints[: self.top]
+        best = self.group.checkpoints
+        if self.choice is not None:
+            best = tuple(c for c in best if self.choice.why(c) is not None)
         in_order = self.group.trajectory() if self.is_training else None
         return tuple(c for c in in_order if c in best) if in_order else best
 
@@ -196,6 +226,9 @@ def _ranking(one: _Shown) -> Table:
     if any(ranks[c] for c in members):
         hint = "ranks that this one is not told apart from, all pairs of the group counted."
         columns.append(Column("tied", "Tied with", hint=hint, short="Tied", drop=2))
+    if one.choice is not None and one.choice.chosen != one.choice.best:
+        hint = "rank: among the K best; tied: with the K-th; audit: drawn at random from the others."
+        columns.append(Column("chosen", "Chosen", hint=hint, drop=2))
     if any(c.accuracy is not None for c in members):
         shares = all((c.accuracy or 0) <= 1 for c in members)
         columns.append(Column("accuracy", "Accuracy", ".3f" if shares else ".1f", short="Acc.", drop=3))
@@ -207,18 +240,18 @@ def _ranking(one: _Shown) -> Table:
             "delta": None if change is None else change.mean,
             "delta_se": None if change is None else change.se,
             "tied": spans(ranks[c]),
+            "chosen": None if one.choice is None else one.choice.why(c),
             "accuracy": c.accuracy,
         }
         for c, change in zip(members, changes, strict=True)
     ]
-    excerpt, total = _excerpt(members, one), len(one.group.checkpoints)
     return Table(
         rows,
         columns,
         f"{metric.capitalize()} gap",
         name=f"ranking-{one.name}",
-        more=f"The {len(members)} best of {total}; leave out --top for all." if len(members) < total else "",
-        excerpt=excerpt,
+        more="" if one.choice is None else f"Short list: {one.choice.sentence()}.",
+        excerpt=_excerpt(members, one),
     )
 
 
