@@ -17,8 +17,10 @@ from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.options import Output, add_examples, add_output, add_version, command_parser
 from lmeval_screener.shortlist.command import (
     add_shortlist_options,
+    add_verify_arguments,
     check_shortlist_options,
     print_names,
+    run_verify,
     shortlist_of,
 )
 
@@ -45,16 +47,23 @@ exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``screen-checkpoints``; returns the exit code. ``DISPERSION_DEBUG=1`` shows tracebacks."""
-    parser = command_parser("screen-checkpoints", _ABOUT)
-    add_arguments(parser)
-    parser.set_defaults(command=shlex.join(["screen-checkpoints", *(sys.argv[1:] if argv is None else argv)]))
-    args = parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    command = shlex.join(["screen-checkpoints", *words])
+    # A folder of that name is still ./verify.
+    name, declare, work = "screen-checkpoints", add_arguments, run
+    if words[:1] == ["verify"]:
+        name, declare, work = "screen-checkpoints verify", add_verify_arguments, run_verify
+        words = words[1:]
+    parser = command_parser(name, _ABOUT)
+    declare(parser)
+    parser.set_defaults(command=command)
+    args = parser.parse_args(words)
     try:
-        return run(args)
+        return work(args)
     except DispersionError as error:
         if os.environ.get("DISPERSION_DEBUG"):
             raise
-        print(f"screen-checkpoints: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("screen-checkpoints: interrupted", file=sys.stderr)

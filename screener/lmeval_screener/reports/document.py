@@ -78,7 +78,7 @@ def report(
         tokens: Whether to list the pieces and rows of T and R.
     """
     left = result if chosen is None else replace(result, checkpoints=chosen.chosen)
-    groups = [_Shown(group, result, chosen and chosen.of(group)) for group in result.groups]
+    groups = [_Shown(group, result, None if chosen is None else chosen.of(group)) for group in result.groups]
     groups = [one for one in groups if one.members]
     answered = [*answer(result), *([] if chosen is None or not result.checkpoints else [chosen.sentence()])]
     found = agreements(result)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.options import Output, add_seed
+from lmeval_dispersion.options import Output, add_examples, add_output, add_seed, add_version
 
 if TYPE_CHECKING:
     from lmeval_screener.result import Result
@@ -106,3 +106,46 @@ def print_names(chosen: Shortlist, output: Output) -> None:
         lines += labels
     if output.path is not None:
         output.write_text("".join(f"{line}\n" for line in lines))
+
+
+def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``dispersion verify``, which is also ``screen-checkpoints verify``."""
+    parser.description = (
+        "Say whether the screen works for you: the short list of `screen-checkpoints --shortlist K --emit "
+        "FOLDER` against the results that came back."
+    )
+    parser.add_argument("manifest", type=Path, metavar="MANIFEST", help="manifest.json, or its folder")
+    parser.add_argument(
+        "results",
+        nargs="+",
+        metavar="RESULTS",
+        help="lm-eval's results_*.json, records of Every Eval Ever, .eval_results/*.yaml, or folders of them "
+        "(PATH:TASK where they hold several tasks); a CSV file with the columns repo,accuracy; or hub:TASK",
+    )
+    parser.add_argument(
+        "--hours-per-model",
+        type=float,
+        metavar="X",
+        help="GPU hours that evaluating one model costs you: says what was saved (default: not said)",
+    )
+    add_output(parser)
+    add_version(parser)
+    add_examples(
+        parser, "list list/results", "list/manifest.json accuracy.csv --hours-per-model 1.5 -o verdict.html"
+    )
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    """Run ``dispersion verify``; returns the exit code."""
+    output = Output.of(args)
+    if args.hours_per_model is not None and not 0 < args.hours_per_model < float("inf"):
+        raise UsageError(f"expected --hours-per-model above 0, got {args.hours_per_model}")
+
+    from lmeval_screener.shortlist.manifest import read_manifest
+    from lmeval_screener.shortlist.verdict import verify
+
+    output.write(verify(read_manifest(args.manifest), args.results, hours=args.hours_per_model).document())
+    return 0
+
+
+COMMANDS = {"verify": (add_verify_arguments, run_verify)}

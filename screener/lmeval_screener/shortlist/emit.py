@@ -85,7 +85,9 @@ def check_emit(folder: Path, tasks: str | None, domain: str, targets: Sequence[T
             f"expected --emit to name a new or empty folder, got {folder}, which is neither; name another"
         )
     chosen = (
-        TASKS.get(domain.partition(":")[0], ()) if tasks is None else tuple(t.strip() for t in tasks.split(",") if t.strip())
+        TASKS.get(domain.partition(":")[0], ())
+        if tasks is None
+        else tuple(t.strip() for t in tasks.split(",") if t.strip())
     )
     if not chosen:
         known = ", ".join(f"{name} {', '.join(found)}" for name, found in TASKS.items())
