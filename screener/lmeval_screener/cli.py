@@ -108,7 +108,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--controls",
         action="store_true",
-        help="read up to 1 MB more and show what of G moves although no prediction does",
+        help="read up to 1 MB more and show what of G moves although no prediction does, and what else "
+        "could rank",
     )
     how.add_argument(
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.report import Chart, Column, Document, Facts, Note, Part, Section, Table, Text
 from lmeval_dispersion.report.cells import short_names, shown
 from lmeval_screener.accuracies import agreement_dict, agreements
 from lmeval_screener.agreement import Agreement
-from lmeval_screener.ranking.controls import NAMES, Control
+from lmeval_screener.ranking.controls import NAMES, Control, Controls
 from lmeval_screener.ranking.gap import Difference, difference
 from lmeval_screener.reports.answer import (
     Ties,
@@ -50,6 +51,10 @@ _CONTROLS = (
     "One vector added to every row moves no prediction, but it moves the cosine G; a scale moved between the "
     "final norm's weight γ and the rows moves the Euclidean one. Centring by the mean of a sample of rows "
     "takes the first out; the ratio of Euclidean distances of rows times γ is moved by neither."
+)
+_PLAIN = (
+    "These figures could order checkpoints too; `dispersion verify` says whether one of them, or G, orders "
+    "results. The random sets' G moves with training as well, so z is shown and nothing is ranked by it."
 )
 _PARTS = {"within_domain": "within(T)", "between": "between(T, R)", "within_reference": "within(R), control"}
 _SHORT = {"within_domain": "in T", "between": "T, R", "within_reference": "in R"}
@@ -362,7 +367,45 @@ def controls_section(result: Result) -> Section | None:
         columns.append(Column(name, heading, ".3f", error=f"{name}_se"))
         columns.append(Column(f"{name}_rank", "Rank", "d", short="#"))
     table = Table(rows, columns, "Gauge controls", name="controls-table")
-    return Section("What moves no prediction", [table, *parts], name="controls")
+    return Section(
+        "What moves no prediction", [table, *parts, Text(_PLAIN), _plain_table(result)], name="controls"
+    )
+
+
+def _plain_table(result: Result) -> Table:
+    """Figures that could rank as well as G does, and where G stands among random tokens."""
+    rows = []
+    for c in result.checkpoints:
+        kind, value = c.step_or_date or ("", 0.0)
+        row: dict[str, Any] = {
+            "label": c.label,
+            "rank": c.rank,
+            "when": date.fromordinal(int(value)).isoformat()
+            if kind == "date"
+            else f"{value:.0f}"
+            if kind
+            else None,
+            "within_reference": c.gaps[result.metric].within_reference.mean,
+        }
+        if isinstance(c.controls, Controls):
+            row["norm"] = c.controls.row_norm
+            if not isinstance(c.controls.effective_rank, str):
+                row["effective_rank"] = c.controls.effective_rank
+            if not isinstance(c.controls.random_tokens, str):
+                row["z"] = c.controls.random_tokens.z
+        rows.append(row)
+    columns = [Column("label", "Checkpoint"), Column("rank", "Rank", "d", short="#")]
+    if any(row["when"] for row in rows):
+        columns.append(Column("when", "Step or date", short="When"))
+    columns += [
+        Column("norm", "Norm of rows", ".3f", short="Norm"),
+        Column("within_reference", "within(R)", ".3f"),
+        Column("effective_rank", "Effective rank of T", ".2f", short="Eff. rank"),
+        Column(
+            "z", "z of G", ".1f", hint="among random sets of tokens of T's range of ids; never ranked by."
+        ),
+    ]
+    return Table(rows, columns, "Figures that could rank too", name="plain-controls-table")
 
 
 def tokens_section(result: Result) -> Section:

@@ -15,6 +15,7 @@ from typing import Any
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.version import __version__
+from lmeval_screener.ranking.controls import NAMES, Control, Controls
 from lmeval_screener.result import Result, Screened
 from lmeval_screener.shortlist.choice import Shortlist
 from lmeval_screener.targets.target import Target, label
@@ -143,6 +144,17 @@ def scores(checkpoint: Screened, metric: str) -> dict[str, float]:
         found |= {own: gap.mean}
         if name == metric:
             found |= {"within(T)": gap.within_domain.mean, "within(R)": gap.within_reference.mean}
+    if (told := checkpoint.step_or_date) is not None:
+        found[told[0]] = told[1]
+    if isinstance(checkpoint.controls, Controls):
+        own_controls = checkpoint.controls
+        for control, called in NAMES.items():
+            if isinstance(figure := getattr(own_controls, control), Control):
+                found[called] = figure.mean
+        found["norm of the rows"] = own_controls.row_norm
+        if not isinstance(own_controls.effective_rank, str):
+            found["effective rank of T"] = own_controls.effective_rank
+        # Not G among random tokens: it is shown, and nothing is ranked by it.
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
