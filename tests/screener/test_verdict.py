@@ -57,7 +57,7 @@ def chosen(c):
         ([12, 12, 12], 0.7, 0, None, "The screen works here: "),
         ([40], 0.95, 8, chosen, "The screen works here: "),
         ([30], -0.8, 0, None, "The screen misleads here, its order is reversed: "),
-        ([120], 0.0, 0, None, "The screen is no better than chance here: "),
+        ([120], 0.0, 0, None, "The screen is no better than chance here, or hardly: "),
         ([10], 0.3, 0, None, "Not enough results to tell whether the screen works here: "),
         ([3], 1.0, 0, None, "Not enough results to tell whether the screen works here: "),
         ([40], 0.0, 0, chosen, "Not enough results to tell whether the screen works here: "),

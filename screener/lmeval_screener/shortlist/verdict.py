@@ -187,14 +187,15 @@ def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = 
     )
     of_group = {line.group: line for line in lines if line.scope == "group"}
     groups = [
-        _verdict(names[group], [one], of_group[names[group]], missed(one)) for group, one in results.items()
+        group_verdict(names[group], [one], of_group[names[group]], missed(one))
+        for group, one in results.items()
     ]
     whole = next((line for line in lines if line.scope == "within groups"), lines[0])
     return Verdict(
         manifest,
         tuple(meaning),
         tuple(_told_apart(groups)),
-        _verdict("", list(results.values()), whole, None),
+        group_verdict("", list(results.values()), whole, None),
         tuple(
             c.label
             for c, value in zip(manifest.candidates, values, strict=True)
@@ -216,9 +217,17 @@ def _group(manifest: Manifest, values: np.ndarray, places: Sequence[int]) -> Gro
     )
 
 
-def _verdict(
+def group_verdict(
     name: str, results: Sequence[GroupResults], line: Agreement, what_missed: Missed | None
 ) -> GroupVerdict:
+    """The verdict on groups that are compared only inside each, or on one of them.
+
+    Args:
+        name: Of the group; empty for several.
+        results: Of each group.
+        line: How far G and the results agree.
+        what_missed: What the list missed; None for several groups.
+    """
     compared = [one for one in results if len(one.gaps) > 1]
     return GroupVerdict(
         name,
@@ -301,7 +310,7 @@ def _first(one: GroupVerdict) -> str:
     if one.outcome == "misleads":
         return f"The screen misleads here, its order is reversed: {facts}, {one.results} results."
     if one.outcome == "chance":
-        return f"The screen is no better than chance here: {facts}, {one.results} results."
+        return f"The screen is no better than chance here, or hardly: {facts}, {one.results} results."
     enough = enough_results(USEFUL)
     more = (
         f"; about {enough} in one group would show a screen that orders two pairs of three right"
