@@ -178,16 +178,21 @@ class _Index:
     def __init__(self, targets: Sequence[Target]) -> None:
         self._labels: dict[str, list[Target]] = {}
         self._names: dict[str, list[Target]] = {}
+        self._paths: dict[str, list[Target]] = {}
         self._globs = [target for target in targets if target.is_glob]
         for target in targets:
             self._labels.setdefault(target.label, []).append(target)
+            if target.local:
+                self._paths.setdefault(str(Path(target.repo).resolve()), []).append(target)
             for name in _names_of(target):
                 self._names.setdefault(name, []).append(target)
 
     def matches(self, one: Rated) -> list[Target]:
-        """The targets that a name stands for: the one of exactly that label, else all that it may mean."""
+        """The targets that a name stands for: that of just this label or folder, else all it may mean."""
         if exact := self._labels.get(label(one.name, one.revision)):
             return exact
+        if one.revision is None and (there := self._paths.get(str(Path(one.name).expanduser().resolve()))):
+            return there  # run1/final and run2/final have one name, and are two folders
         repo = one.name.rsplit("@", 1)[0] if one.revision is None else one.name
         keys = {one.name, repo, *_folder_names(repo)}
         near = dict.fromkeys(target for key in keys for target in self._names.get(key, ()))

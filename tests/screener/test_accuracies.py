@@ -137,6 +137,15 @@ def test_results_of_another_machine_are_matched_by_the_folders_names(tmp_path):
     assert found(tmp_path, FOLDERS) == [0.5, 0.25, None]
 
 
+def test_folders_of_one_name_are_told_apart_by_their_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    targets = [Target("run1/final", local=True), Target("run2/final", local=True)]
+    for number in (1, 2):
+        arguments = {"pretrained": str(tmp_path / f"run{number}" / "final")}
+        results(tmp_path / f"r{number}", arguments, {"arc": {"acc,none": number / 10}})
+    assert found(tmp_path, targets) == [0.1, 0.2]
+
+
 def test_one_task_is_meant_and_a_group_is_one_task(tmp_path):
     both = {"mmlu": {"acc,none": 0.6}, "mmlu_law": {"acc,none": 0.3}}
     file = results(tmp_path, "pretrained=a/base", both, subtasks={"mmlu": ["mmlu_law"]})

@@ -8,6 +8,7 @@ import re
 
 import numpy as np
 import pytest
+import yaml
 from lmeval_screener.shortlist.manifest import Candidate, Manifest
 from lmeval_screener.shortlist.verdict import enough_results, verify
 
@@ -269,3 +270,61 @@ def test_every_format_holds_the_verdict(tmp_path, form):
         assert len(text.splitlines()) == 4
     else:
         assert "in the right order" in text
+
+
+# --- the command ----------------------------------------------------------------------------------------
+
+
+def test_the_demos_list_is_written_and_verified_by_both_commands(tmp_path, capsys, monkeypatch):
+    from lmeval_screener.cli import main as screen_checkpoints
+
+    from lmeval_dispersion.cli import main as dispersion
+    from lmeval_dispersion.paths import data_folder
+
+    monkeypatch.chdir(tmp_path)
+    words = ["--demo", "--controls", "--shortlist", "2", "--audit-sample", "3", "--emit", "list"]
+    assert screen_checkpoints(words) == 0
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 5
+    assert (
+        "2 of 11: the 2 best, the 2nd separated from all behind it, and 3 of the others at random"
+        in printed.err
+    )
+    assert "evaluate with: bash list/run.sh" in printed.err
+    family = yaml.safe_load((data_folder("demo") / "family.yaml").read_text())
+    lines = [f"{entry['folder']},{entry['accuracy']['mean']}" for entry in family["checkpoints"]]
+    (tmp_path / "all.csv").write_text("\n".join(["repo,accuracy", *lines]) + "\n")
+    words = ["list/manifest.json", "all.csv", "--hours-per-model", "2", "--format", "json"]
+    found = []
+    for command in (screen_checkpoints, dispersion):
+        assert command(["verify", *words]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1]
+    assert found[0]["answer"][0].startswith("The screen works here: ")
+    assert found[0]["groups"][0]["regret"] == 0
+    assert found[0]["hours_saved"] == 12
+    names = {figure["name"] for figure in found[0]["exploration"]["figures"]}
+    assert {"G", "within(R)", "norm of the rows", "effective rank of T", "G of centred rows"} <= names
+    assert not [name for name in names if "random" in name]
+    # A second list does not mix with the first.
+    assert screen_checkpoints(["--demo", "--shortlist", "2", "--emit", "list"]) == 2
+    assert "new or empty folder, got list" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["none.json", "x.csv"], "none.json: expected the manifest of a short list, got No such file"),
+        (["none.json", "x.csv", "--hours-per-model", "0"], "--hours-per-model above 0"),
+        (["none.json", "x.csv", "-o", "x.xlsx"], "expected --output with the suffix"),
+    ],
+)
+def test_wrong_usage_of_verify_is_one_sentence(tmp_path, capsys, monkeypatch, words, message):
+    from lmeval_screener.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    assert main(["verify", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("screen-checkpoints verify: ")
+    assert message in error
+    assert error.count("\n") == 1

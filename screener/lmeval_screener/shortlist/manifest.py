@@ -115,7 +115,7 @@ def manifest_dict(
         ],
         "candidates": [
             {
-                "repo": c.repo,
+                "repo": _place(c),
                 "requested_revision": c.requested_revision,
                 "revision": c.revision,
                 "file": c.file,
@@ -134,6 +134,12 @@ def manifest_dict(
             for f in result.failed
         ],
     }
+
+
+def _place(checkpoint: Screened) -> str:
+    """The repository, or the whole path of a folder: results are read somewhere else."""
+    is_folder = checkpoint.revision is None and "://" not in checkpoint.repo
+    return str(Path(checkpoint.repo).resolve()) if is_folder else checkpoint.repo
 
 
 def scores(checkpoint: Screened, metric: str) -> dict[str, float]:
