@@ -19,6 +19,7 @@ from lmeval_dispersion.version import __version__
 JOBS: dict[str, dict[str, tuple[str, str]]] = {
     "screen checkpoints": {
         "screen": ("lmeval_screener.cli", "rank checkpoints by their output rows; also `screen-checkpoints`"),
+        "verify": ("lmeval_screener.shortlist.command", "whether the screen works for you, by your results"),
     },
     "evaluate with dispersion": {
         "run": ("lmeval_dispersion.harness.cli", "run lm-eval with the dispersion tasks loaded"),

@@ -22,6 +22,7 @@ from lmeval_dispersion.geometry.dispersion import (
     streamed_dispersion_estimate,
     vendi_score,
 )
+from lmeval_dispersion.geometry.effective_rank import effective_rank
 from lmeval_dispersion.geometry.pairs import (
     METRICS,
     ClusterDistances,
@@ -46,6 +47,7 @@ __all__ = [
     "contributions",
     "dispersion",
     "dispersion_estimate",
+    "effective_rank",
     "streamed_dispersion_estimate",
     "unit_rows",
     "valid_rows",

@@ -15,9 +15,16 @@ from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.options import Output, add_examples, add_output, add_version, command_parser
+from lmeval_screener.shortlist.command import (
+    add_shortlist_options,
+    add_verify_arguments,
+    check_shortlist_options,
+    print_names,
+    run_verify,
+    shortlist_of,
+)
 
 if TYPE_CHECKING:
-    from lmeval_screener.result import Result
     from lmeval_screener.screening import Progress
 
 _ABOUT = (
@@ -40,16 +47,23 @@ exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``screen-checkpoints``; returns the exit code. ``DISPERSION_DEBUG=1`` shows tracebacks."""
-    parser = command_parser("screen-checkpoints", _ABOUT)
-    add_arguments(parser)
-    parser.set_defaults(command=shlex.join(["screen-checkpoints", *(sys.argv[1:] if argv is None else argv)]))
-    args = parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    command = shlex.join(["screen-checkpoints", *words])
+    # A folder of that name is still ./verify.
+    name, declare, work = "screen-checkpoints", add_arguments, run
+    if words[:1] == ["verify"]:
+        name, declare, work = "screen-checkpoints verify", add_verify_arguments, run_verify
+        words = words[1:]
+    parser = command_parser(name, _ABOUT)
+    declare(parser)
+    parser.set_defaults(command=command)
+    args = parser.parse_args(words)
     try:
-        return run(args)
+        return work(args)
     except DispersionError as error:
         if os.environ.get("DISPERSION_DEBUG"):
             raise
-        print(f"screen-checkpoints: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("screen-checkpoints: interrupted", file=sys.stderr)
@@ -94,7 +108,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--controls",
         action="store_true",
-        help="read up to 1 MB more and show what of G moves although no prediction does",
+        help="read up to 1 MB more and show what of G moves although no prediction does, and what else "
+        "could rank",
     )
     how.add_argument(
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)"
@@ -107,24 +122,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="list the pieces and rows of T and R (the JSON always does)",
     )
     show.add_argument(
-        "--top",
-        type=int,
-        metavar="K",
-        help="only the K best of each group: their names, one a line, or a report of them with --format or "
-        "the suffix of --output (default: all)",
-    )
-    show.add_argument(
         "--accuracy",
         metavar="SOURCE",
         help="how well the ranking agrees with accuracies: lm-eval's results_*.json or a folder of them "
         "(PATH:TASK where they hold several), a CSV file with the columns repo,accuracy, or hub:TASK "
         "(default: none)",
     )
+    add_shortlist_options(parser)
     add_version(parser)
     add_examples(
         parser,
         "--family qwen2.5 --domain math",
-        "Qwen/Qwen2.5-7B Qwen/Qwen2.5-Math-7B ./my-finetune --top 1",
+        "Qwen/Qwen2.5-7B Qwen/Qwen2.5-Math-7B ./my-finetune --shortlist 1",
         "'EleutherAI/pythia-410m@step*' --output pythia.html",
         "run1 --accuracy results/:gsm8k",
         more=_MORE,
@@ -141,8 +150,7 @@ def run(args: argparse.Namespace) -> int:
 
         Output.of(args).write(families_document(args.families) if args.list_families else domains_document())
         return 0
-    if args.top is not None and args.top < 1:
-        raise UsageError(f"expected --top of at least 1, got {args.top}")
+    check_shortlist_options(args)
     output = Output.of(args)
 
     from lmeval_screener.screening import screen_targets
@@ -159,6 +167,11 @@ def run(args: argparse.Namespace) -> int:
     if args.demo:
         targets += demo_targets()
     domain, reference = load_token_set(args.domain, "domain"), load_token_set(args.reference, "reference")
+    tasks: tuple[str, ...] = ()
+    if args.emit is not None:
+        from lmeval_screener.shortlist.emit import check_emit
+
+        tasks = check_emit(args.emit, args.tasks, domain.name, targets)
     accuracies = None
     if args.accuracy is not None:
         from lmeval_screener.accuracies import read_accuracies
@@ -179,12 +192,18 @@ def run(args: argparse.Namespace) -> int:
 
     from lmeval_screener.reports.document import report
 
-    only_names = args.top is not None and args.format is None and output.format == "table"
-    if only_names:
-        _print_best(result, args.top, output)
+    chosen = shortlist_of(args, result)
+    if chosen is not None and args.emit is not None and chosen.chosen:
+        from lmeval_screener.shortlist.emit import emit
+
+        manifest = emit(args.emit, result, chosen, tasks=tasks, command=vars(args).get("command", ""))
+        output.say(f"wrote {manifest}; evaluate with: bash {args.emit / 'run.sh'}")
+    only_names = chosen is not None and args.format is None and output.format == "table"
+    if chosen is not None and only_names:
+        print_names(chosen, output)
     else:
         meaning = accuracies.meaning if accuracies else "measured when the demo was trained" * args.demo
-        output.write(report(result, accuracy=meaning, top=args.top, tokens=args.show_tokens))
+        output.write(report(result, accuracy=meaning, chosen=chosen, tokens=args.show_tokens))
     if only_names or output.format == "csv":
         # These forms have no place for failures, and nothing may be lost silently.
         for failed in result.failed:
@@ -192,22 +211,6 @@ def run(args: argparse.Namespace) -> int:
     if not result.failed:
         return 0
     return 3 if result.checkpoints else 1
-
-
-def _print_best(result: Result, top: int, output: Output) -> None:
-    """The labels of the best, one a line; the groups' names go to stderr, so that a pipe gets labels only."""
-    from lmeval_screener.reports.answer import title
-    from lmeval_screener.reports.document import labels
-
-    lines: list[str] = []
-    for group in result.groups:
-        best = labels(group, top)
-        print(f"{title(group)}: {len(best)} of {len(group.checkpoints)}", file=sys.stderr, flush=True)
-        if output.path is None:
-            output.write_text("".join(f"{line}\n" for line in best))
-        lines += best
-    if output.path is not None:
-        output.write_text("".join(f"{line}\n" for line in lines))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.local import open_folder
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.ranking.controls import Controls, controls
+from lmeval_screener.ranking.controls import Controls, controls, random_ids
 from lmeval_screener.ranking.gap import Gap, gap
 from lmeval_screener.targets.names import REPOSITORY
 from lmeval_screener.targets.target import Target, parse_target
@@ -35,6 +35,8 @@ from lmeval_screener.weights.slices import sliced
 #: Bytes of sampled rows; what lies between them and the final norm's weight comes on top, within 1 MB.
 _SAMPLE_BYTES = 750_000
 _SMALLEST_SAMPLE = 8
+#: Bytes of rows of random tokens that lie in T's range of ids.
+_RANDOM_BYTES = 150_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,11 +179,13 @@ async def with_controls(readings: Sequence[tuple[Reading, Reading]]) -> list[tup
         wide[key] = max(wide.get(key, 0), reading.projection.row_bytes)
 
     async def one(reading: Reading, common: Reading) -> tuple[Reading, Reading]:
-        size = _SAMPLE_BYTES // wide[common.tokenizer, reading.projection.shape[1]]
+        width = wide[common.tokenizer, reading.projection.shape[1]]
         start = time.perf_counter()
         try:
             found: Controls | str = await reading.budget.bounded(
-                _read_controls(reading, common.resolution.sample[:size])
+                _read_controls(
+                    reading, common.resolution.sample[: _SAMPLE_BYTES // width], _RANDOM_BYTES // width
+                )
             )
         except (ScreeningError, GeometryError) as error:
             found = str(error)
@@ -191,7 +195,7 @@ async def with_controls(readings: Sequence[tuple[Reading, Reading]]) -> list[tup
     return list(await asyncio.gather(*(one(reading, common) for reading, common in readings)))
 
 
-async def _read_controls(reading: Reading, sample: Sequence[int]) -> Controls:
+async def _read_controls(reading: Reading, sample: Sequence[int], most: int) -> Controls:
     snapshot, projection, resolution = reading.snapshot, reading.projection, reading.resolution
     rows = projection.shape[0]
     if len(sample) < _SMALLEST_SAMPLE or max(sample) >= rows:
@@ -200,9 +204,13 @@ async def _read_controls(reading: Reading, sample: Sequence[int]) -> Controls:
         )
     norm = await read_final_norm(snapshot, projection)
     domain, reference = resolution.domain_ids, resolution.reference_ids
-    matrix = await read_rows(snapshot, projection, [*domain, *reference, *sample], directions=False)
-    t, r, others = np.split(matrix, [len(domain), len(domain) + len(reference)])
-    return controls(t, r, others, norm)
+    taken = [*domain, *reference]
+    # Padding is no token, and the same ids serve every checkpoint of the tokenizer.
+    near, others = random_ids(domain, taken, sample, min(rows, resolution.vocabulary), most)
+    matrix = await read_rows(snapshot, projection, [*taken, *sample, *others], directions=False)
+    t, r, s, o = np.split(matrix, np.cumsum([len(domain), len(reference), len(sample)]))
+    at = {i: place for place, i in enumerate(sample)}
+    return controls(t, r, s, norm, np.concatenate([s[[at[i] for i in near]], o]))
 
 
 async def _read_gaps(

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import date
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +18,7 @@ from lmeval_dispersion.report import Document, Reportable
 from lmeval_screener.ranking.controls import NAMES, Control, Controls, reversals
 from lmeval_screener.ranking.gap import Gap
 from lmeval_screener.targets.target import label, step_key
-from lmeval_screener.targets.training_runs import training_and_step
+from lmeval_screener.targets.training_runs import step_or_date, training_and_step
 from lmeval_screener.tokens.resolution import Token
 
 if TYPE_CHECKING:
@@ -135,6 +136,12 @@ class Screened:
     def label(self) -> str:
         """``repo``, ``repo@revision`` or ``repo:file``, as the user would write it."""
         return label(self.repo, self.requested_revision, self.file)
+
+    @property
+    def step_or_date(self) -> tuple[str, float] | None:
+        """``step`` or ``date`` (in days) and its number, where the revision's or folder's name tells it."""
+        training, step = training_and_step(self.repo, self.requested_revision, local=self.revision is None)
+        return step_or_date(step or training.rpartition("/")[2])
 
     def __repr__(self) -> str:
         gaps = ", ".join(f"{metric} G {gap.mean:.3f} ± {gap.se:.3f}" for metric, gap in self.gaps.items())
@@ -415,7 +422,19 @@ def _controls_dict(c: Screened, group: Group) -> dict[str, Any]:
         reason = own if isinstance(own, str) else None
         found[name] = figure | {"rank": group.control_rank(c, name), "reason": reason}
     read = c.controls if isinstance(c.controls, Controls) else None
-    return {"controls": found | {"sample": read and read.sample, "tensor": read and read.tensor}}
+    found |= {"sample": read and read.sample, "tensor": read and read.tensor}
+    if read is not None:
+        rank, null = read.effective_rank, read.random_tokens
+        found |= {"row_norm": read.row_norm, "effective_rank": None if isinstance(rank, str) else rank}
+        found["random_tokens"] = (
+            {"reason": null} if isinstance(null, str) else asdict(null) | {"reason": None}
+        )
+    kind, value = c.step_or_date or (None, None)
+    return {
+        "controls": found
+        | {"step": value if kind == "step" else None}
+        | {"date": date.fromordinal(int(value)).isoformat() if kind == "date" and value else None}
+    }
 
 
 def _part_dict(part: PairMean) -> dict[str, float | None]:

@@ -315,7 +315,7 @@ def test_a_local_training_run_is_its_trajectory(command, small, tmp_path):
     assert [line.split()[0] for line in lines] == [f"checkpoint-{step}" for step in (100, 200, 300, 400, 500)]
     assert [line.split()[1] for line in lines] == ["5", "4", "3", "2", "1"]
     assert "run1 · 5 checkpoints" in done.stdout
-    assert command("repos/run1", "--top", "1").stdout == "repos/run1/checkpoint-500\n"
+    assert command("repos/run1", "--shortlist", "1").stdout == "repos/run1/checkpoint-500\n"
 
 
 def test_an_empty_folder_is_called_empty(command, small, tmp_path):
@@ -326,27 +326,27 @@ def test_an_empty_folder_is_called_empty(command, small, tmp_path):
     assert "FolderNotFound nothing is empty; name a folder with config.json" in " ".join(done.stdout.split())
 
 
-def test_top_prints_one_repository_a_line_for_a_pipe(command, small):
+def test_a_shortlist_prints_one_repository_a_line_for_a_pipe(command, small):
     small("org/a", 0.2)
     small("org/b", 1.0)
     small("org/c", 0.6)
-    done = command("org/a", "org/b", "org/c", "org/none", "--top", "2")
+    done = command("org/a", "org/b", "org/c", "org/none", "--shortlist", "2")
     assert done.stdout == "org/b\norg/c\n"
     assert "org/none" in done.stderr
-    assert ": 2 of 3\n" in done.stderr  # the group, where no pipe reads it
+    assert ": 2 of 3: the 2 best, the 2nd separated from all behind it\n" in done.stderr  # beside the pipe
     assert done.returncode == 3
 
 
-def test_top_works_with_every_format(command, small, tmp_path):
+def test_a_shortlist_works_with_every_format(command, small, tmp_path):
     for name, spread in (("org/a", 0.2), ("org/b", 1.0), ("org/c", 0.6)):
         small(name, spread)
     names = ["org/a", "org/b", "org/c"]
-    document = json.loads(command(*names, "--top", "2", "--format", "json").stdout)
+    document = json.loads(command(*names, "--shortlist", "2", "--format", "json").stdout)
     assert [c["repo"] for c in document["checkpoints"]] == ["org/b", "org/c"]
-    assert len(command(*names, "--top", "2", "--format", "csv").stdout.splitlines()) == 3
-    text = command(*names, "--top", "1", "--format", "table").stdout
-    assert "The 1 best of 3; leave out --top for all." in text
-    command(*names, "--top", "1", "-o", tmp_path / "best.md")
+    assert len(command(*names, "--shortlist", "2", "--format", "csv").stdout.splitlines()) == 3
+    text = command(*names, "--shortlist", "1", "--format", "table").stdout
+    assert "Short list: 1 of 3: the best, separated from all behind it." in text
+    command(*names, "--shortlist", "1", "-o", tmp_path / "best.md")
     assert "| org/b | 1 |" in (tmp_path / "best.md").read_text()
 
 
@@ -401,7 +401,7 @@ def test_csv_and_markdown_and_the_suffix_of_output(command, small, tmp_path):
     page = (tmp_path / "page.html").read_text()
     assert page.startswith("<!DOCTYPE html>")
     assert "org/a" in page
-    done = command("org/a", "org/b", "--top", "1", "-o", tmp_path / "best.txt")
+    done = command("org/a", "org/b", "--shortlist", "1", "-o", tmp_path / "best.txt")
     assert (done.returncode, done.stdout) == (0, "")
     assert (tmp_path / "best.txt").read_text() == "org/a\n"
 
@@ -458,7 +458,11 @@ def test_ctrl_c_keeps_and_prints_what_is_done(command, small, hub, tmp_path):
         (("--family", "qwen"), "qwen2.5"),
         (("org/a", "--domain", "maths"), "math"),
         (("org/a", "--timeout", "0"), "timeout above 0"),
-        (("org/a", "--top", "0"), "--top of at least 1"),
+        (("org/a", "--shortlist", "0"), "--shortlist of at least 1"),
+        (("org/a", "--shortlist", "1", "--audit-sample", "-1"), "--audit-sample of at least 0"),
+        (("org/a", "--audit-sample", "3"), "--shortlist K with --audit-sample"),
+        (("org/a", "--emit", "x"), "--shortlist K with --emit"),
+        (("org/a", "--shortlist", "1", "--tasks", "gsm8k"), "--emit FOLDER with --tasks"),
         (("org/a", "--output", "nowhere/x.json"), "existing folder"),
         (("org/a", "--output", "x.xlsx"), ".json, .html"),
         (("org/a", "--across-scales"), "--across-scales"),
