@@ -74,6 +74,7 @@ def _loglikelihood(self: Any, requests: Sequence[Any], **options: Any) -> list[A
 
 def scored(self: Any, requests: Sequence[Any], recorder: ContextRecorder, **options: Any) -> list[Any]:
     """Answers to log-likelihood requests, with the states that the recorder sees."""
+    _check_texts(requests)
     with recorder.running():
         answers = self.loglikelihood(requests, **options)
     seen = recorder.seen()
@@ -120,6 +121,7 @@ def prefilled(lm: Any, requests: Sequence[Any]) -> list[Any]:
 
 def generated(self: Any, requests: Sequence[Any], recorder: PrefillRecorder, **options: Any) -> list[Any]:
     """Answers to generation requests, with the states that the recorder sees."""
+    _check_texts(requests)
     with recorder.running():
         answers = self.generate_until(requests, **options)
     missing = sum(request.args[0] not in recorder.results for request in requests)
@@ -136,6 +138,16 @@ _METHODS = {
     "dispersion_loglikelihood_rolling": _loglikelihood_rolling,
     "dispersion_generate_until": _generate_until,
 }
+
+
+def _check_texts(requests: Sequence[Any]) -> None:
+    """Raise HarnessError where prompts hold images: lm-eval sends those past what is recorded here."""
+    if any(len(request.args) > 2 for request in requests):
+        name = str(getattr(requests[0], "task_name", None) or "this task")
+        raise HarnessError(
+            f"{name} has images in its prompts, whose states cannot be kept; run the stock task, or one of "
+            "texts alone"
+        )
 
 
 def layers_of(requests: Sequence[Any]) -> list[str]:

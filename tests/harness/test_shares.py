@@ -176,6 +176,7 @@ def test_shards_and_a_killed_process_make_the_store_of_one(
         assert left == {"documents.parquet", "manifest.json", "vectors.safetensors"}
 
 
+@pytest.mark.slow
 def test_launched_processes_share_the_prompts(
     stock: Callable[..., Path], model_folder: Path, tmp_path: Path
 ) -> None:
