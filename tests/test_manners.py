@@ -20,7 +20,7 @@ METAVARS = {
     *("N", "N,N", "K", "X", "SECONDS", "TOKENS", "NAME", "SET", "LAYER", "COLUMN", "FIELD", "ARM,ARM"),
     *("DEVICE", "REVISION", "ARGUMENT", "RESULTS", "SOURCE",
       "ID|FOLDER", "[FILTER/]METRIC", "EXPR", "FEATURE"),
-    *("K=V,K=V", "NAME,NAME", "SECTION,SECTION"),
+    *("K=V,K=V", "NAME,NAME", "SECTION,SECTION", "URL", "I/N"),
 }  # fmt: skip
 # Other words for --slice, --layer, --seed, --study and --format.
 RETIRED = {"--by", "--layers", "--seeds", "--run", "--json"}
