@@ -44,7 +44,7 @@ def public_names() -> Iterator[tuple[str, list[str]]]:
     found: dict[str, list[str]] = {heading: [] for heading in rooms.values()}
     for name in lmeval_dispersion.__all__:
         value = getattr(lmeval_dispersion, name)
-        # The module that defines it, not the one that hands it on: what the page is made from is read, not run.
+        # The module that defines it, not the one that hands it on: pages are made by reading, not by running.
         path = value.__name__ if inspect.ismodule(value) else f"{value.__module__}.{value.__qualname__}"
         heading = next(heading for room, heading in rooms.items() if path.startswith(room))
         found[heading].append(path)
