@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from lmeval_dispersion.errors import GeometryError, TooFewVectorsError, UsageError
-from lmeval_dispersion.geometry import dispersion, dispersion_estimate, vendi_score
+from lmeval_dispersion.geometry import dispersion, dispersion_estimate, effective_rank, vendi_score
 from lmeval_dispersion.laboratory.causal_model import (
     CausalModel,
     batch_size,
@@ -40,8 +40,8 @@ from lmeval_dispersion.laboratory.causal_model import (
 from lmeval_dispersion.laboratory.controls import as_controls, control_model, control_tokens
 from lmeval_dispersion.laboratory.inputs import DataLike, as_texts, data_settings, input_names, model_settings
 from lmeval_dispersion.laboratory.measures.claims import bounds_together
-from lmeval_dispersion.laboratory.measures.effective_rank import TokenRanks, effective_rank, token_ranks
 from lmeval_dispersion.laboratory.measures.integer_sums import GROUPS, add_vectors, dispersion_of, empty_sums
+from lmeval_dispersion.laboratory.measures.token_ranks import TokenRanks, token_ranks
 from lmeval_dispersion.laboratory.reports.results import StudyResult
 from lmeval_dispersion.laboratory.segments import Segments, segments_of
 from lmeval_dispersion.laboratory.study import Folder, Study, opened
