@@ -39,6 +39,10 @@ JOBS: dict[str, dict[str, tuple[str, str]]] = {
             "lmeval_dispersion.audit.calibration.command",
             "accuracy of unlabelled slices, or why not",
         ),
+        "budget": (
+            "lmeval_dispersion.audit.calibration.budget",
+            "how many labelled documents dispersion is worth",
+        ),
         "rank": ("lmeval_dispersion.audit.commands", "documents or texts, suspected hard ones first"),
         "compare": ("lmeval_dispersion.compare", "runs or studies side by side, with intervals"),
     },

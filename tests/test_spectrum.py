@@ -84,7 +84,7 @@ def test_leaving_a_group_out_is_the_metric_of_the_others(shape):
     x = rows(*shape)
     estimates = g.spectrum_estimates(x)
     groups = g.jackknife_groups(*shape)
-    assert groups == (24 if shape[0] <= shape[1] else 10)
+    assert groups == min(shape[0], 32)
     of = np.arange(len(x)) % groups
     left = [slow(x[of != group]) for group in range(groups)]
     for name, estimate in estimates.items():
@@ -92,6 +92,14 @@ def test_leaving_a_group_out_is_the_metric_of_the_others(shape):
         np.testing.assert_allclose(estimate.left_out, expected, rtol=1e-7)
         spread = np.square(expected - np.mean(expected)).sum()
         assert estimate.se == pytest.approx(math.sqrt((groups - 1) / groups * spread), rel=1e-6)
+
+
+def test_how_many_groups_the_jackknife_has():
+    sizes = [(20, 896), (200, 896), (300, 896), (14_042, 896), (14_042, 4096)]
+    assert [g.jackknife_groups(*size) for size in sizes] == [20, 32, 10, 10, 0]
+    without = g.spectrum_estimates(rows(12, 5), groups=0)
+    assert without["rankme"].value == g.spectrum_metrics(rows(12, 5))["rankme"]
+    assert math.isnan(without["rankme"].se)
 
 
 def test_errors_are_about_as_large_as_the_values_scatter():

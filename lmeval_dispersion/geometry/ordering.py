@@ -53,12 +53,12 @@ def ordering(metrics: Mapping[str, ArrayLike], known: ArrayLike, *, seed: int = 
     """
     truth = np.asarray(known, dtype=np.float64)
     values = {name: np.asarray(row, dtype=np.float64) for name, row in metrics.items()}
-    values = {name: row for name, row in values.items() if np.isfinite(row).all() and np.ptp(row) > 0}
     k = len(truth)
     if k < FEWEST_PAIRS:
         return {"missing": f"{FEWEST_PAIRS} slices are needed to tell metrics apart, got {k}"}
+    values = {name: row for name, row in values.items() if np.isfinite(row).all() and np.ptp(row) > 0}
     if np.ptp(truth) == 0:
-        return {"missing": "all slices have the same accuracy"}
+        return {"missing": "all slices have the same value"}
     if len(values) < 2:
         return {"missing": f"{len(values)} metrics are defined for all {k} slices, 2 needed"}
     names, rows = list(values), np.array(list(values.values()))

@@ -3,9 +3,9 @@
 Vectors are rows, (n, d), taken as they are (dispersion alone takes their directions). With their mean moved
 to the origin, one matrix of products of the smaller side, (n, n) or (d, d), accumulated in float64 over
 blocks, gives every spectrum and, for n <= d, every distance. Standard errors are a jackknife over documents:
-32 groups that documents join in turn (each document by itself up to 32) where n <= d; above, 10 groups, since
-each costs an eigendecomposition of d x d. A value that is not defined for these vectors is NaN; ``SPECTRUM``
-says when.
+groups that documents join in turn, 32 of them (each document by itself up to 32), 10 where the smaller side
+is above 256, and no error where it is above 2,048, since each group costs three eigendecompositions of
+that side. A value that is not defined for these vectors is NaN; ``SPECTRUM`` says when.
 
 All but the share of the mean and the dimension by neighbours are bounded by n, and rise with it: compare sets
 of about as many vectors.
@@ -27,6 +27,7 @@ Groups = NDArray[np.int64]
 
 _BLOCK = 512  # rows widened to float64 at a time
 _GROUPS, _GROUPS_OF_MANY = 32, 10
+_MANY, _TOO_MANY = 256, 2048  # of the smaller side
 _RANKME = 1e-7  # the constant of its paper
 _FIRST_RANK, _LAST_RANK = 4, 100  # of alpha-ReQ's fit
 _DISCARDED = 0.1  # of TwoNN's largest ratios
@@ -100,7 +101,7 @@ class SpectrumEstimate(NamedTuple):
 
     Attributes:
         value: Its value; NaN where it is not defined.
-        se: Jackknife standard error over documents; NaN where one of ``left_out`` is.
+        se: Jackknife standard error over documents; NaN where one of ``left_out`` is, or there is none.
         left_out: The value without each group of documents, shape (groups,).
     """
 
@@ -137,7 +138,12 @@ def spectrum_estimates(x: ArrayLike, groups: int | None = None) -> dict[str, Spe
     n = products.n
     if n < 4:
         raise TooFewVectorsError(f"expected at least 4 vectors for an error, got {n}; pass more")
-    count = min(groups or jackknife_groups(n, products.d), n)
+    count = min(jackknife_groups(n, products.d) if groups is None else groups, n)
+    if not count:
+        return {
+            name: SpectrumEstimate(value, float("nan"), np.empty(0))
+            for name, value in products.metrics().items()
+        }
     of = np.arange(n, dtype=np.int64) % count
     whole = products.metrics()
     left = [products.metrics(of != group) for group in range(count)]
@@ -149,8 +155,9 @@ def spectrum_estimates(x: ArrayLike, groups: int | None = None) -> dict[str, Spe
 
 
 def jackknife_groups(n: int, d: int) -> int:
-    """How many groups the jackknife over ``n`` vectors of width ``d`` has by default."""
-    return min(n, _GROUPS if n <= d else _GROUPS_OF_MANY)
+    """How many groups the jackknife over ``n`` vectors of width ``d`` has; 0 where it would cost too much."""
+    side = min(n, d)
+    return 0 if side > _TOO_MANY else min(n, _GROUPS_OF_MANY if side > _MANY else _GROUPS)
 
 
 def effective_rank(x: ArrayLike) -> float:
