@@ -60,6 +60,7 @@ JOBS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "train": {
         "train": ("lmeval_dispersion.training.commands", "train with a dispersion loss, against a base"),
+        "watch": ("lmeval_dispersion.watching.command", "a watched training run as a page that follows it"),
     },
     "help": {
         "completion": ("lmeval_dispersion.completion", "print a script that completes commands and options"),
