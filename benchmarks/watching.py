@@ -63,9 +63,8 @@ def main():
         values = values[1:]
         print(f"  {name:<12} {min(values):.4f} to {max(values):.4f} s")
     ratio = statistics.median(b / a for a, b in zip(times["step"][1:], times["measurement"][1:], strict=True))
-    print(
-        f"  measurement / step: {ratio:.3f}; at every {INTERVAL} steps {100 * ratio / INTERVAL:.4f} % of the run"
-    )
+    share = 100 * ratio / INTERVAL
+    print(f"  measurement / step: {ratio:.3f}; at every {INTERVAL} steps {share:.4f} % of the run")
 
 
 if __name__ == "__main__":
