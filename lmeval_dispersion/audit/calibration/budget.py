@@ -198,8 +198,7 @@ def budget_document(found: Mapping[str, Any]) -> Document:
                 Column("low", "95 % of draws from", ".1%"),
                 Column("high", "to", ".1%"),
             ],
-            f"Labels drawn from all {found['documents']} documents, whose accuracy is "
-            f"{100 * found['accuracy']:.1f} %",
+            f"What labels drawn from all {found['documents']} documents would have given",
             name="whole",
         )
     ]
