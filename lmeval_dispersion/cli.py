@@ -40,6 +40,10 @@ JOBS: dict[str, dict[str, tuple[str, str]]] = {
             "lmeval_dispersion.audit.calibration.command",
             "accuracy of unlabelled slices, or why not",
         ),
+        "budget": (
+            "lmeval_dispersion.audit.calibration.budget",
+            "how many labelled documents dispersion is worth",
+        ),
         "rank": ("lmeval_dispersion.audit.commands", "documents or texts, suspected hard ones first"),
         "compare": ("lmeval_dispersion.compare", "runs or studies side by side, with intervals"),
     },
@@ -57,6 +61,7 @@ JOBS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "train": {
         "train": ("lmeval_dispersion.training.commands", "train with a dispersion loss, against a base"),
+        "watch": ("lmeval_dispersion.watching.command", "a watched training run as a page that follows it"),
     },
     "help": {
         "completion": ("lmeval_dispersion.completion", "print a script that completes commands and options"),

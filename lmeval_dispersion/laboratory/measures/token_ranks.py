@@ -1,4 +1,4 @@
-"""Effective rank, and Diff-eRank: how many dimensions of noise training took out of a model's token states.
+"""Diff-eRank: how many dimensions of noise training took out of a model's token states.
 
 Source: "Diff-eRank: A Novel Rank-Based Metric for Evaluating Large Language Models" (NeurIPS 2024).
 """
