@@ -157,7 +157,7 @@ def _may_mean(one: Rated, target: Target) -> bool:
     if revision is None and "@" in repo:
         repo, revision = repo.rsplit("@", 1)
     names = {target.repo, target.repo.rpartition("/")[2]}
-    if target.local:
+    if not target.on_hub:
         # As the tables print a folder: its last part, or its step in a training run.
         path = Path(target.repo)
         names |= {path.name, str(path.resolve())}
@@ -180,7 +180,7 @@ def _folder_names(name: str) -> set[str]:
 
 
 def _short_names(targets: Sequence[Target]) -> list[str]:
-    return [Path(target.repo).name if target.local else target.label for target in targets]
+    return [Path(target.repo).name if not target.on_hub else target.label for target in targets]
 
 
 def _listed(names: Sequence[str], most: int = 12) -> str:
@@ -326,7 +326,7 @@ def _from_hub(task: str, targets: Sequence[Target]) -> Accuracies:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-    repos = list(dict.fromkeys(target.repo for target in targets if not target.local))
+    repos = list(dict.fromkeys(target.repo for target in targets if target.on_hub))
     if not task or not repos:
         raise UsageError(f"expected {HUB}TASK and repositories of the Hub, got {HUB}{task} and {len(repos)}")
     api = HfApi()
