@@ -13,7 +13,10 @@ import fnmatch
 import http.client
 import threading
 from collections.abc import Callable
+from dataclasses import replace
+from urllib.parse import unquote
 
+import hub_faults
 from hub_wire import Connection, Line, Reply, Request
 
 Change = Callable[[Reply, Request], Reply]
@@ -100,7 +103,7 @@ class FaultyProxy:
         is_head = request.method == "HEAD" and length is not None
         reply = Reply(answer.status, headers, body, length=int(length) if is_head else None)
         for change, match, left in self._faults:
-            if left[0] and fnmatch.fnmatch(request.target, match):
+            if left[0] and fnmatch.fnmatch(unquote(request.target), match):
                 left[0] -= 1
                 return change(reply, request)
         return reply
@@ -116,12 +119,20 @@ def shifted(by: int) -> Change:
         span, _, total = where.removeprefix("bytes ").partition("/")
         begin, end = (int(part) + by for part in span.split("-"))
         headers = {k: v for k, v in reply.headers.items() if k.lower() != "content-range"}
-        return Reply(reply.status, {**headers, "Content-Range": f"bytes {begin}-{end}/{total}"}, reply.body)
+        return replace(reply, headers={**headers, "Content-Range": f"bytes {begin}-{end}/{total}"})
 
     return change
 
 
+def other_version(reply: Reply, request: Request) -> Reply:
+    """An ETag of another version."""
+    headers = {k: v for k, v in reply.headers.items() if k.lower() != "etag"}
+    return replace(reply, headers={**headers, "ETag": '"other"'})
+
+
 def whole(reply: Reply, request: Request) -> Reply:
     """200 for a range."""
+    if reply.place is not None:
+        return hub_faults.whole(reply, request)
     headers = {k: v for k, v in reply.headers.items() if k.lower() != "content-range"}
     return Reply(200, headers, reply.body)

@@ -37,7 +37,7 @@ _SETTINGS = {
 }
 #: Where the machines of a cloud ask for credentials; elsewhere nobody answers there.
 _MACHINE_CREDENTIALS = ("169.254.", "metadata.google", "fd00:ec2")
-_CONTENT_ETAG = re.compile(r'"?[0-9a-f]{32}(-\d+)?"?')
+_CONTENT_ETAG = re.compile(r"[0-9a-f]{32}(-\d+)?")
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _PIECE = 1 << 16
 
@@ -76,7 +76,7 @@ class ObjectStore:
             name = meta["path"][start:]
             if name and "/" not in name:
                 files[name] = FileEntry(name, meta["size"], self._digest(meta))
-                self._versions[meta["path"]] = meta.get("e_tag"), meta.get("version")
+                self._versions[meta["path"]] = _bare(meta.get("e_tag")), meta.get("version")
         folders = [prefix.rstrip("/")[start:] for prefix in result["common_prefixes"]]
         meter.requests += (len(files) + len(folders)) // 1000
         return Listing(tuple(name for name in folders if name), files)
@@ -94,14 +94,14 @@ class ObjectStore:
         store, (etag, version) = await self._opened(), self._versions[path]
         options: dict[str, Any] = {"range": (begin, end)}
         if etag:
-            options["if_match"] = etag
+            options["if_match"] = f'"{etag}"'
         if version and self._service == "Google Cloud Storage":
             options["version"] = version
         meter.requests += 1
         try:
             result = await store.get_async(path, options=options)
             meta = result.meta
-            if etag and meta["e_tag"] != etag:
+            if etag and _bare(meta["e_tag"]) != etag:
                 raise changed(f"{self.address}/{path}")
             if meta["size"] != entry.size or tuple(result.range) != (begin, end):
                 raise AgainError(
@@ -164,7 +164,7 @@ class ObjectStore:
             ) from error
 
     def _digest(self, meta: Mapping[str, Any]) -> str | None:
-        etag, version = meta.get("e_tag"), meta.get("version")
+        etag, version = _bare(meta.get("e_tag")), meta.get("version")
         if self._service == "S3" and etag and _CONTENT_ETAG.fullmatch(etag):
             # A hash of the content: a tokenizer that lies beside every checkpoint is read once.
             return version_digest(self.address, meta["size"], etag)
@@ -314,6 +314,11 @@ def _google() -> dict[str, Any]:
     if not host:
         return {}
     return {"base_url": host if "://" in host else f"http://{host}", "skip_signature": True}
+
+
+def _bare(etag: str | None) -> str | None:
+    """An ETag without its quotes, which Azure's listing leaves out and its answers have."""
+    return etag.removeprefix("W/").strip('"') if etag else None
 
 
 def _first_line(error: Exception, place: str = "") -> str:
