@@ -68,7 +68,7 @@ class Accuracies:
         """
         taken: dict[str, Rated] = {}
         for one in self.rated:
-            found = _matches(one, targets)
+            found = _matches(one, targets, expanded=False)
             if len(found) > 1:
                 names = ", ".join(target.label for target in found[:4])
                 raise UsageError(
@@ -82,11 +82,11 @@ class Accuracies:
                     f"{nearest(name, known)}; screened: {_listed(known)}"
                 )
             for target in found:
-                if not target.is_glob and taken.setdefault(target.label, one) is not one:
+                if not _is_several(target) and taken.setdefault(target.label, one) is not one:
                     raise UsageError(
                         f"{one.place}: {target.label} is there twice; expected one accuracy per checkpoint"
                     )
-        if not taken and not any(_matches(one, targets) for one in self.rated):
+        if not taken and not any(_matches(one, targets, expanded=False) for one in self.rated):
             raise UsageError(
                 f"expected accuracies of what is screened ({_listed(_short_names(targets))}), got those of "
                 f"{_listed([label(one.name, one.revision) for one in self.rated])}"
@@ -145,11 +145,22 @@ def agreement_dict(line: Agreement) -> dict[str, Any]:
 # --- names ----------------------------------------------------------------------------------------------
 
 
-def _matches(one: Rated, targets: Sequence[Target]) -> list[Target]:
-    """The targets that a name stands for: the one of exactly that label, else all that it may mean."""
+def _matches(one: Rated, targets: Sequence[Target], *, expanded: bool = True) -> list[Target]:
+    """The targets that a name stands for: the one of exactly that label, else all that it may mean.
+
+    Before an address is expanded nobody knows which steps lie there: it may be any step's name.
+    """
     name = label(one.name, one.revision)
     exact = [target for target in targets if target.label == name]
-    return exact or [target for target in targets if _may_mean(one, target)]
+    found = exact or [target for target in targets if _may_mean(one, target)]
+    if not found and not expanded and (run_and_step(one.name) or one.name.startswith("models:/")):
+        found = [target for target in targets if _is_several(target) and not target.on_hub][:1]
+    return found
+
+
+def _is_several(target: Target) -> bool:
+    """Whether a target may stand for several checkpoints."""
+    return target.is_glob or target.scheme is not None
 
 
 def _may_mean(one: Rated, target: Target) -> bool:

@@ -123,8 +123,14 @@ def test_a_trajectory_end_to_end(server, proxied, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
     for step, name in ((10, "sums-00"), (20, "sums-10"), (30, "sums-80")):
         server.put(data_folder("demo") / name, f"train/checkpoint-{step}")
-    result = screen(["s3://box/train"])
+    (tmp_path / "a.csv").write_text("repo,accuracy\ncheckpoint-10,0.1\ncheckpoint-30,0.9\n")
+    result = screen(["s3://box/train"], accuracy=tmp_path / "a.csv")
     assert not result.failed
+    assert {c.repo.rpartition("-")[2]: c.accuracy for c in result.checkpoints} == {
+        "10": 0.1,
+        "20": None,
+        "30": 0.9,
+    }
     (group,) = result.groups
     assert [c.repo.rpartition("/")[2] for c in group.trajectory()] == [
         f"checkpoint-{n}" for n in (10, 20, 30)
