@@ -199,7 +199,7 @@ class _Run:
     def failed(self) -> tuple[Failed, ...]:
         """Those that could not be screened, in the order in which they were asked for."""
         return tuple(
-            Failed(item.repo, item.revision, error.code, str(error), item.file)
+            Failed(item.shown, item.revision, error.code, str(error), item.file)
             for item in self._order
             if (error := self._errors.get(item)) is not None
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 
 import fsspec
@@ -70,6 +71,10 @@ def test_a_signed_address_of_one_file(folder, tmp_path):
         code, message = code_of(lambda: read(address.replace("s3cret", "exp1red"), tmp_path))
         assert code == "AccessDenied"
         assert "exp1red" not in message
+        result = screen([address, address.replace("s3cret", "exp1red")])
+        assert "s3cret" not in json.dumps(result.to_dict())
+        assert "exp1red" not in json.dumps(result.to_dict())
+        assert len(result.failed) == 2, "this one has no tokenizer"
         assert "ask for a new one" in message
 
 

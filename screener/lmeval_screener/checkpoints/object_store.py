@@ -16,7 +16,7 @@ from typing import Any
 
 from lmeval_dispersion.version import __version__
 from lmeval_screener.checkpoints.cache import Cache
-from lmeval_screener.checkpoints.http import SILENCE, AgainError, Budget
+from lmeval_screener.checkpoints.http import CONNECTIONS, SILENCE, AgainError, Budget
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot
 from lmeval_screener.checkpoints.store import Listing, StoreSnapshot, changed, in_thread, version_digest
 from lmeval_screener.errors import ScreeningError
@@ -56,6 +56,7 @@ class ObjectStore:
         self._service = SERVICES[address.partition("://")[0]]
         self._cache = cache
         self._lock = asyncio.Lock()
+        self._slots = asyncio.Semaphore(CONNECTIONS)
         self._store: Any = None
         self._versions: dict[str, tuple[str | None, str | None]] = {}
 
@@ -97,9 +98,10 @@ class ObjectStore:
             options["if_match"] = f'"{etag}"'
         if version and self._service == "Google Cloud Storage":
             options["version"] = version
-        meter.requests += 1
         try:
-            result = await store.get_async(path, options=options)
+            async with self._slots:
+                meter.requests += 1
+                result = await store.get_async(path, options=options)
             meta = result.meta
             if etag and _bare(meta["e_tag"]) != etag:
                 raise changed(f"{self.address}/{path}")

@@ -61,7 +61,7 @@ class WebServers:
         if "*" in URL(target.repo).path:
             raise ScreeningError(
                 "BadName",
-                f"a web server lists no folders, so {target.repo} cannot be searched; name each checkpoint",
+                f"a web server lists no folders, so {target.shown} cannot be searched; name each checkpoint",
             )
         return [target]
 
@@ -70,7 +70,7 @@ class WebServers:
         transport = self._hub.transport
         if transport is None:
             raise ScreeningError(
-                "Offline", f"offline mode is on and {target.repo} is on the network; unset HF_HUB_OFFLINE"
+                "Offline", f"offline mode is on and {target.shown} is on the network; unset HF_HUB_OFFLINE"
             )
         url = URL(target.repo, encoded="%" in target.repo)
         name = url.name if url.name.endswith(WEIGHTS) else ""
@@ -93,7 +93,7 @@ class WebServers:
             if not any(n.endswith(WEIGHTS) for n in files):
                 raise ScreeningError(
                     "FolderNotFound",
-                    f"{target.repo} has none of {', '.join((*_WEIGHTS, *_INDICES))}; name the folder that "
+                    f"{target.shown} has none of {', '.join((*_WEIGHTS, *_INDICES))}; name the folder that "
                     "has, or a file of weights",
                 )
             return self._opened(transport, target, addresses, files, etags, budget, meter)
@@ -114,7 +114,7 @@ class WebServers:
     ) -> WebSnapshot:
         cache = self._hub.cache
         return WebSnapshot(
-            transport, target.repo, addresses, files, etags, budget=budget, meter=meter, cache=cache
+            transport, target.shown, addresses, files, etags, budget=budget, meter=meter, cache=cache
         )
 
 

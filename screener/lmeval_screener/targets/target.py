@@ -55,7 +55,12 @@ class Target:
     @property
     def label(self) -> str:
         """``repo``, ``repo@revision`` or ``repo:file``."""
-        return label(self.repo, self.revision, self.file)
+        return label(self.shown, self.revision, self.file)
+
+    @property
+    def shown(self) -> str:
+        """``repo`` as a report may show it: without the signature of a signed address, which is a secret."""
+        return self.repo.partition("?")[0] if self.scheme in ("http", "https") else self.repo
 
     @property
     def is_glob(self) -> bool:
