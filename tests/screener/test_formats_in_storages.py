@@ -38,39 +38,52 @@ def folders(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def servers(folders):
-    """Address of a format's folder, by storage."""
-    made, _ = folders
-    with (
-        moto() as s3,
-        azurite() as azure,
-        fake_gcs() as gcs,
-        WebServer(made) as web,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        for name, value in {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3.port}",
-            "AWS_ACCESS_KEY_ID": "a",
-            "AWS_SECRET_ACCESS_KEY": "b",
-            "AZURE_STORAGE_CONNECTION_STRING": f"AccountName={ACCOUNT};AccountKey={KEY};"
-            f"BlobEndpoint=http://127.0.0.1:{azure}/{ACCOUNT}",
-            "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{gcs}",
-        }.items():
-            patch.setenv(name, value)
+def s3(folders):
+    with moto() as store:
         for kind in FORMATS:
-            s3.put(made / kind, kind)
-            put_azure(azure, made / kind, kind)
-            put_gcs(gcs, made / kind, kind)
-        yield {"s3": "s3://box", "azure": "az://box", "gcs": "gs://box", "web": web.endpoint}
+            store.put(folders[0] / kind, kind)
+        settings = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+        yield "s3://box", {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{store.port}", **settings}
+
+
+@pytest.fixture(scope="module")
+def azure(folders):
+    with azurite() as port:
+        for kind in FORMATS:
+            put_azure(port, folders[0] / kind, kind)
+        account = f"AccountName={ACCOUNT};AccountKey={KEY}"
+        place = f"BlobEndpoint=http://127.0.0.1:{port}/{ACCOUNT}"
+        yield "az://box", {"AZURE_STORAGE_CONNECTION_STRING": f"{account};{place}"}
+
+
+@pytest.fixture(scope="module")
+def gcs(folders):
+    with fake_gcs() as port:
+        for kind in FORMATS:
+            put_gcs(port, folders[0] / kind, kind)
+        yield "gs://box", {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}
+
+
+@pytest.fixture(scope="module")
+def web(folders):
+    with WebServer(folders[0]) as server:
+        yield server.endpoint, {}
+
+
+@pytest.fixture
+def bucket(hub, folders, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+    return hub.add_bucket("org/box", folders[0]), {}
 
 
 @pytest.mark.parametrize("storage", ["s3", "azure", "gcs", "web", "bucket"])
 @pytest.mark.parametrize("kind", FORMATS)
-def test_g_is_that_of_the_whole_matrix(servers, folders, hub, tmp_path, monkeypatch, storage, kind):
+def test_g_is_that_of_the_whole_matrix(folders, request, tmp_path, monkeypatch, storage, kind):
     monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
     made, quantised = folders
-    start = hub.add_bucket("org/box", made) if storage == "bucket" else servers[storage]
+    start, settings = request.getfixturevalue(storage)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
     address = f"{start}/{kind}" + ("/m-Q8_0.gguf" if storage == "web" and kind == "gguf" else "")
     (found,) = screen([address]).checkpoints
     if kind == "gguf":
