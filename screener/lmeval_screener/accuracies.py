@@ -78,7 +78,7 @@ class Accuracies:
         taken: dict[str, Rated] = {}
         index, any_fits = _Index(targets), False
         for one in self.rated:
-            found = index.matches(one)
+            found = index.matches(one, expanded=False)
             any_fits |= bool(found)
             if len(found) > 1:
                 names = ", ".join(target.label for target in found[:4])
@@ -93,7 +93,7 @@ class Accuracies:
                     f"{nearest(name, known)}; screened: {_listed(known)}"
                 )
             for target in found:
-                if not target.is_glob and taken.setdefault(target.label, one) is not one:
+                if not _is_several(target) and taken.setdefault(target.label, one) is not one:
                     raise UsageError(
                         f"{one.place}: {target.label} is there twice; expected one accuracy per checkpoint"
                     )
@@ -180,15 +180,19 @@ class _Index:
         self._names: dict[str, list[Target]] = {}
         self._paths: dict[str, list[Target]] = {}
         self._globs = [target for target in targets if target.is_glob]
+        self._several = next((target for target in targets if _is_several(target) and not target.on_hub), None)
         for target in targets:
             self._labels.setdefault(target.label, []).append(target)
-            if target.local:
+            if not target.on_hub:
                 self._paths.setdefault(str(Path(target.repo).resolve()), []).append(target)
             for name in _names_of(target):
                 self._names.setdefault(name, []).append(target)
 
-    def matches(self, one: Rated) -> list[Target]:
-        """The targets that a name stands for: that of just this label or folder, else all it may mean."""
+    def matches(self, one: Rated, *, expanded: bool = True) -> list[Target]:
+        """The targets that a name stands for: that of just this label or folder, else all it may mean.
+
+        Before an address is expanded nobody knows which steps lie there: it may be any step's name.
+        """
         if exact := self._labels.get(label(one.name, one.revision)):
             return exact
         if one.revision is None and (there := self._paths.get(str(Path(one.name).expanduser().resolve()))):
@@ -196,7 +200,10 @@ class _Index:
         repo = one.name.rsplit("@", 1)[0] if one.revision is None else one.name
         keys = {one.name, repo, *_folder_names(repo)}
         near = dict.fromkeys(target for key in keys for target in self._names.get(key, ()))
-        return [target for target in (*near, *self._globs) if _may_mean(one, target)]
+        found = [target for target in (*near, *self._globs) if _may_mean(one, target)]
+        if not found and not expanded and (run_and_step(one.name) or one.name.startswith("models:/")):
+            found = [self._several] if self._several else []
+        return found
 
 
 def _names_of(target: Target) -> set[str]:
@@ -204,7 +211,7 @@ def _names_of(target: Target) -> set[str]:
     if target.is_glob:
         return set()  # looked at one by one
     names = {target.repo, target.repo.rpartition("/")[2], target.revision or target.repo}
-    if target.local:
+    if not target.on_hub:
         # As the tables print a folder: its last part, or its step in a training run.
         path = Path(target.repo)
         names |= {path.name, str(path.resolve())}
@@ -213,12 +220,17 @@ def _names_of(target: Target) -> set[str]:
     return names
 
 
+def _is_several(target: Target) -> bool:
+    """Whether a target may stand for several checkpoints."""
+    return target.is_glob or target.scheme is not None
+
+
 def _may_mean(one: Rated, target: Target) -> bool:
     repo, revision = one.name, one.revision
     if revision is None and "@" in repo:
         repo, revision = repo.rsplit("@", 1)
     names = {target.repo, target.repo.rpartition("/")[2]}
-    if target.local:
+    if not target.on_hub:
         names = _names_of(target)
         return revision is None and (repo in names or bool(_folder_names(repo) & names))
     if revision is None:
@@ -237,7 +249,7 @@ def _folder_names(name: str) -> set[str]:
 
 
 def _short_names(targets: Sequence[Target]) -> list[str]:
-    return [Path(target.repo).name if target.local else target.label for target in targets]
+    return [Path(target.repo).name if not target.on_hub else target.label for target in targets]
 
 
 def _listed(names: Sequence[str], most: int = 12) -> str:
@@ -443,7 +455,7 @@ def _from_hub(task: str, targets: Sequence[Target]) -> Accuracies:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-    repos = list(dict.fromkeys(target.repo for target in targets if not target.local))
+    repos = list(dict.fromkeys(target.repo for target in targets if target.on_hub))
     if not task or not repos:
         raise UsageError(f"expected {HUB}TASK and repositories of the Hub, got {HUB}{task} and {len(repos)}")
     api = HfApi()

@@ -39,8 +39,14 @@ checkpoints:
   path/to/folder            a local folder in transformers' layout
   ORG/NAME:Q4_K_M           a GGUF model of it; also FOLDER:Q8_0 and path/to/FILE.gguf
   path/to/run               a training run: its checkpoint-*, step_*, iter_* or global_step* folders
+  path/to/FILE.safetensors  a file of weights, also pytorch_model.bin; --tokenizer for what lies alone
+  's3://BUCKET/RUN/step*'   folders, runs and files in S3; likewise gs://, az://, abfss:// (extra cloud)
+  https://HOST/FOLDER       a folder or a file of a web server
+  hf://buckets/ORG/NAME/RUN folders, runs and files in a bucket of the Hub
+  models:/NAME/3            a model of an MLflow registry; also NAME, NAME@ALIAS, 'NAME/*' (extra mlflow)
 
-HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and HF_HOME work as in huggingface_hub.
+HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and HF_HOME work as in huggingface_hub; AWS_*, GOOGLE_* and AZURE_*
+as in the tools of these services, MLFLOW_* as in MLflow.
 exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed.
 """
 
@@ -98,6 +104,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="reference",
         metavar="SET",
         help="everyday tokens, likewise; reference:bare without leading spaces (default: reference)",
+    )
+    how.add_argument(
+        "--tokenizer",
+        metavar="SOURCE",
+        help="tokenizer of checkpoints that store none: what may be written for a checkpoint, or a "
+        "tokenizer's file (default: none)",
     )
     how.add_argument(
         "--metric",
@@ -159,7 +171,7 @@ def run(args: argparse.Namespace) -> int:
     from lmeval_screener.targets.training_runs import parse_targets
     from lmeval_screener.tokens.sets import load_token_set
 
-    targets = parse_targets(args.checkpoints)
+    targets = parse_targets(args.checkpoints, args.tokenizer)
     if args.family is not None:
         targets += load_family(args.family, args.families).checkpoints
     elif args.families is not None:

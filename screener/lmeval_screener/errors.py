@@ -7,12 +7,12 @@ from lmeval_dispersion.errors import DispersionError
 #: Every code of a `ScreeningError` and what it means. Codes are a contract: programs test them.
 SCREENING_CODES: dict[str, str] = {
     # the repository
-    "BadName": "neither a repository's name or address, nor a folder",
+    "BadName": "neither a repository's name, nor a folder, nor an address that is read",
     "RepoNotFound": "no such model repository, or it is private and the token does not open it",
     "GatedRepo": "the repository exists, but its files need accepted conditions and a token",
     "RevisionNotFound": "the repository has no such branch, tag or commit",
     "FileNotFound": "a file that the checkpoint needs is not in the repository or folder",
-    "FolderNotFound": "the local folder does not exist or is not a checkpoint's folder",
+    "FolderNotFound": "the folder does not exist, or it holds no checkpoint",
     # what is stored
     "NoSafetensors": "the weights are stored in a format that is not read, or not at all",
     "AdapterOnly": "an adapter without its base, or one that changes the head in a way that is not read",

@@ -14,8 +14,8 @@ from lmeval_dispersion.errors import GeometryError
 from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.local import open_folder
 from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking.controls import Controls, controls, random_ids
 from lmeval_screener.ranking.gap import Gap, gap
@@ -82,7 +82,7 @@ class Reader:
     """Reads checkpoints for one pair of token sets; resolutions are shared by checkpoints of one tokenizer.
 
     Args:
-        hub: Where repositories are read.
+        hub: Where repositories are read; its connections and cache serve other places too.
         domain: T.
         reference: R.
         cache: Where resolutions are kept between runs.
@@ -90,7 +90,8 @@ class Reader:
 
     def __init__(self, hub: Hub, domain: TokenSet, reference: TokenSet, cache: ResolutionCache) -> None:
         self.snapshots: list[Snapshot] = []
-        self._hub, self._domain, self._reference, self._cache = hub, domain, reference, cache
+        self.sources = Sources(hub)
+        self._domain, self._reference, self._cache = domain, reference, cache
         self._resolutions: dict[str, Resolution] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
@@ -133,10 +134,7 @@ class Reader:
         return Reading(target, snapshot, projection, digest, resolution, gaps, seconds, budget, base=base)
 
     async def _open(self, target: Target, budget: Budget) -> Snapshot:
-        if target.local:
-            snapshot: Snapshot = open_folder(target.repo)
-        else:
-            snapshot = await self._hub.snapshot(target.repo, target.revision, budget)
+        snapshot = await self.sources.snapshot(target, budget)
         self.snapshots.append(snapshot)
         return snapshot
 
@@ -291,5 +289,6 @@ def _tokenizer(snapshot: Snapshot) -> tuple[str, str]:
     raise ScreeningError(
         "TokenizerNotFound",
         f"cannot be screened because it has no {' or '.join(TOKENIZER_FILES)}, which tells the tokens' rows; "
-        "save it with `AutoTokenizer.from_pretrained(...).save_pretrained(...)` and screen that folder",
+        "name another place of it with --tokenizer, or save it with "
+        "`AutoTokenizer.from_pretrained(...).save_pretrained(...)` and screen that folder",
     )

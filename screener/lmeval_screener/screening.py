@@ -13,7 +13,6 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,11 +55,13 @@ def screen(
     accuracy: str | Path | None = None,
     demo: bool = False,
     progress: Progress | None = None,
+    tokenizer: str | None = None,
 ) -> Result:
     """Rank checkpoints by their dispersion gap, reading only the rows that it needs.
 
     Args:
-        checkpoints: ``REPO``, ``REPO@REVISION``, ``REPO@GLOB``, folders, or folders of training runs.
+        checkpoints: ``REPO``, ``REPO@REVISION``, ``REPO@GLOB``, folders, folders of training runs, files of
+            weights, or addresses such as ``s3://bucket/run/checkpoint-*``.
         family: Name of a family whose checkpoints are added.
         families: A family file of your own in place of the bundled one.
         domain: Bundled token set or a YAML file.
@@ -72,6 +73,8 @@ def screen(
             :func:`lmeval_screener.accuracies.read_accuracies`.
         demo: Whether to add the bundled demo's checkpoints.
         progress: Called as ``progress(done, all, label)`` at the start and whenever a checkpoint ends.
+        tokenizer: Where the tokenizer of checkpoints that store none is read: a repository, a folder, an
+            address, or a tokenizer's file.
 
     Returns:
         Screened checkpoints, ranked inside (family, scale), and the failed ones with their reasons.
@@ -81,7 +84,7 @@ def screen(
     """
     if isinstance(checkpoints, str):
         raise UsageError(f"expected a list of checkpoints, got the string {checkpoints!r}; put it in a list")
-    targets = parse_targets(checkpoints)
+    targets = parse_targets(checkpoints, tokenizer)
     if family is not None:
         targets += load_family(family, families).checkpoints
     if demo:
@@ -196,7 +199,7 @@ class _Run:
     def failed(self) -> tuple[Failed, ...]:
         """Those that could not be screened, in the order in which they were asked for."""
         return tuple(
-            Failed(item.repo, item.revision, error.code, str(error), item.file)
+            Failed(item.shown, item.revision, error.code, str(error), item.file)
             for item in self._order
             if (error := self._errors.get(item)) is not None
         )
@@ -243,15 +246,12 @@ class _Run:
         return [item for item in self._order if item not in self._errors]
 
     async def _revisions(self, item: Target) -> list[Target]:
-        if not item.is_glob or item.revision is None:
-            return [item]
         try:
             budget = Budget(self._timeout)
-            names = await budget.bounded(self._hub.revisions(item.repo, item.revision, budget))
+            return await budget.bounded(self._reader.sources.expand(item, budget))
         except ScreeningError as error:
             self._fail(item, error)
             return []
-        return [replace(item, revision=name) for name in names]
 
     async def _readings(self, targets: list[Target]) -> list[Reading]:
         limit = asyncio.Semaphore(_SIDE_BY_SIDE)
@@ -262,7 +262,7 @@ class _Run:
             try:
                 async with limit:
                     budget = Budget(self._timeout)
-                    if not item.local:
+                    if item.on_hub:
                         await self._hub_answers(budget)
                     return await self._reader.read(item, budget)
             except ScreeningError as error:
@@ -320,7 +320,7 @@ class _Run:
 
     def _fail(self, item: Target, error: ScreeningError) -> None:
         self._errors[item] = error
-        if error.code == "Unreachable" and not item.local:
+        if error.code == "Unreachable" and item.on_hub:
             self._unreachable.append(error)
 
 

@@ -88,6 +88,7 @@ class HubServer:
         self.raw = True
         self.repositories: dict[str, Repository] = {}
         self.renamed: dict[str, str] = {}
+        self.buckets: dict[str, Path] = {}
         self.requests: list[Request] = []
         self.faults: list[Fault] = []
         self.sent = 0
@@ -142,6 +143,11 @@ class HubServer:
         repository.parameters = parameters
         return commit
 
+    def add_bucket(self, name: str, folder: Path) -> str:
+        """Serve a folder as a bucket; its address."""
+        self.buckets[name] = Path(folder)
+        return f"hf://buckets/{name}"
+
     def rename(self, old: str, new: str) -> None:
         """Redirect requests for an old name, as after a rename."""
         self.renamed[old] = new
@@ -175,6 +181,8 @@ class HubServer:
 
     def _hub(self, request: Request) -> tuple[str, Reply]:
         path = request.path
+        if path.startswith(("/api/buckets/", "/buckets/")):
+            return self._bucket(request)
         if path.startswith("/api/resolve-cache/models/"):
             *name, commit, file = path.removeprefix("/api/resolve-cache/models/").split("/", 3)
             return "resolve", self._content(request, "/".join(name), commit, file)
@@ -226,6 +234,45 @@ class HubServer:
             )
         return part, self._resolve(request, name, commit, file)
 
+    def _bucket(self, request: Request) -> tuple[str, Reply]:
+        """A bucket's tree, or the redirect to a file's content, as in huggingface_hub's hf_api.py."""
+        is_api = request.path.startswith("/api/")
+        namespace, name, verb, *tail = request.path.removeprefix("/api").removeprefix("/buckets/").split("/")
+        part = "api" if is_api else "resolve"
+        folder = self.buckets.get(f"{namespace}/{name}")
+        if folder is None:
+            return part, Reply(401, {}, b"Invalid username or password.")
+        place = folder / unquote("/".join(tail))
+        if is_api:
+            assert verb == "tree"
+            if not place.is_dir():
+                return part, error(404, "EntryNotFound", "Entry not found")
+            entries = []
+            for one in sorted(place.iterdir()):
+                entry: dict[str, object] = {"path": one.relative_to(folder).as_posix()}
+                if one.is_dir():
+                    entry |= {"type": "directory"}
+                else:
+                    content = {"size": one.stat().st_size, "xetHash": self._content_hash(one)}
+                    entry |= {"type": "file", "mtime": None, **content}
+                entries.append(entry)
+            start = int(request.query.get("cursor", ["0"])[0])
+            reply = self._json(request, entries[start : start + self.page])
+            if start + self.page < len(entries):
+                following = f"{self.endpoint}{request.path}?recursive=false&cursor={start + self.page}"
+                reply.headers["Link"] = f'<{following}>; rel="next"'
+            return part, reply
+        assert verb == "resolve"
+        if not place.is_file():
+            return part, error(404, "EntryNotFound", "Entry not found")
+        expires = time.time() + self.lifetime
+        address = f"/buckets/{namespace}/{name}/{quote('/'.join(tail))}?expires={expires}&range="
+        headers = {"X-Linked-Size": str(place.stat().st_size), "X-Xet-Hash": self._content_hash(place)}
+        return part, Reply(302, {**headers, "Location": f"{self.cdn}{address}&signature={sign(address)}"})
+
+    def _content_hash(self, place: Path) -> str:
+        return hashlib.sha256(place.read_bytes()).hexdigest()
+
     def _resolve(self, request: Request, name: str, commit: str, file: str) -> Reply:
         place = self.repositories[name].commits[commit] / unquote(file)
         if not place.is_file():
@@ -248,6 +295,10 @@ class HubServer:
         covered = request.query.get("range", [""])[0]
         if covered and covered != request.headers.get("range"):
             return "cdn", Reply(403, {}, b"Auth failed: invalid range")
+        if request.path.startswith("/buckets/"):
+            namespace, bucket, file = request.path.removeprefix("/buckets/").split("/", 2)
+            place = self.buckets[f"{namespace}/{bucket}"] / unquote(file)
+            return "cdn", ranged(request, place, {"ETag": f'"{self._content_hash(place)}"'})
         *name, commit, file = request.path[1:].split("/", 3)
         place = self.repositories["/".join(name)].commits[commit] / unquote(file)
         etag = f'"{hashlib.md5(str(place).encode()).hexdigest()}"'

@@ -161,7 +161,7 @@ class Transport:
                     yield response
             except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
                 reason = f"{type(error).__name__}: {error}".rstrip(": ")
-                what = f"the connection to {url.host} failed ({reason}); check the network and HF_ENDPOINT"
+                what = f"the connection to {url.host} failed ({reason}); check the network and the address"
                 raise AgainError(ScreeningError("Unreachable", what)) from error
 
     async def body(
@@ -201,7 +201,8 @@ class Transport:
                 return bytes(received), response
         raise ScreeningError("BadResponse", f"{url.host} redirects in circles; check HF_ENDPOINT")
 
-    async def retried(self, attempt: Callable[[], Awaitable[T]], budget: Budget) -> T:
+    @staticmethod
+    async def retried(attempt: Callable[[], Awaitable[T]], budget: Budget) -> T:
         """Result of the first attempt that succeeds.
 
         Raises:

@@ -106,6 +106,11 @@ class Hub:
         if self._transport:
             await self._transport.close()
 
+    @property
+    def transport(self) -> Transport | None:
+        """The connections, for other places than repositories; None in offline mode."""
+        return self._transport
+
     async def snapshot(
         self, repo: str, revision: str | None = None, budget: Budget | None = None
     ) -> Snapshot:

@@ -177,6 +177,7 @@ class HubSnapshot:
         """Append bytes ``[begin, end)`` as far as they come, if the answer is what was asked for."""
         transport = self._transport_or_offline(path)
         headers = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
+        headers |= self._conditions(source)
         resolved = await self._address(path, source) if source.refused < 2 else None
         url = resolved or self._url("resolve", path)
         for _ in range(HOPS):
@@ -207,7 +208,7 @@ class HubSnapshot:
                     received += (await self._whole(response, path, source, (begin, end)))[begin:end]
                     return
                 await drained(response, self.meter)
-                if transport.is_hub(response.url):
+                if self._has_last_word(response.url):
                     raise self._refused(response)
                 if response.status in (401, 403):
                     # Whoever is refused first says so; the others find the address already gone.
@@ -261,7 +262,7 @@ class HubSnapshot:
                 final = 200 <= response.status < 300
                 if not (final or is_redirect(response)):
                     raise self._refused(response)
-                problem = resolve_problem(response.headers, self._entry(path)[0], self.revision, final=final)
+                problem = self._resolve_problem(response, self._entry(path)[0], final=final)
                 if problem:
                     raise AgainError(
                         _contradiction(f"{path} of {self.repo} resolves wrongly: {problem}"), last=True
@@ -272,6 +273,19 @@ class HubSnapshot:
                 if not transport.is_hub(url):
                     return url
         raise _contradiction(f"{url.host} redirects in circles for {path} of {self.repo}")
+
+    def _conditions(self, source: _Source) -> Mapping[str, str]:
+        """Headers of a range beside the usual ones."""
+        return {}
+
+    def _has_last_word(self, url: URL) -> bool:
+        """Whether a refusal by this server is final, not one of an address that may be resolved anew."""
+        return self._transport is not None and self._transport.is_hub(url)
+
+    def _resolve_problem(
+        self, response: aiohttp.ClientResponse, entry: FileEntry, *, final: bool
+    ) -> str | None:
+        return resolve_problem(response.headers, entry, self.revision, final=final)
 
     def _entry(self, path: str) -> tuple[FileEntry, int]:
         entry = self.files.get(path)
@@ -305,4 +319,6 @@ class HubSnapshot:
 
 
 def _contradiction(what: str) -> ScreeningError:
-    return ScreeningError("BadResponse", f"{what}; try again, and check HF_ENDPOINT and any proxy on the way")
+    return ScreeningError(
+        "BadResponse", f"{what}; try again, and check the endpoint and any proxy on the way"
+    )
