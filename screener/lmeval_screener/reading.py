@@ -92,7 +92,7 @@ class Reader:
         if target.local:
             snapshot: Snapshot = open_folder(target.repo)
         else:
-            snapshot = await self._hub.snapshot(target.repo, target.revision, budget)
+            snapshot = await self._hub.snapshot(target.repo, target.revision, budget, target.listing)
         self.snapshots.append(snapshot)
         if _is_gguf(snapshot, target):
             model = await read_gguf(snapshot, choose_files(list(snapshot.files), target.file, snapshot.repo))

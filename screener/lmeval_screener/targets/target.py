@@ -5,10 +5,14 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import understood
+
+if TYPE_CHECKING:
+    from lmeval_screener.checkpoints.hub_responses import Listing
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Target:
         negative_control: Whether it is known not to have learned what the others learned.
         file: A GGUF file of it, or a quantisation that names one; None for the checkpoint's own weights.
         refused: Code and sentence where ``repo`` is something that cannot be understood.
+        listing: Commit and files, where a list of repositories said them: then it costs no API call.
     """
 
     repo: str
@@ -37,6 +42,7 @@ class Target:
     negative_control: bool = False
     file: str | None = None
     refused: tuple[str, str] | None = None
+    listing: Listing | None = field(default=None, compare=False, repr=False)
 
     @property
     def label(self) -> str:
