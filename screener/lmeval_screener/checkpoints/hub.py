@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 from urllib.parse import quote
 
 import aiohttp
@@ -39,6 +41,8 @@ from lmeval_screener.checkpoints.remote import HubSnapshot
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.target import matching, step_key
+
+T = TypeVar("T")
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
@@ -165,11 +169,15 @@ class Hub:
             await snapshot.prepare(_TOKENIZERS, _SINGLE, texts)
         return snapshot
 
-    async def page(self, address: str, budget: Budget | None = None) -> tuple[bytes, str | None]:
-        """One page of a list of repositories, and the address of the next one.
+    async def page(
+        self, address: str, what: str, parse: Callable[[bytes, str], T], budget: Budget | None = None
+    ) -> tuple[T, str | None]:
+        """One page of a list of repositories, understood, and the address of the next one.
 
         Args:
             address: Path and query at the endpoint, or the address of a next page.
+            what: What is listed, in words.
+            parse: What understands its content.
             budget: See `snapshot`.
 
         Raises:
@@ -182,14 +190,18 @@ class Hub:
             if kept is None:
                 raise _offline(f"the list {address}")
             address, _, content = kept.decode().partition("\n")
-            return content.encode(), address or None
-        what = f"what is asked for at {address}"
-        body, response = await self._api(
-            URL(address, encoded=True), what, "main", budget or Budget(math.inf), self.meter
-        )
+            return parse(content.encode(), what), address or None
+        bodies: list[bytes] = []
+
+        def both(body: bytes, asked: str) -> T:
+            bodies[:] = [body]
+            return parse(body, asked)
+
+        url, budget = URL(address, encoded=True), budget or Budget(math.inf)
+        found, response = await self._api(url, what, "main", budget, self.meter, both)
         following = self._next(response, "repositories")
-        self.cache.write("pages", address, f"{following or ''}\n".encode() + body)
-        return body, None if following is None else str(following)
+        self.cache.write("pages", address, f"{following or ''}\n".encode() + bodies[0])
+        return found, None if following is None else str(following)
 
     def _next(self, response: aiohttp.ClientResponse, what: str) -> URL | None:
         """Where a list goes on."""
@@ -236,11 +248,10 @@ class Hub:
             kept = self.cache.read("refs", key)
             if kept is None:
                 raise _offline(f"the list of branches of {repo}")
-            body = kept
+            names = json.loads(kept)
         else:
-            body, _ = await self._api(url, repo, pattern, budget, self.meter)
-            self.cache.write("refs", key, body)
-        names = parse_references(body, repo)
+            names, _ = await self._api(url, repo, pattern, budget, self.meter, parse_references)
+            self.cache.write("refs", key, json.dumps(names).encode())
         found = matching(names, pattern)
         if not found:
             some = ", ".join(sorted(names, key=step_key)[:6]) or "none"
@@ -258,6 +269,8 @@ class Hub:
         kept = self.cache.read("listings", key)
         if kept is not None and _COMMIT.fullmatch(name):
             return Listing.from_json(kept), {}
+        if kept is not None and await self._unmoved(Listing.from_json(kept), repo, name, budget, meter):
+            return Listing.from_json(kept), {}
         url = URL(
             f"{self.endpoint}/api/models/{repo}/revision/{quote(name, safe='')}?blobs=true", encoded=True
         )
@@ -269,8 +282,7 @@ class Hub:
             }
         )
         try:
-            body, _ = await self._api(url, repo, name, budget, meter)
-            found = parse_listing(body, repo)
+            found, _ = await self._api(url, repo, name, budget, meter, parse_listing)
             if not found.complete:
                 found = Listing(
                     found.repo, found.commit, await self._tree(found, budget, meter), found.parameters
@@ -288,6 +300,25 @@ class Hub:
             self.cache.write("listings", key, content)
             self.cache.write("listings", self._key(repo, found.commit), content)
         return found, early
+
+    async def _unmoved(self, kept: Listing, repo: str, revision: str, budget: Budget, meter: Meter) -> bool:
+        """Whether a branch is where it was, by one resolver request: more of them are allowed than API calls.
+
+        One attempt; where the answer says something else or nothing, the listing is asked for.
+        """
+        transport = self._transport
+        assert transport is not None
+        url = URL(f"{self.endpoint}/{repo}/resolve/{quote(revision, safe='')}/{_EARLY[0]}", encoded=True)
+        if _EARLY[0] not in kept.files or not transport.bucket(url).affords():
+            return False
+        with contextlib.suppress(ScreeningError, AgainError):
+            async with transport.request(
+                "HEAD", url, {"Accept-Encoding": "identity"}, meter, budget
+            ) as response:
+                transport.raise_if_passing(response)
+                if response.status < 400:
+                    return kept.repo == repo and response.headers.get("X-Repo-Commit") == kept.commit
+        return False
 
     async def _early(self, repo: str, revision: str, path: str, meter: Meter, budget: Budget) -> bytes:
         """A text at a revision, empty if anything is wrong with it; one attempt.
@@ -310,24 +341,37 @@ class Hub:
         url = URL(f"{self.endpoint}/api/models/{found.repo}/tree/{found.commit}?recursive=true", encoded=True)
         files: dict[str, FileEntry] = {}
         while True:
-            body, response = await self._api(url, found.repo, found.commit, budget, meter)
-            files |= parse_tree(body, found.repo)
+            page, response = await self._api(url, found.repo, found.commit, budget, meter, parse_tree)
+            files |= page
             following = self._next(response, found.repo)
             if following is None:
                 return files
             url = following
 
     async def _api(
-        self, url: URL, repo: str, revision: str, budget: Budget, meter: Meter
-    ) -> tuple[bytes, aiohttp.ClientResponse]:
+        self,
+        url: URL,
+        repo: str,
+        revision: str,
+        budget: Budget,
+        meter: Meter,
+        parse: Callable[[bytes, str], T],
+    ) -> tuple[T, aiohttp.ClientResponse]:
+        """What the API says, understood; an answer that is not the Hub's is asked for once more."""
         transport = self._transport
         assert transport is not None
-        return await transport.retried(
-            lambda: transport.body(
-                url, meter, _LISTING_LIMIT, lambda r: self._refused(r, repo, revision), budget
-            ),
-            budget,
-        )
+
+        def refused(response: aiohttp.ClientResponse) -> ScreeningError:
+            return self._refused(response, repo, revision)
+
+        async def attempt() -> tuple[T, aiohttp.ClientResponse]:
+            body, response = await transport.body(url, meter, _LISTING_LIMIT, refused, budget)
+            try:
+                return parse(body, repo), response
+            except ScreeningError as error:
+                raise AgainError(error, last=True) from error
+
+        return await transport.retried(attempt, budget)
 
     def _refused(self, response: aiohttp.ClientResponse, repo: str, revision: str) -> ScreeningError:
         token = self._transport is not None and self._transport.token is not None

@@ -399,7 +399,9 @@ async def _page(hub: Hub, query: Query, address: str, found: Selected) -> tuple[
 
     budget = Budget(_SECONDS)
     try:
-        body, following = await budget.bounded(hub.page(address, budget))
+        if not query.collection:
+            return await budget.bounded(hub.page(address, query.words, parse_page, budget))
+        (models, others), _ = await budget.bounded(hub.page(address, query.words, parse_collection, budget))
     except ScreeningError as error:
         if error.code != "RepoNotFound":
             raise
@@ -407,9 +409,6 @@ async def _page(hub: Hub, query: Query, address: str, found: Selected) -> tuple[
             f"expected something that the Hub lists, got {query.words}: {hub.endpoint} has no such list, or "
             "it is private; check the name, or log in (hf auth login, or set HF_TOKEN)"
         ) from None
-    if not query.collection:
-        return parse_page(body, query.words), following
-    models, others = parse_collection(body, query.words)
     if others:
         found.skipped["no models"] += others
     return models, None
