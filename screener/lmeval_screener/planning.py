@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -59,7 +60,12 @@ def allowance_of(args: argparse.Namespace) -> Allowance:
         if not (found := _SIZE.fullmatch(args.max_bytes)):
             raise UsageError(f"expected --max-bytes such as 500M or 2G, got {args.max_bytes!r}")
         size = int(float(found[1]) * 1000 ** " kmg".index(found[2].lower() or " "))
-    return Allowance(args.max_requests, size)
+
+    def notice(name: str, seconds: float) -> None:
+        message = f"the server's quota of {name} is used up; going on in {seconds:.0f} s"
+        print(f"screen-checkpoints: {message}", file=sys.stderr, flush=True)
+
+    return Allowance(args.max_requests, size, None if args.quiet else notice)
 
 
 def plan_document(

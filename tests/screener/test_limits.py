@@ -110,6 +110,22 @@ def test_too_long_a_wait_is_refused_to_all_that_wait():
     asyncio.run(work())
 
 
+def test_a_wait_is_told_once_a_window():
+    heard = []
+
+    async def work():
+        bucket = Bucket("api", lambda name, seconds: heard.append((name, round(seconds, -1))))
+        await bucket.turn(None)
+        bucket.done(told(0, 200))
+        waiting = [asyncio.ensure_future(bucket.turn(None)) for _ in range(5)]
+        await asyncio.sleep(0.01)
+        for task in waiting:
+            task.cancel()
+
+    asyncio.run(work())
+    assert heard == [("api", 200)]
+
+
 def test_the_clock_stands_while_anything_of_a_checkpoint_waits():
     async def work():
         budget = Budget(0.3)

@@ -18,6 +18,7 @@ from lmeval_screener import screen
 from lmeval_screener.checkpoints.hub_responses import FileNames
 from lmeval_screener.checkpoints.limits import Allowance
 from lmeval_screener.cli import main
+from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.selection import (
     Query,
     Selection,
@@ -282,6 +283,18 @@ def test_a_text_that_does_not_have_the_digest_it_came_with_is_refused(registry):
     registry.fault("resolve", content(b"{}"), match="*resolve-cache*config.json")
     (failed,) = screen(["acme/*"]).failed
     assert failed.error == "BadResponse"
+
+
+def test_a_web_page_in_place_of_a_list_is_asked_for_once_more(registry):
+    from hub_faults import status
+
+    registry.make("acme/m", v=9)
+    registry.fault("list", status(200), times=1)
+    assert chosen(names=["acme/*"]) == ["acme/m"]
+    registry.fault("list", status(200), times=-1)
+    with pytest.raises(ScreeningError, match="is not the Hub's JSON"):
+        chosen(names=["acme/*"])
+    assert len(registry.seen("list")) == 4
 
 
 def test_a_list_is_kept_for_offline_runs(registry, monkeypatch):

@@ -178,7 +178,7 @@ class Transport:
         origin = url.origin()
         kind = "" if origin != self._origin else _kind(url.raw_path)
         if (found := self._buckets.get((origin, kind))) is None:
-            found = self._buckets[origin, kind] = Bucket(kind or url.host or "")
+            found = self._buckets[origin, kind] = Bucket(kind or url.host or "", self.allowance.notice)
         return found
 
     def quotas(self) -> list[Bucket]:

@@ -15,7 +15,7 @@ import math
 import re
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -34,6 +34,8 @@ RESERVE, RESERVED = 0.25, 16
 _SPENT = 0.05
 #: Servers tell seconds without fractions.
 _ROUNDING = 0.5
+#: Seconds of waiting that nobody is told about.
+_WORTH_A_WORD = 2.0
 #: What a checkpoint is taken to cost before one was read.
 FIRST_REQUESTS, FIRST_BYTES = 6, 1_500_000
 
@@ -49,8 +51,15 @@ class Clock(Protocol):
         ...
 
 
+Notice = Callable[[str, float], None]
+
+
 class Bucket:
     """One quota of one host.
+
+    Args:
+        name: See below.
+        notice: Called with the name and the seconds, once a window, where requests have to wait for it.
 
     Attributes:
         name: As the server calls it, else by the kind of address.
@@ -59,8 +68,8 @@ class Bucket:
         waited: Seconds that requests could not leave, all together.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, notice: Notice | None = None) -> None:
+        self.name, self._notice = name, notice
         self.quota: int | None = None
         self.window: float | None = None
         self.waited = 0.0
@@ -171,6 +180,8 @@ class Bucket:
             now = time.monotonic()
             opens = max(self._held_until, self._resets + _ROUNDING if self._left is not None else 0.0)
             if opens > now:
+                if self._notice is not None and opens - now > _WORTH_A_WORD:
+                    self._notice(self.name, opens - now)
                 self._timer = asyncio.get_running_loop().call_later(opens - now + 0.001, self._open)
 
     def _open(self) -> None:
@@ -187,16 +198,22 @@ class Allowance:
     Args:
         requests: Requests to the Hub itself, which its quotas count; None: any number.
         bytes_read: Bytes of bodies, from wherever they come; None: any number.
+        notice: Told when requests have to wait for a server's quota, see `Bucket`.
 
     Raises:
         UsageError: A limit below 1.
     """
 
-    def __init__(self, requests: int | None = None, bytes_read: int | None = None) -> None:
+    def __init__(
+        self,
+        requests: int | None = None,
+        bytes_read: int | None = None,
+        notice: Notice | None = None,
+    ) -> None:
         for option, limit in (("--max-requests", requests), ("--max-bytes", bytes_read)):
             if limit is not None and limit < 1:
                 raise UsageError(f"expected {option} of at least 1, got {limit}")
-        self.most_requests, self.most_bytes = requests, bytes_read
+        self.most_requests, self.most_bytes, self.notice = requests, bytes_read, notice
         self.requests = 0
         self._done = 0
         self._running: dict[int, _Share] = {}
