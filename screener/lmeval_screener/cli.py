@@ -171,16 +171,16 @@ def run(args: argparse.Namespace) -> int:
     if args.demo:
         targets += demo_targets()
     domain, reference = load_token_set(args.domain, "domain"), load_token_set(args.reference, "reference")
-    accuracies = None
-    if args.accuracy is not None:
-        from lmeval_screener.accuracies import read_accuracies
-
-        accuracies = read_accuracies(args.accuracy, targets)
     if args.dry_run:
         from lmeval_screener.planning import plan_document
 
         output.write(plan_document(selected, targets, domain, reference, timeout=args.timeout))
         return 0
+    accuracies = None
+    if args.accuracy is not None:
+        from lmeval_screener.accuracies import read_accuracies
+
+        accuracies = read_accuracies(args.accuracy, targets)
     with _progress(args.quiet) as progress:
         result = screen_targets(
             targets,

@@ -185,14 +185,14 @@ def registry(tmp_path):
 
 
 def test_a_run_above_every_quota_ends_in_one_go(registry, tmp_path):
-    """40 checkpoints, 15 API calls and 40 resolver requests in 2 s, and next to no pages: all come."""
-    server, truth = registry(40, api=(15, 2.0), resolvers=(40, 2.0), pages=(4, 2.0))
+    """24 checkpoints of 4 s, 8 API calls and 24 resolver requests in 2 s, next to no pages: all come."""
+    server, truth = registry(24, api=(8, 2.0), resolvers=(24, 2.0), pages=(4, 2.0))
     with server as hub:
-        found, quotas = rows(hub, tmp_path, 40, timeout=1.0)
+        found, quotas = rows(hub, tmp_path, 24, timeout=4.0)
         for got, expected in zip(found, truth, strict=True):
             assert not isinstance(got, str), got
             np.testing.assert_array_equal(got, expected)
-        assert len(hub.seen("api")) - hub.quotas.refusals["api"] == 40
+        assert len(hub.seen("api")) - hub.quotas.refusals["api"] == 24
         # What is not known at the start of a window may be one too many; nothing is tried in between.
         assert hub.quotas.refusals["api"] <= UNTOLD
         assert hub.quotas.refusals["resolvers"] <= UNTOLD

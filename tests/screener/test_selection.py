@@ -297,6 +297,20 @@ def test_a_web_page_in_place_of_a_list_is_asked_for_once_more(registry):
     assert len(registry.seen("list")) == 4
 
 
+def test_what_a_run_that_failed_found_out_serves_the_next_one(registry):
+    from hub_faults import status
+
+    folder = registry.make("acme/m", seed=4)
+    registry.fault("resolve", status(403), match="*/tokenizer.json")
+    assert screen(["acme/*"]).failed[0].error == "AccessDenied"
+    registry.faults.clear()
+    registry.requests.clear()
+    commit = registry.repositories["acme/m"].branches["main"]
+    (found,) = screen([f"acme/m@{commit}"]).checkpoints
+    assert found.gaps["cosine"].mean == pytest.approx(gaps(folder), abs=1e-6)
+    assert not registry.seen("api")
+
+
 def test_a_list_is_kept_for_offline_runs(registry, monkeypatch):
     from huggingface_hub import constants
 

@@ -148,11 +148,11 @@ class Hub:
             if listing is not None:
                 return await self._listed(listing, revision, budget, meter)
             found, early = await self._found(repo, revision, budget, meter)
+            return await self._prepared(self._snapshot(found, revision, budget, meter, early))
         except BaseException:
             self.meter.bytes_read += meter.bytes_read
             self.meter.requests += meter.requests
             raise
-        return self._snapshot(found, revision, budget, meter, early)
 
     async def _listed(self, listing: Listing, revision: str | None, budget: Budget, meter: Meter) -> Snapshot:
         """A checkpoint that a list of repositories named, with what was found out of its files before."""
@@ -163,9 +163,12 @@ class Hub:
             return self._from_cache(listing.repo, listing.commit, budget, meter)
         else:
             found = listing
-        snapshot = self._snapshot(found, revision, budget, meter, {})
-        if self._transport is not None and not found.complete:
-            texts = [path for path in _EARLY if path == _EARLY[0] or _SINGLE not in found.files]
+        return await self._prepared(self._snapshot(found, revision, budget, meter, {}))
+
+    async def _prepared(self, snapshot: HubSnapshot) -> HubSnapshot:
+        """A snapshot that knows of its files what nearly every checkpoint needs."""
+        if self._transport is not None:
+            texts = _EARLY[:1] if _SINGLE in snapshot.files else _EARLY
             await snapshot.prepare(_TOKENIZERS, _SINGLE, texts)
         return snapshot
 

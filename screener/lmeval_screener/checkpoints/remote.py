@@ -120,12 +120,17 @@ class HubSnapshot:
         Raises:
             ScreeningError: As `small_file` and `ranges`.
         """
+        wanted = [*texts, *[path for path in tokenizers if path in self.files][:1], weights]
+        unknown = [path for path in wanted if path in self.files and self.files[path].size is None]
+        works: list[Coroutine[Any, Any, object]] = []
+        for path in unknown:
+            if path == weights:
+                works.append(self.size(path))
+            elif self.files[path].digest is None:
+                works.append(self.small_file(path) if path in texts else self._digested(path))
+        if not works:
+            return
         before = dict(self.files)
-        works: list[Coroutine[Any, Any, object]] = [
-            self.small_file(path) for path in texts if path in self.files and self.files[path].digest is None
-        ]
-        works += [self._digested(path) for path in [name for name in tokenizers if name in self.files][:1]]
-        works += [self.size(path) for path in (weights,) if path in self.files]
         self._gathering = True
         try:
             await side_by_side(works)

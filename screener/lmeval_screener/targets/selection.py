@@ -7,9 +7,6 @@ so that none of them costs an API call of its own. It says no sizes: they come f
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
-import fnmatch
 import re
 import sys
 from collections import Counter
@@ -17,17 +14,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets.target import Target
-from lmeval_screener.targets.training_runs import parse_targets
 
 if TYPE_CHECKING:
+    import datetime
+
     from lmeval_screener.checkpoints.hub import Hub
     from lmeval_screener.checkpoints.hub_responses import Listed
     from lmeval_screener.checkpoints.limits import Allowance
+    from lmeval_screener.targets.target import Target
+
+# The command's help needs this module's options at once: what else it takes is imported where it is used.
 
 #: Repositories that one request may list.
 PAGE = 1000
@@ -74,6 +73,8 @@ class Query:
 
     def address(self, size: int) -> str:
         """Path and query of its first page, the repositories that changed last first."""
+        from urllib.parse import quote, urlencode
+
         if self.collection:
             return f"/api/collections/{quote(self.collection)}"
         asked: list[tuple[str, str]] = []
@@ -188,6 +189,8 @@ def selection_of(args: argparse.Namespace) -> Selection:
     Raises:
         UsageError: A value that cannot be used.
     """
+    import datetime
+
     tags = tuple(args.tag)
     for option, values, form in (
         ("--author", args.author, _AUTHOR),
@@ -227,6 +230,8 @@ def read_list(path: str) -> list[str]:
     Raises:
         UsageError: There is no such file, it is no text, or it is empty.
     """
+    import csv
+
     where = "standard input" if path == "-" else path
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8-sig")
@@ -272,6 +277,8 @@ def select_targets(
         UsageError: A list, or a selection that selects nothing.
         ScreeningError: The Hub cannot be reached, or refuses.
     """
+    from lmeval_screener.targets.training_runs import parse_targets
+
     named: list[str] = []
     for text in (*texts, *(f"--from {path}" for path in lists)):
         path = text.removeprefix("--from ") if text.startswith("--from ") else "-" * (text == "-")
@@ -315,6 +322,8 @@ def query_of(text: str) -> Query | None:
 
 
 def _of_page(text: str) -> Query | None:
+    from urllib.parse import parse_qs, unquote, urlsplit
+
     from huggingface_hub import constants
 
     try:
@@ -340,6 +349,8 @@ def _of_page(text: str) -> Query | None:
 
 
 async def _gathered(hub: Hub, parts: Sequence[str | Query], selection: Selection) -> Selected:
+    from lmeval_screener.targets.training_runs import parse_targets
+
     found = Selected([])
     chosen: dict[Target, Target] = {}
     taken = 0
@@ -361,6 +372,11 @@ async def _listed(
     hub: Hub, query: Query, since: datetime.date | None, limit: int | None, found: Selected
 ) -> list[Target]:
     """The targets of one query, page by page, as many as are wanted."""
+    import fnmatch
+
+    from lmeval_screener.targets.target import Target
+    from lmeval_screener.targets.training_runs import parse_targets
+
     targets: list[Target] = []
     seen: set[str] = set()
     address: str | None = query.address(PAGE if limit is None else min(limit, PAGE))
