@@ -21,6 +21,7 @@ METAVARS = {
     *("DEVICE", "REVISION", "ARGUMENT", "RESULTS", "SOURCE",
       "ID|FOLDER", "[FILTER/]METRIC", "EXPR", "FEATURE"),
     *("K=V,K=V", "NAME,NAME", "SECTION,SECTION", "URL", "I/N"),
+    *("TEXT", "DATE", "SIZE"),
 }  # fmt: skip
 # Other words for --slice, --layer, --seed, --study and --format.
 RETIRED = {"--by", "--layers", "--seeds", "--run", "--json"}

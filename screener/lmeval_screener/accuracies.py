@@ -180,7 +180,8 @@ class _Index:
         self._names: dict[str, list[Target]] = {}
         self._paths: dict[str, list[Target]] = {}
         self._globs = [target for target in targets if target.is_glob]
-        self._several = next((target for target in targets if _is_several(target) and not target.on_hub), None)
+        several = (target for target in targets if _is_several(target) and not target.on_hub)
+        self._several = next(several, None)
         for target in targets:
             self._labels.setdefault(target.label, []).append(target)
             if not target.on_hub:

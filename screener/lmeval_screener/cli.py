@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.options import Output, add_examples, add_output, add_version, command_parser
+from lmeval_screener.planning import add_limit_options, allowance_of
 from lmeval_screener.shortlist.command import (
     add_shortlist_options,
     add_verify_arguments,
@@ -23,6 +24,7 @@ from lmeval_screener.shortlist.command import (
     run_verify,
     shortlist_of,
 )
+from lmeval_screener.targets.selection import add_selection_options
 
 if TYPE_CHECKING:
     from lmeval_screener.screening import Progress
@@ -39,6 +41,9 @@ checkpoints:
   path/to/folder            a local folder in transformers' layout
   ORG/NAME:Q4_K_M           a GGUF model of it; also FOLDER:Q8_0 and path/to/FILE.gguf
   path/to/run               a training run: its checkpoint-*, step_*, iter_* or global_step* folders
+  'ORG/*'                   all models of an organisation; 'ORG/NAME-*' those whose name matches
+  https://huggingface.co/…  a page of the Hub: a model, an organisation, a collection, a search for models
+  -                         a list from standard input, as with --from
   path/to/FILE.safetensors  a file of weights, also pytorch_model.bin; --tokenizer for what lies alone
   's3://BUCKET/RUN/step*'   folders, runs and files in S3; likewise gs://, az://, abfss:// (extra cloud)
   https://HOST/FOLDER       a folder or a file of a web server
@@ -92,6 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--list-families", action="store_true", help="print the families and stop")
     what.add_argument("--list-domains", action="store_true", help="print the bundled token sets and stop")
     what.add_argument("--demo", action="store_true", help="screen the bundled tiny models; needs no network")
+    add_selection_options(parser.add_argument_group("what to select on the Hub"))
     how = parser.add_argument_group("how")
     how.add_argument(
         "--domain",
@@ -126,6 +132,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)"
     )
+    add_limit_options(how)
     show = parser.add_argument_group("what to show")
     add_output(show)
     show.add_argument(
@@ -148,6 +155,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Qwen/Qwen2.5-7B Qwen/Qwen2.5-Math-7B ./my-finetune --shortlist 1",
         "'EleutherAI/pythia-410m@step*' --output pythia.html",
         "run1 --accuracy results/:gsm8k",
+        "--base-model Qwen/Qwen2.5-7B --since 2026-09-01 --dry-run",
         more=_MORE,
     )
 
@@ -168,10 +176,16 @@ def run(args: argparse.Namespace) -> int:
     from lmeval_screener.screening import screen_targets
     from lmeval_screener.targets.demo import demo_targets
     from lmeval_screener.targets.families import load_family
-    from lmeval_screener.targets.training_runs import parse_targets
+    from lmeval_screener.targets.selection import select_targets, selection_of
     from lmeval_screener.tokens.sets import load_token_set
 
-    targets = parse_targets(args.checkpoints, args.tokenizer)
+    allowance = allowance_of(args)
+    selected = select_targets(
+        args.checkpoints, selection_of(args), args.lists, allowance=allowance, tokenizer=args.tokenizer
+    )
+    if selected.sentence and not args.quiet:
+        print(f"screen-checkpoints: {selected.sentence}", file=sys.stderr)
+    targets = selected.targets
     if args.family is not None:
         targets += load_family(args.family, args.families).checkpoints
     elif args.families is not None:
@@ -184,6 +198,11 @@ def run(args: argparse.Namespace) -> int:
         from lmeval_screener.shortlist.emit import check_emit
 
         tasks = check_emit(args.emit, args.tasks, domain.name, targets)
+    if args.dry_run:
+        from lmeval_screener.planning import plan_document
+
+        output.write(plan_document(selected, targets, domain, reference, timeout=args.timeout))
+        return 0
     accuracies = None
     if args.accuracy is not None:
         from lmeval_screener.accuracies import read_accuracies
@@ -200,6 +219,8 @@ def run(args: argparse.Namespace) -> int:
             accuracies=accuracies,
             progress=progress,
             keep_on_interrupt=True,
+            allowance=allowance,
+            selected=selected,
         )
 
     from lmeval_screener.reports.document import report

@@ -39,11 +39,12 @@ SCREENING_CODES: dict[str, str] = {
     "AccessDenied": "the server refuses access with this token, or the signed address, again and again",
     "BadResponse": "the server's answers contradict the request, the listing or each other",
     "RangeNotSupported": "the server ignores Range and would send a whole large file",
-    "RateLimited": "the server asks to wait for longer than the time budget allows",
+    "RateLimited": "the server asks to wait for a quarter of an hour or longer, or refuses again and again",
     "ServerError": "the server keeps failing (5xx, or an unexpected status)",
     "Unreachable": "no connection, or it breaks again and again",
     "Timeout": "the checkpoint's time budget ran out",
     "Offline": "offline mode is on and something needed is not in the cache",
+    "NotTried": "the limits that the user set left no room for it",
     "Interrupted": "the run was stopped before this checkpoint was read",
     "InternalError": "a defect of this program; please report it",
 }

@@ -21,14 +21,16 @@ from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_screener.accuracies import Accuracies, read_accuracies
 from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.limits import Allowance
+from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking.groups import common_tokenizers, mismatch, rank_readings, same_tokens
 from lmeval_screener.reading import Reader, Reading, read_again, with_controls
 from lmeval_screener.result import Failed, Result
 from lmeval_screener.targets.demo import demo_targets
 from lmeval_screener.targets.families import load_family
+from lmeval_screener.targets.selection import Selected, Selection, select_targets
 from lmeval_screener.targets.target import Target
-from lmeval_screener.targets.training_runs import parse_targets
 from lmeval_screener.tokens.cache import ResolutionCache
 from lmeval_screener.tokens.sets import TokenSet, load_token_set
 
@@ -56,12 +58,14 @@ def screen(
     demo: bool = False,
     progress: Progress | None = None,
     tokenizer: str | None = None,
+    selection: Selection | None = None,
+    allowance: Allowance | None = None,
 ) -> Result:
     """Rank checkpoints by their dispersion gap, reading only the rows that it needs.
 
     Args:
-        checkpoints: ``REPO``, ``REPO@REVISION``, ``REPO@GLOB``, folders, folders of training runs, files of
-            weights, or addresses such as ``s3://bucket/run/checkpoint-*``.
+        checkpoints: ``REPO``, ``REPO@REVISION``, ``REPO@GLOB``, ``ORG/*``, pages of the Hub, folders, folders
+            of training runs, files of weights, or addresses such as ``s3://bucket/run/checkpoint-*``.
         family: Name of a family whose checkpoints are added.
         families: A family file of your own in place of the bundled one.
         domain: Bundled token set or a YAML file.
@@ -75,6 +79,8 @@ def screen(
         progress: Called as ``progress(done, all, label)`` at the start and whenever a checkpoint ends.
         tokenizer: Where the tokenizer of checkpoints that store none is read: a repository, a folder, an
             address, or a tokenizer's file.
+        selection: What is selected on the Hub beside what is named.
+        allowance: What the run may cost.
 
     Returns:
         Screened checkpoints, ranked inside (family, scale), and the failed ones with their reasons.
@@ -84,7 +90,12 @@ def screen(
     """
     if isinstance(checkpoints, str):
         raise UsageError(f"expected a list of checkpoints, got the string {checkpoints!r}; put it in a list")
-    targets = parse_targets(checkpoints, tokenizer)
+    selected = _in_a_loop_or_not(
+        lambda: select_targets(
+            list(checkpoints), selection or Selection(), allowance=allowance, tokenizer=tokenizer
+        )
+    )
+    targets = selected.targets
     if family is not None:
         targets += load_family(family, families).checkpoints
     if demo:
@@ -98,6 +109,8 @@ def screen(
         controls=controls,
         accuracies=None if accuracy is None else read_accuracies(str(accuracy), targets),
         progress=progress,
+        allowance=allowance,
+        selected=selected,
     )
 
 
@@ -112,6 +125,8 @@ def screen_targets(
     accuracies: Accuracies | None = None,
     progress: Progress | None = None,
     keep_on_interrupt: bool = False,
+    allowance: Allowance | None = None,
+    selected: Selected | None = None,
 ) -> Result:
     """:func:`screen` for targets and token sets that are already at hand.
 
@@ -125,6 +140,8 @@ def screen_targets(
         accuracies: Accuracies of some of them, which the result carries.
         progress: See :func:`screen`.
         keep_on_interrupt: Whether Ctrl-C ends the reading and returns what is done (main thread only).
+        allowance: What the run may cost.
+        selected: The selection that the targets came of, whose cost counts too.
 
     Raises:
         UsageError: No targets, an unknown metric, or a timeout that is not positive.
@@ -138,12 +155,13 @@ def screen_targets(
 
     async def work() -> Result:
         start = time.perf_counter()
-        async with Hub() as hub:
+        async with Hub(allowance=allowance) as hub:
             reader = Reader(hub, domain, reference, ResolutionCache(hub.cache))
             run = _Run(hub, reader, timeout, accuracies, progress, keep_on_interrupt)
             readings = await run.comparable(targets)
             checkpoints = rank_readings(await with_controls(readings) if controls else readings, metric)
-        meters = [hub.meter, *(snapshot.meter for snapshot in reader.snapshots)]
+        listed = Meter(selected.bytes_read, selected.requests) if selected else Meter()
+        meters = [hub.meter, listed, *(snapshot.meter for snapshot in reader.snapshots)]
         return Result(
             domain=domain.name,
             reference=reference.name,
@@ -159,6 +177,16 @@ def screen_targets(
     return _finished(work())
 
 
+def _in_a_loop_or_not(act: Callable[[], T]) -> T:
+    """Result of something that runs a loop of its own, also where a notebook's thread already runs one."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return act()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(act).result()
+
+
 def _finished(work: Coroutine[Any, Any, T]) -> T:
     results: list[T] = []
 
@@ -167,14 +195,7 @@ def _finished(work: Coroutine[Any, Any, T]) -> T:
         # takes 0.1 s for the arrays of a family.
         results.append(await work)
 
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        asyncio.run(kept())
-    else:
-        # A notebook's thread already runs a loop, which cannot run another one.
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(asyncio.run, kept()).result()
+    _in_a_loop_or_not(lambda: asyncio.run(kept()))
     return results[0]
 
 

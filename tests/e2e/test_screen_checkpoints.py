@@ -136,7 +136,7 @@ def test_the_main_job_on_true_7b_shapes_reads_only_what_it_needs(hub, tmp_path, 
     again = json.loads(command("--family", "qwen2.5", "--format", "json").stdout)
     assert {c["repo"]: c["gap"] for c in again["checkpoints"]} == {n: c["gap"] for n, c in found.items()}
     served = [r for r in hub.requests[before:] if any(f"/{name}/" in f"{r.path}/" for name in names)]
-    assert {r.part for r in served} == {"api"}
+    assert {r.part for r in served} == {"resolve"}
     before = len(hub.requests)
     offline = command(*names, "--format", "json", HF_HUB_OFFLINE="1")
     assert offline.returncode == 0, offline.stdout

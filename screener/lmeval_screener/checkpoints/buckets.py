@@ -124,8 +124,8 @@ class _BucketSnapshot(HubSnapshot):
         place = f"{self._path}/{path}" if self._path else path
         return URL(f"{self._endpoint}/buckets/{self._bucket}/resolve/{quote(place, safe='')}", encoded=True)
 
-    async def _text(self, path: str, entry: FileEntry, size: int) -> bytes:
-        return await self._range(path, 0, size)
+    async def _text(self, path: str, entry: FileEntry) -> bytes:
+        return await self._range(path, 0, await self.size(path))
 
     def _downloaded(self, entry: FileEntry) -> Path | None:
         return None

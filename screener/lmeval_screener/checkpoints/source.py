@@ -67,7 +67,7 @@ class Repositories:
 
     async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
         """A repository at a revision; see `Source.snapshot`."""
-        return await self._hub.snapshot(target.repo, target.revision, budget)
+        return await self._hub.snapshot(target.repo, target.revision, budget, target.listing)
 
 
 class Folders:

@@ -164,11 +164,11 @@ class WebSnapshot(HubSnapshot):
     def _url(self, verb: str, path: str) -> URL:
         return self._addresses[path]
 
-    async def _resolved(self, path: str) -> URL:
+    async def _resolved(self, path: str, *, wanted: str = "size") -> URL:
         return self._addresses[path]
 
-    async def _text(self, path: str, entry: FileEntry, size: int) -> bytes:
-        return await self._range(path, 0, size)
+    async def _text(self, path: str, entry: FileEntry) -> bytes:
+        return await self._range(path, 0, await self.size(path))
 
     def _downloaded(self, entry: FileEntry) -> Path | None:
         return None

@@ -5,10 +5,14 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import understood
+
+if TYPE_CHECKING:
+    from lmeval_screener.checkpoints.hub_responses import Listing
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Target:
         refused: Code and sentence where ``repo`` is something that cannot be understood.
         tokenizer: Where a tokenizer is read if the checkpoint stores none: what may be written for a
             checkpoint, or a tokenizer's file; None for nowhere else.
+        listing: Commit and files, where a list of repositories said them: then it costs no API call.
     """
 
     repo: str
@@ -40,6 +45,7 @@ class Target:
     file: str | None = None
     refused: tuple[str, str] | None = None
     tokenizer: str | None = None
+    listing: Listing | None = field(default=None, compare=False, repr=False)
 
     @property
     def scheme(self) -> str | None:
