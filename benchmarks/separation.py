@@ -11,7 +11,7 @@ import argparse
 
 import numpy as np
 from lmeval_screener.ranking.gap import Gap, gap
-from lmeval_screener.ranking.groups import rank_gaps
+from lmeval_screener.ranking.ties import rank_gaps
 
 from lmeval_dispersion.geometry import METRICS, Metric
 

@@ -1,7 +1,8 @@
 """Many checkpoints, side by side.
 
-Every checkpoint is a task of its own. It reads the rows that its own tokenizer names, and only when all
-have ended are tokenizers compared: nobody waits for the slowest, and nobody's failure stops the others.
+Some checkpoints are read at once, each over the rows that its own tokenizer names, and only when all have
+ended are tokenizers compared: nobody waits for the slowest, and nobody's failure stops the others. What is
+kept of one that was read is its `Measured`, so that memory hardly grows with their number.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import METRICS, Metric
@@ -23,8 +24,9 @@ from lmeval_screener.accuracies import Accuracies, read_accuracies
 from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.ranking.groups import common_tokenizers, mismatch, rank_readings, same_tokens
-from lmeval_screener.reading import Reader, Reading, read_again, with_controls
+from lmeval_screener.measured import Measured
+from lmeval_screener.ranking.groups import common_tokenizers, mismatch, rank_measured
+from lmeval_screener.reading import Reader, Reading, with_controls
 from lmeval_screener.result import Failed, Result
 from lmeval_screener.targets.demo import demo_targets
 from lmeval_screener.targets.families import load_family
@@ -32,6 +34,9 @@ from lmeval_screener.targets.target import Target
 from lmeval_screener.targets.training_runs import parse_targets
 from lmeval_screener.tokens.cache import ResolutionCache
 from lmeval_screener.tokens.sets import TokenSet, load_token_set
+
+if TYPE_CHECKING:
+    from lmeval_screener.registry.store import Session
 
 T = TypeVar("T")
 
@@ -41,6 +46,8 @@ _SCOUTS = 3  # checkpoints that are tried alone while the Hub does not answer; w
 _PATIENCE = 0.25  # seconds without an answer or a failed connection after which nobody waits for the scouts
 
 Progress = Callable[[int, int, str], None]
+#: Called when a checkpoint ends, with what came of it, how many have ended, and how many there are.
+Ended = Callable[[Measured | Failed, int, int], None]
 
 
 def screen(
@@ -108,6 +115,8 @@ def screen_targets(
     controls: bool = False,
     accuracies: Accuracies | None = None,
     progress: Progress | None = None,
+    ended: Ended | None = None,
+    session: Session | None = None,
     keep_on_interrupt: bool = False,
 ) -> Result:
     """:func:`screen` for targets and token sets that are already at hand.
@@ -121,7 +130,10 @@ def screen_targets(
         controls: Whether to read gauge controls too.
         accuracies: Accuracies of some of them, which the result carries.
         progress: See :func:`screen`.
-        keep_on_interrupt: Whether Ctrl-C ends the reading and returns what is done (main thread only).
+        ended: Called whenever a checkpoint ends, before it is ranked.
+        session: A store's, which knows what need not be read again and keeps what is read.
+        keep_on_interrupt: Whether Ctrl-C and SIGTERM end the reading and return what is done (main thread
+            only).
 
     Raises:
         UsageError: No targets, an unknown metric, or a timeout that is not positive.
@@ -136,11 +148,13 @@ def screen_targets(
     async def work() -> Result:
         start = time.perf_counter()
         async with Hub() as hub:
-            reader = Reader(hub, domain, reference, ResolutionCache(hub.cache))
-            run = _Run(hub, reader, timeout, accuracies, progress, keep_on_interrupt)
-            readings = await run.comparable(targets)
-            checkpoints = rank_readings(await with_controls(readings) if controls else readings, metric)
-        meters = [hub.meter, *(snapshot.meter for snapshot in reader.snapshots)]
+            known = session.known if session is not None else None
+            reader = Reader(hub, domain, reference, ResolutionCache(hub.cache), known)
+            run = _Run(
+                hub, reader, timeout, accuracies, progress, ended, session, keep_on_interrupt, controls
+            )
+            checkpoints = rank_measured(await run.comparable(targets), metric)
+        meters = [hub.meter, *reader.meters]
         return Result(
             domain=domain.name,
             reference=reference.name,
@@ -183,45 +197,89 @@ class _Run:
         timeout: float,
         accuracies: Accuracies | None,
         progress: Progress | None,
+        ended: Ended | None,
+        session: Session | None,
         keep_on_interrupt: bool,
+        controls: bool,
     ) -> None:
-        self._errors: dict[Target, ScreeningError] = {}
+        # Words and sentences, not exceptions: those hold on to every frame that they passed.
+        self._errors: dict[Target, tuple[str, str]] = {}
         self._order: list[Target] = []
         self._hub, self._reader, self._timeout = hub, reader, timeout
         self._accuracies, self._progress, self._keep_on_interrupt = accuracies, progress, keep_on_interrupt
+        self._ended, self._session = ended, session
+        # Controls need the snapshots once more when all are read: only then are they kept.
+        self._readings: dict[Target, Reading] | None = {} if controls else None
         self._scouts: list[Budget] = []
-        self._unreachable: list[ScreeningError] = []
+        self._unreachable: list[str] = []
+        self._stopped = False
 
     @property
     def failed(self) -> tuple[Failed, ...]:
         """Those that could not be screened, in the order in which they were asked for."""
         return tuple(
-            Failed(item.repo, item.revision, error.code, str(error), item.file)
+            Failed(item.repo, item.revision, *error, item.file)
             for item in self._order
             if (error := self._errors.get(item)) is not None
         )
 
-    async def comparable(self, targets: Sequence[Target]) -> list[tuple[Reading, Reading]]:
+    async def comparable(self, targets: Sequence[Target]) -> list[tuple[Measured, Measured]]:
         """All that could be read and compared, as asked for, each with the one of its common tokenizer."""
-        families: dict[str | None, list[Reading]] = {}
-        for reading in await self._readings(await self._expanded(targets)):
-            families.setdefault(reading.target.family, []).append(reading)
+        families: dict[str | None, list[Measured]] = {}
+        for one in await self._all_measured(await self._expanded(targets)):
+            families.setdefault(one.target.family, []).append(one)
         found = []
         for family, members in families.items():
             commons = common_tokenizers(family, members)
-            for reading in members:
-                common = next((c for c in commons if same_tokens(c, reading)), None)
+            for one in members:
+                common = commons[one.tokenizer]
                 try:
                     if common is None:
-                        raise mismatch(family, reading, commons[0])
-                    if common.resolution != reading.resolution:
+                        first = next(c for c in commons.values() if c is not None)
+                        raise mismatch(family, one, first.first)
+                    if common.first.resolution != one.resolution:
                         # Its tokenizer also has words that the others lack: rank it on the common ones.
-                        reading = await read_again(reading, common.resolution)
+                        one = await self._read_over(one, common.first)
                 except ScreeningError as error:
-                    self._fail(reading.target, error)
+                    self._fail(one.target, error)
                 else:
-                    found.append((reading, common))
-        return found
+                    found.append((one, common.first))
+        return found if self._readings is None else await self._controlled(found, self._readings)
+
+    async def _read_over(self, one: Measured, common: Measured) -> Measured:
+        """The same checkpoint over the tokens of another tokenizer, at the commit that was read."""
+        at = replace(one.target, revision=one.revision) if one.revision is not None else one.target
+        again = await self._reader.read(at, Budget(self._timeout), over=common.resolution)
+        if not isinstance(again, Reading):
+            raise TypeError("a checkpoint that is read over other tokens is never taken as known")
+        again = replace(again, target=one.target)
+        if self._readings is not None:
+            self._readings[one.target] = again
+        found = again.measured()
+        return replace(
+            found,
+            bytes_read=found.bytes_read + one.bytes_read,
+            requests=found.requests + one.requests,
+            seconds=found.seconds + one.seconds,
+        )
+
+    async def _controlled(
+        self, found: list[tuple[Measured, Measured]], readings: dict[Target, Reading]
+    ) -> list[tuple[Measured, Measured]]:
+        """The checkpoints with their gauge controls; those that came from a store have none."""
+        read = [pair for pair in found if pair[0].target in readings and pair[1].target in readings]
+        pairs = [(readings[one.target], readings[common.target]) for one, common in read]
+        controlled = {r.target: r for r, _ in await with_controls(pairs)}
+        why = "not read, as its figures came from the store; --refresh reads it again"
+        return [
+            (
+                replace(one, controls=controlled[one.target].controls, seconds=controlled[one.target].seconds)
+                if one.target in controlled
+                else replace(one, controls=why),
+                common,
+            )
+            for one, common in found
+        ]
 
     async def _expanded(self, targets: Sequence[Target]) -> list[Target]:
         """The targets with globs replaced by the revisions that they stand for, each one once."""
@@ -253,49 +311,89 @@ class _Run:
             return []
         return [replace(item, revision=name) for name in names]
 
-    async def _readings(self, targets: list[Target]) -> list[Reading]:
-        limit = asyncio.Semaphore(_SIDE_BY_SIDE)
+    async def _all_measured(self, targets: list[Target]) -> list[Measured]:
+        """What could be read, in the order of the targets, some side by side."""
         done = 0
+        found: dict[int, Measured] = {}
+        running: set[asyncio.Task[Measured]] = set()
+        waiting = iter(enumerate(targets))
 
-        async def one(item: Target) -> Reading | None:
+        async def worker() -> None:
             nonlocal done
-            try:
-                async with limit:
-                    budget = Budget(self._timeout)
-                    if not item.local:
-                        await self._hub_answers(budget)
-                    return await self._reader.read(item, budget)
-            except ScreeningError as error:
-                self._fail(item, error)
-            except asyncio.CancelledError:
-                if not self._keep_on_interrupt:
-                    raise
-                message = "stopped before it was read; what was read is cached, run the same command again"
-                self._fail(item, ScreeningError("Interrupted", message))
-            except Exception as error:
-                # What nobody foresaw in one checkpoint must not cost the user all the others.
-                if os.environ.get("DISPERSION_DEBUG"):
-                    raise
-                message = (
-                    f"{type(error).__name__}: {error}; please report it (DISPERSION_DEBUG=1 shows where)"
-                )
-                self._fail(item, ScreeningError("InternalError", message))
-            finally:
+            for place, item in waiting:
+                outcome: Measured | ScreeningError
+                try:
+                    if self._stopped:
+                        raise asyncio.CancelledError
+                    # A task of its own, so that an interrupt stops the reading and not the worker.
+                    task = asyncio.create_task(self._measured(item))
+                    running.add(task)
+                    try:
+                        outcome = found[place] = await task
+                    finally:
+                        task.cancel()
+                        running.discard(task)
+                except ScreeningError as error:
+                    outcome = error
+                except asyncio.CancelledError:
+                    if not self._stopped:
+                        raise
+                    kept = "cached" if self._session is None else "in the store"
+                    outcome = ScreeningError(
+                        "Interrupted",
+                        f"stopped before it was read; what was read is {kept}, run the same command again",
+                    )
+                except Exception as error:
+                    # What nobody foresaw in one checkpoint must not cost the user all the others.
+                    if os.environ.get("DISPERSION_DEBUG"):
+                        raise
+                    outcome = ScreeningError(
+                        "InternalError",
+                        f"{type(error).__name__}: {error}; please report it (DISPERSION_DEBUG=1 shows where)",
+                    )
                 done += 1
-                if self._progress is not None:
-                    self._progress(done, len(targets), item.label)
-            return None
+                self._tell(item, outcome, done, len(targets))
+
+        def stop() -> None:
+            self._stopped = True
+            for task in running:
+                task.cancel()
 
         if self._progress is not None:
             self._progress(0, len(targets), "")
-        tasks = [asyncio.create_task(one(item)) for item in targets]
-        await asyncio.sleep(0)  # a task that is cancelled before its first step would not reach its handler
-        if not self._keep_on_interrupt:
-            found = await asyncio.gather(*tasks)
-        else:
-            with _on_interrupt(lambda: [task.cancel() for task in tasks]):
-                found = await asyncio.gather(*tasks)
-        return [reading for reading in found if reading is not None]
+        with _on_interrupt(stop) if self._keep_on_interrupt else contextlib.nullcontext():
+            await _all_or_none(worker() for _ in range(min(_SIDE_BY_SIDE, len(targets))))
+        return [found[place] for place in sorted(found)]
+
+    async def _measured(self, item: Target) -> Measured:
+        if self._session is not None and (known := self._session.pinned(item)) is not None:
+            return known
+        budget = Budget(self._timeout)
+        if not item.local:
+            await self._hub_answers(budget)
+        read = await self._reader.read(item, budget)
+        if isinstance(read, Measured):
+            return read
+        if self._readings is not None:
+            self._readings[item] = read
+        return read.measured()
+
+    def _tell(self, item: Target, outcome: Measured | ScreeningError, done: int, count: int) -> None:
+        """Keep what came of a checkpoint and say so."""
+        if self._session is not None:
+            self._session.keep(item, outcome)
+        if isinstance(outcome, ScreeningError):
+            self._fail(item, outcome)
+        if self._ended is not None:
+            self._ended(
+                Failed(item.repo, item.revision, outcome.code, str(outcome), item.file)
+                if isinstance(outcome, ScreeningError)
+                else outcome,
+                done,
+                count,
+            )
+        if self._progress is not None:
+            self._progress(done, count, item.label)
 
     async def _hub_answers(self, budget: Budget) -> None:
         """Wait while nothing of the Hub was reached and the first checkpoints have trouble reaching it.
@@ -307,7 +405,7 @@ class _Run:
             self._scouts.append(budget)
             return
         start = time.monotonic()
-        while all(snapshot.revision is None for snapshot in self._reader.snapshots):
+        while not self._reader.reached:
             if len(self._unreachable) >= _SCOUTS:
                 raise ScreeningError(
                     "Unreachable", f"not tried, as {_SCOUTS} others failed: {self._unreachable[0]}"
@@ -319,21 +417,34 @@ class _Run:
             await asyncio.sleep(0.01)
 
     def _fail(self, item: Target, error: ScreeningError) -> None:
-        self._errors[item] = error
+        self._errors[item] = error.code, str(error)
         if error.code == "Unreachable" and not item.local:
-            self._unreachable.append(error)
+            self._unreachable.append(str(error))
+
+
+async def _all_or_none(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all; when one fails the others are stopped, not left running behind."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 @contextlib.contextmanager
 def _on_interrupt(act: Callable[[], object]) -> Iterator[None]:
-    """Ctrl-C calls ``act`` in place of raising; where the platform has no such handlers it raises as ever."""
+    """Ctrl-C and SIGTERM call ``act``; without such handlers they end the process as ever."""
     loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
     try:
-        loop.add_signal_handler(signal.SIGINT, act)
+        for number in signals:
+            loop.add_signal_handler(number, act)
     except NotImplementedError:
         yield
         return
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
+        for number in signals:
+            loop.remove_signal_handler(number)

@@ -108,7 +108,7 @@ def labels(group: Group, top: int) -> list[str]:
 
 
 def json_text(result: Result, answered: Sequence[str] = ()) -> str:
-    """The contract ``screen-checkpoints/1``, with ``agreement`` where accuracies were supplied."""
+    """The contract ``screen-checkpoints/2``, with ``agreement`` where accuracies were supplied."""
     content: dict[str, Any] = result.to_dict()
     content["answer"] = list(answered or answer(result))
     found = agreements(result)
@@ -151,7 +151,8 @@ class _Shown:
         """Those that are shown, in the order of the table."""
         best = self.group.checkpoints[: self.top]
         in_order = self.group.trajectory() if self.is_training else None
-        return tuple(c for c in in_order if c in best) if in_order else best
+        shown = set(best)
+        return tuple(c for c in in_order if c in shown) if in_order else best
 
     def difference(self, a: Screened, b: Screened) -> Difference:
         return difference(a.gaps[self.result.metric], b.gaps[self.result.metric])
@@ -192,8 +193,9 @@ def _ranking(one: _Shown) -> Table:
         columns.append(Column("delta", heading, spec, error="delta_se", short=short, hint=hint, drop=1))
     ties, called = ties_of(one.group), names(one.group)
     order = one.group.checkpoints
-    ranks = {c: [order[i].rank for i in ties.of(place)] for place, c in enumerate(order)}
-    if any(ranks[c] for c in members):
+    shown = set(members)
+    ranks = {c: [order[i].rank for i in ties.of(place)] for place, c in enumerate(order) if c in shown}
+    if any(ranks.values()):
         hint = "ranks that this one is not told apart from, all pairs of the group counted."
         columns.append(Column("tied", "Tied with", hint=hint, short="Tied", drop=2))
     if any(c.accuracy is not None for c in members):
@@ -225,7 +227,7 @@ def _ranking(one: _Shown) -> Table:
 def _changes(one: _Shown) -> list[Difference | None]:
     """To the next rank; along a training, from the step before."""
     if one.is_training:
-        order = [c for c in one.group.trajectory() or () if c in steps(one.group)]
+        order = steps(one.group)
         before = dict(zip(order[1:], order, strict=False))
         return [one.difference(c, before[c]) if c in before else None for c in one.members]
     after = dict(zip(one.group.checkpoints, one.group.checkpoints[1:], strict=False))
