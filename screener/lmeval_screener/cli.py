@@ -15,9 +15,14 @@ from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.options import Output, add_examples, add_output, add_version, command_parser
+from lmeval_dispersion.report import FORMATS
+from lmeval_screener.gate import add_gate_options
+from lmeval_screener.registry.options import add_store_options
 
 if TYPE_CHECKING:
-    from lmeval_screener.result import Result
+    from lmeval_screener.measured import Measured
+    from lmeval_screener.progress import Lines
+    from lmeval_screener.result import Failed, Result
     from lmeval_screener.screening import Progress
 
 _ABOUT = (
@@ -34,7 +39,7 @@ checkpoints:
   path/to/run               a training run: its checkpoint-*, step_*, iter_* or global_step* folders
 
 HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and HF_HOME work as in huggingface_hub.
-exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed.
+exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed, 4 below the checkpoint of --fail-if-below.
 """
 
 
@@ -99,8 +104,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)"
     )
+    add_store_options(how)
     show = parser.add_argument_group("what to show")
-    add_output(show)
+    add_output(show, (*FORMATS, "jsonl"))
     show.add_argument(
         "--show-tokens",
         action="store_true",
@@ -120,6 +126,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(PATH:TASK where they hold several), a CSV file with the columns repo,accuracy, or hub:TASK "
         "(default: none)",
     )
+    add_gate_options(show)
     add_version(parser)
     add_examples(
         parser,
@@ -143,8 +150,13 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.top is not None and args.top < 1:
         raise UsageError(f"expected --top of at least 1, got {args.top}")
-    output = Output.of(args)
+    lines = args.format == "jsonl" or (args.format is None and str(args.output or "").endswith(".jsonl"))
+    if lines and args.top is not None:
+        raise UsageError("expected --format jsonl without --top, got both; its last line has every rank")
+    output = Output.of(argparse.Namespace(**vars(args) | {"format": "json"}) if lines else args)
 
+    from lmeval_screener.progress import JsonLines
+    from lmeval_screener.registry.options import session_of
     from lmeval_screener.screening import screen_targets
     from lmeval_screener.targets.demo import demo_targets
     from lmeval_screener.targets.families import load_family
@@ -158,13 +170,29 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("expected --family NAME with --families, got no name; --list-families shows them")
     if args.demo:
         targets += demo_targets()
+    gate = None
+    if args.fail_if_below is not None:
+        from lmeval_screener.gate import with_reference
+
+        (gate,) = parse_targets([args.fail_if_below])
+        targets, gate = with_reference(targets, gate)
     domain, reference = load_token_set(args.domain, "domain"), load_token_set(args.reference, "reference")
     accuracies = None
     if args.accuracy is not None:
         from lmeval_screener.accuracies import read_accuracies
 
         accuracies = read_accuracies(args.accuracy, targets)
-    with _progress(args.quiet) as progress:
+    written = JsonLines(args.output) if lines else None
+    with (
+        session_of(args, domain, reference, targets) as session,
+        _progress(args.quiet) as (progress, told),
+    ):
+
+        def ended(outcome: Measured | Failed, done: int, count: int) -> None:
+            for listener in (written, told):
+                if listener is not None:
+                    listener.ended(outcome, done, count)
+
         result = screen_targets(
             targets,
             domain=domain,
@@ -174,13 +202,25 @@ def run(args: argparse.Namespace) -> int:
             controls=args.controls,
             accuracies=accuracies,
             progress=progress,
+            ended=ended,
+            session=session,
             keep_on_interrupt=True,
         )
+        if session is not None:
+            session.finished(result)
+    if session is not None and session.reused:
+        output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.store}")
+    if gate is not None:
+        from lmeval_screener.gate import judged
+
+        result = judged(result, gate)
 
     from lmeval_screener.reports.document import report
 
     only_names = args.top is not None and args.format is None and output.format == "table"
-    if only_names:
+    if written is not None:
+        written.finish(result)
+    elif only_names:
         _print_best(result, args.top, output)
     else:
         meaning = accuracies.meaning if accuracies else "measured when the demo was trained" * args.demo
@@ -189,6 +229,10 @@ def run(args: argparse.Namespace) -> int:
         # These forms have no place for failures, and nothing may be lost silently.
         for failed in result.failed:
             print(f"screen-checkpoints: {failed.label}: {failed.error}: {failed.message}", file=sys.stderr)
+    if any(failed.error == "Interrupted" for failed in result.failed):
+        output.say("stopped; the same command goes on from here")
+    if result.gate is not None and result.gate.exit_code is not None:
+        return result.gate.exit_code
     if not result.failed:
         return 0
     return 3 if result.checkpoints else 1
@@ -211,10 +255,15 @@ def _print_best(result: Result, top: int, output: Output) -> None:
 
 
 @contextmanager
-def _progress(quiet: bool) -> Iterator[Progress | None]:
-    """A bar on a terminal's standard error, which disappears when all is read."""
-    if quiet or not sys.stderr.isatty():
-        yield None
+def _progress(quiet: bool) -> Iterator[tuple[Progress | None, Lines | None]]:
+    """A bar on a terminal's standard error, which disappears when all is read; elsewhere lines."""
+    if quiet:
+        yield None, None
+        return
+    if not sys.stderr.isatty():
+        from lmeval_screener.progress import Lines
+
+        yield None, Lines(lambda text: print(f"screen-checkpoints: {text}", file=sys.stderr, flush=True))
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -227,7 +276,7 @@ def _progress(quiet: bool) -> Iterator[Progress | None]:
         def update(done: int, total: int, label: str) -> None:
             bar.update(task, completed=done, total=total, description=label)
 
-        yield update
+        yield update, None
 
 
 COMMANDS = {"screen": (add_arguments, run)}

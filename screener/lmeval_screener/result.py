@@ -25,6 +25,8 @@ from lmeval_screener.tokens.resolution import Token
 if TYPE_CHECKING:
     import pandas as pd
 
+    from lmeval_screener.gate import Gate
+
 SCHEMA = "screen-checkpoints/2"
 #: What every standard error of a gap is of. Not of training: runs that differ in their seed alone differ too.
 SE_COVERS = "choice of tokens"
@@ -231,6 +233,7 @@ class Result(Reportable):
         bytes_read: Bytes that travelled, those of failed checkpoints and of listings included.
         requests: Requests likewise.
         domain_words: Words of T as they were looked up, a leading space included.
+        gate: What ``--fail-if-below`` found; None where it was not asked for.
     """
 
     domain: str
@@ -242,6 +245,7 @@ class Result(Reportable):
     bytes_read: int
     requests: int
     domain_words: tuple[str, ...] = ()
+    gate: Gate | None = None
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -276,6 +280,7 @@ class Result(Reportable):
                 "requests": self.requests,
                 "seconds": round(self.seconds, 3),
             },
+            **({} if self.gate is None else {"gate": self.gate.to_dict()}),
         }
 
     def _tokens(self) -> list[dict[str, Any]]:

@@ -34,7 +34,11 @@ _FLAT = 3  # steps that it takes to call a stretch flat
 
 
 def answer(result: Result) -> list[str]:
-    """The answer of a screening: one to three sentences, or one a group where there are several."""
+    """The answer of a screening: that of its gate first, then one to three sentences, or one a group."""
+    return [*([] if result.gate is None else [result.gate.sentence]), *_answer(result)]
+
+
+def _answer(result: Result) -> list[str]:
     if not result.checkpoints:
         words = Counter(failed.error for failed in result.failed)
         if len(result.failed) == 1:
