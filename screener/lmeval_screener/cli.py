@@ -156,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
     output = Output.of(argparse.Namespace(**vars(args) | {"format": "json"}) if lines else args)
 
     from lmeval_screener.progress import JsonLines
-    from lmeval_screener.registry.options import session_of
+    from lmeval_screener.registry.options import engine_of, session_of
     from lmeval_screener.screening import screen_targets
     from lmeval_screener.targets.demo import demo_targets
     from lmeval_screener.targets.families import load_family
@@ -182,6 +182,7 @@ def run(args: argparse.Namespace) -> int:
         from lmeval_screener.accuracies import read_accuracies
 
         accuracies = read_accuracies(args.accuracy, targets)
+    engine = engine_of(args, domain, reference, targets)
     written = JsonLines(args.output) if lines else None
     with (
         session_of(args, domain, reference, targets) as session,
@@ -204,6 +205,7 @@ def run(args: argparse.Namespace) -> int:
             progress=progress,
             ended=ended,
             session=session,
+            engine=engine,
             keep_on_interrupt=True,
         )
         if session is not None:

@@ -23,6 +23,7 @@ from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_screener.accuracies import Accuracies, read_accuracies
 from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.measured import Measured
 from lmeval_screener.ranking.groups import common_tokenizers, mismatch, rank_measured
@@ -36,6 +37,7 @@ from lmeval_screener.tokens.cache import ResolutionCache
 from lmeval_screener.tokens.sets import TokenSet, load_token_set
 
 if TYPE_CHECKING:
+    from lmeval_screener.registry.ray_engine import RayEngine
     from lmeval_screener.registry.store import Session
 
 T = TypeVar("T")
@@ -117,6 +119,7 @@ def screen_targets(
     progress: Progress | None = None,
     ended: Ended | None = None,
     session: Session | None = None,
+    engine: RayEngine | None = None,
     keep_on_interrupt: bool = False,
 ) -> Result:
     """:func:`screen` for targets and token sets that are already at hand.
@@ -132,6 +135,7 @@ def screen_targets(
         progress: See :func:`screen`.
         ended: Called whenever a checkpoint ends, before it is ranked.
         session: A store's, which knows what need not be read again and keeps what is read.
+        engine: Reads the checkpoints on a cluster; None: this process does.
         keep_on_interrupt: Whether Ctrl-C and SIGTERM end the reading and return what is done (main thread
             only).
 
@@ -153,6 +157,7 @@ def screen_targets(
             run = _Run(
                 hub, reader, timeout, accuracies, progress, ended, session, keep_on_interrupt, controls
             )
+            run.engine = engine
             checkpoints = rank_measured(await run.comparable(targets), metric)
         meters = [hub.meter, *reader.meters]
         return Result(
@@ -162,12 +167,47 @@ def screen_targets(
             checkpoints=tuple(checkpoints),
             failed=run.failed,
             seconds=time.perf_counter() - start,
-            bytes_read=sum(meter.bytes_read for meter in meters),
-            requests=sum(meter.requests for meter in meters),
+            bytes_read=sum(meter.bytes_read for meter in meters) + (engine.bytes_read if engine else 0),
+            requests=sum(meter.requests for meter in meters) + (engine.requests if engine else 0),
             domain_words=tuple(text for group in domain.groups.values() for text in group.texts()),
         )
 
     return _finished(work())
+
+
+def read_block(
+    targets: Sequence[Target], domain: TokenSet, reference: TokenSet, timeout: float
+) -> tuple[list[tuple[Measured | tuple[str, str], str, str]], int, int]:
+    """Some checkpoints as a worker of a cluster reads them.
+
+    Returns:
+        For each what was measured, or code and sentence of its failure, with its identity and state, for a
+        store; then bytes and requests of all.
+    """
+    from lmeval_screener.registry.store import identity_of, state_of
+
+    opened: dict[Target, tuple[str, str]] = {}
+    found: dict[Target, Measured | tuple[str, str]] = {}
+
+    def known(target: Target, snapshot: Snapshot) -> None:
+        opened[target] = identity_of(target, snapshot.repo), state_of(target, snapshot)
+
+    async def work() -> tuple[int, int]:
+        async with Hub() as hub:
+            reader = Reader(hub, domain, reference, ResolutionCache(hub.cache), known)
+            run = _Run(hub, reader, timeout, None, None, None, None, False, False)
+            for one in await run.measured(targets):
+                found[one.target] = one
+            found.update(run.errors)
+        meters = [hub.meter, *reader.meters]
+        return sum(meter.bytes_read for meter in meters), sum(meter.requests for meter in meters)
+
+    bytes_read, requests = _finished(work())
+    return (
+        [(found[item], *opened.get(item, (identity_of(item, item.repo), ""))) for item in targets],
+        bytes_read,
+        requests,
+    )
 
 
 def _finished(work: Coroutine[Any, Any, T]) -> T:
@@ -203,7 +243,8 @@ class _Run:
         controls: bool,
     ) -> None:
         # Words and sentences, not exceptions: those hold on to every frame that they passed.
-        self._errors: dict[Target, tuple[str, str]] = {}
+        self.errors: dict[Target, tuple[str, str]] = {}
+        self.engine: RayEngine | None = None
         self._order: list[Target] = []
         self._hub, self._reader, self._timeout = hub, reader, timeout
         self._accuracies, self._progress, self._keep_on_interrupt = accuracies, progress, keep_on_interrupt
@@ -220,13 +261,15 @@ class _Run:
         return tuple(
             Failed(item.repo, item.revision, *error, item.file)
             for item in self._order
-            if (error := self._errors.get(item)) is not None
+            if (error := self.errors.get(item)) is not None
         )
 
     async def comparable(self, targets: Sequence[Target]) -> list[tuple[Measured, Measured]]:
         """All that could be read and compared, as asked for, each with the one of its common tokenizer."""
         families: dict[str | None, list[Measured]] = {}
-        for one in await self._all_measured(await self._expanded(targets)):
+        expanded = await self._expanded(targets)
+        engine = self.engine
+        for one in await (self.measured(expanded) if engine is None else self._elsewhere(expanded, engine)):
             families.setdefault(one.target.family, []).append(one)
         found = []
         for family, members in families.items():
@@ -290,15 +333,13 @@ class _Run:
             )
         )
         if self._accuracies is not None:
-            failed = [item in self._errors for item in self._order]
+            failed = [item in self.errors for item in self._order]
             rated = self._accuracies.of(self._order)
-            self._errors |= {
-                new: self._errors[old]
-                for new, old, bad in zip(rated, self._order, failed, strict=True)
-                if bad
+            self.errors |= {
+                new: self.errors[old] for new, old, bad in zip(rated, self._order, failed, strict=True) if bad
             }
             self._order = rated
-        return [item for item in self._order if item not in self._errors]
+        return [item for item in self._order if item not in self.errors]
 
     async def _revisions(self, item: Target) -> list[Target]:
         if not item.is_glob or item.revision is None:
@@ -311,7 +352,51 @@ class _Run:
             return []
         return [replace(item, revision=name) for name in names]
 
-    async def _all_measured(self, targets: list[Target]) -> list[Measured]:
+    async def _elsewhere(self, targets: Sequence[Target], engine: RayEngine) -> list[Measured]:
+        """What a cluster could read, in the order of the targets."""
+        found: dict[int, Measured] = {}
+        rest: list[int] = []
+        done = 0
+
+        def came(place: int, outcome: Measured | ScreeningError) -> None:
+            nonlocal done
+            done += 1
+            if isinstance(outcome, Measured):
+                found[place] = replace(outcome, target=targets[place])
+            self._tell(targets[place], outcome, done, len(targets))
+
+        for place, item in enumerate(targets):
+            try:
+                known = None if self._session is None else self._session.at_hand(item)
+            except ScreeningError as error:
+                came(place, error)
+                continue
+            if known is None:
+                rest.append(place)
+            else:
+                came(place, known)
+
+        def from_worker(at: int, outcome: Measured | ScreeningError, identity: str, state: str) -> None:
+            if self._session is not None and identity:
+                self._session.opened(targets[rest[at]], identity, state)
+            came(rest[at], outcome)
+            told.add(rest[at])
+
+        told: set[int] = set()
+        with _on_interrupt(engine.stop) if self._keep_on_interrupt else contextlib.nullcontext():
+            await asyncio.to_thread(engine.read, [targets[place] for place in rest], from_worker)
+        for place in rest:
+            if place not in told:
+                came(place, self._interrupted())
+        return [found[place] for place in sorted(found)]
+
+    def _interrupted(self) -> ScreeningError:
+        kept = "cached" if self._session is None else "in the store"
+        return ScreeningError(
+            "Interrupted", f"stopped before it was read; what was read is {kept}, run the same command again"
+        )
+
+    async def measured(self, targets: Sequence[Target]) -> list[Measured]:
         """What could be read, in the order of the targets, some side by side."""
         done = 0
         found: dict[int, Measured] = {}
@@ -338,11 +423,7 @@ class _Run:
                 except asyncio.CancelledError:
                     if not self._stopped:
                         raise
-                    kept = "cached" if self._session is None else "in the store"
-                    outcome = ScreeningError(
-                        "Interrupted",
-                        f"stopped before it was read; what was read is {kept}, run the same command again",
-                    )
+                    outcome = self._interrupted()
                 except Exception as error:
                     # What nobody foresaw in one checkpoint must not cost the user all the others.
                     if os.environ.get("DISPERSION_DEBUG"):
@@ -417,7 +498,7 @@ class _Run:
             await asyncio.sleep(0.01)
 
     def _fail(self, item: Target, error: ScreeningError) -> None:
-        self._errors[item] = error.code, str(error)
+        self.errors[item] = error.code, str(error)
         if error.code == "Unreachable" and not item.local:
             self._unreachable.append(str(error))
 

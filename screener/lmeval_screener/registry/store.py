@@ -24,6 +24,7 @@ import numpy as np
 from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
 from lmeval_dispersion.geometry import METRICS
 from lmeval_dispersion.version import __version__
+from lmeval_screener.checkpoints.local import open_folder
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.measured import Gaps, Measured
@@ -241,6 +242,25 @@ class Session:
         if target.local or commit is None or not _COMMIT.fullmatch(commit):
             return None
         return self._find(target, identity_of(target, target.repo), commit)
+
+    def at_hand(self, target: Target) -> Measured | None:
+        """What is known of a target that this process can open at once: a folder, or a pinned commit.
+
+        Raises:
+            ScreeningError: It failed before, and always will as it is.
+        """
+        if not target.local:
+            return self.pinned(target)
+        try:
+            return self.known(target, open_folder(target.repo))
+        except ScreeningError:
+            if target in self._opened:
+                raise
+            return None  # whoever reads it will say what is wrong
+
+    def opened(self, target: Target, identity: str, state: str) -> None:
+        """Take note of what a worker opened, before what came of it is kept."""
+        self._opened[target] = identity, state
 
     def known(self, target: Target, snapshot: Snapshot) -> Measured | None:
         """What is known of a checkpoint as it was opened.
