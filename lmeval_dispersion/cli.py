@@ -20,6 +20,7 @@ JOBS: dict[str, dict[str, tuple[str, str]]] = {
     "screen checkpoints": {
         "screen": ("lmeval_screener.cli", "rank checkpoints by their output rows; also `screen-checkpoints`"),
         "verify": ("lmeval_screener.shortlist.command", "whether the screen works for you, by your results"),
+        "registry": ("lmeval_screener.registry.command", "ask a store of screenings, and keep it in order"),
     },
     "evaluate with dispersion": {
         "run": ("lmeval_dispersion.harness.cli", "run lm-eval with the dispersion tasks loaded"),
@@ -71,6 +72,7 @@ COMMANDS = {name: command for commands in JOBS.values() for name, command in com
 
 # Which optional part of the package brings a library; the others come with `models`.
 _EXTRAS = {
+    **dict.fromkeys(("duckdb", "filelock"), "registry"),
     **dict.fromkeys(("altair", "jinja2", "vl_convert"), "html"),
     **dict.fromkeys(("pandas", "pyarrow", "safetensors", "scipy", "sklearn"), "audit"),
 }

@@ -13,7 +13,7 @@ import pytest
 from browser import Browser
 from lmeval_screener import screen
 from lmeval_screener.ranking.gap import difference, gap
-from lmeval_screener.ranking.groups import rank_gaps
+from lmeval_screener.ranking.ties import rank_gaps
 from lmeval_screener.reports.document import report
 from lmeval_screener.result import Failed, Result, Screened, TensorInfo, TokenInfo
 from lmeval_screener.shortlist.choice import shortlist
@@ -53,7 +53,6 @@ def ranked(members):
             replace(
                 member,
                 rank=standing.rank,
-                not_separated_from=tuple(group[i].label for i in standing.not_separated_from),
                 tied_with=standing.tied_with,
                 next=standing.next,
             )

@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.options import Output, add_examples, add_output, add_version, command_parser
+from lmeval_dispersion.report import FORMATS
+from lmeval_screener.gate import add_gate_options
 from lmeval_screener.planning import add_limit_options, allowance_of
+from lmeval_screener.registry.options import add_store_options
 from lmeval_screener.shortlist.command import (
     add_shortlist_options,
     add_verify_arguments,
@@ -27,6 +30,9 @@ from lmeval_screener.shortlist.command import (
 from lmeval_screener.targets.selection import add_selection_options
 
 if TYPE_CHECKING:
+    from lmeval_screener.measured import Measured
+    from lmeval_screener.progress import Lines
+    from lmeval_screener.result import Failed
     from lmeval_screener.screening import Progress
 
 _ABOUT = (
@@ -52,7 +58,7 @@ checkpoints:
 
 HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and HF_HOME work as in huggingface_hub; AWS_*, GOOGLE_* and AZURE_*
 as in the tools of these services, MLFLOW_* as in MLflow.
-exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed.
+exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed, 4 below the checkpoint of --fail-if-below.
 """
 
 
@@ -133,8 +139,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)"
     )
     add_limit_options(how)
+    add_store_options(how)
     show = parser.add_argument_group("what to show")
-    add_output(show)
+    add_output(show, (*FORMATS, "jsonl"))
     show.add_argument(
         "--show-tokens",
         action="store_true",
@@ -147,6 +154,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(PATH:TASK where they hold several), a CSV file with the columns repo,accuracy, or hub:TASK "
         "(default: none)",
     )
+    add_gate_options(show)
     add_shortlist_options(parser)
     add_version(parser)
     add_examples(
@@ -171,8 +179,15 @@ def run(args: argparse.Namespace) -> int:
         Output.of(args).write(families_document(args.families) if args.list_families else domains_document())
         return 0
     check_shortlist_options(args)
-    output = Output.of(args)
+    lines = args.format == "jsonl" or (args.format is None and str(args.output or "").endswith(".jsonl"))
+    if lines and args.shortlist is not None:
+        raise UsageError(
+            "expected --format jsonl without --shortlist, got both; its last line has every rank"
+        )
+    output = Output.of(argparse.Namespace(**vars(args) | {"format": "json"}) if lines else args)
 
+    from lmeval_screener.progress import JsonLines
+    from lmeval_screener.registry.options import engine_of, session_of
     from lmeval_screener.screening import screen_targets
     from lmeval_screener.targets.demo import demo_targets
     from lmeval_screener.targets.families import load_family
@@ -192,6 +207,13 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("expected --family NAME with --families, got no name; --list-families shows them")
     if args.demo:
         targets += demo_targets()
+    gate = None
+    if args.fail_if_below is not None:
+        from lmeval_screener.gate import with_reference
+        from lmeval_screener.targets.training_runs import parse_targets
+
+        (gate,) = parse_targets([args.fail_if_below], args.tokenizer)
+        targets, gate = with_reference(targets, gate)
     domain, reference = load_token_set(args.domain, "domain"), load_token_set(args.reference, "reference")
     tasks: tuple[str, ...] = ()
     if args.emit is not None:
@@ -208,7 +230,18 @@ def run(args: argparse.Namespace) -> int:
         from lmeval_screener.accuracies import read_accuracies
 
         accuracies = read_accuracies(args.accuracy, targets)
-    with _progress(args.quiet) as progress:
+    engine = engine_of(args, domain, reference, targets)
+    written = JsonLines(args.output) if lines else None
+    with (
+        session_of(args, domain, reference, targets) as session,
+        _progress(args.quiet) as (progress, told),
+    ):
+
+        def ended(outcome: Measured | Failed, done: int, count: int) -> None:
+            for listener in (written, told):
+                if listener is not None:
+                    listener.ended(outcome, done, count)
+
         result = screen_targets(
             targets,
             domain=domain,
@@ -218,10 +251,21 @@ def run(args: argparse.Namespace) -> int:
             controls=args.controls,
             accuracies=accuracies,
             progress=progress,
+            ended=ended,
+            session=session,
+            engine=engine,
             keep_on_interrupt=True,
             allowance=allowance,
             selected=selected,
         )
+        if session is not None:
+            session.finished(result)
+    if session is not None and session.reused:
+        output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.store}")
+    if gate is not None:
+        from lmeval_screener.gate import judged
+
+        result = judged(result, gate)
 
     from lmeval_screener.reports.document import report
 
@@ -232,7 +276,9 @@ def run(args: argparse.Namespace) -> int:
         manifest = emit(args.emit, result, chosen, tasks=tasks, command=vars(args).get("command", ""))
         output.say(f"wrote {manifest}; evaluate with: bash {args.emit / 'run.sh'}")
     only_names = chosen is not None and args.format is None and output.format == "table"
-    if chosen is not None and only_names:
+    if written is not None:
+        written.finish(result)
+    elif chosen is not None and only_names:
         print_names(chosen, output)
     else:
         meaning = accuracies.meaning if accuracies else "measured when the demo was trained" * args.demo
@@ -241,16 +287,25 @@ def run(args: argparse.Namespace) -> int:
         # These forms have no place for failures, and nothing may be lost silently.
         for failed in result.failed:
             print(f"screen-checkpoints: {failed.label}: {failed.error}: {failed.message}", file=sys.stderr)
+    if any(failed.error == "Interrupted" for failed in result.failed):
+        output.say("stopped; the same command goes on from here")
+    if result.gate is not None and result.gate.exit_code is not None:
+        return result.gate.exit_code
     if not result.failed:
         return 0
     return 3 if result.checkpoints else 1
 
 
 @contextmanager
-def _progress(quiet: bool) -> Iterator[Progress | None]:
-    """A bar on a terminal's standard error, which disappears when all is read."""
-    if quiet or not sys.stderr.isatty():
-        yield None
+def _progress(quiet: bool) -> Iterator[tuple[Progress | None, Lines | None]]:
+    """A bar on a terminal's standard error, which disappears when all is read; elsewhere lines."""
+    if quiet:
+        yield None, None
+        return
+    if not sys.stderr.isatty():
+        from lmeval_screener.progress import Lines
+
+        yield None, Lines(lambda text: print(f"screen-checkpoints: {text}", file=sys.stderr, flush=True))
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -263,7 +318,7 @@ def _progress(quiet: bool) -> Iterator[Progress | None]:
         def update(done: int, total: int, label: str) -> None:
             bar.update(task, completed=done, total=total, description=label)
 
-        yield update
+        yield update, None
 
 
 COMMANDS = {"screen": (add_arguments, run)}

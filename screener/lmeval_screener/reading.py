@@ -14,9 +14,10 @@ from lmeval_dispersion.errors import GeometryError
 from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.checkpoints.snapshot import Meter, Snapshot
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.measured import Gaps, Measured
 from lmeval_screener.ranking.controls import Controls, controls, random_ids
 from lmeval_screener.ranking.gap import Gap, gap
 from lmeval_screener.targets.names import REPOSITORY
@@ -77,6 +78,34 @@ class Reading:
         """Requests likewise."""
         return self.snapshot.meter.requests + (self.base.meter.requests if self.base else 0)
 
+    def measured(self) -> Measured:
+        """What is kept of it: all but the snapshot and the header."""
+        snapshot, projection = self.snapshot, self.projection
+        return Measured(
+            target=self.target,
+            repo=snapshot.repo,
+            revision=snapshot.revision,
+            tensor=projection.name,
+            file=projection.file,
+            dtype=projection.dtype,
+            shape=projection.shape,
+            tied=projection.tied,
+            parameters=projection.parameters,
+            tokenizer=self.tokenizer,
+            resolution=self.resolution,
+            gaps=Gaps.of(self.gaps),
+            warnings=tuple(projection.warnings),
+            bytes_read=self.bytes_read,
+            requests=self.requests,
+            seconds=self.seconds,
+            controls=self.controls,
+        )
+
+
+#: What is known of a checkpoint as it was opened, an adapter with its base, so that it need not be read; None
+#: for nothing.
+Known = Callable[[Target, Snapshot, Snapshot | None], Measured | None]
+
 
 class Reader:
     """Reads checkpoints for one pair of token sets; resolutions are shared by checkpoints of one tokenizer.
@@ -86,32 +115,56 @@ class Reader:
         domain: T.
         reference: R.
         cache: Where resolutions are kept between runs.
+        known: Asked for every checkpoint that was opened; may raise a `ScreeningError` that is known too.
+
+    Attributes:
+        meters: What travelled for each checkpoint that was opened.
+        reached: Whether any repository was.
     """
 
-    def __init__(self, hub: Hub, domain: TokenSet, reference: TokenSet, cache: ResolutionCache) -> None:
-        self.snapshots: list[Snapshot] = []
+    def __init__(
+        self,
+        hub: Hub,
+        domain: TokenSet,
+        reference: TokenSet,
+        cache: ResolutionCache,
+        known: Known | None = None,
+    ) -> None:
+        self.meters: list[Meter] = []
+        self.reached = False
+        self._known = known
         self.sources = Sources(hub)
         self._domain, self._reference, self._cache = domain, reference, cache
         self._resolutions: dict[str, Resolution] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
-    async def read(self, target: Target, budget: Budget) -> Reading:
-        """Read one checkpoint within a time budget.
+    async def read(
+        self, target: Target, budget: Budget, *, over: Resolution | None = None
+    ) -> Reading | Measured:
+        """Read one checkpoint within a time budget; what is known of it instead, where that is enough.
+
+        Args:
+            target: The checkpoint.
+            budget: Its time.
+            over: Tokens of another tokenizer that agrees with its own on them; None for its own.
 
         Raises:
             ScreeningError: With a stable word for whatever is wrong with it.
         """
-        return await budget.bounded(self._read(target, budget))
+        return await budget.bounded(self._read(target, budget, over))
 
-    async def _read(self, target: Target, budget: Budget) -> Reading:
+    async def _read(self, target: Target, budget: Budget, over: Resolution | None) -> Reading | Measured:
         start = time.perf_counter()
         if target.refused is not None:
             raise ScreeningError(*target.refused)
         snapshot = await self._open(target, budget)
-        base: Snapshot | None = None
-        if target.file is None and is_adapter(snapshot):
-            adapter = await read_adapter(snapshot)
-            base = await self._open(_base_target(adapter, target), budget)
+        adapter = await read_adapter(snapshot) if target.file is None and is_adapter(snapshot) else None
+        base = await self._open(_base_target(adapter, target), budget) if adapter else None
+        if self._known is not None and over is None:
+            known = self._known(target, snapshot, base)
+            if known is not None:
+                return known
+        if adapter is not None and base is not None:
             projection = await adapted_projection(adapter, base)
             holder = snapshot if any(name in snapshot.files for name in TOKENIZER_FILES) else base
             file, digest = _tokenizer(holder)
@@ -129,13 +182,16 @@ class Reader:
                 find_projection(snapshot),
                 self._resolution(digest, lambda: _vocabulary(snapshot, file)),
             )
+        if over is not None:
+            resolution = over
         gaps = await _read_gaps(snapshot, projection, resolution)
         seconds = time.perf_counter() - start
         return Reading(target, snapshot, projection, digest, resolution, gaps, seconds, budget, base=base)
 
     async def _open(self, target: Target, budget: Budget) -> Snapshot:
         snapshot = await self.sources.snapshot(target, budget)
-        self.snapshots.append(snapshot)
+        self.meters.append(snapshot.meter)
+        self.reached |= snapshot.revision is not None
         return snapshot
 
     async def _resolution(self, digest: str, vocabulary: Callable[[], Awaitable[Vocabulary]]) -> Resolution:
@@ -150,16 +206,6 @@ class Reader:
                     self._cache.put(digest, self._domain, self._reference, known)
                 self._resolutions[digest] = known
             return self._resolutions[digest]
-
-
-async def read_again(reading: Reading, resolution: Resolution) -> Reading:
-    """The same checkpoint's gap over the tokens of another tokenizer that agrees with its own on them.
-
-    Raises:
-        ScreeningError: As `Reader.read`; the time counts as the first reading's.
-    """
-    gaps = await reading.budget.bounded(_read_gaps(reading.snapshot, reading.projection, resolution))
-    return replace(reading, resolution=resolution, gaps=gaps)
 
 
 async def with_controls(readings: Sequence[tuple[Reading, Reading]]) -> list[tuple[Reading, Reading]]:

@@ -128,7 +128,7 @@ def test_the_main_job_on_true_7b_shapes_reads_only_what_it_needs(hub, tmp_path, 
         assert len(c["revision"]) == 40
     ranks = {name: c["rank"] for name, c in found.items()}
     assert ranks["Qwen/Qwen2.5-7B"] == 3
-    assert found["Qwen/Qwen2.5-7B"]["not_separated_from"] == []
+    assert found["Qwen/Qwen2.5-7B"]["tied_with"] == [3, 3]
     assert not [r for r in hub.seen("cdn") if "authorization" in {key.lower() for key in r.headers}]
 
     # The second run asks for the revisions only; offline it asks for nothing, and says the same.
@@ -151,8 +151,8 @@ def test_siblings_that_differ_by_noise_are_not_separated(command, small):
         small(name, 1.0)
     small("org/c", 0.3)
     found = json.loads(command("org/a", "org/b", "org/c", "--format", "json").stdout)["checkpoints"]
-    apart = {c["repo"]: c["not_separated_from"] for c in found}
-    assert apart == {"org/a": ["org/b"], "org/b": ["org/a"], "org/c": []}
+    ties = {c["repo"]: c["tied_with"] for c in found}
+    assert ties == {"org/a": [1, 2], "org/b": [1, 2], "org/c": [3, 3]}
 
 
 def test_json_is_the_documented_contract(command, small):
@@ -163,7 +163,7 @@ def test_json_is_the_documented_contract(command, small):
         *("schema", "domain", "reference", "metric", "se_covers", "checkpoints", "tokens", "failed"),
         *("totals", "answer"),
     ]
-    assert document["schema"] == "screen-checkpoints/1"
+    assert document["schema"] == "screen-checkpoints/2"
     first = document["checkpoints"][0]
     assert {key: type(value) for key, value in first.items()} == {
         "repo": str,
@@ -172,7 +172,6 @@ def test_json_is_the_documented_contract(command, small):
         "family": str,
         "scale": str,
         "rank": int,
-        "not_separated_from": list,
         "tied_with": list,
         "next": dict,
         "gap": dict,

@@ -117,7 +117,7 @@ def report(
 
 
 def json_text(result: Result, answered: Sequence[str] = (), chosen: Shortlist | None = None) -> str:
-    """The contract ``screen-checkpoints/1``, with ``agreement`` where accuracies were supplied.
+    """The contract ``screen-checkpoints/2``, with ``agreement`` where accuracies were supplied.
 
     With a short list, ``result`` holds only what is chosen; ``shortlist`` says of how many.
     """
@@ -186,7 +186,8 @@ class _Shown:
         if self.choice is not None:
             best = tuple(c for c in best if self.choice.why(c) is not None)
         in_order = self.group.trajectory() if self.is_training else None
-        return tuple(c for c in in_order if c in best) if in_order else best
+        shown = set(best)
+        return tuple(c for c in in_order if c in shown) if in_order else best
 
     def difference(self, a: Screened, b: Screened) -> Difference:
         return difference(a.gaps[self.result.metric], b.gaps[self.result.metric])
@@ -227,8 +228,9 @@ def _ranking(one: _Shown) -> Table:
         columns.append(Column("delta", heading, spec, error="delta_se", short=short, hint=hint, drop=1))
     ties, called = ties_of(one.group), names(one.group)
     order = one.group.checkpoints
-    ranks = {c: [order[i].rank for i in ties.of(place)] for place, c in enumerate(order)}
-    if any(ranks[c] for c in members):
+    shown = set(members)
+    ranks = {c: [order[i].rank for i in ties.of(place)] for place, c in enumerate(order) if c in shown}
+    if any(ranks.values()):
         hint = "ranks that this one is not told apart from, all pairs of the group counted."
         columns.append(Column("tied", "Tied with", hint=hint, short="Tied", drop=2))
     if one.choice is not None and one.choice.chosen != one.choice.best:
@@ -263,7 +265,7 @@ def _ranking(one: _Shown) -> Table:
 def _changes(one: _Shown) -> list[Difference | None]:
     """To the next rank; along a training, from the step before."""
     if one.is_training:
-        order = [c for c in one.group.trajectory() or () if c in steps(one.group)]
+        order = steps(one.group)
         before = dict(zip(order[1:], order, strict=False))
         return [one.difference(c, before[c]) if c in before else None for c in one.members]
     after = dict(zip(one.group.checkpoints, one.group.checkpoints[1:], strict=False))
