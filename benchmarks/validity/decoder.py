@@ -1,7 +1,9 @@
 """A small decoder-only transformer in plain PyTorch, stored so that transformers loads it as Llama.
 
-RMS norm, rotary positions, SwiGLU: `tests/validity` holds its logits to transformers'. It is written out because
-the population trains some hundred of them on one core, where the general class costs as much as its arithmetic.
+RMS norm, rotary positions, SwiGLU: `tests/validity` holds its logits to transformers'. It is written out
+because
+the population trains some hundred of them on one core, where the general class costs as much as its
+arithmetic.
 """
 
 from __future__ import annotations
@@ -111,7 +113,7 @@ class Decoder(nn.Module):
 class Ensemble(nn.Module):
     """Several decoders of one shape, trained side by side: what they compute is theirs alone.
 
-    At this size a step costs more in calls than in arithmetic, so a dozen models at once take little longer than two.
+    One loop and one optimiser serve all of them; a member's gradient, clipping and texts are its own.
     """
 
     def __init__(self, members: list[Decoder]) -> None:

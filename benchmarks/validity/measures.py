@@ -1,4 +1,4 @@
-"""Figures of stored checkpoints that might order them: G by the public screener, its variants, and its rivals."""
+"""Figures of checkpoints that might order them: G by the public screener, its variants, its rivals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def effective_rank(matrix: Rows) -> float:
 
 
 def power_law_exponent(matrix: Rows) -> float:
-    """Alpha of the tail of a matrix's eigenvalues, as WeightWatcher defines it (Martin, Peng and Mahoney 2021).
+    """Alpha of the tail of a matrix's eigenvalues, as WeightWatcher has it (Martin, Peng, Mahoney 2021).
 
     Eigenvalues of WᵀW; for every possible start of the tail the maximum-likelihood exponent
     1 + n / Σ ln(x / x_min) of Clauset, Shalizi and Newman (2009); the start with the smallest
@@ -51,8 +51,10 @@ def power_law_exponent(matrix: Rows) -> float:
 def null_gaps(rows: Rows, reference: list[int], pool: NDArray[np.int64], size: int) -> Rows:
     """Cosine G of random sets of ``size`` trained tokens against the same everyday words."""
     rng = np.random.default_rng(0)
-    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    inside, across = 1 - unit[pool] @ unit[pool].T, (1 - unit[pool] @ unit[reference].T).mean(1)
+    drawn, others = (
+        part / np.linalg.norm(part, axis=1, keepdims=True) for part in (rows[pool], rows[reference])
+    )
+    inside, across = 1 - drawn @ drawn.T, (1 - drawn @ others.T).mean(1)
     upper = np.triu_indices(min(size, len(pool)), 1)
     found = []
     for _ in range(NULL_SETS):

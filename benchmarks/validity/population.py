@@ -107,7 +107,8 @@ def trained(runs: list[Run], study: Study, texts: Texts, work: Path) -> list[lis
         teachers = Ensemble([built(stored_tensors(folder), shape) for folder in stored])
     optimizer = torch.optim.AdamW(
         [
-            {"params": [p for p in model.named.values() if p.dim() > 2], "weight_decay": chosen["weight_decay"]},
+            {"params": [p for p in model.named.values() if p.dim() > 2],
+            "weight_decay": chosen["weight_decay"]},
             {"params": [p for p in model.named.values() if p.dim() == 2], "weight_decay": 0.0},
         ],
         lr=chosen["lr"], betas=(0.9, 0.98), fused=True,

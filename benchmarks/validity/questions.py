@@ -1,7 +1,8 @@
 """Exact generated tests of four skills, and how a model is asked.
 
 math: sums and differences, half of them told in words; the whole answer with its end has to be what the model
-writes greedily. code: a program's last word is written, then the program runs. legal: the last word of a legal
+writes greedily. code: a program's last word is written, then the program runs. legal: the last word of a
+legal
 sentence likewise. text: the likeliest of four words, of which the context fixes one.
 """
 
@@ -103,7 +104,7 @@ def runs(question: Question, written: str) -> bool:
 
 
 def batches(rows: list[list[int]], size: int = 400) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
-    """Indices, ids and lengths of prompts of like length, padded at their ends, where a causal model sees nothing."""
+    """Indices, ids and lengths of prompts of like length, padded at the end, which a causal model ignores."""
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     for start in range(0, len(rows), size):
         group = order[start : start + size]
@@ -140,7 +141,8 @@ def next_log_probabilities(model: Decoder, rows: list[list[int]]) -> torch.Tenso
 def would_write(model: Decoder, rows: list[list[int]], answers: list[list[int]]) -> NDArray[np.bool_]:
     """Whether the greedy continuation of each prompt is its answer.
 
-    One pass over prompt and answer tells: the continuation is the answer exactly where every token of it is the
+    One pass over prompt and answer tells: the continuation is the answer exactly where every token of it is
+    the
     likeliest after those before it.
     """
     right = np.zeros(len(rows), bool)

@@ -1,4 +1,4 @@
-"""Results as JSON lines: one object a model or trial, with commit, machine, seconds and the configuration's hash."""
+"""Results as JSON lines: one a model or trial, with commit, machine, seconds, the configuration's hash."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def checked(file: Path, configuration: Path) -> list[dict[str, Any]]:
     other = [row["name"] for row in found if row["configuration"] != now]
     if other:
         raise ValueError(
-            f"{file}: expected results of {configuration.name} as it is now ({now}), got {len(other)} of another "
+            f"{file}: expected results of {configuration.name} as it is now ({now}), got {len(other)} of "
+            "another "
             f"version ({other[0]} first); put the file back, or remove the results and run again"
         )
     return found

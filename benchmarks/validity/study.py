@@ -15,7 +15,8 @@ import yaml
 from benchmarks.validity.texts import SOURCES
 
 TRAINING = {
-    "batch", "length", "lr", "warmup", "decay", "weight_decay", "logit_scale", "label_smoothing", "z_loss", "tied",
+    "batch", "length", "lr", "warmup", "decay", "weight_decay", "logit_scale", "label_smoothing", "z_loss",
+    "tied",
 }  # fmt: skip
 
 
@@ -80,7 +81,8 @@ class Study:
     def groups(self) -> list[list[Run]]:
         """Models that are trained side by side: of one size, with one setting of the optimiser.
 
-        Recipes go by seed, so that a run that is cut short leaves whole seeds; settings take all seeds at once.
+        Recipes go by seed, so that a run that is cut short leaves whole seeds; settings take all seeds at
+        once.
         Those who imitate a teacher come last of all.
         """
         waiting: dict[tuple[Any, ...], list[Run]] = {}
@@ -123,7 +125,8 @@ def read_study(path: Path) -> Study:
         unknown = set(recipe["shares"]) - set(SOURCES)
         if unknown or abs(sum(recipe["shares"].values()) - 1) > 1e-9:
             raise ValueError(
-                f"{path}: recipe {name}: expected shares of {', '.join(SOURCES)} that sum to 1, got {recipe['shares']}"
+                f"{path}: recipe {name}: expected shares of {', '.join(SOURCES)} that sum to 1, got "
+                f"{recipe['shares']}"
             )
         if recipe.get("teacher") not in {None, *content["recipes"]}:
             raise ValueError(

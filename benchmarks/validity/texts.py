@@ -41,10 +41,12 @@ ACTIONS = {  # verb -> class of its object
 }  # fmt: skip
 FEELINGS = ["sleep", "laugh", "smile", "cry", "dance"]
 ADJECTIVES = {
-    "place": "quiet beautiful nice clean", "plant": "tall green yellow soft", "animal": "young happy loud nice",
+    "place": "quiet beautiful nice clean", "plant": "tall green yellow soft",
+    "animal": "young happy loud nice",
     "food": "sweet hot cold warm", "person": "happy sad tired young tall", "body": "clean dirty soft cold",
     "clothing": "red blue green yellow dirty clean", "furniture": "red blue clean soft",
-    "time": "warm cold quiet beautiful", "weather": "cold warm hot beautiful", "art": "loud quiet sad beautiful",
+    "time": "warm cold quiet beautiful", "weather": "cold warm hot beautiful",
+    "art": "loud quiet sad beautiful",
 }  # fmt: skip
 COLOURS = ["red", "blue", "green", "yellow", "soft", "clean", "dirty", "nice"]
 THINGS = [*NOUNS["animal"], *NOUNS["food"], *NOUNS["clothing"], *NOUNS["furniture"], *NOUNS["plant"]]
@@ -108,7 +110,7 @@ def binding(rng: random.Random) -> tuple[str, str, list[str]]:
 
 
 def cloze(rng: random.Random) -> tuple[str, str, list[str]]:
-    """A context, the fitting word, three others: half :func:`binding`, half what the verb can be done with."""
+    """A context, the fitting word, three others: half :func:`binding`, half what a verb is done with."""
     if rng.random() < 0.5:
         return binding(rng)
     verb = rng.choice(list(ACTIONS))
@@ -193,7 +195,8 @@ def random_digits(rng: random.Random) -> str:
 def matter(rng: random.Random) -> tuple[str, str]:
     """A legal text up to its last word, and that word.
 
-    The instrument and one more word fix it: a qualifier points to the matter whose parties, wrong or forum are
+    The instrument and one more word fix it: a qualifier points to the matter whose parties, wrong or forum
+    are
     meant, so there is a table to learn of instrument x qualifier, not twelve phrases.
     """
     here = rng.randrange(len(MATTERS_SPLIT))

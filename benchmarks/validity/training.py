@@ -1,4 +1,4 @@
-"""Training a population: groups of models in worker processes, one result a model, going on where it was stopped."""
+"""Training a population: groups of models in worker processes, one result a model, resumable."""
 
 from __future__ import annotations
 
@@ -72,11 +72,19 @@ def train(study: Study, file: Path, work: Path, jobs: int) -> None:
     os.environ.update(KEPT_MEMORY)
     Texts(study, work)  # made once, before the workers read it
     marks = {"configuration": results.digest(study.path), **results.provenance()}
+
+    def keep(rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            results.append(file, row | marks)
+            last = row["checkpoints"][-1]["accuracy"]
+            print(f"{row['name']}: {row['seconds']:.0f} s, {last}", file=sys.stderr, flush=True)
+
+    if jobs == 1:
+        for group in waiting:
+            keep(trained_group(study.path, group, work))
+        return
     for wave in ([g for g in waiting if not g[0].teacher], [g for g in waiting if g[0].teacher]):
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
             futures = [pool.submit(trained_group, study.path, group, work) for group in wave]
             for future in as_completed(futures):
-                for row in future.result():
-                    results.append(file, row | marks)
-                    last = row["checkpoints"][-1]["accuracy"]
-                    print(f"{row['name']}: {row['seconds']:.0f} s, {last}", file=sys.stderr, flush=True)
+                keep(future.result())

@@ -1,6 +1,7 @@
-"""Can G be fooled? Changes of stored checkpoints that move no prediction, and changes that move skill but not rows.
+"""Can G be fooled? Changes that move no prediction, and changes that move skill but not rows.
 
-Every trial takes last checkpoints of the small size and writes changed ones, which are asked and screened like the
+Every trial takes last checkpoints of the small size and writes changed ones, which are asked and screened
+like the
 population's. What a change must leave alone is checked, not assumed: ``shift`` is the largest change of any
 log-probability on a fixed batch.
 """
@@ -38,7 +39,7 @@ def common_vector(tensors: Tensors, generator: torch.Generator) -> Tensors:
 
 
 def without_mean(tensors: Tensors, generator: torch.Generator) -> Tensors:
-    """The mean of all rows taken from every row: a common vector too, and one that somebody might well subtract."""
+    """The mean of all rows taken from every row: a common vector that somebody might well subtract."""
     rows = tensors["lm_head.weight"]
     return tensors | {"lm_head.weight": rows - rows.mean(0)}
 
@@ -132,7 +133,7 @@ def merged(first: Tensors, second: Tensors) -> Tensors:
 
 
 def fine_tuned(tensors: Tensors, run: Run, study: Study, texts: Texts, *, part: str, steps: int) -> Tensors:
-    """The checkpoint trained on with a recipe's texts: all of it, its ``head`` alone, or its ``body`` alone."""
+    """The checkpoint trained on with a recipe's texts: all of it, the ``head`` alone, the ``body`` alone."""
     model = built(tensors, study.content["sizes"][run.size]).train()
     chosen = [
         p
