@@ -143,6 +143,21 @@ def panel(
     return Panel(recipes, seeds, found)
 
 
+#: Sources that hold a domain's tokens, true or not.
+HOLD = {
+    "math": {"sums", "wrong_sums", "word_problems", "digits"},
+    "code": {"code", "wrong_code"},
+    "legal": {"legal"},
+}
+
+
+def within_domain(study: Study, own: Panel, domain: str) -> Panel:
+    """The same with only those recipes whose texts hold the domain at all, by their shares."""
+    made = study.content["recipes"]
+    recipes = [recipe for recipe in own.recipes if HOLD[domain] & set(made[recipe]["shares"])]
+    return Panel(recipes, own.seeds, own.table)
+
+
 def resampled(study: Study, recipes: int) -> NDArray[np.int64]:
     """Resamples of recipes, (b, recipes)."""
     draws = study.content["analysis"]["resamples"]

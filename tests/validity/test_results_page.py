@@ -125,6 +125,25 @@ def test_a_rival_that_is_the_accuracy_leaves_nothing_to_add(study):
     assert order["text_loss"] > 0.95 > order["G (cosine)"]
 
 
+def test_telling_who_was_taught_is_not_ordering_those_who_were(study):
+    rows, rng = planted(study, law=1.0), np.random.default_rng(6)
+    for row in rows:
+        taught = bool(analysis.HOLD["math"] & set(study.content["recipes"][row["recipe"]]["shares"]))
+        for checkpoint in row["checkpoints"]:
+            checkpoint["accuracy"]["math"] = taught * round(rng.uniform(0.2, 0.9), 2)
+            checkpoint["figures"]["cosine_math"] = taught + 0.1 * rng.normal()
+    small = analysis.panel(study, analysis.frame(study, rows), "small", 800)
+    inside = analysis.within_domain(study, small, "math")
+    assert 4 < len(inside.recipes) < len(small.recipes)
+    every = analysis.ordering(study, small, "math", "math")[0]["rho"]
+    among = analysis.ordering(study, inside, "math", "math")[0]["rho"]
+    assert every.low > 0
+    assert among.low < 0 < among.high
+    tables = {"inside": {"math": [{"predictor": "G (cosine)", "rho": among}]}, "inside_recipes": {"math": 16}}
+    assert page.shown(among) in page.inside_sentence(tables)
+    assert page.inside_sentence({}) == ""
+
+
 def test_a_better_variant_is_found_on_the_other_half_and_a_lucky_one_is_not(study):
     rows = planted(study, law=0.3, noise=0.2)
     rng = np.random.default_rng(5)
