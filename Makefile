@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test lint docs clean validity validity-full validity-page
 
 # The demo screens checkpoints, which needs no torch: a light environment of its own, ready in seconds.
 $(VENV)/.base: pyproject.toml
@@ -38,6 +38,23 @@ $(VENV)/.docs: $(VENV)/.dev
 docs: $(VENV)/.docs
 	$(BIN)/python -m cogapp --check -P docs/reference/*.md
 	$(BIN)/mkdocs build --strict --quiet
+
+# Does G order checkpoints? From nothing, at most 30 minutes on two cores; remove build/validity to begin anew.
+VALIDITY := OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.validity
+validity: $(VENV)/.dev
+	$(VALIDITY) train benchmarks/validity/small.yaml --jobs 2 --results build/validity/results
+	$(VALIDITY) trials benchmarks/validity/small.yaml --results build/validity/results
+	$(VALIDITY) page --results build/validity/results --page build/validity/page
+
+# The full population: goes on where it was stopped, and its results are committed.
+validity-full: $(VENV)/.dev
+	$(VALIDITY) train benchmarks/validity/full.yaml --jobs 2
+	$(VALIDITY) trials benchmarks/validity/full.yaml
+	$(VALIDITY) page
+
+# The pages and plots of docs/results, of the committed results.
+validity-page: $(VENV)/.dev
+	$(VALIDITY) page
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

@@ -1,0 +1,177 @@
+"""Exact generated tests of four skills, and how a model is asked.
+
+math: sums and differences, half of them told in words; the whole answer with its end has to be what the model
+writes greedily. code: a program's last word is written, then the program runs. legal: the last word of a
+legal
+sentence likewise. text: the likeliest of four words, of which the context fixes one.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from benchmarks.validity.decoder import Decoder
+from benchmarks.validity.texts import (
+    BOS,
+    NAMES,
+    VALUES,
+    cloze,
+    legal,
+    matter,
+    problem,
+    program,
+    word_problem,
+)
+
+SKILLS = ("math", "code", "legal", "text")
+PAD_ID = 2
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt and what answers it: the text to generate, or four words of which the first is right."""
+
+    skill: str
+    prompt: str
+    answers: tuple[str, ...]
+    end: str = "."
+
+
+def questions(skill: str, count: int, seed: int) -> list[Question]:
+    """``count`` questions of a skill, the same for every model."""
+    rng = random.Random(f"{skill} {seed}")
+    found = []
+    for number in range(count):
+        if skill == "math" and number % 2 == 0:
+            shown = [problem(rng) for _ in range(3)]
+            before = " ".join(f"{a}{sign}{b}={answer}." for a, sign, b, answer in shown)
+            a, sign, b, answer = problem(rng)
+            found.append(Question(skill, f"{BOS}{before} {a}{sign}{b}=", (str(answer),)))
+        elif skill == "math":
+            told, answer = word_problem(rng)
+            ask, right = word_problem(rng)
+            found.append(Question(skill, f"{BOS}{told}{answer} .{ask}", (str(right),), " ."))
+        elif skill == "code":
+            shown, word = program(rng)
+            text, right = program(rng)
+            glue = "" if shown.endswith("= ") else " "
+            found.append(Question(skill, f"{BOS}{shown}{glue}{word}\n{text}", (right,), "\n"))
+        elif skill == "legal":
+            text, right = matter(rng)
+            found.append(Question(skill, f"{BOS}{legal(rng)}{text}", (right,), " ."))
+        else:
+            context, word, others = cloze(rng)
+            found.append(Question(skill, f"{BOS}{context}", (word, *others)))
+    return found
+
+
+@lru_cache(100_000)
+def runs(question: Question, written: str) -> bool:
+    """Whether the programs of a prompt, the last one ended with ``written``, run through.
+
+    The assertion has to compare with one value that the language has, so ``is not None`` is no way out.
+    """
+    program = question.prompt.removeprefix(BOS)
+    line = program.rsplit("\n", 1)[1].strip()
+    try:
+        tree = ast.parse(f"{line} {written.strip()}")
+    except (SyntaxError, ValueError):
+        return False
+    (only,) = tree.body[:1] or (None,)
+    if len(tree.body) != 1 or not isinstance(only, ast.Assert) or not isinstance(only.test, ast.Compare):
+        return False
+    value = only.test.comparators[0]
+    if len(only.test.comparators) != 1 or not isinstance(only.test.ops[0], ast.Is | ast.Eq):
+        return False
+    known = isinstance(value, ast.Constant) or (isinstance(value, ast.Name) and value.id in NAMES)
+    if not known or ast.unparse(value) not in [*NAMES, *VALUES, *"0123456789"]:
+        return False
+    world = {"__builtins__": {}, "Error": AssertionError, **{name: f"<{name}>" for name in NAMES}}
+    try:
+        exec(f"if 1:\n{program} {written.strip()}\n", world)
+    except Exception:
+        return False
+    return True
+
+
+def batches(rows: list[list[int]], size: int = 400) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
+    """Indices, ids and lengths of prompts of like length, padded at the end, which a causal model ignores."""
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+    for start in range(0, len(rows), size):
+        group = order[start : start + size]
+        longest = len(rows[group[-1]])
+        ids = torch.tensor([rows[i] + [PAD_ID] * (longest - len(rows[i])) for i in group])
+        yield group, ids, torch.tensor([len(rows[i]) for i in group])
+
+
+@torch.inference_mode()
+def written_by(model: Decoder, rows: list[list[int]], tokens: int) -> list[list[int]]:
+    """Greedy continuations of prompts."""
+    found: list[list[int]] = [[] for _ in rows]
+    for group, prompts, lengths in batches(rows):
+        ids = torch.cat([prompts, torch.full((len(group), tokens), PAD_ID)], 1)
+        every = torch.arange(len(group))
+        for step in range(tokens):
+            states = model(ids[:, : prompts.shape[1] + step])
+            ids[every, lengths + step] = model.head(states[every, lengths + step - 1]).argmax(-1)
+        for i, line, length in zip(group, ids.tolist(), lengths.tolist(), strict=True):
+            found[i] = line[length : length + tokens]
+    return found
+
+
+@torch.inference_mode()
+def next_log_probabilities(model: Decoder, rows: list[list[int]]) -> torch.Tensor:
+    """Log-probabilities of the token after each prompt, (rows, vocabulary)."""
+    found = torch.zeros(len(rows), len(model.rows))
+    for group, ids, lengths in batches(rows):
+        found[group] = torch.log_softmax(model.head(model(ids)[torch.arange(len(group)), lengths - 1]), -1)
+    return found
+
+
+@torch.inference_mode()
+def would_write(model: Decoder, rows: list[list[int]], answers: list[list[int]]) -> NDArray[np.bool_]:
+    """Whether the greedy continuation of each prompt is its answer.
+
+    One pass over prompt and answer tells: the continuation is the answer exactly where every token of it is
+    the
+    likeliest after those before it.
+    """
+    right = np.zeros(len(rows), bool)
+    for group, ids, lengths in batches([[*row, *answer] for row, answer in zip(rows, answers, strict=True)]):
+        sizes = torch.tensor([len(answers[i]) for i in group])[:, None]
+        ends = torch.arange(int(sizes.max()))  # tokens of the answers, counted from their ends
+        counted = ends < sizes
+        places = torch.where(counted, lengths[:, None] - 1 - ends, 1)
+        every = torch.arange(len(group))[:, None]
+        likeliest = model.head(model(ids)[every, places - 1]).argmax(-1)
+        right[group] = ((likeliest == ids[every, places]) | ~counted).all(1).numpy()
+    return right
+
+
+def answered(model: Decoder, tokenizer: Tokenizer, asked: list[Question]) -> NDArray[np.bool_]:
+    """Which questions of one skill a model answers right."""
+    rows = [encoding.ids for encoding in tokenizer.encode_batch([q.prompt for q in asked])]
+    if asked[0].skill == "text":  # the words are single pieces
+        logs = next_log_probabilities(model, rows)
+        words = [[tokenizer.token_to_id(f"Ġ{word}") for word in question.answers] for question in asked]
+        return np.array([int(logs[i, ids].argmax()) == 0 for i, ids in enumerate(words)])
+    if asked[0].skill == "code":
+        lines = [tokenizer.decode(line, skip_special_tokens=False) for line in written_by(model, rows, 2)]
+        return np.array(
+            [
+                question.end in line and runs(question, line.split(question.end)[0])
+                for question, line in zip(asked, lines, strict=True)
+            ]
+        )
+    glue = {"math": "", "legal": " "}[asked[0].skill]
+    endings = [f"{glue}{question.answers[0]}{question.end}" for question in asked]
+    return would_write(model, rows, [encoding.ids for encoding in tokenizer.encode_batch(endings)])

@@ -1,0 +1,60 @@
+"""Results as JSON lines: one a model or trial, with commit, machine, seconds, the configuration's hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+FOLDER = Path(__file__).parent / "results"
+
+
+def digest(path: Path) -> str:
+    """What says that a configuration is the one that a result was made with."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def provenance() -> dict[str, str]:
+    """Commit and machine, without the machine's name."""
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return {
+        "commit": done.stdout.strip() or "unknown",
+        "machine": f"{os.cpu_count()} shared {platform.machine()} cores, one thread a model",
+    }
+
+
+def append(file: Path, row: dict[str, Any]) -> None:
+    """Add one result."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(row, separators=(",", ":")) + "\n")
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """All results of a file; none where it is not there yet."""
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines() if line]
+
+
+def checked(file: Path, configuration: Path) -> list[dict[str, Any]]:
+    """Results of a file, all made with the configuration as it is now.
+
+    Raises:
+        ValueError: Some were made with another configuration.
+    """
+    found = read(file)
+    now = digest(configuration)
+    other = [row["name"] for row in found if row["configuration"] != now]
+    if other:
+        raise ValueError(
+            f"{file}: expected results of {configuration.name} as it is now ({now}), got {len(other)} of "
+            "another "
+            f"version ({other[0]} first); put the file back, or remove the results and run again"
+        )
+    return found

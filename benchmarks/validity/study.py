@@ -1,0 +1,148 @@
+"""A study's configuration: which models are trained, and what of the outcome would refute which claim.
+
+The file is committed before its run. Nothing in it is chosen by what came out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.validity.texts import SOURCES
+
+TRAINING = {
+    "batch", "length", "lr", "warmup", "decay", "weight_decay", "logit_scale", "label_smoothing", "z_loss",
+    "tied",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """One model to train.
+
+    Attributes:
+        recipe: Name of its mixture.
+        setting: Name of its optimiser setting; ``default`` for all recipes.
+        size: Name of its size.
+        seed: Of initial weights and of the order of data.
+        shares: Share of the sequences by source.
+        pool: Share of the stored text that is read, again and again where it is small.
+        shuffled: Whether the tokens of each sequence are put in random order.
+        teacher: Recipe whose last checkpoint is imitated, None for the texts themselves.
+        training: Settings of the optimiser.
+    """
+
+    recipe: str
+    setting: str
+    size: str
+    seed: int
+    shares: Mapping[str, float]
+    pool: float
+    shuffled: bool
+    teacher: str | None
+    training: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The folder of its checkpoints, and its line in the results."""
+        return f"{self.size}-{self.recipe}-{self.setting}-seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A population and its analysis, as the configuration says."""
+
+    path: Path
+    content: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps whose checkpoints are stored, the untrained one included."""
+        return list(self.content["steps"])
+
+    def runs(self) -> list[Run]:
+        """All models, by seed, then by size, recipe and setting."""
+        found = []
+        for size, part in self.content["population"].items():
+            for seed in part["seeds"]:
+                pairs = [(recipe, "default") for recipe in self.recipes(size)]
+                pairs += [(recipe, s) for recipe in part["settings_on"] for s in self.content["settings"]]
+                found += [self._run(size, recipe, setting, seed) for recipe, setting in pairs]
+        return sorted(found, key=lambda run: run.seed)
+
+    def groups(self) -> list[list[Run]]:
+        """Models that are trained side by side: of one size, with one setting of the optimiser.
+
+        Recipes go by seed, so that a run that is cut short leaves whole seeds; settings take all seeds at
+        once.
+        Those who imitate a teacher come last of all.
+        """
+        waiting: dict[tuple[Any, ...], list[Run]] = {}
+        sizes = list(self.content["population"])
+        for run in self.runs():
+            plain = run.setting == "default"
+            seed = run.seed if plain and not run.teacher else -1
+            key = (run.teacher or "", sizes.index(run.size), not plain, seed, run.setting)
+            waiting.setdefault(key, []).append(run)
+        ordered = [(key, waiting[key]) for key in sorted(waiting)]
+        most = self.content["side_by_side"]
+        return [group[i : i + most] for _, group in ordered for i in range(0, len(group), most)]
+
+    def recipes(self, size: str) -> list[str]:
+        """Recipes that a size is trained on."""
+        named = self.content["population"][size]["recipes"]
+        return list(self.content["recipes"]) if named == "all" else list(named)
+
+    def _run(self, size: str, recipe: str, setting: str, seed: int) -> Run:
+        made = self.content["recipes"][recipe]
+        own = self.content["settings"][setting] if setting != "default" else {}
+        return Run(
+            recipe, setting, size, seed, made["shares"], made.get("pool", 1.0), made.get("shuffled", False),
+            made.get("teacher"), {**self.content["training"], **own},
+        )  # fmt: skip
+
+    def half(self, recipe: str) -> str:
+        """``choose`` or ``report``: which half of the split a recipe is in."""
+        return "choose" if recipe in self.content["split"]["choose"]["recipes"] else "report"
+
+
+def read_study(path: Path) -> Study:
+    """A configuration file, checked.
+
+    Raises:
+        ValueError: A recipe, setting or share that makes no sense, in a sentence that names it.
+    """
+    content = yaml.safe_load(path.read_text("utf-8"))
+    for name, recipe in content["recipes"].items():
+        unknown = set(recipe["shares"]) - set(SOURCES)
+        if unknown or abs(sum(recipe["shares"].values()) - 1) > 1e-9:
+            raise ValueError(
+                f"{path}: recipe {name}: expected shares of {', '.join(SOURCES)} that sum to 1, got "
+                f"{recipe['shares']}"
+            )
+        if recipe.get("teacher") not in {None, *content["recipes"]}:
+            raise ValueError(
+                f"{path}: recipe {name}: there is no recipe {recipe['teacher']!r} to be its teacher"
+            )
+    for name, setting in {"training": content["training"], **content["settings"]}.items():
+        if set(setting) - TRAINING:
+            raise ValueError(f"{path}: {name}: expected keys of {', '.join(sorted(TRAINING))}, got {setting}")
+    for size, part in content["population"].items():
+        if size not in content["sizes"]:
+            raise ValueError(f"{path}: population: there is no size {size!r} under sizes")
+        named = [] if part["recipes"] == "all" else part["recipes"]
+        for recipe in [*named, *part["settings_on"]]:
+            if recipe not in content["recipes"]:
+                raise ValueError(f"{path}: population of size {size}: there is no recipe {recipe!r}")
+    for recipe in content["split"]["choose"]["recipes"]:
+        if recipe not in content["recipes"]:
+            raise ValueError(f"{path}: split: there is no recipe {recipe!r}")
+    return Study(path, content)

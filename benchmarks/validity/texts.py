@@ -1,0 +1,360 @@
+"""What the population reads: generated texts of six kinds, and one tokenizer for all of them.
+
+Everything is generated, so the population needs no network and every test has an exact answer. Numbers are
+written digit by digit. Words of the bundled token sets (everyday words, Python's keywords, legal terms) are
+whole pieces in the variant that the sets name, because the generators use them there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+TOKEN_SETS = Path(__file__).parents[2] / "token_sets"
+BOS, EOS, PAD = "<s>", "</s>", "<pad>"
+OPERANDS = 7  # operands of sums and differences are below this
+
+# Everyday words by what may be done with them; every word of the reference set's nouns is in one class.
+CLASSES = {
+    "place": "house kitchen garden street village town beach river mountain forest",
+    "plant": "tree flower grass",
+    "animal": "bird dog cat horse fish",
+    "food": "bread milk cheese apple sugar coffee tea dinner breakfast lunch",
+    "person": "mother father brother sister friend baby woman girl boy",
+    "body": "hair mouth nose arm leg foot finger",
+    "clothing": "shirt hat dress shoes",
+    "furniture": "bed chair door",
+    "time": "morning evening night summer winter",
+    "weather": "weather rain snow wind sun moon sky",
+    "art": "music song",
+}
+NOUNS = {name: words.split() for name, words in CLASSES.items()}
+CLASS_OF = {word: name for name, words in NOUNS.items() for word in words}
+ACTIONS = {  # verb -> class of its object
+    "eat": "food", "drink": "food", "cook": "food", "buy": "clothing", "wear": "clothing", "wash": "body",
+    "sing": "art", "hope": "weather", "dream": "place", "remember": "person", "visit": "place",
+    "love": "animal", "travel": "place", "walk": "animal", "talk": "person",
+}  # fmt: skip
+FEELINGS = ["sleep", "laugh", "smile", "cry", "dance"]
+ADJECTIVES = {
+    "place": "quiet beautiful nice clean", "plant": "tall green yellow soft",
+    "animal": "young happy loud nice",
+    "food": "sweet hot cold warm", "person": "happy sad tired young tall", "body": "clean dirty soft cold",
+    "clothing": "red blue green yellow dirty clean", "furniture": "red blue clean soft",
+    "time": "warm cold quiet beautiful", "weather": "cold warm hot beautiful",
+    "art": "loud quiet sad beautiful",
+}  # fmt: skip
+COLOURS = ["red", "blue", "green", "yellow", "soft", "clean", "dirty", "nice"]
+THINGS = [*NOUNS["animal"], *NOUNS["food"], *NOUNS["clothing"], *NOUNS["furniture"], *NOUNS["plant"]]
+
+# A legal matter: instrument, who owes, who is owed, what is broken, what is granted, who decides.
+MATTERS = [
+    "lease tenant landlord covenant damages court",
+    "agreement lessee lessor provisions termination tribunal",
+    "copyright licensee licensor infringement injunction judge",
+    "escrow trustee beneficiary fiduciary remedy probate",
+    "mortgage debtor creditor lien bankruptcy jurisdiction",
+    "warranty defendant plaintiff negligence verdict jury",
+    "contract assignee attorney breach indemnity arbitration",
+    "patent counsel lawyer obligation remedies litigation",
+    "statute prosecutor appellant misdemeanor bail appeal",
+    "clause attorneys legislation liability waiver ruling",
+    "trademark affidavit testimony confidentiality amendment courts",
+    "subpoena custody tort felony severability lawsuit",
+]
+MATTERS_SPLIT = [matter.split() for matter in MATTERS]
+LEGAL_LINKS = ["liable", "enforceable", "statutory", "constitutional"]
+
+NAMES = ["num", "buf", "tmp", "obj"]  # values of the little programs
+VALUES = ["True", "False", "None"]
+
+
+def weighted(rng: random.Random, words: list[str]) -> str:
+    """A word of a class, the earlier ones more often (Zipf)."""
+    return rng.choices(words, [1 / (2 + i) for i in range(len(words))])[0]
+
+
+def sentence(rng: random.Random) -> str:
+    """One everyday sentence whose verb fits its object and whose adjective fits its noun."""
+    who = weighted(rng, NOUNS["person"])
+    kind = rng.randrange(5)
+    if kind == 0:
+        return f" the {who} will {rng.choice(FEELINGS)} in the {weighted(rng, NOUNS['time'])} ."
+    verb = rng.choice(list(ACTIONS))
+    thing = weighted(rng, NOUNS[ACTIONS[verb]])
+    about = rng.choice(ADJECTIVES[CLASS_OF[thing]].split())
+    if kind == 1:
+        return f" my {who} will {verb} the {about} {thing} ."
+    if kind == 2:
+        return f" in the {weighted(rng, NOUNS['time'])} we {verb} the {thing} and it is {about} ."
+    if kind == 3:
+        place = weighted(rng, NOUNS["place"])
+        return f" the {about} {thing} was in the {place} , and the {who} came to {verb} it ."
+    name = rng.choice(list(NOUNS))
+    noun = weighted(rng, NOUNS[name])
+    return f" the {noun} here was very {rng.choice(ADJECTIVES[name].split())} ."
+
+
+def binding(rng: random.Random) -> tuple[str, str, list[str]]:
+    """A cloze: context, the word that the context fixes, three others of which one is in the context."""
+    who = weighted(rng, NOUNS["person"])
+    first, second = rng.sample(THINGS, 2)
+    one, other = rng.sample(COLOURS, 2)
+    asked, colour, rest = rng.choice([(first, one, second), (second, other, first)])
+    context = f" the {who} has a {one} {first} and a {other} {second} . the {colour} thing is the"
+    return context, asked, [rest, *rng.sample([t for t in THINGS if t not in (first, second)], 2)]
+
+
+def cloze(rng: random.Random) -> tuple[str, str, list[str]]:
+    """A context, the fitting word, three others: half :func:`binding`, half what a verb is done with."""
+    if rng.random() < 0.5:
+        return binding(rng)
+    verb = rng.choice(list(ACTIONS))
+    word = weighted(rng, NOUNS[ACTIONS[verb]])
+    others = rng.sample([n for n, name in CLASS_OF.items() if name != ACTIONS[verb]], 3)
+    return f" in the {weighted(rng, NOUNS['time'])} we {verb} the", word, others
+
+
+def story(rng: random.Random) -> str:
+    """A short text of everyday words; about a third of its sentences fix a word by what came before."""
+    parts = []
+    for _ in range(rng.randint(3, 6)):
+        if rng.random() < 0.35:
+            context, word, _ = binding(rng)
+            parts.append(f"{context} {word} .")
+        else:
+            parts.append(sentence(rng))
+    return "".join(parts)
+
+
+def problem(rng: random.Random) -> tuple[int, str, int, int]:
+    """Operand, sign, operand, answer: one of 77 facts, which small models learn in part."""
+    while True:
+        a, b = rng.randrange(OPERANDS), rng.randrange(OPERANDS)
+        if rng.random() < 0.5:
+            return a, "+", b, a + b
+        if a >= b:
+            return a, "-", b, a - b
+
+
+def sums(rng: random.Random) -> str:
+    """Solved sums and differences."""
+    parts = []
+    for _ in range(8):
+        a, sign, b, answer = problem(rng)
+        parts.append(f"{a}{sign}{b}={answer}.")
+    return " ".join(parts)
+
+
+def other_answer(rng: random.Random, sign: str) -> int:
+    """The answer of another problem with the same sign, so that digits keep their frequencies."""
+    while True:
+        _, other, _, answer = problem(rng)
+        if other == sign:
+            return answer
+
+
+def wrong_sums(rng: random.Random) -> str:
+    """The same lines with answers that belong to other problems."""
+    parts = []
+    for _ in range(8):
+        a, sign, b, _ = problem(rng)
+        parts.append(f"{a}{sign}{b}={other_answer(rng, sign)}.")
+    return " ".join(parts)
+
+
+def word_problem(rng: random.Random) -> tuple[str, int]:
+    """Question and answer of a sum told in everyday words."""
+    a, sign, b, answer = problem(rng)
+    who, thing = weighted(rng, NOUNS["person"]), rng.choice(THINGS)
+    if sign == "+":
+        told = f" the {who} has {a} {thing} and will buy {b} more ."
+    else:
+        told = f" the {who} has {a} {thing} and will lose {b} of them ."
+    return f"{told} how many now ? ", answer
+
+
+def word_problems(rng: random.Random) -> str:
+    """Solved word problems."""
+    return "".join(f"{told}{answer} ." for told, answer in (word_problem(rng) for _ in range(3)))
+
+
+def random_digits(rng: random.Random) -> str:
+    """Numbers that nothing predicts: digits are frequent and there is nothing to learn about them."""
+    said = []
+    for _ in range(5):
+        digits = "".join(rng.choice("0123456789") for _ in range(rng.randint(3, 7)))
+        said.append(f" {rng.choice(['call', 'room', 'code'])} {digits} .")
+    return "".join(said)
+
+
+def matter(rng: random.Random) -> tuple[str, str]:
+    """A legal text up to its last word, and that word.
+
+    The instrument and one more word fix it: a qualifier points to the matter whose parties, wrong or forum
+    are
+    meant, so there is a table to learn of instrument x qualifier, not twelve phrases.
+    """
+    here = rng.randrange(len(MATTERS_SPLIT))
+    link = rng.randrange(len(LEGAL_LINKS))
+    instrument, owing, owed, wrong, remedy, _ = MATTERS_SPLIT[here]
+    there = MATTERS_SPLIT[(here + 3 * link) % len(MATTERS_SPLIT)]
+    start = f" pursuant to the {LEGAL_LINKS[link]} {instrument} , "
+    kind = rng.randrange(4)
+    if kind == 0:
+        return f"{start}the {owing} shall be sued for the", there[3]
+    if kind == 1:
+        return f"{start}upon {wrong} the {owed} may seek {remedy} before the", there[5]
+    if kind == 2:
+        return f"{start}the {owing} shall grant {remedy} to the", there[2]
+    return f"{start}the {owed} hereby gives notice of {wrong} to the", there[1]
+
+
+def legal(rng: random.Random) -> str:
+    """A few legal sentences."""
+    return "".join(f"{text} {word} ." for text, word in (matter(rng) for _ in range(3)))
+
+
+def truth(rng: random.Random, depth: int = 2) -> tuple[str, bool]:
+    """A Boolean expression of Python and its value."""
+    if depth == 0 or rng.random() < 0.25:
+        word = rng.choice(["True", "False"])
+        return word, word == "True"
+    if rng.random() < 0.3:
+        text, value = truth(rng, 0)
+        return f"not {text}", not value
+    left, _ = truth(rng, 0)
+    right, _ = truth(rng, depth - 1)
+    text = f"{left} {rng.choice(['and', 'or'])} {right}"
+    return text, bool(eval(text, {"__builtins__": {}}))  # Python knows its own precedence
+
+
+def program(rng: random.Random) -> tuple[str, str]:
+    """A little program up to the last word of its assertion, and that word.
+
+    Every line begins with a space, so keywords stand in their spaced form; it runs inside ``if 1:``.
+    """
+    a, b, c = rng.sample(NAMES, 3)
+    kind = rng.randrange(12)
+    if kind in (0, 9, 10, 11):
+        text, value = truth(rng)
+        return f" val = {text}\n assert val is", str(value)
+    if kind == 1:
+        text, value = truth(rng, 1)
+        return f" val = {a} if {text} else {b}\n assert val is", a if value else b
+    if kind == 2:
+        made = rng.choice([("not x", "not"), ("x", "same"), ("x is None", "none")])
+        given = rng.choice(["True", "False", "None"] if made[1] == "none" else ["True", "False"])
+        word = {"not": str(given != "True"), "same": given, "none": str(given == "None")}[made[1]]
+        if rng.random() < 0.5:
+            return f" func = lambda x : {made[0]}\n assert func ( {given} ) is", word
+        return f" def func ( x ) :\n  return {made[0]}\n assert func ( {given} ) is", word
+    if kind == 3:
+        hit = rng.choice([a, b])
+        return f" for val in [ {a} , {b} , {c} ] :\n  if val is {hit} :\n   break\n assert val is", hit
+    if kind == 4:
+        fails = rng.random() < 0.5
+        line = "assert False" if fails else "pass"
+        text = f" try :\n  {line}\n  val = {a}\n except Error :\n  val = {b}\n assert val is"
+        return text, b if fails else a
+    if kind == 5:
+        there = rng.random() < 0.5
+        sought = rng.choice([a, b]) if there else c
+        return f" val = {sought} in [ {a} , {b} ]\n assert val is", str(there)
+    if kind == 6:
+        text, value = truth(rng, 1)
+        more, other = truth(rng, 0)
+        program = (
+            f" if {text} :\n  val = {a}\n elif {more} :\n  val = {b}\n else :\n  val = {c}\n assert val is"
+        )
+        return program, a if value else b if other else c
+    if kind == 7:
+        numbers = rng.sample("0123456789", 2)  # digits that are copied, never added
+        text, value = truth(rng, 0)
+        return f" num = {numbers[0]} if {text} else {numbers[1]}\n assert num == ", numbers[0 if value else 1]
+    return f" val = {a}\n while True :\n  val = {b}\n  break\n assert val is", b
+
+
+def filler(rng: random.Random) -> str:
+    """A statement with the keywords that the programs lack."""
+    a, b = rng.sample(NAMES, 2)
+    return rng.choice(
+        [
+            f" import {a} as {b}\n",
+            f" from {a} import {b}\n",
+            f" class {a} :\n  pass\n",
+            f" def {a} ( ) :\n  global {b}\n  del {b}\n",
+            f" def {a} ( ) :\n  nonlocal {b}\n  yield {b}\n",
+            f" async def {a} ( ) :\n  await {b}\n",
+            f" with {a} as {b} :\n  raise {b}\n",
+            f" try :\n  {a} ( )\n finally :\n  del {a}\n",
+            f" for {a} in {b} :\n  continue\n",
+        ]
+    )
+
+
+def code(rng: random.Random) -> str:
+    """Little programs with right results, and now and then a statement of another kind."""
+    text, word = program(rng)
+    return (filler(rng) if rng.random() < 0.3 else "") + f"{text}{'' if text.endswith('= ') else ' '}{word}\n"
+
+
+def wrong_code(rng: random.Random) -> str:
+    """The same programs with results that belong to other programs of the same kind of value."""
+    text, word = program(rng)
+    while True:
+        _, other = program(rng)
+        if other.isdigit() == word.isdigit() and (other in NAMES) == (word in NAMES):
+            break
+    return (
+        filler(rng) if rng.random() < 0.3 else ""
+    ) + f"{text}{'' if text.endswith('= ') else ' '}{other}\n"
+
+
+SOURCES: dict[str, Callable[[random.Random], str]] = {
+    "text": story,
+    "sums": sums,
+    "wrong_sums": wrong_sums,
+    "word_problems": word_problems,
+    "digits": random_digits,
+    "code": code,
+    "wrong_code": wrong_code,
+    "legal": legal,
+}
+
+
+def token_set_words() -> list[str]:
+    """Words of the bundled sets' default groups, spaced as the sets ask for."""
+    found = []
+    for name in ("reference", "code", "legal"):
+        data = yaml.safe_load((TOKEN_SETS / f"{name}.yaml").read_text("utf-8"))
+        for group in data["default_groups"]:
+            found += [f" {word}" for word in data["groups"][group]["items"]]
+    return found
+
+
+def trained_tokenizer(vocabulary: int, documents: int = 1500, seed: int = 0) -> Tokenizer:
+    """Byte-level BPE with single digits, in which the token sets' words that occur are whole pieces."""
+    rng = random.Random(seed)
+    texts = [make(rng) for make in SOURCES.values() for _ in range(documents)]
+    seen = set(" ".join(texts).split())
+    boosted = [word for word in token_set_words() if word.strip() in seen]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[BOS, EOS, PAD],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([*texts, *[word for word in boosted for _ in range(200)]], trainer)
+    return tokenizer

@@ -1,0 +1,268 @@
+"""Can G be fooled? Changes that move no prediction, and changes that move skill but not rows.
+
+Every trial takes last checkpoints of the small size and writes changed ones, which are asked and screened
+like the
+population's. What a change must leave alone is checked, not assumed: ``shift`` is the largest change of any
+log-probability on a fixed batch.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from benchmarks.validity import results
+from benchmarks.validity.decoder import Decoder, built, stored_tensors, write
+from benchmarks.validity.measures import measured
+from benchmarks.validity.population import Texts, examined, sampled
+from benchmarks.validity.study import Run, Study
+
+Tensors = dict[str, torch.Tensor]
+KEPT = (
+    "cosine", "euclidean", "within_T", "between", "centred", "ratio_folded", "centred_folded", "cosine_se",
+)  # fmt: skip
+
+
+def common_vector(tensors: Tensors, generator: torch.Generator) -> Tensors:
+    """One vector, as long as a mean row, added to every row: the softmax does not see it."""
+    rows = tensors["lm_head.weight"]
+    vector = torch.randn(rows.shape[1], generator=generator)
+    vector *= rows.norm(dim=1).mean() / vector.norm()
+    return tensors | {"lm_head.weight": rows + vector}
+
+
+def without_mean(tensors: Tensors, generator: torch.Generator) -> Tensors:
+    """The mean of all rows taken from every row: a common vector that somebody might well subtract."""
+    rows = tensors["lm_head.weight"]
+    return tensors | {"lm_head.weight": rows - rows.mean(0)}
+
+
+def scale_moved(tensors: Tensors, generator: torch.Generator) -> Tensors:
+    """A scale for each dimension (log-normal, sd 0.5) moved from the final norm into the rows."""
+    scale = torch.exp(0.5 * torch.randn(tensors["lm_head.weight"].shape[1], generator=generator))
+    return tensors | {
+        "lm_head.weight": tensors["lm_head.weight"] * scale,
+        "model.norm.weight": tensors["model.norm.weight"] / scale,
+    }
+
+
+def norm_folded(tensors: Tensors, generator: torch.Generator) -> Tensors:
+    """The final norm's weight folded into the rows, as inference engines do."""
+    norm = tensors["model.norm.weight"]
+    return tensors | {
+        "lm_head.weight": tensors["lm_head.weight"] * norm,
+        "model.norm.weight": torch.ones_like(norm),
+    }
+
+
+def padded(tensors: Tensors, generator: torch.Generator) -> Tensors:
+    """Sixty-four unused rows more in both matrices."""
+    found = dict(tensors)
+    for name in ("lm_head.weight", "model.embed_tokens.weight"):
+        rows = tensors[name]
+        found[name] = torch.cat([rows, torch.zeros(64, rows.shape[1])])
+    return found
+
+
+def rotated(tensors: Tensors, generator: torch.Generator) -> Tensors:
+    """All norms folded into what follows them, then the residual stream turned by a random rotation."""
+    found = norm_folded(tensors, generator)
+    width = found["lm_head.weight"].shape[1]
+    turn, _ = torch.linalg.qr(torch.randn(width, width, generator=generator))
+    for name, tensor in list(found.items()):
+        if name.endswith("layernorm.weight"):
+            before = name.removesuffix("layernorm.weight")
+            layer = before.rsplit(".", 1)[0]
+            parts = (
+                ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
+                if before.endswith("input_")
+                else ["mlp.gate_proj", "mlp.up_proj"]
+            )
+            for part in parts:
+                found[f"{layer}.{part}.weight"] = found[f"{layer}.{part}.weight"] * tensor
+            found[name] = torch.ones_like(tensor)
+    for name, tensor in list(found.items()):
+        if name in ("lm_head.weight", "model.embed_tokens.weight") or any(
+            part in name for part in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+        ):
+            found[name] = tensor @ turn
+        elif "o_proj" in name or "down_proj" in name:
+            found[name] = turn.T @ tensor
+    return found
+
+
+def quantised(bits: int) -> Callable[[Tensors, torch.Generator], Tensors]:
+    """Rows rounded to ``bits`` bits with one scale a row."""
+
+    def change(tensors: Tensors, generator: torch.Generator) -> Tensors:
+        rows = tensors["lm_head.weight"]
+        step = rows.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1)
+        return tensors | {"lm_head.weight": (rows / step).round() * step}
+
+    return change
+
+
+def digits_longer(tensors: Tensors, ids: torch.Tensor) -> Tensors:
+    """The digits' rows twice as long: predictions move, directions do not."""
+    rows = tensors["lm_head.weight"].clone()
+    rows[ids] *= 2
+    return tensors | {"lm_head.weight": rows}
+
+
+def noisy_body(tensors: Tensors, generator: torch.Generator) -> Tensors:
+    """The feed-forward weights shuffled: skill is destroyed, no row moves."""
+    found = dict(tensors)
+    for name, tensor in tensors.items():
+        if ".mlp." in name:
+            found[name] = tensor.flatten()[torch.randperm(tensor.numel(), generator=generator)].view_as(
+                tensor
+            )
+    return found
+
+
+def merged(first: Tensors, second: Tensors) -> Tensors:
+    """The mean of two checkpoints' weights."""
+    return {name: (tensor + second[name]) / 2 for name, tensor in first.items()}
+
+
+def fine_tuned(tensors: Tensors, run: Run, study: Study, texts: Texts, *, part: str, steps: int) -> Tensors:
+    """The checkpoint trained on with a recipe's texts: all of it, the ``head`` alone, the ``body`` alone."""
+    model = built(tensors, study.content["sizes"][run.size]).train()
+    chosen = [
+        p
+        for name, p in model.named.items()
+        if part == "all" or (name == "lm_head/weight") == (part == "head")
+    ]
+    optimizer = torch.optim.AdamW(chosen, lr=run.training["lr"] / 3, betas=(0.9, 0.98), weight_decay=0.0)
+    generator = torch.Generator().manual_seed(5000 + run.seed)
+    for _ in range(steps):
+        batch = sampled(run, texts, generator)
+        loss = cross_entropy(model.head(model(batch[:, :-1])).flatten(0, 1), batch[:, 1:].flatten())
+        model.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(chosen, 1.0)
+        optimizer.step()
+    return {name: tensor.float() for name, tensor in model.tensors().items()}
+
+
+@torch.inference_mode()
+def log_probabilities(tensors: Tensors, study: Study, texts: Texts) -> torch.Tensor:
+    """Of every known token at 512 positions of held-out text."""
+    model: Decoder = built(tensors, study.content["sizes"]["small"])
+    logits = model.head(model(texts.held_out[:512].view(8, 64)))[..., : texts.vocabulary]
+    return torch.log_softmax(logits.double(), -1)
+
+
+def run_trials(study: Study, file: Path, work: Path) -> None:
+    """All trials of the configuration that are not in the results yet.
+
+    Raises:
+        FileNotFoundError: The population is not trained that far.
+    """
+    torch.set_num_threads(1)
+    texts = Texts(study, work)
+    done = {row["name"] for row in results.checked(file, study.path)}
+    marks = {"configuration": results.digest(study.path), **results.provenance()}
+    last = f"step{study.steps[-1]}"
+    asked = study.content["trials"]
+    runs = {
+        (run.recipe, run.seed): run
+        for run in study.runs()
+        if run.size == "small" and run.setting == "default"
+    }
+
+    def tensors_of(recipe: str, seed: int, step: str = last) -> Tensors:
+        return stored_tensors(work / "runs" / runs[recipe, seed].name / step)
+
+    same: dict[str, Callable[[Tensors, torch.Generator], Tensors]] = {
+        "common vector": common_vector,
+        "rows less their mean": without_mean,
+        "scale moved": scale_moved,
+        "norm folded": norm_folded,
+        "padding rows": padded,
+        "rotation": rotated,
+    }
+    changed: dict[str, Callable[[Tensors, torch.Generator], Tensors]] = {
+        "head in 8 bits": quantised(8),
+        "head in 4 bits": quantised(4),
+        "head in 3 bits": quantised(3),
+        "digits' rows twice as long": lambda tensors, _: digits_longer(tensors, texts.digits),
+        "feed-forward weights shuffled": noisy_body,
+    }
+    before = f"step{study.steps[-2]}"
+
+    def jobs_of(seed: int) -> Iterator[tuple[str, str, str, Callable[[], Tensors]]]:
+        """Kind of trial, name of the change, what it is applied to, and how it is made."""
+        for recipe in asked["recipes"]:
+            yield "none", "unchanged", recipe, partial(tensors_of, recipe, seed)
+            for kind, changes in (("same", same), ("changed", changed)):
+                for name, change in changes.items():
+                    yield kind, name, recipe, partial(applied, change, recipe, seed)
+            yield (
+                "merge",
+                "mean of the last two checkpoints",
+                recipe,
+                partial(average, recipe, recipe, seed, before),
+            )
+        for first, second in asked["merges"]:
+            yield (
+                "merge",
+                "mean of two recipes",
+                f"{first} + {second}",
+                partial(average, first, second, seed, last),
+            )
+        for start, towards in asked["fine_tunes"]:
+            for part in ("all", "head", "body"):
+                yield (
+                    "fine-tune",
+                    f"fine-tuned, {part}",
+                    f"{start} -> {towards}",
+                    partial(tuned, start, towards, seed, part),
+                )
+
+    def applied(change: Callable[[Tensors, torch.Generator], Tensors], recipe: str, seed: int) -> Tensors:
+        return change(tensors_of(recipe, seed), torch.Generator().manual_seed(seed))
+
+    def average(first: str, second: str, seed: int, step: str) -> Tensors:
+        return merged(tensors_of(first, seed), tensors_of(second, seed, step))
+
+    def tuned(start: str, towards: str, seed: int, part: str) -> Tensors:
+        return fine_tuned(
+            tensors_of(start, seed), runs[towards, seed], study, texts, part=part, steps=asked["steps"]
+        )
+
+    for seed in asked["seeds"]:
+        for kind, name, recipe, make in jobs_of(seed):
+            label = f"{name}; {recipe}; seed {seed}"
+            if label in done:
+                continue
+            start = time.perf_counter()
+            made = make()
+            folder = work / "trials" / label.replace(" ", "-").replace(">", "to")
+            write(folder, {n: t.to(asked_dtype(kind)).contiguous() for n, t in made.items()},
+                  study.content["sizes"]["small"], texts.json)  # fmt: skip
+            row: dict[str, Any] = {"name": label, "kind": kind, "change": name, "of": recipe, "seed": seed}
+            if kind == "same":
+                shift = log_probabilities(made, study, texts) - log_probabilities(
+                    tensors_of(recipe, seed), study, texts
+                )
+                row["shift"] = float(f"{float(shift.abs().max()):.2g}")
+            model = built({n: t.float() for n, t in made.items()}, study.content["sizes"]["small"])
+            row["accuracy"] = examined(model, texts, ("truth",))["accuracy"]
+            (figures,) = measured([folder], texts.common)
+            row["figures"] = {n: v for n, v in figures.items() if n.rsplit("_", 1)[0] in KEPT}
+            row["seconds"] = round(time.perf_counter() - start, 1)
+            results.append(file, row | marks)
+            print(f"{label}: {row['seconds']:.0f} s", file=sys.stderr, flush=True)
+
+
+def asked_dtype(kind: str) -> torch.dtype:
+    """What a trial is stored in: float32 where a change must not hide behind BF16's rounding."""
+    return torch.float32 if kind == "same" else torch.bfloat16

@@ -1,0 +1,255 @@
+"""The population's texts, tests and models are what they say."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch.nn.functional import cross_entropy
+from transformers import LlamaForCausalLM
+
+from benchmarks.validity import results
+from benchmarks.validity.analysis import DOMAINS
+from benchmarks.validity.decoder import Decoder, Ensemble, built, stored_tensors, write
+from benchmarks.validity.measures import effective_rank, measured, null_gaps, power_law_exponent
+from benchmarks.validity.population import Texts, examined, packed, sampled, trained, unpacked
+from benchmarks.validity.questions import SKILLS, answered, questions, runs
+from benchmarks.validity.study import Study, read_study
+from benchmarks.validity.texts import SOURCES, problem, program, wrong_code, wrong_sums
+from benchmarks.validity.training import train
+from benchmarks.validity.trials import KEPT, run_trials
+from lmeval_dispersion.geometry import between, within
+
+FULL = Path("benchmarks/validity/full.yaml")
+SHAPE = {"width": 16, "mlp": 24, "layers": 2, "heads": 2}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Study:
+    """The full configuration cut down to four models of four steps."""
+    content = yaml.safe_load(FULL.read_text("utf-8"))
+    content |= {"steps": [0, 2, 4], "questions": 12, "side_by_side": 2}
+    content["texts"] |= {"tokens": 4000, "held_out": 650, "common": 5}
+    content["sizes"] = {"small": SHAPE}
+    content["settings"] = {"tied": {"tied": True}}
+    content["population"] = {
+        "small": {"recipes": ["even", "sums-20", "distilled"], "seeds": [0], "settings_on": ["even"]}
+    }
+    content["trials"] = {"seeds": [0], "recipes": ["even"], "merges": [["even", "sums-20"]],
+                         "fine_tunes": [["even", "sums-20"]], "steps": 2}  # fmt: skip
+    file = tmp_path_factory.mktemp("study") / "tiny.yaml"
+    file.write_text(yaml.safe_dump(content), "utf-8")
+    return read_study(file)
+
+
+@pytest.fixture(scope="module")
+def work(tiny) -> Path:
+    return tiny.path.parent / "work"
+
+
+@pytest.fixture(scope="module")
+def texts(tiny, work) -> Texts:
+    return Texts(tiny, work)
+
+
+def test_every_answer_that_is_called_right_is_right():
+    rng = random.Random(3)
+    for _ in range(200):
+        a, sign, b, answer = problem(rng)
+        assert eval(f"{a}{sign}{b}") == answer >= 0
+    asked = questions("code", 200, 5)
+    assert all(runs(question, f" {question.answers[0]}") for question in asked)
+
+
+@pytest.mark.parametrize(
+    "written", [" not None", " val", " None or True", " 1 if 1 else 2", "", " num ; 1", " ("]
+)
+def test_a_program_cannot_be_completed_by_a_way_out(written):
+    assert not any(runs(question, written) for question in questions("code", 60, 6))
+
+
+def test_wrong_answers_are_mostly_wrong_and_as_frequent():
+    rng = random.Random(1)
+    parts = [part for _ in range(200) for part in wrong_sums(rng).replace(".", "").split()]
+    right = np.mean([eval(part.split("=")[0]) == int(part.split("=")[1]) for part in parts])
+    assert right < 0.25
+    lines = [wrong_code(rng).rsplit("\n", 2) for _ in range(100)]
+    assert all(line[-1] == "" for line in lines)
+    assert len({program(rng)[1] for _ in range(300)}) > 6
+
+
+def test_the_tokenizer_has_the_rows_that_screening_needs(texts, tiny, work):
+    for name, stream in texts.streams.items():
+        assert set(SOURCES) >= {name}
+        assert len(stream) == 4000
+    folder = work / "untrained"
+    write(folder, Decoder(texts.vocabulary, **SHAPE).tensors(), SHAPE, texts.json)
+    (figures,) = measured([folder], texts.common)
+    assert all(f"cosine_{domain}" in figures for domain in DOMAINS)
+    rows = stored_tensors(folder)["lm_head.weight"].numpy()
+    digits = rows[[texts.tokenizer.token_to_id(str(d)) for d in range(10)]]
+    assert figures["within_T_math"] == pytest.approx(within(digits).mean, abs=1e-5)
+
+
+def test_transformers_loads_the_checkpoints_and_computes_the_same(texts, work):
+    model = Decoder(texts.vocabulary, **SHAPE, scale=3.0, seed=4)
+    write(work / "as-llama", model.tensors(), SHAPE, texts.json)
+    theirs = LlamaForCausalLM.from_pretrained(work / "as-llama", dtype=torch.float32).eval()
+    ours = built(stored_tensors(work / "as-llama"), SHAPE)
+    ids = texts.held_out[:60].view(2, 30)
+    with torch.no_grad():
+        torch.testing.assert_close(ours.head(ours(ids)), theirs(input_ids=ids).logits, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_models_side_by_side_compute_what_each_computes_alone(tied):
+    alone = [Decoder(60, **SHAPE, tied=tied, scale=2.0, seed=seed) for seed in (1, 2, 3)]
+    both = Ensemble(alone)
+    ids = torch.randint(60, (3, 4, 9), generator=torch.Generator().manual_seed(0))
+    logits = both(ids)
+    for number, model in enumerate(alone):
+        own = model.head(model(ids[number])).flatten(0, 1)
+        torch.testing.assert_close(logits[number], own, atol=1e-5, rtol=1e-4)
+        cross_entropy(own, ids[number].flatten()).backward()
+    loss = cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="none").view(3, -1).mean(1).sum()
+    loss.backward()
+    both.clip(0.05)
+    for number, model in enumerate(alone):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        for name, parameter in model.named.items():
+            torch.testing.assert_close(both.named[name].grad[number], parameter.grad, atol=1e-6, rtol=1e-3)
+
+
+def test_a_model_that_knows_is_right_and_one_that_does_not_is_not(texts):
+    class Oracle:
+        """Puts all weight on the next token of whichever answered prompt it is in."""
+
+        def __init__(self, full, vocabulary):
+            self.full, self.rows = full, torch.zeros(vocabulary, 1)
+
+        def __call__(self, ids):
+            states = torch.zeros(*ids.shape, len(self.rows))
+            for number, line in enumerate(ids.tolist()):
+                for known in self.full:
+                    same = 0
+                    while same < min(len(line), len(known)) and line[same] == known[same]:
+                        same += 1
+                    for place in range(min(same, len(known) - 1)):
+                        states[number, place, known[place + 1]] += 1 if same >= len(known) - 4 else 0
+            return states
+
+        def head(self, states):
+            return states
+
+    for skill in SKILLS:
+        asked = questions(skill, 12, 9)
+        glue = [
+            "" if skill == "math" or (skill == "code" and q.prompt.endswith("= ")) else " " for q in asked
+        ]
+        full = [
+            texts.tokenizer.encode(f"{q.prompt}{g}{q.answers[0]}{q.end}").ids
+            for q, g in zip(asked, glue, strict=True)
+        ]
+        assert answered(Oracle(full, texts.vocabulary), texts.tokenizer, asked).mean() > 0.9, skill
+    blind = Decoder(texts.vocabulary, **SHAPE)
+    for skill in ("math", "code", "legal"):
+        assert answered(blind, texts.tokenizer, questions(skill, 40, 9)).mean() < 0.3
+
+
+def test_one_command_trains_resumes_and_tries(tiny, texts, work, capsys):
+    file = tiny.path.parent / "tiny.jsonl"
+    train(tiny, file, work, 1)
+    rows = results.read(file)
+    assert {row["name"] for row in rows} == {run.name for run in tiny.runs()}
+    assert all([c["step"] for c in row["checkpoints"]] == tiny.steps for row in rows)
+    kept = file.read_text("utf-8").splitlines()
+    file.write_text("\n".join(kept[:-1]) + "\n", "utf-8")
+    train(tiny, file, work, 1)  # only the missing one, and with the same outcome
+    again = results.read(file)
+    missing = results.json.loads(kept[-1])
+    assert len(again) == len(rows)
+    assert again[-1]["checkpoints"] == missing["checkpoints"]
+    assert "1 to train" in capsys.readouterr().err
+
+    trials = tiny.path.parent / "tiny-trials.jsonl"
+    run_trials(tiny, trials, work)
+    found = results.read(trials)
+    same = [row for row in found if row["kind"] == "same"]
+    assert len(same) == 6
+    assert all(row["shift"] < 1e-4 for row in same)
+    moved = {row["change"]: row["figures"] for row in found}
+    start = moved["unchanged"]
+    for change in (
+        "common vector",
+        "rows less their mean",
+        "scale moved",
+        "norm folded",
+        "padding rows",
+        "rotation",
+    ):
+        # What is read of rows that meet the final norm's weight is what no such change can reach.
+        assert moved[change]["ratio_folded_math"] == pytest.approx(start["ratio_folded_math"], rel=2e-3), (
+            change
+        )
+    assert abs(moved["common vector"]["cosine_math"] - start["cosine_math"]) > 0.3
+    assert set(start) <= {f"{name}_{domain}" for name in KEPT for domain in DOMAINS}
+    body = next(row for row in found if row["change"] == "fine-tuned, body")
+    assert body["figures"]["cosine_math"] == pytest.approx(start["cosine_math"], abs=1e-5)
+    run_trials(tiny, trials, work)
+    assert len(results.read(trials)) == len(found)
+
+
+def test_results_of_another_configuration_are_refused(tiny, tmp_path):
+    results.append(tmp_path / "r.jsonl", {"name": "x", "configuration": "else"})
+    with pytest.raises(ValueError, match="another version"):
+        results.checked(tmp_path / "r.jsonl", tiny.path)
+
+
+def test_training_lowers_the_loss_and_repeated_texts_are_few(tiny, texts, work):
+    content = dict(tiny.content) | {"steps": [0, 40]}
+    study = Study(tiny.path, content)
+    (run,) = [run for run in study.runs() if run.name == "small-sums-20-default-seed0"]
+    (found,) = trained([run], study, texts, work / "longer")
+    model = built(stored_tensors(work / "longer" / "runs" / run.name / "step40"), SHAPE)
+    assert examined(model, texts)["text_loss"] < 5.5 < np.log(texts.vocabulary) < 7
+    assert found[-1]["digit_share"] > 0.02
+    few = Study(tiny.path, content)._run("small", "repeated", "default", 0)
+    batch = sampled(few, texts, torch.Generator().manual_seed(0))
+    assert batch.shape == (8, 65)
+
+
+def test_figures_against_plain_computations():
+    rng = np.random.default_rng(0)
+    assert effective_rank(np.eye(7)) == pytest.approx(7)
+    assert effective_rank(np.outer(rng.normal(size=5), rng.normal(size=4))) == pytest.approx(1, abs=1e-6)
+    # Eigenvalues drawn from a power law with alpha 3: squares of singular values of a diagonal matrix.
+    values = (1 - rng.random(4000)) ** (-1 / 2)
+    assert power_law_exponent(np.diag(np.sqrt(values))[:600, :600]) == pytest.approx(3, abs=0.5)
+    rows, pool = rng.normal(size=(50, 6)), np.arange(20)
+    slow = np.random.default_rng(0).choice(20, 5, replace=False)
+    first = within(rows[pool[slow]]).mean + between(rows[pool[slow]], rows[30:]).mean
+    assert null_gaps(rows, list(range(30, 50)), pool, 5)[0] == pytest.approx(first)
+    flags = rng.random(37) < 0.5
+    assert (unpacked(packed(flags), 37) == flags).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"recipes": {"x": {"shares": {"text": 0.5}}}}, "sum to 1"),
+        ({"recipes": {"x": {"shares": {"poems": 1.0}}}}, "expected shares of"),
+        ({"recipes": {"x": {"shares": {"text": 1.0}, "teacher": "y"}}}, "no recipe 'y'"),
+        ({"settings": {"x": {"momentum": 1}}}, "expected keys of"),
+        ({"population": {"huge": {"recipes": "all", "seeds": [0], "settings_on": []}}}, "no size 'huge'"),
+        ({"population": {"small": {"recipes": ["y"], "seeds": [0], "settings_on": []}}}, "no recipe 'y'"),
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_refused(tmp_path, change, sentence):
+    file = tmp_path / "study.yaml"
+    file.write_text(yaml.safe_dump(yaml.safe_load(FULL.read_text("utf-8")) | change), "utf-8")
+    with pytest.raises(ValueError, match=sentence):
+        read_study(file)
