@@ -1,9 +1,10 @@
-"""Runs part B of the evidence by the public commands, as `released.yaml` says; a finished run is not repeated.
+"""Part B of the evidence by the public commands, as `released.yaml` says; finished runs are kept.
 
-    python benchmarks/validity/released.py --models FOLDER --text WIKI.test.txt --items ITEMS -o build/validity/released
+    python benchmarks/validity/released.py --models FOLDER --text WIKI.test.txt --items ITEMS -o OUT
 
-FOLDER holds a transformers folder for each model of the configuration; ITEMS is what `released_items.py` wrote. Each run leaves a
-JSON with its command, commit, seconds of the clock and of the processor, and the report that the command printed.
+FOLDER holds a transformers folder for each model of the configuration; ITEMS is what `released_items.py`
+wrote. Each run leaves a JSON with its commit, seconds of the clock and of the processor, and the report that
+the command printed.
 """
 
 import argparse
@@ -61,7 +62,7 @@ def commands(name: str, run: dict, model: dict, args: argparse.Namespace, out: P
     store = str(out / "store")
     metadata = ["--metadata", f"dispersion_correct={run['correct']}", f"dispersion_store={store}"]
     return [
-        ["dispersion", "run", *settings, *metadata],
+        ["lm_eval", *settings, *metadata],
         ["dispersion", "audit", store, "-o", str(out / "report.json")],
     ]
 
@@ -94,7 +95,8 @@ def main() -> int:
         for words in commands(name, run, settings["models"][run["model"]], args, out):
             shown.append(" ".join(words))
             print(f"{name}: {shown[-1]}", file=sys.stderr, flush=True)
-            program = [sys.executable, "-m", "lmeval_dispersion", *words[1:]]
+            module = {"lm_eval": "lm_eval", "dispersion": "lmeval_dispersion"}[words[0]]
+            program = [sys.executable, "-m", module, *words[1:]]
             with (out / "log.txt").open("ab") as log:
                 code = subprocess.run(
                     program, cwd=args.items.resolve(), env=environment, stdout=log, stderr=log

@@ -2,10 +2,10 @@
 
     python benchmarks/validity/released_items.py WIKI.test.txt WIKI.valid.txt -o build/validity/items
 
-One item a paragraph of at least four sentences: the context is its beginning, the answer its next sentence, and three
-sentences of like length are the distractors, from other articles (`easy`) or from other paragraphs of the same article
-(`hard`). Which paragraphs become easy and which hard is drawn with a fixed seed, so no context is in both. The article is the
-`subject`, which makes the slices.
+One item a paragraph of at least four sentences: the context is its beginning, the answer its next sentence,
+and three sentences of like length are the distractors, from other articles (`easy`) or from other paragraphs
+of the same article (`hard`). Which paragraphs become easy and which hard is drawn with a fixed seed, so no
+context is in both. The article is the `subject`, which makes the slices.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def usable(sentence: str) -> bool:
 
 
 def split(paragraph: list[str]) -> tuple[str, str] | None:
-    """Context and next sentence, at the last place where both have a fitting length; None if there is none."""
+    """Context and next sentence, at the last place where both lengths fit; None if none does."""
     for k in range(len(paragraph) - 1, 1, -1):
         context = " ".join(paragraph[:k])
         if CONTEXT_WORDS[0] <= words(context) <= CONTEXT_WORDS[1] and usable(paragraph[k]):
