@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint docs clean
 
 # The demo screens checkpoints, which needs no torch: a light environment of its own, ready in seconds.
 $(VENV)/.base: pyproject.toml
@@ -30,5 +30,14 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
+$(VENV)/.docs: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch $@
+
+# The reference pages come from the programs; `make docs` fails on a page that is not today's, and on a link that leads nowhere.
+docs: $(VENV)/.docs
+	$(BIN)/python -m cogapp --check -P docs/reference/*.md
+	$(BIN)/mkdocs build --strict --quiet
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

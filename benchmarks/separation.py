@@ -1,17 +1,18 @@
 """How often siblings that differ by noise alone are told apart: `python benchmarks/separation.py`.
 
 Each group is one matrix with independent noise in every row of every sibling. Printed is the share of groups
-in which at least one pair is told apart, by two standard errors pair by pair (`not_separated_from`) and with
+in which at least one pair is told apart, by two standard errors pair by pair and with
 all pairs of the group counted (`tied_with`), beside the spread of G among the siblings and its printed error.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 
 import numpy as np
-from lmeval_screener.ranking.gap import Gap, gap
-from lmeval_screener.ranking.groups import rank_gaps
+from lmeval_screener.ranking.gap import Gap, difference, gap
+from lmeval_screener.ranking.ties import ALL_PAIRS, rank_gaps
 
 from lmeval_dispersion.geometry import METRICS, Metric
 
@@ -34,23 +35,29 @@ def main() -> None:
     """Print one line for every metric, size of a group and size of the noise."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--groups", type=int, default=1000)
-    groups = parser.parse_args().groups
+    parser.add_argument("--sizes", default="2,5,10,20,100,200", help="siblings of a group")
+    args = parser.parse_args()
+    groups, sizes = args.groups, [int(size) for size in args.sizes.split(",")]
     draw = np.random.default_rng(20260501)
-    print("metric     siblings  noise  pair by pair  all counted  sd of G  printed se")
+    print("metric     siblings  noise  pair by pair  all counted  sd of G  printed se", flush=True)
     for metric in METRICS:
-        for count in (2, 5, 10, 20):
+        for count in sizes:
             for noise in (0.02, 0.3):
                 pairwise = counted = 0
                 spreads, errors = [], []
                 for _ in range(groups):
                     gaps = siblings(draw, count, noise, metric)
                     standings = rank_gaps(gaps)
-                    pairwise += any(len(s.not_separated_from) < count - 1 for s in standings)
+                    # All pairs of a large group take too long one by one: no figure of them.
+                    pairwise += count <= ALL_PAIRS and any(
+                        difference(a, b).separated for a, b in itertools.combinations(gaps, 2)
+                    )
                     counted += any(s.tied_with != (1, count) for s in standings)
                     spreads.append(np.var([g.mean for g in gaps], ddof=1))
                     errors.append(gaps[0].se)
+                looks = f"{pairwise / groups:.3f}" if count <= ALL_PAIRS else "-"
                 print(
-                    f"{metric:9} {count:9} {noise:6} {pairwise / groups:13.3f} {counted / groups:12.3f} "
+                    f"{metric:9} {count:9} {noise:6} {looks:>13} {counted / groups:12.3f} "
                     f"{np.sqrt(np.mean(spreads)):8.4f} {np.mean(errors):11.4f}",
                     flush=True,
                 )

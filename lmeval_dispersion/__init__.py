@@ -44,11 +44,14 @@ if TYPE_CHECKING:
     from lmeval_dispersion.training import DispersionTrainer as DispersionTrainer
     from lmeval_dispersion.training import DispersionTrainerMixin as DispersionTrainerMixin
     from lmeval_dispersion.training import losses as losses
+    from lmeval_dispersion.watching import DispersionCallback as DispersionCallback
+    from lmeval_dispersion.watching import watch as watch
 
 
 # Public name -> (module, name in it); an empty name is the module itself.
 _WHERE = {
     "Dispersion": ("lmeval_dispersion.geometry", "Dispersion"),
+    "DispersionCallback": ("lmeval_dispersion.watching", "DispersionCallback"),
     "DispersionConfig": ("lmeval_dispersion.training", "DispersionConfig"),
     "DispersionError": ("lmeval_dispersion.errors", "DispersionError"),
     "DispersionRegularizer": ("lmeval_dispersion.training", "DispersionRegularizer"),
@@ -74,10 +77,12 @@ _WHERE = {
     "screen": ("lmeval_screener", "screen"),
     "sublayers": ("lmeval_dispersion.laboratory", "sublayers"),
     "vendi_score": ("lmeval_dispersion.geometry", "vendi_score"),
+    "watch": ("lmeval_dispersion.watching", "watch"),
 }
 
 __all__ = [
     "Dispersion",
+    "DispersionCallback",
     "DispersionConfig",
     "DispersionError",
     "DispersionRegularizer",
@@ -103,6 +108,7 @@ __all__ = [
     "screen",
     "sublayers",
     "vendi_score",
+    "watch",
 ]
 
 

@@ -19,6 +19,8 @@ from lmeval_dispersion.version import __version__
 JOBS: dict[str, dict[str, tuple[str, str]]] = {
     "screen checkpoints": {
         "screen": ("lmeval_screener.cli", "rank checkpoints by their output rows; also `screen-checkpoints`"),
+        "verify": ("lmeval_screener.shortlist.command", "whether the screen works for you, by your results"),
+        "registry": ("lmeval_screener.registry.command", "ask a store of screenings, and keep it in order"),
     },
     "evaluate with dispersion": {
         "run": ("lmeval_dispersion.harness.cli", "run lm-eval with the dispersion tasks loaded"),
@@ -39,6 +41,10 @@ JOBS: dict[str, dict[str, tuple[str, str]]] = {
             "lmeval_dispersion.audit.calibration.command",
             "accuracy of unlabelled slices, or why not",
         ),
+        "budget": (
+            "lmeval_dispersion.audit.calibration.budget",
+            "how many labelled documents dispersion is worth",
+        ),
         "rank": ("lmeval_dispersion.audit.commands", "documents or texts, suspected hard ones first"),
         "compare": ("lmeval_dispersion.compare", "runs or studies side by side, with intervals"),
     },
@@ -56,6 +62,7 @@ JOBS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "train": {
         "train": ("lmeval_dispersion.training.commands", "train with a dispersion loss, against a base"),
+        "watch": ("lmeval_dispersion.watching.command", "a watched training run as a page that follows it"),
     },
     "help": {
         "completion": ("lmeval_dispersion.completion", "print a script that completes commands and options"),
@@ -65,6 +72,7 @@ COMMANDS = {name: command for commands in JOBS.values() for name, command in com
 
 # Which optional part of the package brings a library; the others come with `models`.
 _EXTRAS = {
+    **dict.fromkeys(("duckdb", "filelock"), "registry"),
     **dict.fromkeys(("altair", "jinja2", "vl_convert"), "html"),
     **dict.fromkeys(("pandas", "pyarrow", "safetensors", "scipy", "sklearn"), "audit"),
 }

@@ -163,6 +163,17 @@ def add_one_slice(
     )
 
 
+def add_metrics(parser: argparse._ActionsContainer) -> None:
+    """Add ``--metrics``: ``dispersion``, or ``all`` for its rivals too."""
+    parser.add_argument(
+        "--metrics",
+        choices=("dispersion", "all"),
+        default="dispersion",
+        help="all: also RankMe, effective rank and other rivals, and which of them orders best "
+        "(default: %(default)s)",
+    )
+
+
 def add_seed(parser: argparse._ActionsContainer, *, default: int = 0) -> None:
     """Add ``--seed N``."""
     parser.add_argument(

@@ -480,11 +480,14 @@ class RankAgreement(NamedTuple):
     permutations: int
 
 
-def rank_agreement(strata: Sequence[tuple[ArrayLike, ArrayLike]]) -> RankAgreement | None:
+def rank_agreement(
+    strata: Sequence[tuple[ArrayLike, ArrayLike]], *, kendall: bool = True
+) -> RankAgreement | None:
     """Rank correlations of pairs of finite numbers (n,), (n,) compared only inside their stratum.
 
     Strata of fewer than two members compare nothing. None where no stratum compares two, or where one of
-    the two numbers is constant inside every stratum: no order is defined there.
+    the two numbers is constant inside every stratum: no order is defined there. Without ``kendall`` tau-b and
+    its p are NaN: they need all pairs, ten thousand numbers have 50 million.
 
     >>> rank_agreement([([1, 2, 3], [10, 20, 30])]).spearman_p
     0.3333333333333333
@@ -493,15 +496,16 @@ def rank_agreement(strata: Sequence[tuple[ArrayLike, ArrayLike]]) -> RankAgreeme
     size_x, size_y = (sum(int(pair[side] @ pair[side]) for pair in used) for side in (0, 1))
     if not size_x or not size_y:
         return None
-    signs = [(_signs(x), _signs(y)) for x, y in used]
+    signs = [(_signs(x), _signs(y)) for x, y in used] if kendall else []
     pairs_x, pairs_y = (sum(int(np.abs(pair[side]).sum()) for pair in signs) for side in (0, 1))
     products = sum(int(x @ y) for x, y in used)
     concordance = sum(int((x * y).sum()) for x, y in signs)
     exact = all(len(x) <= _EXACT_UP_TO for x, _ in used)
     spearman_p, kendall_p = _p_values(used, signs, abs(products), abs(concordance), exact)
+    tau = concordance / math.sqrt(pairs_x * pairs_y) if kendall else math.nan
     return RankAgreement(
         products / math.sqrt(size_x * size_y),
-        concordance / math.sqrt(pairs_x * pairs_y),
+        tau,
         spearman_p,
         kendall_p,
         exact,
@@ -522,7 +526,11 @@ def _p_values(
     """Two-sided p of both statistics' absolute values, which are integers here, so nothing is rounded."""
     rng = np.random.default_rng(_SEED)
     spearman_null, kendall_null = [], []
-    for (x, y), (signs_x, signs_y) in zip(members, signs, strict=True):
+    if not signs:
+        spearman_null = [
+            y[_all_orders(len(x))] @ x if exact else _drawn_products(x, y, rng) for x, y in members
+        ]
+    for (x, y), (signs_x, signs_y) in zip(members, signs, strict=bool(signs)):
         orders = (
             _all_orders(len(x)) if exact else rng.permuted(np.tile(np.arange(len(x)), (_DRAWS, 1)), axis=1)
         )
@@ -532,11 +540,22 @@ def _p_values(
             if len(x) > _EXACT_UP_TO
             else _concordances(signs_x, signs_y, orders)
         )
+    if not signs:
+        if exact:
+            return _share(spearman_null, products), math.nan
+        return (1 + int((np.abs(np.sum(spearman_null, axis=0)) >= products).sum())) / (1 + _DRAWS), math.nan
     if not exact:
         drawn = [np.sum(null, axis=0) for null in (spearman_null, kendall_null)]
         large = [int((np.abs(drawn[0]) >= products).sum()), int((np.abs(drawn[1]) >= concordance).sum())]
         return (1 + large[0]) / (1 + _DRAWS), (1 + large[1]) / (1 + _DRAWS)
     return _share(spearman_null, products), _share(kendall_null, concordance)
+
+
+def _drawn_products(x: _Integers, y: _Integers, rng: np.random.Generator) -> _Integers:
+    """Sums of products of ``x`` with ``_DRAWS`` drawn orders of ``y``, few orders at a time."""
+    block = max(1, _COUNTS // len(x))
+    sizes = [min(block, _DRAWS - start) for start in range(0, _DRAWS, block)]
+    return np.concatenate([rng.permuted(np.tile(y, (size, 1)), axis=1) @ x for size in sizes])
 
 
 def _share(nulls: list[_Integers], least: int) -> float:

@@ -10,6 +10,7 @@ import pytest
 from lmeval_dispersion.cli import main
 
 HEAVY = ("torch", "transformers", "lm_eval", "datasets", "sklearn", "scipy", "pandas", "pyarrow", "altair")
+HEAVY += ("obstore", "botocore", "mlflow")
 
 
 def loaded_after(code: str) -> set[str]:

@@ -16,11 +16,12 @@ from lmeval_dispersion.cli import COMMANDS, JOBS, main, parser_of
 # One spelling a meaning. A new metavar belongs here only where none of these says what is meant.
 METAVARS = {
     *("FILE", "FOLDER", "FILE|HUB_ID", "HUB_ID|FOLDER", "MODEL", "RUN", "RUN|FILE"),
-    *("CALIBRATOR", "CHECKPOINT"),
+    *("CALIBRATOR", "CHECKPOINT", "MANIFEST"),
     *("N", "N,N", "K", "X", "SECONDS", "TOKENS", "NAME", "SET", "LAYER", "COLUMN", "FIELD", "ARM,ARM"),
     *("DEVICE", "REVISION", "ARGUMENT", "RESULTS", "SOURCE",
       "ID|FOLDER", "[FILTER/]METRIC", "EXPR", "FEATURE"),
-    *("K=V,K=V", "NAME,NAME", "SECTION,SECTION"),
+    *("K=V,K=V", "NAME,NAME", "SECTION,SECTION", "URL", "I/N"),
+    *("TEXT", "DATE", "SIZE"),
 }  # fmt: skip
 # Other words for --slice, --layer, --seed, --study and --format.
 RETIRED = {"--by", "--layers", "--seeds", "--run", "--json"}

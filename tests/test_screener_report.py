@@ -13,9 +13,10 @@ import pytest
 from browser import Browser
 from lmeval_screener import screen
 from lmeval_screener.ranking.gap import difference, gap
-from lmeval_screener.ranking.groups import rank_gaps
+from lmeval_screener.ranking.ties import rank_gaps
 from lmeval_screener.reports.document import report
 from lmeval_screener.result import Failed, Result, Screened, TensorInfo, TokenInfo
+from lmeval_screener.shortlist.choice import shortlist
 
 from lmeval_dispersion.report import Chart, render
 
@@ -52,7 +53,6 @@ def ranked(members):
             replace(
                 member,
                 rank=standing.rank,
-                not_separated_from=tuple(group[i].label for i in standing.not_separated_from),
                 tied_with=standing.tied_with,
                 next=standing.next,
             )
@@ -246,14 +246,15 @@ def test_the_error_on_seeds_is_said_of_rankings_and_not_of_a_training(result):
     assert "not the training seed" not in render(report(only), "markdown")
 
 
-def test_top_shows_the_best_of_each_group_and_answers_of_all(result):
-    whole, cut = report(result), report(result, top=2)
-    assert cut.answer == whole.answer
+def test_a_short_list_shows_what_is_chosen_and_answers_of_all(result):
+    whole, cut = report(result), report(result, chosen=shortlist(result, 2))
+    assert cut.answer == [*whole.answer, "Short list: 5 of 10 in 3 groups."]
     content = json.loads(render(cut, "json"))
-    assert [(c["scale"], c["rank"]) for c in content["checkpoints"]] == [
-        *(("7B", 1), ("7B", 2)), *(("1B", 1), ("1B", 2)), ("3B", 1),
+    assert [(c["scale"], c["rank"], c["chosen"]) for c in content["checkpoints"]] == [
+        *(("7B", 1, "rank"), ("7B", 2, "rank")), *(("1B", 1, "rank"), ("1B", 2, "rank")), ("3B", 1, "rank"),
     ]  # fmt: skip
-    assert "The 2 best of 4; leave out --top for all." in render(cut, "markdown")
+    assert {c["inclusion_probability"] for c in content["checkpoints"]} == {1.0}
+    assert "2 of 4: the 2 best, the 2nd separated from all behind it." in render(cut, "markdown")
     (first, *_) = cut.tables().values()
     assert [row["delta"] for row in first.rows] == [
         row["delta"] for row in next(iter(whole.tables().values())).rows[:2]

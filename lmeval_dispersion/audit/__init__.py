@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from lmeval_dispersion.audit.results import AuditResult
@@ -16,7 +16,12 @@ __all__ = ["audit_run", "calibrate_run", "compare_runs", "predict_run"]
 
 
 def audit_run(
-    path: str | Path, *, layer: str | None = None, slices: Sequence[str] = (), seed: int = 0
+    path: str | Path,
+    *,
+    layer: str | None = None,
+    slices: Sequence[str] = (),
+    metrics: Literal["dispersion", "all"] = "dispersion",
+    seed: int = 0,
 ) -> AuditResult:
     """The audit of the run whose store is at ``path``: what ``dispersion audit`` reports.
 
@@ -24,6 +29,7 @@ def audit_run(
         path: Folder of the store, or a folder that holds the stores of one run.
         layer: Layer of the vectors; default: the store's own.
         slices: Columns of the documents to slice by; default: those that the run itself suggests.
+        metrics: ``all``: also the rivals of dispersion (RankMe and others), and which orders the slices best.
         seed: Of everything that is drawn.
 
     Returns:
@@ -36,7 +42,7 @@ def audit_run(
     """
     from lmeval_dispersion.audit.results import audited
 
-    return audited(path, layer=layer, slices=slices, seed=seed)
+    return audited(path, layer=layer, slices=slices, metrics=metrics, seed=seed)
 
 
 def calibrate_run(
@@ -93,7 +99,11 @@ def predict_run(
 
 
 def compare_runs(
-    paths: Sequence[str | Path], *, by: str = "subject", layer: str | None = None
+    paths: Sequence[str | Path],
+    *,
+    by: str = "subject",
+    layer: str | None = None,
+    metrics: Literal["dispersion", "all"] = "dispersion",
 ) -> AuditResult:
     """Runs beside the first of them, with paired intervals: what ``dispersion compare`` reports.
 
@@ -101,6 +111,7 @@ def compare_runs(
         paths: Folders of two runs or more.
         by: Column of the documents that makes the slices.
         layer: Layer of all of them; default: each store's own.
+        metrics: ``all``: also the differences of the rivals of dispersion.
 
     Raises:
         UsageError: Fewer than two runs.
@@ -108,4 +119,4 @@ def compare_runs(
     """
     from lmeval_dispersion.audit.results import compared
 
-    return compared(paths, by=by, layer=layer)
+    return compared(paths, by=by, layer=layer, metrics=metrics)

@@ -26,6 +26,7 @@ from lmeval_dispersion.options import (
     add_column,
     add_examples,
     add_layer,
+    add_metrics,
     add_output,
     add_seed,
     add_slice,
@@ -42,16 +43,19 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``dispersion audit``."""
     _add_run(parser)
     add_slice(parser)
+    add_metrics(parser)
     add_output(parser)
     add_seed(parser)
-    add_examples(parser, "RUN -o report.html", "RUN --slice category --layer last")
+    add_examples(parser, "RUN -o report.html", "RUN --slice category --layer last --metrics all")
 
 
 def run_audit(args: argparse.Namespace) -> int:
     """Run ``dispersion audit``; 3 where a part of the report is missing."""
     output = Output.of(args)
     with _doing(f"auditing {args.run}", args.quiet):
-        report = audit_report(read_run(args.run, args.layer), slices=args.slice, seed=args.seed)
+        report = audit_report(
+            read_run(args.run, args.layer), slices=args.slice, metrics=args.metrics, seed=args.seed
+        )
     output.write(audit_document(report, most_slices=_MOST_SLICES if output.format == "table" else None))
     parts = ("mixtures", "calibration", "paper_protocol", "ranking")
     missing = [name for name in parts if "missing" in report[name]]

@@ -17,10 +17,12 @@ from lmeval_dispersion.audit.calibration.paper_protocol import paper_protocol_re
 from lmeval_dispersion.audit.conclusions import pools_sentence, ranking_sentence, slices_sentence
 from lmeval_dispersion.audit.mixtures import mixture_curves
 from lmeval_dispersion.audit.ranking import ranking_report
+from lmeval_dispersion.audit.rivals import rivals_report
 from lmeval_dispersion.audit.run import Run
 from lmeval_dispersion.audit.slices import all_documents, slice_row, slice_table, slicings
 from lmeval_dispersion.audit.tail import hard_tail
 from lmeval_dispersion.errors import DispersionError
+from lmeval_dispersion.geometry.ordering import ordering_sentence
 
 FORMAT = "dispersion-audit/2"
 _DIGITS = 7
@@ -33,10 +35,17 @@ NOT_SUPPORTED = [
     "A calibration holds for this model, layer, prompt format, tasks and slice size only.",
     "Mixtures are artificial: real slices differ in more than their share of right answers.",
 ]
+RIVALS_NOT_SUPPORTED = (
+    "Most rivals of dispersion rise with the number of documents: they compare slices of about one size only."
+)
 
 
-def audit_report(run: Run, *, slices: Sequence[str] = (), seed: int = 0) -> dict[str, Any]:
+def audit_report(
+    run: Run, *, slices: Sequence[str] = (), metrics: str = "dispersion", seed: int = 0
+) -> dict[str, Any]:
     """Every part of the audit of one run, with plain numbers (NaN where undefined).
+
+    Where ``metrics`` is ``all``, the key ``metrics`` holds the rivals of dispersion.
 
     Raises:
         UsageError: A column of ``slices`` is not there.
@@ -57,7 +66,17 @@ def audit_report(run: Run, *, slices: Sequence[str] = (), seed: int = 0) -> dict
         "hard_tail": part_of(hard_tail, run, seed=seed),
         "not_supported": NOT_SUPPORTED,
     }
+    if metrics == "all":
+        report["metrics"] = rivals_report(run, found, seed=seed)
+        report["not_supported"] = [*NOT_SUPPORTED, RIVALS_NOT_SUPPORTED]
     return {**report, "summary": summary(report)}
+
+
+def plural(by: str) -> str:
+    """What slices by a column are called."""
+    return {"category": "categories", "length": "bands of length", "confidence": "bands of confidence"}.get(
+        by, f"{by}s"
+    )
 
 
 def report_json(report: Mapping[str, Any]) -> str:
@@ -95,9 +114,11 @@ def summary(report: dict[str, Any]) -> list[str]:
     if cautions := report["answers"]["cautions"]:
         silent = "What dispersion says about right answers is therefore not judged."
         return [*cautions[:-1], f"{cautions[-1]} {silent}", slices_sentence(report, judged=False)]
+    rivals = report.get("metrics")
     return [
         slices_sentence(report),
         pools_sentence(report["mixtures"]),
         ranking_sentence(report["ranking"]),
         calibration_sentence(report["calibration"]),
+        *([ordering_sentence(rivals["ordering"], plural(rivals["by"] or "slice"))] if rivals else []),
     ]

@@ -44,10 +44,15 @@ class AuditResult(Reportable, dict[str, Any]):
 
 
 def audited(
-    path: str | Path, *, layer: str | None = None, slices: Sequence[str] = (), seed: int = 0
+    path: str | Path,
+    *,
+    layer: str | None = None,
+    slices: Sequence[str] = (),
+    metrics: str = "dispersion",
+    seed: int = 0,
 ) -> AuditResult:
     """See :func:`lmeval_dispersion.audit.audit_run`."""
-    report = audit_report(read_run(path, layer), slices=slices, seed=seed)
+    report = audit_report(read_run(path, layer), slices=slices, metrics=metrics, seed=seed)
     return AuditResult(plain(report), partial(audit_document, report))
 
 
@@ -87,9 +92,15 @@ def predicted(
     return AuditResult(plain(result), partial(prediction_document, result))
 
 
-def compared(paths: Sequence[str | Path], *, by: str = "subject", layer: str | None = None) -> AuditResult:
+def compared(
+    paths: Sequence[str | Path],
+    *,
+    by: str = "subject",
+    layer: str | None = None,
+    metrics: str = "dispersion",
+) -> AuditResult:
     """See :func:`lmeval_dispersion.audit.compare_runs`."""
-    comparison = compared_stores(paths, by=by, layer=layer)
+    comparison = compared_stores(paths, by=by, layer=layer, metrics=metrics)
     return AuditResult(plain(comparison), partial(comparison_document, comparison))
 
 

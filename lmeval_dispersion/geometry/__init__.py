@@ -31,21 +31,37 @@ from lmeval_dispersion.geometry.pairs import (
     cluster_distances,
     within,
 )
+from lmeval_dispersion.geometry.spectrum import (
+    SPECTRUM,
+    SpectrumEstimate,
+    SpectrumMetric,
+    effective_rank,
+    jackknife_groups,
+    spectrum_estimates,
+    spectrum_metrics,
+)
 from lmeval_dispersion.geometry.vectors import Array, unit_rows, valid_rows
 
 __all__ = [
     "METRICS",
+    "SPECTRUM",
     "Array",
     "ClusterDistances",
     "Dispersion",
     "Estimate",
     "Metric",
     "PairMean",
+    "SpectrumEstimate",
+    "SpectrumMetric",
     "between",
     "cluster_distances",
     "contributions",
     "dispersion",
     "dispersion_estimate",
+    "effective_rank",
+    "jackknife_groups",
+    "spectrum_estimates",
+    "spectrum_metrics",
     "streamed_dispersion_estimate",
     "unit_rows",
     "valid_rows",

@@ -5,15 +5,19 @@ See the package's docstring for shapes, dtypes and sources.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lmeval_dispersion.errors import GeometryError, TooFewVectorsError
-from lmeval_dispersion.geometry.vectors import Array, at_least, unit_rows
+from lmeval_dispersion.geometry.vectors import Array, at_least, unit_rows, valid_rows
 from lmeval_dispersion.statistics import jackknife_se
+
+_NUMBERS = 2**16  # of a block: 512 KB in float64
+_LEAST, _MOST = 1e-200, 1e200  # squared lengths that neither under- nor overflowed
+_CANCELLED = 1e-4  # below that, n - |sum of unit rows|^2 / n has lost too many digits
 
 
 class Estimate(NamedTuple):
@@ -27,8 +31,9 @@ class Estimate(NamedTuple):
 def dispersion(x: ArrayLike) -> float:
     """Mean cosine distance over all pairs of rows of ``x`` (n >= 2, d).
 
-    0 all parallel, 1 orthogonal on average, at most n/(n-1). Computed as sum |u_i - mean|^2 / (n - 1), which
-    keeps its digits when the vectors are nearly parallel. Compare a model with itself or its siblings
+    0 all parallel, 1 orthogonal on average, at most n/(n-1). One pass over blocks, in float64 whatever the
+    dtype, without a copy of ``x``. Where the vectors are nearly parallel a second pass takes
+    sum |u_i - mean|^2 / (n - 1), which keeps its digits there. Compare a model with itself or its siblings
     only.
 
     Raises:
@@ -41,10 +46,47 @@ def dispersion(x: ArrayLike) -> float:
     >>> dispersion([[1, 0], [0, 1]])
     1.0
     """
-    u = unit_rows(x)
-    at_least(u, 2)
-    centred = u - u.mean(axis=0)
-    return float(np.einsum("ij,ij->", centred, centred) / (len(u) - 1))
+    rows = _rows(x)
+    n = len(rows)
+    total: Array = np.zeros(rows.shape[1])
+    for block, lengths in _blocks(rows):
+        total += (1 / lengths) @ block
+    found = (n - float(total @ total) / n) / (n - 1)
+    if found > _CANCELLED:
+        return found
+    centre = total / n
+    spread = sum(
+        float(np.square(block / lengths[:, None] - centre).sum()) for block, lengths in _blocks(rows)
+    )
+    return spread / (n - 1)
+
+
+def _rows(x: ArrayLike) -> NDArray[Any]:
+    """``x`` as it is, of a float dtype, with at least two rows."""
+    rows = np.asarray(x)
+    if rows.dtype.kind != "f":
+        rows = rows.astype(np.float64)
+    if rows.ndim != 2 or rows.shape[1] == 0:
+        raise GeometryError(f"expected `x` of shape (n, d), got {rows.shape}")
+    if len(rows) < 2:
+        raise TooFewVectorsError(f"expected `x` of shape (n >= 2, d), got {rows.shape}; pass more vectors")
+    return rows
+
+
+def _blocks(rows: NDArray[Any]) -> Iterator[tuple[Array, Array]]:
+    """Blocks of rows in float64 that stay in the cache, with the rows' lengths."""
+    size = max(1, _NUMBERS // rows.shape[1])
+    for i in range(0, len(rows), size):
+        block = rows[i : i + size].astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = np.einsum("ij,ij->i", block, block)
+        if not (squares.min() > _LEAST and squares.max() < _MOST):
+            # A row without a direction, which is told by its place in `x`; or tiny or huge values.
+            if not valid_rows(block).all():
+                unit_rows(rows)
+            block = block / np.abs(block).max(axis=1, keepdims=True)
+            squares = np.einsum("ij,ij->i", block, block)
+        yield block, np.sqrt(squares)
 
 
 def contributions(x: ArrayLike) -> Array:

@@ -174,6 +174,18 @@ def _store_arguments(parser: argparse.ArgumentParser) -> None:
         "--correct", metavar="[FILTER/]METRIC", help="what tells correct answers (default: the task's own)"
     )
     group.add_argument(
+        "--backend",
+        choices=("hf", "vllm", "sglang"),
+        default="hf",
+        help="what runs the prompts (default: hf, in this process)",
+    )
+    group.add_argument(
+        "--base-url", metavar="URL", help="address of the vLLM or SGLang server (default: none)"
+    )
+    group.add_argument(
+        "--shard", metavar="I/N", help="run the I-th of N shares of the prompts (default: as launched)"
+    )
+    group.add_argument(
         "--force", action="store_true", help="go on where documents are missing or answers disagree"
     )
 
@@ -205,6 +217,9 @@ def _store(args: argparse.Namespace) -> int:
         judge=args.correct,
         batch_size=args.batch_size,
         force=args.force,
+        backend=args.backend,
+        base_url=args.base_url,
+        shard=args.shard,
     )
     print(folder)
     print(f"next: dispersion audit {folder}", file=sys.stderr)

@@ -7,22 +7,31 @@ tokenised, cut and batched as a dispersion run does it: rows and vectors are tha
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 from lm_eval.api.instance import Instance
-from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.harness import requests
-from lmeval_dispersion.harness.compat import plain, state_of
+from lmeval_dispersion.harness.engines.engine import Engine, check_layers, open_engine, refuse
+from lmeval_dispersion.harness.engines.parts import (
+    FOLDER,
+    Prefill,
+    Seen,
+    Share,
+    prompt_key,
+    run_parts,
+    share_of,
+)
+from lmeval_dispersion.harness.engines.prefill import check_engine, on_engine, on_transformers
 from lmeval_dispersion.harness.metrics import TaskMetrics
 from lmeval_dispersion.harness.records import (
     DocRecord,
@@ -40,18 +49,44 @@ from lmeval_dispersion.store.format import MANIFEST, sha256
 
 requests.install()
 
-_PART = 1024  # prompts whose states are written together: what a killed run loses at most
-_PARTS = ".parts"
 _DIFFERENT = 0.5  # median difference in nats of one answer (of one token, for whole texts): another model
 _AGREEING = 0.5  # share of greedy generations that begin as ours
+_LOCK = ".lock"
+
+LoggedTasks = Sequence[LoggedTask]
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """What one prompt brought back: its state, and the model's own answer to check the logged one by."""
+class _Run:
+    """What all tasks of one command share.
 
-    state: DocState
-    answer: float | str
+    Attributes:
+        logged: The run with the samples.
+        lm: lm-eval's model for transformers.
+        arguments: Its arguments.
+        output: Folder of the stores.
+        layers: Canonical names.
+        judge: ``FILTER/METRIC`` or ``METRIC`` as given.
+        notes: What must be said of every store.
+        force: Whether disagreement is noted only.
+        prefill: Runs requests.
+        share: Which of them this process runs.
+        engine: What the manifest says of the engine; {} for transformers.
+        checked: Where an engine ran: task -> place of a document -> what transformers brought back.
+    """
+
+    logged: LoggedRun
+    lm: Any
+    arguments: Mapping[str, Any]
+    output: Path
+    layers: list[str]
+    judge: str | None
+    notes: list[str]
+    force: bool
+    prefill: Prefill
+    share: Share
+    engine: dict[str, Any]
+    checked: dict[str, dict[int, Seen]]
 
 
 def stores_from_samples(
@@ -59,108 +94,181 @@ def stores_from_samples(
     arguments: Mapping[str, Any],
     output: str | Path,
     *,
-    layers: str | Sequence[str] = "last",
+    layers: str | Sequence[str] = (),
     tasks: Sequence[str] | None = None,
     judge: str | None = None,
     batch_size: int | str = 8,
     force: bool = False,
+    backend: str = "hf",
+    base_url: str | None = None,
+    shard: str | None = None,
 ) -> Path:
     """Fill a store for each task of a run's samples; returns the folder of them all.
 
     A task is a folder of its own under ``output``, called as the dispersion task is. A finished one of the
-    same samples, model and layers is kept, so that a run that was killed goes on where it was.
+    same samples, model and layers is kept, so that a run that was killed goes on where it was. Processes that
+    share the prompts need one file system; the last of them writes the store.
 
     Args:
         results: Folder or results file of a run of lm-eval with ``--log_samples``.
         arguments: Of lm-eval's model for transformers, with ``pretrained``: the model that gave the answers.
         output: Folder of the stores.
-        layers: Names as :mod:`lmeval_dispersion.model.capture` takes them; the first is the default.
+        layers: Names as :mod:`lmeval_dispersion.model.capture` takes them; the first is the default of the
+            store. None of them: ``last``, or the layer that the backend gives.
         tasks: Only these; default: all that have samples.
         judge: ``METRIC`` or ``FILTER/METRIC`` that tells correct answers.
         batch_size: Prompts at a time, or ``auto``.
-        force: Go on where documents are missing or the model's answers are not the logged ones.
+        force: Go on where documents are missing, or answers or an engine's states are not the model's.
+        backend: ``hf``, ``vllm`` or ``sglang``: what runs the prompts.
+        base_url: Address of the backend's server.
+        shard: ``I/N``: run the I-th of N shares; default: as the launcher says.
 
     Raises:
-        HarnessError: The samples are not whole, or those of another model or tokenizer.
-        UsageError: No such task or layer, or another store in the folder.
+        HarnessError: The samples are not whole, or those of another model or tokenizer; the backend cannot be
+            reached, or gives other states.
+        UsageError: No such task, layer, backend or shard, or another store in the folder.
     """
     run = find_run(results)
     chosen = list(run.samples) if tasks is None else [task.strip() for task in tasks]
     unknown = [task for task in chosen if task not in run.samples]
     if unknown:
         raise UsageError(f"{run.file} has no samples of {unknown[0]!r}; it has {', '.join(run.samples)}")
+    share = share_of(shard, one_model=arguments.get("tp_plan") is not None)
+    engine = open_engine(backend, base_url, str(arguments["pretrained"]))
+    wanted = [engine.layer] if engine and not layers else split_names(layers)
+    if engine:
+        check_layers(engine, wanted)
     logged = [read_task(run, task, allow_holes=force) for task in chosen]
     for task in logged:
         metrics = next(iter(task.filters.values()))[0].metrics
         check_judge(task.name, judge, list(task.filters), metrics)
     lm = _model(run, arguments, batch_size)
+    if share.count > 1:
+        lm._rank, lm._world_size = 0, 1  # the shares are ours: lm-eval must wait for no other process
     notes = _model_notes(run, lm, arguments)
-    names = list(dict.fromkeys(site.name for site in resolve(lm.model, split_names(layers))))
+    names = list(dict.fromkeys(site.name for site in resolve(lm.model, wanted)))
+    told: dict[str, Any] = {}
+    checked: dict[str, dict[int, Seen]] = {}
+    if engine:
+        told, checked, more = _checked_engine(engine, lm, logged, judge, force)
+        notes += more
+    whole = _Run(
+        run,
+        lm,
+        arguments,
+        Path(output).expanduser(),
+        names,
+        judge,
+        notes,
+        force,
+        on_engine(engine, lm) if engine else on_transformers(lm),
+        share,
+        told,
+        checked,
+    )
     for task in logged:
-        _store_task(run, task, lm, arguments, Path(output), names, judge, notes, force)
+        _store_task(whole, task)
     return Path(output)
 
 
-def _store_task(
-    run: LoggedRun,
-    task: LoggedTask,
-    lm: Any,
-    arguments: Mapping[str, Any],
-    output: Path,
-    layers: list[str],
-    judge: str | None,
-    notes: list[str],
-    force: bool,
-) -> None:
-    folder = output.expanduser() / task.store_name
-    chosen = split_judge(judge)[0] or next(iter(task.filters))
-    documents = task.filters[chosen]
+def _checked_engine(
+    engine: Engine, lm: Any, tasks: LoggedTasks, judge: str | None, force: bool
+) -> tuple[dict[str, Any], dict[str, dict[int, Seen]], list[str]]:
+    """Compare an engine with transformers on documents of all tasks; refused where it differs.
+
+    Returns:
+        What the manifest says of the engine, what transformers brought back, and notes.
+    """
+    pairs = [
+        (task, i, document) for task in tasks for i, document in enumerate(task.filters[_filter(task, judge)])
+    ]
+    instances = [_instance(task, document, _kind(task), [engine.layer]) for task, _, document in pairs]
+    found, alone = check_engine(engine, lm, instances)
+    checked: dict[str, dict[int, Seen]] = {}
+    for place, seen in alone.items():
+        task, i, _ = pairs[place]
+        checked.setdefault(task.name, {})[i] = seen
+    told: dict[str, Any] = {"engine": engine.name, "engine_model": engine.model()}
+    notes = [f"{engine.name} gives no log-probabilities of prompts: query_perplexity is not known"]
+    if found is not None:
+        print(f"{engine.name}: {found}", file=sys.stderr)
+        if not found.holds:
+            if not force:
+                raise refuse(engine, found)
+            notes.append(f"{engine.name} does not give the states of transformers: {found}")
+        told["engine_check"] = found.figures
+    return told, checked, notes
+
+
+def _filter(task: LoggedTask, judge: str | None) -> str:
+    return split_judge(judge)[0] or next(iter(task.filters))
+
+
+def _kind(task: LoggedTask) -> str:
+    return requests.REQUEST_TYPES.get(task.output_type, requests.REQUEST_TYPES["loglikelihood"])
+
+
+def _store_task(run: _Run, task: LoggedTask) -> None:
+    folder = run.output / task.store_name
+    documents = task.filters[_filter(task, run.judge)]
     source = {
-        "results": run.file.name,
-        "backend": run.results.get("model_source"),
-        "lm_eval": run.results.get("lm_eval_version"),
-        "sha256": sha256(run.samples[task.name]),
-        "judge": judge,
+        "results": run.logged.file.name,
+        "backend": run.logged.results.get("model_source"),
+        "lm_eval": run.logged.results.get("lm_eval_version"),
+        "sha256": sha256(run.logged.samples[task.name]),
+        "judge": run.judge,
+        "engine": run.engine.get("engine"),
     }
-    shape = shape_manifest(task.shape, lm, dict(arguments))
-    if _is_done(folder, source, shape["identity"], layers):
-        print(f"{task.name}: {folder} is there already", file=sys.stderr)
-        return
-    begin_store(folder)
-    kind = requests.REQUEST_TYPES.get(task.output_type, requests.REQUEST_TYPES["loglikelihood"])
-    instances = [_instance(task, document, kind, layers) for document in documents]
-    unique = {_key(instance): instance for instance in instances}
+    shape = shape_manifest(task.shape, run.lm, dict(run.arguments))
+    with _alone(folder):
+        if _is_done(folder, source, shape["identity"], run.layers):
+            print(f"{task.name}: {folder} is there already", file=sys.stderr)
+            return
+        begin_store(folder)
+    instances = [_instance(task, document, _kind(task), run.layers) for document in documents]
+    unique = {prompt_key(instance): instance for instance in instances}
     # Longest first: what does not fit fails at once, and batches hold prompts of like length.
     ordered = sorted(unique, key=lambda key: (-len(unique[key].args[0]), key))
-    key = json.dumps([source, shape["identity"], layers], sort_keys=True)
-    seen = dict(zip(ordered, _run(lm, [unique[k] for k in ordered], folder, key), strict=True))
-    found = [seen[_key(instance)] for instance in instances]
-    agreement, remark = _agreement(task, documents, found, force)
+    key = json.dumps([source, shape["identity"], run.layers], sort_keys=True)
+    states = run_parts([unique[k] for k in ordered], folder, key, run.prefill, run.share)
+    if states is None:
+        if run.share.writes:
+            print(
+                f"{task.name}: shard {run.share.index + 1} of {run.share.count} is run; whichever ends last "
+                "writes the store",
+                file=sys.stderr,
+            )
+        return
+    seen = dict(zip(ordered, states, strict=True))
+    found = [seen[prompt_key(instance)] for instance in instances]
+    # An engine gives no answers: those of transformers to some of the documents stand for them.
+    answered = run.checked.get(task.name, {}) if run.engine else dict(enumerate(found))
+    agreement, remark = _agreement(task, [documents[i] for i in answered], list(answered.values()), run.force)
     records, by = [], None
     for document, one in zip(documents, found, strict=True):
-        name, correct = correctness(document.metrics, split_judge(judge)[1])
+        name, correct = correctness(document.metrics, split_judge(run.judge)[1])
         by = name or by
-        records.append(_record(task, document, one.state, correct, chosen))
-    metrics = TaskMetrics(task.store_name, records, layers)
+        records.append(_record(task, document, one.state, correct, _filter(task, run.judge)))
+    metrics = TaskMetrics(task.store_name, records, run.layers)
     metrics.warn()
-    judged = f"{chosen}/{by}" if by is not None and len(task.filters) > 1 else by
-    told = [*task.notes, *notes, *remark]
-    write_store(
-        folder,
-        documents=document_table(task.store_name, metrics.records, task.category),
-        vectors=metrics.vectors,
-        manifest={
-            **model_manifest(lm, dict(arguments)),
-            "model_args": dict(arguments),
-            "tasks": {task.store_name: task.version},
-            "default_layer": metrics.layers[0],
-            **shape,
-            "limit": (run.results.get("config") or {}).get("limit"),
-            "figures": {**metrics.summary(), "correct_by": judged},
-            "samples": {**source, **agreement, "notes": told},
-        },
-    )
-    shutil.rmtree(folder / _PARTS, ignore_errors=True)
+    judged = f"{_filter(task, run.judge)}/{by}" if by is not None and len(task.filters) > 1 else by
+    told = [*task.notes, *run.notes, *remark]
+    manifest = {
+        **model_manifest(run.lm, dict(run.arguments)),
+        "model_args": dict(run.arguments),
+        "tasks": {task.store_name: task.version},
+        "default_layer": metrics.layers[0],
+        **shape,
+        "limit": (run.logged.results.get("config") or {}).get("limit"),
+        "figures": {**metrics.summary(), "correct_by": judged},
+        "samples": {**source, **run.engine, **agreement, "notes": told},
+    }
+    with _alone(folder):
+        if not (folder / MANIFEST).exists():
+            table = document_table(task.store_name, metrics.records, task.category)
+            write_store(folder, documents=table, vectors=metrics.vectors, manifest=manifest)
+            shutil.rmtree(folder / FOLDER, ignore_errors=True)
+    (folder / _LOCK).unlink(missing_ok=True)
     print(
         f"{task.name}: {len(documents)} documents, {len(unique)} prompts run"
         + "".join(f"; {key.replace('_', ' ')} {value:.3g}" for key, value in agreement.items()),
@@ -168,6 +276,17 @@ def _store_task(
     )
     for note in told:
         print(f"{task.name}: note: {note}", file=sys.stderr)
+
+
+def _alone(folder: Path) -> FileLock:
+    """Held by one process at a time; a process that is killed lets go of it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"the store {folder} cannot be written: {error.strerror}; choose another place"
+        ) from error
+    return FileLock(folder / _LOCK)
 
 
 def _is_done(
@@ -261,78 +380,6 @@ def _instance(task: LoggedTask, document: LoggedDocument, kind: str, layers: lis
     return instance
 
 
-def _key(instance: Instance) -> str:
-    """Equal for prompts that need one pass only."""
-    return json.dumps([instance.args, instance.query], sort_keys=True, default=str)
-
-
-def _run(lm: Any, instances: Sequence[Instance], folder: Path, key: str) -> Iterator[_Seen]:
-    """States of all instances in their order, in parts that outlive a process that is killed."""
-    parts = folder / _PARTS
-    parts.mkdir(exist_ok=True)
-    for start in range(0, len(instances), _PART):
-        part = instances[start : start + _PART]
-        digest = hashlib.sha256(f"{key}{[_key(i) for i in part]}".encode()).hexdigest()
-        file = parts / f"{start:08d}-{digest[:16]}.npz"
-        if not file.exists():
-            answers = requests.prefilled(lm, part)
-            seen = [_Seen(_state(answer), plain(answer)) for answer in answers]
-            temporary = file.with_suffix(".tmp.npz")
-            arrays: dict[str, Any] = _arrays(seen)
-            np.savez(temporary, **arrays)
-            temporary.replace(file)
-        yield from _from_arrays(file, part)
-
-
-def _state(answer: Any) -> DocState:
-    state = state_of(answer)
-    if state is None:
-        raise HarnessError("a prompt came back without its state; report this with your versions")
-    return state
-
-
-def _arrays(seen: Sequence[_Seen]) -> dict[str, NDArray[Any]]:
-    states = [one.state for one in seen]
-    layers = next((list(state.vectors) for state in states if state.vectors), [])
-    plainly = [one.answer[0] if isinstance(one.answer, tuple) else one.answer for one in seen]
-    return {
-        "count": np.array([len(state.prompt_tokens) for state in states]),
-        "prompt_tokens": np.array([n for state in states for n in state.prompt_tokens], dtype=np.int64),
-        "truncated": np.array([cut for state in states for cut in state.truncated], dtype=bool),
-        "perplexity": np.array([p for state in states for p in state.perplexity], dtype=np.float64),
-        "prompt_hash": np.array([state.prompt_hash for state in states]),
-        "answer": np.array(plainly, dtype=None if isinstance(plainly[0], str) else np.float64),
-        **{
-            f"vectors:{layer}": np.concatenate([s.vectors[layer] for s in states if s.vectors])
-            for layer in layers
-        },
-    }
-
-
-def _from_arrays(file: Path, part: Sequence[Instance]) -> Iterator[_Seen]:
-    with np.load(file) as arrays:
-        held = {name: arrays[name] for name in arrays.files}
-    start = 0
-    for i, instance in enumerate(part):
-        stop = start + int(held["count"][i])
-        rows = slice(start, stop)
-        state = DocState(
-            doc_id=instance.doc_id,
-            vectors={
-                name.removeprefix("vectors:"): values[rows]
-                for name, values in held.items()
-                if name.startswith("vectors:") and stop > start
-            },
-            prompt_tokens=held["prompt_tokens"][rows].tolist(),
-            truncated=held["truncated"][rows].tolist(),
-            perplexity=held["perplexity"][rows].tolist(),
-            prompt_hash=str(held["prompt_hash"][i]),
-            query=instance.query,
-        )
-        yield _Seen(state, held["answer"][i].item())
-        start = stop
-
-
 def _record(
     task: LoggedTask, document: LoggedDocument, state: DocState, correct: float, filter_name: str
 ) -> DocRecord:
@@ -358,7 +405,7 @@ def _record(
 
 
 def _agreement(
-    task: LoggedTask, documents: Sequence[LoggedDocument], found: Sequence[_Seen], force: bool
+    task: LoggedTask, documents: Sequence[LoggedDocument], found: Sequence[Seen], force: bool
 ) -> tuple[dict[str, float], list[str]]:
     """How far the model's own answers are from the logged ones; another model's are refused.
 
@@ -366,6 +413,8 @@ def _agreement(
         Figures for the manifest, and what must be said of them.
     """
     pairs = [(d, s) for d, s in zip(documents, found, strict=True) if s.state.prompt_tokens]
+    if not pairs:
+        return {}, []
     if task.output_type == "generate_until":
         greedy = [(d, s) for d, s in pairs if not _samples(d)]
         if not greedy:

@@ -74,6 +74,9 @@ class Recorder:
     def running(self) -> Iterator[None]:
         """Record while inside; everything is put back afterwards, whatever happens."""
         with ExitStack() as stack:
+            # Hooks that come after a model was compiled are not seen: it runs as it was written.
+            if hasattr(torch.compiler, "set_stance"):
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
             for site in self.sites:
                 for handle in site.hook(self._taker(site.name)):
                     stack.callback(handle.remove)

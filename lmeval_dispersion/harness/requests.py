@@ -69,20 +69,25 @@ def _refusal(self: Any, requests: Sequence[Any], **_: Any) -> Any:
 def _loglikelihood(self: Any, requests: Sequence[Any], **options: Any) -> list[Any]:
     check_model(self, str(requests[0].task_name))
     queries = [(r.args[0], getattr(r, "query", None)) if r.idx == 0 else None for r in requests]
-    recorder = ContextRecorder(self, _layers(requests), queries)
+    return scored(self, requests, ContextRecorder(self, layers_of(requests), queries), **options)
+
+
+def scored(self: Any, requests: Sequence[Any], recorder: ContextRecorder, **options: Any) -> list[Any]:
+    """Answers to log-likelihood requests, with the states that the recorder sees."""
+    _check_texts(requests)
     with recorder.running():
         answers = self.loglikelihood(requests, **options)
     seen = recorder.seen()
     _same_number(seen, requests)
     return [
-        answer if wanted is None else with_state(answer, _state(request, [wanted]))
+        answer if wanted is None else with_state(answer, state_for(request, [wanted]))
         for answer, wanted, request in zip(answers, seen, requests, strict=True)
     ]
 
 
 def _loglikelihood_rolling(self: Any, requests: Sequence[Any], **options: Any) -> list[Any]:
     check_model(self, str(requests[0].task_name))
-    recorder = SegmentRecorder(self, _layers(requests))
+    recorder = SegmentRecorder(self, layers_of(requests))
     with recorder.running():
         answers = self.loglikelihood_rolling(requests, **options)
     seen = recorder.seen()
@@ -94,7 +99,7 @@ def _loglikelihood_rolling(self: Any, requests: Sequence[Any], **options: Any) -
         )
         stop = start + sum(1 for _ in windows)
         wanted = [w for w in seen[start:stop] if w is not None]
-        state = _state(request, wanted)
+        state = state_for(request, wanted)
         state.perplexity = [recorder.perplexity(i) for i in range(start, stop)]
         carried.append(with_state(answer, state))
         start = stop
@@ -103,25 +108,27 @@ def _loglikelihood_rolling(self: Any, requests: Sequence[Any], **options: Any) -
 
 def _generate_until(self: Any, requests: Sequence[Any], **options: Any) -> list[Any]:
     check_model(self, str(requests[0].task_name))
-    return _generated(self, requests, PrefillRecorder(self, _layers(requests)), **options)
+    return generated(self, requests, PrefillRecorder(self, layers_of(requests)), **options)
 
 
 def prefilled(lm: Any, requests: Sequence[Any]) -> list[Any]:
     """Answers with states as the request types give them, but of every generation its first token only."""
     if requests[0].request_type == REQUEST_TYPES["generate_until"]:
-        return _generated(lm, requests, OneTokenRecorder(lm, _layers(requests)))
+        return generated(lm, requests, OneTokenRecorder(lm, layers_of(requests)))
     answers: list[Any] = getattr(lm, requests[0].request_type)(requests)
     return answers
 
 
-def _generated(self: Any, requests: Sequence[Any], recorder: PrefillRecorder, **options: Any) -> list[Any]:
+def generated(self: Any, requests: Sequence[Any], recorder: PrefillRecorder, **options: Any) -> list[Any]:
+    """Answers to generation requests, with the states that the recorder sees."""
+    _check_texts(requests)
     with recorder.running():
         answers = self.generate_until(requests, **options)
     missing = sum(request.args[0] not in recorder.results for request in requests)
     if missing:
         raise HarnessError(unseen(missing, len(requests)))
     return [
-        with_state(answer, _state(request, [recorder.results[request.args[0]]]))
+        with_state(answer, state_for(request, [recorder.results[request.args[0]]]))
         for answer, request in zip(answers, requests, strict=True)
     ]
 
@@ -133,13 +140,24 @@ _METHODS = {
 }
 
 
-def _layers(requests: Sequence[Any]) -> list[str]:
+def _check_texts(requests: Sequence[Any]) -> None:
+    """Raise HarnessError where prompts hold images: lm-eval sends those past what is recorded here."""
+    if any(len(request.args) > 2 for request in requests):
+        name = str(getattr(requests[0], "task_name", None) or "this task")
+        raise HarnessError(
+            f"{name} has images in its prompts, whose states cannot be kept; run the stock task, or one of "
+            "texts alone"
+        )
+
+
+def layers_of(requests: Sequence[Any]) -> list[str]:
     """Layers that any of the requests asks for, each once."""
     names = [name for request in requests for name in getattr(request, "dispersion_layers", ("last",))]
     return list(dict.fromkeys(names))
 
 
-def _state(request: Any, wanted: Sequence[Wanted]) -> DocState:
+def state_for(request: Any, wanted: Sequence[Wanted]) -> DocState:
+    """What the states that were seen make of one request."""
     return DocState(
         doc_id=request.doc_id,
         vectors={name: np.stack([w.vectors[name] for w in wanted]) for name in wanted[0].vectors}

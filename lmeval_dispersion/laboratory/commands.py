@@ -9,7 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lmeval_dispersion.options import Output, add_column, add_examples, add_layers, add_output, add_seed
+from lmeval_dispersion.options import (
+    Output,
+    add_column,
+    add_examples,
+    add_layers,
+    add_metrics,
+    add_output,
+    add_seed,
+)
 
 _STUDIES = "dispersion-runs"
 _LAYERS = "last, all, or a name such as layer.3 or layer.-1.attn"
@@ -37,6 +45,7 @@ def add_law_arguments(parser: argparse.ArgumentParser) -> None:
         "--held-out", metavar="FILE|HUB_ID", help="a second text, binned by itself (default: none)"
     )
     how.add_argument("--diff-erank", action="store_true", help="also the effective rank at random weights")
+    add_metrics(how)
     _add_controls(how)
     how.add_argument(
         "--keep",
@@ -55,7 +64,7 @@ def run_law(args: argparse.Namespace) -> int:
     from lmeval_dispersion.laboratory.inputs import as_texts
 
     held_out = None if args.held_out is None else as_texts(args.held_out, args.column)
-    names = ("segments", "bins", "bin_size", "contexts", "diff_erank", "control", "keep")
+    names = ("segments", "bins", "bin_size", "contexts", "diff_erank", "metrics", "control", "keep")
     options = {name: getattr(args, name) for name in names}
     return _analyse(args, "law", held_out=held_out, layers=_layers(args, "last"), **options)
 

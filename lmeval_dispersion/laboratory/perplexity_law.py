@@ -27,7 +27,14 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from lmeval_dispersion.errors import GeometryError, TooFewVectorsError, UsageError
-from lmeval_dispersion.geometry import dispersion, dispersion_estimate, vendi_score
+from lmeval_dispersion.geometry import (
+    SPECTRUM,
+    dispersion,
+    dispersion_estimate,
+    effective_rank,
+    spectrum_metrics,
+    vendi_score,
+)
 from lmeval_dispersion.laboratory.causal_model import (
     CausalModel,
     batch_size,
@@ -40,8 +47,8 @@ from lmeval_dispersion.laboratory.causal_model import (
 from lmeval_dispersion.laboratory.controls import as_controls, control_model, control_tokens
 from lmeval_dispersion.laboratory.inputs import DataLike, as_texts, data_settings, input_names, model_settings
 from lmeval_dispersion.laboratory.measures.claims import bounds_together
-from lmeval_dispersion.laboratory.measures.effective_rank import TokenRanks, effective_rank, token_ranks
 from lmeval_dispersion.laboratory.measures.integer_sums import GROUPS, add_vectors, dispersion_of, empty_sums
+from lmeval_dispersion.laboratory.measures.token_ranks import TokenRanks, token_ranks
 from lmeval_dispersion.laboratory.reports.results import StudyResult
 from lmeval_dispersion.laboratory.segments import Segments, segments_of
 from lmeval_dispersion.laboratory.study import Folder, Study, opened
@@ -66,6 +73,7 @@ SEQUENCE = "sequence"  # perplexity of the whole segment; "last@16" is that of t
 KEEP = ("segments", "vectors")
 
 _BIN_VALUES = ("dispersion", "dispersion_se", "vendi_score", "effective_rank")
+_RIVALS = tuple(name for name in SPECTRUM if name not in _BIN_VALUES)  # with metrics="all"
 
 
 MEASURES = (
@@ -75,6 +83,7 @@ MEASURES = (
     "token_dispersion",
     "token_effective_rank",
     "diff_erank",
+    *_RIVALS,
 )
 
 
@@ -163,6 +172,7 @@ def law(
     contexts: Sequence[int] = CONTEXTS,
     held_out: DataLike | None = None,
     diff_erank: bool = False,
+    metrics: str = "dispersion",
     control: str | Sequence[str] | None = None,
     keep: str | Sequence[str] | None = None,
     pack: bool = False,
@@ -184,6 +194,8 @@ def law(
         contexts: Context lengths of the last-token variant; those not below ``segment`` are left out.
         held_out: A second source, binned by itself; the line fitted on ``data`` is tested on it.
         diff_erank: Also run the model at random weights, for Diff-eRank.
+        metrics: ``all``: also the other metrics of ``lmeval_dispersion.geometry.SPECTRUM`` of every bin,
+            and which of them follows perplexity best.
         control: ``untrained``, ``shuffled`` or both, run beside the model on the same bins.
         keep: ``segments`` (a table of every segment), ``vectors`` (the states of their last tokens, as
             safetensors of shape (n, width) in the study's ``vectors/``), or both.
@@ -203,6 +215,8 @@ def law(
         raise UsageError(f"expected at least 3 bins of at least 3 segments, got {bins} of {bin_size}")
     used = [int(c) for c in contexts if 0 < c < segment]
     kept = _kept(keep, folder)
+    if metrics not in ("dispersion", "all"):
+        raise UsageError(f"expected the metrics dispersion or all, got {metrics!r}")
     settings = {
         "model": model_settings(model),
         "data": data_settings(texts),
@@ -210,6 +224,8 @@ def law(
         **{"segment": segment, "segments": segments, "layers": layers, "bins": bins, "bin_size": bin_size},
         **{"contexts": used, "diff_erank": diff_erank, "control": as_controls(control), "keep": kept},
         **{"pack": pack, "seed": seed},
+        # Left out by default: studies from before it go on.
+        **({"metrics": metrics} if metrics == "all" else {}),
     }
     names = input_names([model], texts, other)
     with opened("law", settings, names, folder, quiet) as study:
@@ -238,13 +254,14 @@ class _Law:
         self.index = {name: i for i, name in enumerate(self.names)}
         self.contexts: list[int] = settings["contexts"]
         self.length: int = settings["segment"]
+        self.values = (*_BIN_VALUES, *(_RIVALS if settings.get("metrics") == "all" else ()))
         self.batch = batch_size(study, causal, batch, self.length, len(self.names))
 
     def both_passes(self, sources: dict[str, Texts | None]) -> None:
         """Both passes, and the tables."""
         splits = [self.first_pass(name, texts) for name, texts in sources.items() if texts is not None]
         units = [unit for split in splits for unit in self.bins(split)]
-        values = self.study.rows("bins", (len(units), len(self.names), len(_BIN_VALUES)))
+        values = self.study.rows("bins", (len(units), len(self.names), len(self.values)))
         self.study.work("bins", len(units), lambda number: self.one_bin(units[number], values, number))
         ranks: dict[int, TokenRanks] = {}
         if self.settings["diff_erank"]:
@@ -336,12 +353,10 @@ class _Law:
         """A bin's states, layer by layer, and what they say; then they are forgotten."""
         for layer, vectors in self.states(unit, self.causal).items():
             estimate = dispersion_estimate(vectors)
-            values[number, self.index[layer]] = (
-                estimate.mean,
-                estimate.se,
-                vendi_score(vectors),
-                effective_rank(vectors),
-            )
+            found = (estimate.mean, estimate.se, vendi_score(vectors), effective_rank(vectors))
+            rivals = spectrum_metrics(vectors) if len(self.values) > len(found) else {}
+            more = (rivals[name] for name in self.values[len(found) :])
+            values[number, self.index[layer]] = (*found, *more)
 
     def control_pass(self, control: str, units: list[_Bin]) -> NDArray[np.float64]:
         """The bins again as a control sees them: dispersions of texts and tokens, (bins, layers, 2)."""
@@ -438,7 +453,7 @@ class _Law:
                     "segments": len(unit.members),
                     "mean_perplexity": float(perplexity(losses).mean()),
                     "mean_nll": float(losses.mean()),
-                    **dict(zip(_BIN_VALUES, map(float, values[number, place]), strict=True)),
+                    **dict(zip(self.values, map(float, values[number, place]), strict=True)),
                 }
                 if unit.perplexity == SEQUENCE:
                     record["token_dispersion"] = float(unit.split.tokens[unit.members, place].mean())

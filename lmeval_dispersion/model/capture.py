@@ -316,4 +316,6 @@ def _first(args: Any, kwargs: dict[str, Any], what: str) -> Tensor:
     if state is None or state.ndim != 3:
         shape = None if state is None else tuple(state.shape)
         raise CaptureError(f"expected {what} to hold one state a token, shape (b, t, d), got {shape}")
-    return state
+    # Tensor-parallel plans may keep states in pieces (DTensor); all processes pass here and gather them.
+    whole = getattr(state, "full_tensor", None)
+    return whole() if callable(whole) else state

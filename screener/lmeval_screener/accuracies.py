@@ -17,6 +17,13 @@ from typing import Any
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_screener.agreement import Agreement, agreement
+from lmeval_screener.evaluation_records import (
+    PUBLISHED,
+    is_record,
+    published_entries,
+    published_model,
+    run_of_record,
+)
 from lmeval_screener.result import Result
 from lmeval_screener.targets.target import Target, label
 from lmeval_screener.targets.training_runs import run_and_step
@@ -38,12 +45,14 @@ class Rated:
         revision: Its revision; None where the source names none.
         accuracy: In the source's unit.
         place: Where it stands, for messages.
+        file: The GGUF file that was evaluated; None where the source names none.
     """
 
     name: str
     revision: str | None
     accuracy: float
     place: str
+    file: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,8 +76,10 @@ class Accuracies:
             UsageError: A name fits no target or several, two are of one, or none fits at all.
         """
         taken: dict[str, Rated] = {}
+        index, any_fits = _Index(targets), False
         for one in self.rated:
-            found = _matches(one, targets)
+            found = index.matches(one, expanded=False)
+            any_fits |= bool(found)
             if len(found) > 1:
                 names = ", ".join(target.label for target in found[:4])
                 raise UsageError(
@@ -82,11 +93,11 @@ class Accuracies:
                     f"{nearest(name, known)}; screened: {_listed(known)}"
                 )
             for target in found:
-                if not target.is_glob and taken.setdefault(target.label, one) is not one:
+                if not _is_several(target) and taken.setdefault(target.label, one) is not one:
                     raise UsageError(
                         f"{one.place}: {target.label} is there twice; expected one accuracy per checkpoint"
                     )
-        if not taken and not any(_matches(one, targets) for one in self.rated):
+        if not any_fits:
             raise UsageError(
                 f"expected accuracies of what is screened ({_listed(_short_names(targets))}), got those of "
                 f"{_listed([label(one.name, one.revision) for one in self.rated])}"
@@ -94,7 +105,8 @@ class Accuracies:
 
     def of(self, targets: Sequence[Target]) -> list[Target]:
         """The targets, globs expanded, each with its accuracy of this source and of no other."""
-        matches = ((one, _matches(one, targets)) for one in self.rated)
+        index = _Index(targets)
+        matches = ((one, index.matches(one)) for one in self.rated)
         found = {places[0].label: one.accuracy for one, places in matches if len(places) == 1}
         return [replace(target, accuracy=found.get(target.label)) for target in targets]
 
@@ -104,23 +116,38 @@ def read_accuracies(source: str, targets: Sequence[Target]) -> Accuracies:
 
     Args:
         source: ``FILE.csv`` with the columns ``repo`` (or ``checkpoint``, ``name``), ``accuracy`` and
-            optionally ``revision``; ``results_*.json`` or a folder of them, with ``:TASK`` where they hold
-            more than one task; or ``hub:TASK``, the results in the repositories' ``.eval_results``.
+            optionally ``revision``; lm-eval's ``results_*.json``, records of Every Eval Ever, or
+            ``.eval_results/*.yaml`` of repositories, or a folder of them, with ``:TASK`` where they hold more
+            than one task; or ``hub:TASK``, what the repositories' ``.eval_results`` on the Hub say.
         targets: What is to be screened.
 
     Raises:
         UsageError: It cannot be read as one of these, holds no accuracy of the task, or fits no target; see
             :meth:`Accuracies.check`.
     """
-    path = Path(source).expanduser()
-    if source.startswith(HUB):
-        found = _from_hub(source[len(HUB) :], targets)
-    elif path.is_dir() or path.suffix == ".json" or (":" in source and not path.exists()):
-        found = _from_results(source)
-    else:
-        found = _from_csv(path)
+    found = find_accuracies(source, targets)
     found.check(targets)
     return found
+
+
+def find_accuracies(source: str, targets: Sequence[Target]) -> Accuracies:
+    """:func:`read_accuracies` before they are checked against the targets.
+
+    Raises:
+        UsageError: It cannot be read as one of these, or holds no accuracy of the task.
+    """
+    if source.startswith(HUB):
+        return _from_hub(source[len(HUB) :], targets)
+    path, task = Path(source).expanduser(), ""
+    if not path.exists() and ":" in source:
+        place, _, task = source.rpartition(":")
+        path = Path(place).expanduser()
+    published = _published(path)
+    if published:
+        return _from_published(path, published, task, targets)
+    if path.is_dir() or path.suffix == ".json" or task:
+        return _from_results(path, task)
+    return _from_csv(path)
 
 
 def agreements(result: Result) -> list[Agreement]:
@@ -145,11 +172,58 @@ def agreement_dict(line: Agreement) -> dict[str, Any]:
 # --- names ----------------------------------------------------------------------------------------------
 
 
-def _matches(one: Rated, targets: Sequence[Target]) -> list[Target]:
-    """The targets that a name stands for: the one of exactly that label, else all that it may mean."""
-    name = label(one.name, one.revision)
-    exact = [target for target in targets if target.label == name]
-    return exact or [target for target in targets if _may_mean(one, target)]
+class _Index:
+    """Targets by every name that may mean them, so that ten thousand results are matched at once."""
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        self._labels: dict[str, list[Target]] = {}
+        self._names: dict[str, list[Target]] = {}
+        self._paths: dict[str, list[Target]] = {}
+        self._globs = [target for target in targets if target.is_glob]
+        several = (target for target in targets if _is_several(target) and not target.on_hub)
+        self._several = next(several, None)
+        for target in targets:
+            self._labels.setdefault(target.label, []).append(target)
+            if not target.on_hub:
+                self._paths.setdefault(str(Path(target.repo).resolve()), []).append(target)
+            for name in _names_of(target):
+                self._names.setdefault(name, []).append(target)
+
+    def matches(self, one: Rated, *, expanded: bool = True) -> list[Target]:
+        """The targets that a name stands for: that of just this label or folder, else all it may mean.
+
+        Before an address is expanded nobody knows which steps lie there: it may be any step's name.
+        """
+        if exact := self._labels.get(label(one.name, one.revision)):
+            return exact
+        if one.revision is None and (there := self._paths.get(str(Path(one.name).expanduser().resolve()))):
+            return there  # run1/final and run2/final have one name, and are two folders
+        repo = one.name.rsplit("@", 1)[0] if one.revision is None else one.name
+        keys = {one.name, repo, *_folder_names(repo)}
+        near = dict.fromkeys(target for key in keys for target in self._names.get(key, ()))
+        found = [target for target in (*near, *self._globs) if _may_mean(one, target)]
+        if not found and not expanded and (run_and_step(one.name) or one.name.startswith("models:/")):
+            found = [self._several] if self._several else []
+        return found
+
+
+def _names_of(target: Target) -> set[str]:
+    """Names that may stand for a target, without its revision; a revision alone may too."""
+    if target.is_glob:
+        return set()  # looked at one by one
+    names = {target.repo, target.repo.rpartition("/")[2], target.revision or target.repo}
+    if not target.on_hub:
+        # As the tables print a folder: its last part, or its step in a training run.
+        path = Path(target.repo)
+        names |= {path.name, str(path.resolve())}
+        if run := run_and_step(target.repo):
+            names |= {run[1], f"{Path(run[0]).name}/{run[1]}"}
+    return names
+
+
+def _is_several(target: Target) -> bool:
+    """Whether a target may stand for several checkpoints."""
+    return target.is_glob or target.scheme is not None
 
 
 def _may_mean(one: Rated, target: Target) -> bool:
@@ -157,12 +231,8 @@ def _may_mean(one: Rated, target: Target) -> bool:
     if revision is None and "@" in repo:
         repo, revision = repo.rsplit("@", 1)
     names = {target.repo, target.repo.rpartition("/")[2]}
-    if target.local:
-        # As the tables print a folder: its last part, or its step in a training run.
-        path = Path(target.repo)
-        names |= {path.name, str(path.resolve())}
-        if run := run_and_step(target.repo):
-            names |= {run[1], f"{Path(run[0]).name}/{run[1]}"}
+    if not target.on_hub:
+        names = _names_of(target)
         return revision is None and (repo in names or bool(_folder_names(repo) & names))
     if revision is None:
         is_revision = "/" not in repo and fnmatch.fnmatchcase(repo, target.revision or "")
@@ -180,7 +250,7 @@ def _folder_names(name: str) -> set[str]:
 
 
 def _short_names(targets: Sequence[Target]) -> list[str]:
-    return [Path(target.repo).name if target.local else target.label for target in targets]
+    return [Path(target.repo).name if not target.on_hub else target.label for target in targets]
 
 
 def _listed(names: Sequence[str], most: int = 12) -> str:
@@ -239,15 +309,15 @@ def _number(value: object, place: str) -> float:
 # --- lm-eval's results ----------------------------------------------------------------------------------
 
 
-def _from_results(source: str) -> Accuracies:
-    path, task = Path(source).expanduser(), ""
-    if not path.exists() and ":" in source:
-        place, _, task = source.rpartition(":")
-        path = Path(place).expanduser()
+def _from_results(path: Path, task: str) -> Accuracies:
     files = sorted(path.rglob("results_*.json")) if path.is_dir() else [path]
-    runs = [(file, _results(file)) for file in files]
+    runs = [(file, _results(file)) for file in files or _records(path)]
     if not runs:
-        raise UsageError(f"{path}: expected lm-eval's results_*.json in the folder, found none")
+        raise UsageError(
+            f"{path}: expected lm-eval's results_*.json in the folder, or records of Every Eval Ever, or "
+            f"{PUBLISHED}/*.yaml, found none"
+        )
+    kind = "lm-eval's result files" if files else "records of Every Eval Ever"
     tasks = {name: None for _, run in runs for name in _tasks(run)}
     if not task:
         if len(tasks) != 1:
@@ -261,12 +331,12 @@ def _from_results(source: str) -> Accuracies:
             f"{path}: expected the task {task}, got {_listed(list(tasks))}{nearest(task, tasks)}"
         )
     metric = _metric(task, [run["results"][task] for _, run in chosen], path)
-    latest: dict[tuple[str, str | None], Rated] = {}
+    latest: dict[tuple[str, str | None, str | None], Rated] = {}
     for file, run in sorted(chosen, key=lambda pair: (_date(pair[1]), str(pair[0]))):
-        name, revision = _model(run, file)
+        name, revision, weights = _model(run, file)
         value = _number(run["results"][task][metric], str(file))
-        latest[name, revision] = Rated(name, revision, value, str(file))
-    count = f"{len(chosen)} of lm-eval's result files" if len(chosen) > 1 else chosen[0][0].name
+        latest[name, revision, weights] = Rated(name, revision, value, str(file), weights)
+    count = f"{len(chosen)} of {kind}" if len(chosen) > 1 else chosen[0][0].name
     return Accuracies(tuple(latest.values()), f"{task}, {metric} ({count})", complete=False)
 
 
@@ -277,9 +347,24 @@ def _results(file: Path) -> dict[str, Any]:
         raise UsageError(f"{file}: expected lm-eval's results, got {error.strerror or error}") from error
     except ValueError as error:
         raise UsageError(f"{file}: expected lm-eval's results as JSON, got: {error}") from error
+    if is_record(content):
+        return run_of_record(content, file)
     if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
         raise UsageError(f"{file}: expected lm-eval's results with the key `results`, got other JSON")
     return content
+
+
+def _records(folder: Path) -> list[Path]:
+    """The records of Every Eval Ever in a folder; other JSON beside them is no one's result."""
+    found = []
+    for file in sorted(folder.rglob("*.json")):
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if is_record(content):
+            found.append(file)
+    return found
 
 
 def _tasks(run: Mapping[str, Any]) -> list[str]:
@@ -303,19 +388,64 @@ def _metric(task: str, results: Sequence[Mapping[str, Any]], path: Path) -> str:
     )
 
 
-def _model(run: Mapping[str, Any], file: Path) -> tuple[str, str | None]:
+def _model(run: Mapping[str, Any], file: Path) -> tuple[str, str | None, str | None]:
     arguments = (run.get("config") or {}).get("model_args") or {}
     if isinstance(arguments, str):
         arguments = dict(part.partition("=")[::2] for part in arguments.split(","))
     name = arguments.get("pretrained") or arguments.get("model") or run.get("model_name")
     if not name:
         raise UsageError(f"{file}: expected the model's name in config.model_args, got none")
-    return str(name), arguments.get("revision") or None
+    return str(name), arguments.get("revision") or None, arguments.get("gguf_file") or None
 
 
 def _date(run: Mapping[str, Any]) -> float:
     date = run.get("date")
     return float(date) if isinstance(date, (int, float)) else 0.0
+
+
+# --- what repositories publish --------------------------------------------------------------------------
+
+
+def _published(path: Path) -> list[Path]:
+    """The files of results that repositories publish, below a folder or this one; lm-eval's own go first."""
+    if path.is_file():
+        return [path] if path.suffix in (".yaml", ".yml") else []
+    if not path.is_dir() or next(path.rglob("results_*.json"), None):
+        return []
+    return sorted(file for end in ("yaml", "yml") for file in path.rglob(f"{PUBLISHED}/*.{end}"))
+
+
+def _from_published(path: Path, files: Sequence[Path], task: str, targets: Sequence[Target]) -> Accuracies:
+    """The results in copies of repositories, a folder or the Hub's cache."""
+    repos = {target.repo for target in targets}
+    found = [(file, entry) for file in files for entry in published_entries(file)]
+    chosen = [(file, entry) for file, entry in found if not task or task.casefold() in _called(entry)]
+    kinds = sorted({f"{entry.dataset_id}/{entry.task_id}" for _, entry in (chosen or found)})
+    if not chosen:
+        raise UsageError(f"{path}: expected results of {task or 'a task'}, got {_listed(kinds) or 'none'}")
+    if len(kinds) > 1:
+        raise UsageError(f"{path} holds {len(kinds)} tasks ({_listed(kinds)}); name one: {path}:TASK")
+    rated = []
+    for file, entry in chosen:
+        name, commit = published_model(file.absolute())
+        whole = "/".join(Path(name).parts[-2:])
+        name = (
+            name
+            if name in repos
+            else whole
+            if whole in repos
+            else Path(name).name
+            if commit is None
+            else name
+        )
+        rated.append(Rated(name, commit, _number(entry.value, str(file)), str(file)))
+    return Accuracies(tuple(rated), f"{kinds[0]} ({len(rated)} of {PUBLISHED})", complete=False)
+
+
+def _called(entry: Any) -> set[str]:
+    """Names by which a published result may be asked for."""
+    names = (entry.task_id, entry.dataset_id, entry.dataset_id.rpartition("/")[2])
+    return {name.casefold() for name in (*names, f"{entry.dataset_id}/{entry.task_id}")}
 
 
 # --- the Hub --------------------------------------------------------------------------------------------
@@ -326,7 +456,7 @@ def _from_hub(task: str, targets: Sequence[Target]) -> Accuracies:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-    repos = list(dict.fromkeys(target.repo for target in targets if not target.local))
+    repos = list(dict.fromkeys(target.repo for target in targets if target.on_hub))
     if not task or not repos:
         raise UsageError(f"expected {HUB}TASK and repositories of the Hub, got {HUB}{task} and {len(repos)}")
     api = HfApi()
@@ -349,8 +479,7 @@ def _from_hub(task: str, targets: Sequence[Target]) -> Accuracies:
     kinds: set[str] = set()
     for repo, found in entries.items():
         for entry in found:
-            names = (entry.task_id, entry.dataset_id, entry.dataset_id.rpartition("/")[2])
-            if wanted in map(str.casefold, (*names, f"{entry.dataset_id}/{entry.task_id}")):
+            if wanted in _called(entry):
                 kinds.add(f"{entry.dataset_id}/{entry.task_id}")
                 place = f".eval_results of {repo}"
                 rated.append(Rated(repo, "main", _number(entry.value, place), place))

@@ -15,9 +15,24 @@ from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.options import Output, add_examples, add_output, add_version, command_parser
+from lmeval_dispersion.report import FORMATS
+from lmeval_screener.gate import add_gate_options
+from lmeval_screener.planning import add_limit_options, allowance_of
+from lmeval_screener.registry.options import add_store_options
+from lmeval_screener.shortlist.command import (
+    add_shortlist_options,
+    add_verify_arguments,
+    check_shortlist_options,
+    print_names,
+    run_verify,
+    shortlist_of,
+)
+from lmeval_screener.targets.selection import add_selection_options
 
 if TYPE_CHECKING:
-    from lmeval_screener.result import Result
+    from lmeval_screener.measured import Measured
+    from lmeval_screener.progress import Lines
+    from lmeval_screener.result import Failed
     from lmeval_screener.screening import Progress
 
 _ABOUT = (
@@ -32,24 +47,40 @@ checkpoints:
   path/to/folder            a local folder in transformers' layout
   ORG/NAME:Q4_K_M           a GGUF model of it; also FOLDER:Q8_0 and path/to/FILE.gguf
   path/to/run               a training run: its checkpoint-*, step_*, iter_* or global_step* folders
+  'ORG/*'                   all models of an organisation; 'ORG/NAME-*' those whose name matches
+  https://huggingface.co/…  a page of the Hub: a model, an organisation, a collection, a search for models
+  -                         a list from standard input, as with --from
+  path/to/FILE.safetensors  a file of weights, also pytorch_model.bin; --tokenizer for what lies alone
+  's3://BUCKET/RUN/step*'   folders, runs and files in S3; likewise gs://, az://, abfss:// (extra cloud)
+  https://HOST/FOLDER       a folder or a file of a web server
+  hf://buckets/ORG/NAME/RUN folders, runs and files in a bucket of the Hub
+  models:/NAME/3            a model of an MLflow registry; also NAME, NAME@ALIAS, 'NAME/*' (extra mlflow)
 
-HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and HF_HOME work as in huggingface_hub.
-exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed.
+HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and HF_HOME work as in huggingface_hub; AWS_*, GOOGLE_* and AZURE_*
+as in the tools of these services, MLFLOW_* as in MLflow.
+exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed, 4 below the checkpoint of --fail-if-below.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``screen-checkpoints``; returns the exit code. ``DISPERSION_DEBUG=1`` shows tracebacks."""
-    parser = command_parser("screen-checkpoints", _ABOUT)
-    add_arguments(parser)
-    parser.set_defaults(command=shlex.join(["screen-checkpoints", *(sys.argv[1:] if argv is None else argv)]))
-    args = parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    command = shlex.join(["screen-checkpoints", *words])
+    # A folder of that name is still ./verify.
+    name, declare, work = "screen-checkpoints", add_arguments, run
+    if words[:1] == ["verify"]:
+        name, declare, work = "screen-checkpoints verify", add_verify_arguments, run_verify
+        words = words[1:]
+    parser = command_parser(name, _ABOUT)
+    declare(parser)
+    parser.set_defaults(command=command)
+    args = parser.parse_args(words)
     try:
-        return run(args)
+        return work(args)
     except DispersionError as error:
         if os.environ.get("DISPERSION_DEBUG"):
             raise
-        print(f"screen-checkpoints: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("screen-checkpoints: interrupted", file=sys.stderr)
@@ -72,6 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--list-families", action="store_true", help="print the families and stop")
     what.add_argument("--list-domains", action="store_true", help="print the bundled token sets and stop")
     what.add_argument("--demo", action="store_true", help="screen the bundled tiny models; needs no network")
+    add_selection_options(parser.add_argument_group("what to select on the Hub"))
     how = parser.add_argument_group("how")
     how.add_argument(
         "--domain",
@@ -86,6 +118,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="everyday tokens, likewise; reference:bare without leading spaces (default: reference)",
     )
     how.add_argument(
+        "--tokenizer",
+        metavar="SOURCE",
+        help="tokenizer of checkpoints that store none: what may be written for a checkpoint, or a "
+        "tokenizer's file (default: none)",
+    )
+    how.add_argument(
         "--metric",
         default="cosine",
         choices=("cosine", "euclidean"),
@@ -94,24 +132,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--controls",
         action="store_true",
-        help="read up to 1 MB more and show what of G moves although no prediction does",
+        help="read up to 1 MB more and show what of G moves although no prediction does, and what else "
+        "could rank",
     )
     how.add_argument(
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)"
     )
+    add_limit_options(how)
+    add_store_options(how)
     show = parser.add_argument_group("what to show")
-    add_output(show)
+    add_output(show, (*FORMATS, "jsonl"))
     show.add_argument(
         "--show-tokens",
         action="store_true",
         help="list the pieces and rows of T and R (the JSON always does)",
-    )
-    show.add_argument(
-        "--top",
-        type=int,
-        metavar="K",
-        help="only the K best of each group: their names, one a line, or a report of them with --format or "
-        "the suffix of --output (default: all)",
     )
     show.add_argument(
         "--accuracy",
@@ -120,13 +154,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(PATH:TASK where they hold several), a CSV file with the columns repo,accuracy, or hub:TASK "
         "(default: none)",
     )
+    add_gate_options(show)
+    add_shortlist_options(parser)
     add_version(parser)
     add_examples(
         parser,
         "--family qwen2.5 --domain math",
-        "Qwen/Qwen2.5-7B Qwen/Qwen2.5-Math-7B ./my-finetune --top 1",
+        "Qwen/Qwen2.5-7B Qwen/Qwen2.5-Math-7B ./my-finetune --shortlist 1",
         "'EleutherAI/pythia-410m@step*' --output pythia.html",
         "run1 --accuracy results/:gsm8k",
+        "--base-model Qwen/Qwen2.5-7B --since 2026-09-01 --dry-run",
         more=_MORE,
     )
 
@@ -141,30 +178,70 @@ def run(args: argparse.Namespace) -> int:
 
         Output.of(args).write(families_document(args.families) if args.list_families else domains_document())
         return 0
-    if args.top is not None and args.top < 1:
-        raise UsageError(f"expected --top of at least 1, got {args.top}")
-    output = Output.of(args)
+    check_shortlist_options(args)
+    lines = args.format == "jsonl" or (args.format is None and str(args.output or "").endswith(".jsonl"))
+    if lines and args.shortlist is not None:
+        raise UsageError(
+            "expected --format jsonl without --shortlist, got both; its last line has every rank"
+        )
+    output = Output.of(argparse.Namespace(**vars(args) | {"format": "json"}) if lines else args)
 
+    from lmeval_screener.progress import JsonLines
+    from lmeval_screener.registry.options import engine_of, session_of
     from lmeval_screener.screening import screen_targets
     from lmeval_screener.targets.demo import demo_targets
     from lmeval_screener.targets.families import load_family
-    from lmeval_screener.targets.training_runs import parse_targets
+    from lmeval_screener.targets.selection import select_targets, selection_of
     from lmeval_screener.tokens.sets import load_token_set
 
-    targets = parse_targets(args.checkpoints)
+    allowance = allowance_of(args)
+    selected = select_targets(
+        args.checkpoints, selection_of(args), args.lists, allowance=allowance, tokenizer=args.tokenizer
+    )
+    if selected.sentence and not args.quiet:
+        print(f"screen-checkpoints: {selected.sentence}", file=sys.stderr)
+    targets = selected.targets
     if args.family is not None:
         targets += load_family(args.family, args.families).checkpoints
     elif args.families is not None:
         raise UsageError("expected --family NAME with --families, got no name; --list-families shows them")
     if args.demo:
         targets += demo_targets()
+    gate = None
+    if args.fail_if_below is not None:
+        from lmeval_screener.gate import with_reference
+        from lmeval_screener.targets.training_runs import parse_targets
+
+        (gate,) = parse_targets([args.fail_if_below], args.tokenizer)
+        targets, gate = with_reference(targets, gate)
     domain, reference = load_token_set(args.domain, "domain"), load_token_set(args.reference, "reference")
+    tasks: tuple[str, ...] = ()
+    if args.emit is not None:
+        from lmeval_screener.shortlist.emit import check_emit
+
+        tasks = check_emit(args.emit, args.tasks, domain.name, targets)
+    if args.dry_run:
+        from lmeval_screener.planning import plan_document
+
+        output.write(plan_document(selected, targets, domain, reference, timeout=args.timeout))
+        return 0
     accuracies = None
     if args.accuracy is not None:
         from lmeval_screener.accuracies import read_accuracies
 
         accuracies = read_accuracies(args.accuracy, targets)
-    with _progress(args.quiet) as progress:
+    engine = engine_of(args, domain, reference, targets)
+    written = JsonLines(args.output) if lines else None
+    with (
+        session_of(args, domain, reference, targets) as session,
+        _progress(args.quiet) as (progress, told),
+    ):
+
+        def ended(outcome: Measured | Failed, done: int, count: int) -> None:
+            for listener in (written, told):
+                if listener is not None:
+                    listener.ended(outcome, done, count)
+
         result = screen_targets(
             targets,
             domain=domain,
@@ -174,47 +251,61 @@ def run(args: argparse.Namespace) -> int:
             controls=args.controls,
             accuracies=accuracies,
             progress=progress,
+            ended=ended,
+            session=session,
+            engine=engine,
             keep_on_interrupt=True,
+            allowance=allowance,
+            selected=selected,
         )
+        if session is not None:
+            session.finished(result)
+    if session is not None and session.reused:
+        output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.store}")
+    if gate is not None:
+        from lmeval_screener.gate import judged
+
+        result = judged(result, gate)
 
     from lmeval_screener.reports.document import report
 
-    only_names = args.top is not None and args.format is None and output.format == "table"
-    if only_names:
-        _print_best(result, args.top, output)
+    chosen = shortlist_of(args, result)
+    if chosen is not None and args.emit is not None and chosen.chosen:
+        from lmeval_screener.shortlist.emit import emit
+
+        manifest = emit(args.emit, result, chosen, tasks=tasks, command=vars(args).get("command", ""))
+        output.say(f"wrote {manifest}; evaluate with: bash {args.emit / 'run.sh'}")
+    only_names = chosen is not None and args.format is None and output.format == "table"
+    if written is not None:
+        written.finish(result)
+    elif chosen is not None and only_names:
+        print_names(chosen, output)
     else:
         meaning = accuracies.meaning if accuracies else "measured when the demo was trained" * args.demo
-        output.write(report(result, accuracy=meaning, top=args.top, tokens=args.show_tokens))
+        output.write(report(result, accuracy=meaning, chosen=chosen, tokens=args.show_tokens))
     if only_names or output.format == "csv":
         # These forms have no place for failures, and nothing may be lost silently.
         for failed in result.failed:
             print(f"screen-checkpoints: {failed.label}: {failed.error}: {failed.message}", file=sys.stderr)
+    if any(failed.error == "Interrupted" for failed in result.failed):
+        output.say("stopped; the same command goes on from here")
+    if result.gate is not None and result.gate.exit_code is not None:
+        return result.gate.exit_code
     if not result.failed:
         return 0
     return 3 if result.checkpoints else 1
 
 
-def _print_best(result: Result, top: int, output: Output) -> None:
-    """The labels of the best, one a line; the groups' names go to stderr, so that a pipe gets labels only."""
-    from lmeval_screener.reports.answer import title
-    from lmeval_screener.reports.document import labels
-
-    lines: list[str] = []
-    for group in result.groups:
-        best = labels(group, top)
-        print(f"{title(group)}: {len(best)} of {len(group.checkpoints)}", file=sys.stderr, flush=True)
-        if output.path is None:
-            output.write_text("".join(f"{line}\n" for line in best))
-        lines += best
-    if output.path is not None:
-        output.write_text("".join(f"{line}\n" for line in lines))
-
-
 @contextmanager
-def _progress(quiet: bool) -> Iterator[Progress | None]:
-    """A bar on a terminal's standard error, which disappears when all is read."""
-    if quiet or not sys.stderr.isatty():
-        yield None
+def _progress(quiet: bool) -> Iterator[tuple[Progress | None, Lines | None]]:
+    """A bar on a terminal's standard error, which disappears when all is read; elsewhere lines."""
+    if quiet:
+        yield None, None
+        return
+    if not sys.stderr.isatty():
+        from lmeval_screener.progress import Lines
+
+        yield None, Lines(lambda text: print(f"screen-checkpoints: {text}", file=sys.stderr, flush=True))
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -227,7 +318,7 @@ def _progress(quiet: bool) -> Iterator[Progress | None]:
         def update(done: int, total: int, label: str) -> None:
             bar.update(task, completed=done, total=total, description=label)
 
-        yield update
+        yield update, None
 
 
 COMMANDS = {"screen": (add_arguments, run)}

@@ -7,15 +7,16 @@ from lmeval_dispersion.errors import DispersionError
 #: Every code of a `ScreeningError` and what it means. Codes are a contract: programs test them.
 SCREENING_CODES: dict[str, str] = {
     # the repository
-    "BadName": "neither a repository's name or address, nor a folder",
+    "BadName": "neither a repository's name, nor a folder, nor an address that is read",
     "RepoNotFound": "no such model repository, or it is private and the token does not open it",
     "GatedRepo": "the repository exists, but its files need accepted conditions and a token",
     "RevisionNotFound": "the repository has no such branch, tag or commit",
     "FileNotFound": "a file that the checkpoint needs is not in the repository or folder",
-    "FolderNotFound": "the local folder does not exist or is not a checkpoint's folder",
+    "FolderNotFound": "the folder does not exist, or it holds no checkpoint",
     # what is stored
     "NoSafetensors": "the weights are stored in a format that is not read, or not at all",
-    "AdapterOnly": "the repository holds an adapter, not a model's own matrices",
+    "AdapterOnly": "an adapter without its base, or one that changes the head in a way that is not read",
+    "IdenticalToBase": "an adapter that changes no row of the output projection: screen its base",
     "SeveralFiles": "there are several GGUF models, and none was named",
     "MissingExtra": "reading this format needs an optional package",
     "BadArchive": "a file of torch.save is broken, or not what its name says",
@@ -38,11 +39,12 @@ SCREENING_CODES: dict[str, str] = {
     "AccessDenied": "the server refuses access with this token, or the signed address, again and again",
     "BadResponse": "the server's answers contradict the request, the listing or each other",
     "RangeNotSupported": "the server ignores Range and would send a whole large file",
-    "RateLimited": "the server asks to wait for longer than the time budget allows",
+    "RateLimited": "the server asks to wait for a quarter of an hour or longer, or refuses again and again",
     "ServerError": "the server keeps failing (5xx, or an unexpected status)",
     "Unreachable": "no connection, or it breaks again and again",
     "Timeout": "the checkpoint's time budget ran out",
     "Offline": "offline mode is on and something needed is not in the cache",
+    "NotTried": "the limits that the user set left no room for it",
     "Interrupted": "the run was stopped before this checkpoint was read",
     "InternalError": "a defect of this program; please report it",
 }

@@ -14,24 +14,30 @@ from lmeval_dispersion.errors import GeometryError
 from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.local import open_folder
-from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.checkpoints.snapshot import Meter, Snapshot
+from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.ranking.controls import Controls, controls
+from lmeval_screener.measured import Gaps, Measured
+from lmeval_screener.ranking.controls import Controls, controls, random_ids
 from lmeval_screener.ranking.gap import Gap, gap
-from lmeval_screener.targets.target import Target
+from lmeval_screener.targets.names import REPOSITORY
+from lmeval_screener.targets.target import Target, parse_target
 from lmeval_screener.tokens.cache import ResolutionCache
 from lmeval_screener.tokens.resolution import Resolution, resolve
 from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
+from lmeval_screener.weights.adapters import Adapter, adapted_projection, is_adapter, read_adapter
 from lmeval_screener.weights.final_norm import read_final_norm
 from lmeval_screener.weights.gguf import choose_files, read_gguf, read_vocabulary
 from lmeval_screener.weights.projection import OutputProjection, find_projection
 from lmeval_screener.weights.rows import read_rows
+from lmeval_screener.weights.slices import sliced
 
 #: Bytes of sampled rows; what lies between them and the final norm's weight comes on top, within 1 MB.
 _SAMPLE_BYTES = 750_000
 _SMALLEST_SAMPLE = 8
+#: Bytes of rows of random tokens that lie in T's range of ids.
+_RANDOM_BYTES = 150_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +54,7 @@ class Reading:
         seconds: From the first request to the last row.
         budget: The time that it may take.
         controls: Gauge controls, where they were asked for; a sentence where they could not be read.
+        base: Where the base of an adapter was read; None for other checkpoints.
     """
 
     target: Target
@@ -59,42 +66,110 @@ class Reading:
     seconds: float
     budget: Budget
     controls: Controls | str | None = None
+    base: Snapshot | None = None
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that travelled for it, those of an adapter's base included."""
+        return self.snapshot.meter.bytes_read + (self.base.meter.bytes_read if self.base else 0)
+
+    @property
+    def requests(self) -> int:
+        """Requests likewise."""
+        return self.snapshot.meter.requests + (self.base.meter.requests if self.base else 0)
+
+    def measured(self) -> Measured:
+        """What is kept of it: all but the snapshot and the header."""
+        snapshot, projection = self.snapshot, self.projection
+        return Measured(
+            target=self.target,
+            repo=snapshot.repo,
+            revision=snapshot.revision,
+            tensor=projection.name,
+            file=projection.file,
+            dtype=projection.dtype,
+            shape=projection.shape,
+            tied=projection.tied,
+            parameters=projection.parameters,
+            tokenizer=self.tokenizer,
+            resolution=self.resolution,
+            gaps=Gaps.of(self.gaps),
+            warnings=tuple(projection.warnings),
+            bytes_read=self.bytes_read,
+            requests=self.requests,
+            seconds=self.seconds,
+            controls=self.controls,
+        )
+
+
+#: What is known of a checkpoint as it was opened, an adapter with its base, so that it need not be read; None
+#: for nothing.
+Known = Callable[[Target, Snapshot, Snapshot | None], Measured | None]
 
 
 class Reader:
     """Reads checkpoints for one pair of token sets; resolutions are shared by checkpoints of one tokenizer.
 
     Args:
-        hub: Where repositories are read.
+        hub: Where repositories are read; its connections and cache serve other places too.
         domain: T.
         reference: R.
         cache: Where resolutions are kept between runs.
+        known: Asked for every checkpoint that was opened; may raise a `ScreeningError` that is known too.
+
+    Attributes:
+        meters: What travelled for each checkpoint that was opened.
+        reached: Whether any repository was.
     """
 
-    def __init__(self, hub: Hub, domain: TokenSet, reference: TokenSet, cache: ResolutionCache) -> None:
-        self.snapshots: list[Snapshot] = []
-        self._hub, self._domain, self._reference, self._cache = hub, domain, reference, cache
+    def __init__(
+        self,
+        hub: Hub,
+        domain: TokenSet,
+        reference: TokenSet,
+        cache: ResolutionCache,
+        known: Known | None = None,
+    ) -> None:
+        self.meters: list[Meter] = []
+        self.reached = False
+        self._known = known
+        self.sources = Sources(hub)
+        self._domain, self._reference, self._cache = domain, reference, cache
         self._resolutions: dict[str, Resolution] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
-    async def read(self, target: Target, budget: Budget) -> Reading:
-        """Read one checkpoint within a time budget.
+    async def read(
+        self, target: Target, budget: Budget, *, over: Resolution | None = None
+    ) -> Reading | Measured:
+        """Read one checkpoint within a time budget; what is known of it instead, where that is enough.
+
+        Args:
+            target: The checkpoint.
+            budget: Its time.
+            over: Tokens of another tokenizer that agrees with its own on them; None for its own.
 
         Raises:
             ScreeningError: With a stable word for whatever is wrong with it.
         """
-        return await budget.bounded(self._read(target, budget))
+        return await budget.bounded(self._read(target, budget, over))
 
-    async def _read(self, target: Target, budget: Budget) -> Reading:
+    async def _read(self, target: Target, budget: Budget, over: Resolution | None) -> Reading | Measured:
         start = time.perf_counter()
         if target.refused is not None:
             raise ScreeningError(*target.refused)
-        if target.local:
-            snapshot: Snapshot = open_folder(target.repo)
-        else:
-            snapshot = await self._hub.snapshot(target.repo, target.revision, budget)
-        self.snapshots.append(snapshot)
-        if _is_gguf(snapshot, target):
+        snapshot = await self._open(target, budget)
+        adapter = await read_adapter(snapshot) if target.file is None and is_adapter(snapshot) else None
+        base = await self._open(_base_target(adapter, target), budget) if adapter else None
+        if self._known is not None and over is None:
+            known = self._known(target, snapshot, base)
+            if known is not None:
+                return known
+        if adapter is not None and base is not None:
+            projection = await adapted_projection(adapter, base)
+            holder = snapshot if any(name in snapshot.files for name in TOKENIZER_FILES) else base
+            file, digest = _tokenizer(holder)
+            resolution = await self._resolution(digest, lambda: _vocabulary(holder, file))
+        elif _is_gguf(snapshot, target):
             model = await read_gguf(snapshot, choose_files(list(snapshot.files), target.file, snapshot.repo))
             projection, digest = model.projection, model.tokenizer
             resolution = await self._resolution(digest, lambda: read_vocabulary(snapshot, model))
@@ -103,16 +178,21 @@ class Reader:
                 # An adapter comes without a tokenizer too: then that is what to say.
                 await find_projection(snapshot)
             file, digest = _tokenizer(snapshot)
-
-            async def vocabulary() -> Vocabulary:
-                return Vocabulary.from_file(file, await snapshot.small_file(file))
-
             projection, resolution = await _both(
-                find_projection(snapshot), self._resolution(digest, vocabulary)
+                find_projection(snapshot),
+                self._resolution(digest, lambda: _vocabulary(snapshot, file)),
             )
+        if over is not None:
+            resolution = over
         gaps = await _read_gaps(snapshot, projection, resolution)
         seconds = time.perf_counter() - start
-        return Reading(target, snapshot, projection, digest, resolution, gaps, seconds, budget)
+        return Reading(target, snapshot, projection, digest, resolution, gaps, seconds, budget, base=base)
+
+    async def _open(self, target: Target, budget: Budget) -> Snapshot:
+        snapshot = await self.sources.snapshot(target, budget)
+        self.meters.append(snapshot.meter)
+        self.reached |= snapshot.revision is not None
+        return snapshot
 
     async def _resolution(self, digest: str, vocabulary: Callable[[], Awaitable[Vocabulary]]) -> Resolution:
         """By the tokenizer's hash where it is known, else from its vocabulary, which is read once for all."""
@@ -126,16 +206,6 @@ class Reader:
                     self._cache.put(digest, self._domain, self._reference, known)
                 self._resolutions[digest] = known
             return self._resolutions[digest]
-
-
-async def read_again(reading: Reading, resolution: Resolution) -> Reading:
-    """The same checkpoint's gap over the tokens of another tokenizer that agrees with its own on them.
-
-    Raises:
-        ScreeningError: As `Reader.read`; the time counts as the first reading's.
-    """
-    gaps = await reading.budget.bounded(_read_gaps(reading.snapshot, reading.projection, resolution))
-    return replace(reading, resolution=resolution, gaps=gaps)
 
 
 async def with_controls(readings: Sequence[tuple[Reading, Reading]]) -> list[tuple[Reading, Reading]]:
@@ -153,11 +223,13 @@ async def with_controls(readings: Sequence[tuple[Reading, Reading]]) -> list[tup
         wide[key] = max(wide.get(key, 0), reading.projection.row_bytes)
 
     async def one(reading: Reading, common: Reading) -> tuple[Reading, Reading]:
-        size = _SAMPLE_BYTES // wide[common.tokenizer, reading.projection.shape[1]]
+        width = wide[common.tokenizer, reading.projection.shape[1]]
         start = time.perf_counter()
         try:
             found: Controls | str = await reading.budget.bounded(
-                _read_controls(reading, common.resolution.sample[:size])
+                _read_controls(
+                    reading, common.resolution.sample[: _SAMPLE_BYTES // width], _RANDOM_BYTES // width
+                )
             )
         except (ScreeningError, GeometryError) as error:
             found = str(error)
@@ -167,7 +239,7 @@ async def with_controls(readings: Sequence[tuple[Reading, Reading]]) -> list[tup
     return list(await asyncio.gather(*(one(reading, common) for reading, common in readings)))
 
 
-async def _read_controls(reading: Reading, sample: Sequence[int]) -> Controls:
+async def _read_controls(reading: Reading, sample: Sequence[int], most: int) -> Controls:
     snapshot, projection, resolution = reading.snapshot, reading.projection, reading.resolution
     rows = projection.shape[0]
     if len(sample) < _SMALLEST_SAMPLE or max(sample) >= rows:
@@ -176,9 +248,13 @@ async def _read_controls(reading: Reading, sample: Sequence[int]) -> Controls:
         )
     norm = await read_final_norm(snapshot, projection)
     domain, reference = resolution.domain_ids, resolution.reference_ids
-    matrix = await read_rows(snapshot, projection, [*domain, *reference, *sample], directions=False)
-    t, r, others = np.split(matrix, [len(domain), len(domain) + len(reference)])
-    return controls(t, r, others, norm)
+    taken = [*domain, *reference]
+    # Padding is no token, and the same ids serve every checkpoint of the tokenizer.
+    near, others = random_ids(domain, taken, sample, min(rows, resolution.vocabulary), most)
+    matrix = await read_rows(snapshot, projection, [*taken, *sample, *others], directions=False)
+    t, r, s, o = np.split(matrix, np.cumsum([len(domain), len(reference), len(sample)]))
+    at = {i: place for place, i in enumerate(sample)}
+    return controls(t, r, s, norm, np.concatenate([s[[at[i] for i in near]], o]))
 
 
 async def _read_gaps(
@@ -191,6 +267,10 @@ async def _read_gaps(
             "TokenizerMismatch",
             f"cannot be screened because its tokenizer names row {max(ids)} and {projection.name} has "
             f"{rows}; tokenizer and weights do not belong together",
+        )
+    if projection.pieces is not None and rows < resolution.vocabulary:
+        raise sliced(
+            projection.name, f"its {rows} rows are fewer than the tokenizer's {resolution.vocabulary}"
         )
     matrix = await read_rows(snapshot, projection, ids)
     try:
@@ -223,6 +303,29 @@ def _is_gguf(snapshot: Snapshot, target: Target) -> bool:
     return any(n.endswith(".gguf") for n in names) and not any(n.endswith(others) for n in names)
 
 
+def _base_target(adapter: Adapter, target: Target) -> Target:
+    """Where the base of an adapter is read: a folder only for an adapter that is in a folder itself.
+
+    Raises:
+        ScreeningError: ``AdapterOnly`` where a repository names a path of the machine that trained it.
+    """
+    base = parse_target(adapter.base)
+    if target.local and base.refused is None:
+        return replace(base, revision=adapter.revision or base.revision) if not base.local else base
+    if not REPOSITORY.fullmatch(adapter.base):
+        raise ScreeningError(
+            "AdapterOnly",
+            f"cannot be screened because its base is {adapter.base!r}, a path on the machine that trained "
+            "the adapter; write the base's repository into adapter_config.json, or merge the adapter and "
+            "screen the result",
+        )
+    return Target(adapter.base, adapter.revision)
+
+
+async def _vocabulary(snapshot: Snapshot, file: str) -> Vocabulary:
+    return Vocabulary.from_file(file, await snapshot.small_file(file))
+
+
 def _tokenizer(snapshot: Snapshot) -> tuple[str, str]:
     """Name and digest of the file that has the vocabulary."""
     for name in TOKENIZER_FILES:
@@ -232,5 +335,6 @@ def _tokenizer(snapshot: Snapshot) -> tuple[str, str]:
     raise ScreeningError(
         "TokenizerNotFound",
         f"cannot be screened because it has no {' or '.join(TOKENIZER_FILES)}, which tells the tokens' rows; "
-        "save it with `AutoTokenizer.from_pretrained(...).save_pretrained(...)` and screen that folder",
+        "name another place of it with --tokenizer, or save it with "
+        "`AutoTokenizer.from_pretrained(...).save_pretrained(...)` and screen that folder",
     )

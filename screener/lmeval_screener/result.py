@@ -1,29 +1,34 @@
 """What a screening yields: the dataclasses behind every output format, and the JSON contract.
 
-The contract, ``screen-checkpoints/1``, is documented in docs/screener.md; :meth:`Result.to_dict` is it.
+The contract, ``screen-checkpoints/2``, is documented in docs/screener.md; :meth:`Result.to_dict` is it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import MissingExtraError
 from lmeval_dispersion.geometry import METRICS, Metric, PairMean
 from lmeval_dispersion.report import Document, Reportable
 from lmeval_screener.ranking.controls import NAMES, Control, Controls, reversals
 from lmeval_screener.ranking.gap import Gap
+from lmeval_screener.ranking.ties import ALL_PAIRS, Next
 from lmeval_screener.targets.target import label, step_key
-from lmeval_screener.targets.training_runs import training_and_step
+from lmeval_screener.targets.training_runs import step_or_date, training_and_step
 from lmeval_screener.tokens.resolution import Token
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA = "screen-checkpoints/1"
+    from lmeval_screener.gate import Gate
+
+SCHEMA = "screen-checkpoints/2"
 #: What every standard error of a gap is of. Not of training: runs that differ in their seed alone differ too.
 SE_COVERS = "choice of tokens"
 
@@ -67,20 +72,6 @@ class TokenInfo:
         return sorted({"space" if token.text.startswith(" ") else "bare" for token in tokens})
 
 
-class Next(NamedTuple):
-    """G of a checkpoint minus G of the next in rank.
-
-    Attributes:
-        difference: In the metric that ranks, 0 or more.
-        se: Paired jackknife standard error over the choice of tokens.
-        separated: Whether the two are told apart once all pairs of the group are counted.
-    """
-
-    difference: float
-    se: float
-    separated: bool
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Screened:
     """One checkpoint that was screened.
@@ -101,10 +92,9 @@ class Screened:
         accuracy: Accuracy that somebody supplied, None otherwise.
         negative_control: Whether it is known not to have learned what the others learned.
         rank: Rank within (family, scale), 1 for the largest G; equal means share the better rank.
-        not_separated_from: Labels of the group's checkpoints within two paired standard errors, each pair by
-            itself.
         tied_with: First and last rank that it is tied with, its own included: all pairs of the group counted
-            (Holm, 5 %), so at most one group in twenty has a pair told apart by the choice of tokens alone.
+            (`ranking.ties`), so at most one group in twenty has a pair told apart by the choice of tokens
+            alone.
         next: The difference from the next in rank; None for the last.
         controls: Gauge controls where they were asked for; a sentence where they could not be read.
         file: The GGUF file or quantisation that the user chose; None for the checkpoint's own weights.
@@ -115,7 +105,7 @@ class Screened:
     revision: str | None
     family: str
     scale: str
-    gaps: dict[Metric, Gap]
+    gaps: Mapping[Metric, Gap]
     tensor: TensorInfo
     tokens: TokenInfo
     bytes_read: int
@@ -125,7 +115,6 @@ class Screened:
     accuracy: float | None = None
     negative_control: bool = False
     rank: int = 0
-    not_separated_from: tuple[str, ...] = ()
     tied_with: tuple[int, int] = (0, 0)
     next: Next | None = None
     controls: Controls | str | None = None
@@ -135,6 +124,12 @@ class Screened:
     def label(self) -> str:
         """``repo``, ``repo@revision`` or ``repo:file``, as the user would write it."""
         return label(self.repo, self.requested_revision, self.file)
+
+    @property
+    def step_or_date(self) -> tuple[str, float] | None:
+        """``step`` or ``date`` (in days) and its number, where the revision's or folder's name tells it."""
+        training, step = training_and_step(self.repo, self.requested_revision, local=self.revision is None)
+        return step_or_date(step or training.rpartition("/")[2])
 
     def __repr__(self) -> str:
         gaps = ", ".join(f"{metric} G {gap.mean:.3f} ± {gap.se:.3f}" for metric, gap in self.gaps.items())
@@ -189,21 +184,40 @@ class Group:
         own = control(checkpoint, name)
         if not isinstance(own, Control):
             return None
-        others = [control(c, name) for c in self.checkpoints]
-        return 1 + sum(other.mean > own.mean for other in others if isinstance(other, Control))
+        means = self._control_means[name]
+        return 1 + len(means) - bisect_right(means, own.mean)
+
+    @cached_property
+    def _control_means(self) -> dict[str, list[float]]:
+        found = {name: [control(c, name) for c in self.checkpoints] for name in NAMES}
+        return {
+            name: sorted(one.mean for one in values if isinstance(one, Control))
+            for name, values in found.items()
+        }
 
     def control_warnings(self) -> list[str]:
-        """Sentences on pairs that G tells apart and a control orders the other way."""
+        """Sentences on pairs that G tells apart and a control orders the other way.
+
+        Of a large group, each member is compared with the first that is told apart from it.
+        """
         members = [
             (c.label, c.controls if isinstance(c.controls, Controls) else None) for c in self.checkpoints
         ]
-        apart = [
+        return reversals(members, self._apart())
+
+    def _apart(self) -> list[tuple[int, int]]:
+        """Places (better, worse) that are told apart; of a large group one pair for each of the better."""
+        members = self.checkpoints
+        if len(members) > ALL_PAIRS:
+            ranks = [c.rank for c in members]
+            nearest = [(i, bisect_right(ranks, c.tied_with[1])) for i, c in enumerate(members)]
+            return [(i, j) for i, j in nearest if j < len(members) and members[j].tied_with[0] > ranks[i]]
+        return [
             (i, j)
-            for j, worse in enumerate(self.checkpoints)
-            for i, better in enumerate(self.checkpoints[:j])
+            for j, worse in enumerate(members)
+            for i, better in enumerate(members[:j])
             if better.tied_with[1] < worse.rank and worse.tied_with[0] > better.rank
         ]
-        return reversals(members, apart)
 
 
 def control(checkpoint: Screened, name: str) -> Control | str | None:
@@ -226,6 +240,7 @@ class Result(Reportable):
         bytes_read: Bytes that travelled, those of failed checkpoints and of listings included.
         requests: Requests likewise.
         domain_words: Words of T as they were looked up, a leading space included.
+        gate: What ``--fail-if-below`` found; None where it was not asked for.
     """
 
     domain: str
@@ -237,6 +252,7 @@ class Result(Reportable):
     bytes_read: int
     requests: int
     domain_words: tuple[str, ...] = ()
+    gate: Gate | None = None
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -247,7 +263,7 @@ class Result(Reportable):
         return tuple(Group(family, scale, tuple(members)) for (family, scale), members in found.items())
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON contract ``screen-checkpoints/1`` as plain Python values."""
+        """The JSON contract ``screen-checkpoints/2`` as plain Python values."""
         return {
             "schema": SCHEMA,
             "domain": self.domain,
@@ -271,6 +287,7 @@ class Result(Reportable):
                 "requests": self.requests,
                 "seconds": round(self.seconds, 3),
             },
+            **({} if self.gate is None else {"gate": self.gate.to_dict()}),
         }
 
     def _tokens(self) -> list[dict[str, Any]]:
@@ -320,7 +337,7 @@ class Result(Reportable):
 
 _PARTS = ("within_domain", "between", "within_reference")
 FLAT_COLUMNS = [
-    *("repo", "requested_revision", "revision", "family", "scale", "rank", "not_separated_from"),
+    *("repo", "requested_revision", "revision", "family", "scale", "rank", "tied_with"),
     *(f"{part}_{metric}{end}" for metric in METRICS for part in ("gap", *_PARTS) for end in ("", "_se")),
     *("accuracy", "tensor", "dtype", "tied", "tokens_domain", "tokens_reference", "dropped", "digit_scheme"),
     *("bytes_read", "requests", "seconds", "notes"),
@@ -346,7 +363,7 @@ def flat_row(checkpoint: Screened) -> dict[str, Any]:
         "family": c.family,
         "scale": c.scale,
         "rank": c.rank,
-        "not_separated_from": " ".join(c.not_separated_from),
+        "tied_with": "–".join(map(str, c.tied_with)),
     }
     for metric, gap in c.gaps.items():
         row[f"gap_{metric}"], row[f"gap_{metric}_se"] = gap.mean, gap.se
@@ -378,7 +395,6 @@ def _checkpoint_dict(c: Screened) -> dict[str, Any]:
         "family": c.family,
         "scale": c.scale,
         "rank": c.rank,
-        "not_separated_from": list(c.not_separated_from),
         "tied_with": list(c.tied_with),
         "next": None if c.next is None else c.next._asdict(),
         "gap": {m: {"mean": g.mean, "se": g.se} for m, g in c.gaps.items()},
@@ -415,7 +431,19 @@ def _controls_dict(c: Screened, group: Group) -> dict[str, Any]:
         reason = own if isinstance(own, str) else None
         found[name] = figure | {"rank": group.control_rank(c, name), "reason": reason}
     read = c.controls if isinstance(c.controls, Controls) else None
-    return {"controls": found | {"sample": read and read.sample, "tensor": read and read.tensor}}
+    found |= {"sample": read and read.sample, "tensor": read and read.tensor}
+    if read is not None:
+        rank, null = read.effective_rank, read.random_tokens
+        found |= {"row_norm": read.row_norm, "effective_rank": None if isinstance(rank, str) else rank}
+        found["random_tokens"] = (
+            {"reason": null} if isinstance(null, str) else asdict(null) | {"reason": None}
+        )
+    kind, value = c.step_or_date or (None, None)
+    return {
+        "controls": found
+        | {"step": value if kind == "step" else None}
+        | {"date": date.fromordinal(int(value)).isoformat() if kind == "date" and value else None}
+    }
 
 
 def _part_dict(part: PairMean) -> dict[str, float | None]:

@@ -1,7 +1,8 @@
 """Many checkpoints, side by side.
 
-Every checkpoint is a task of its own. It reads the rows that its own tokenizer names, and only when all
-have ended are tokenizers compared: nobody waits for the slowest, and nobody's failure stops the others.
+Some checkpoints are read at once, each over the rows that its own tokenizer names, and only when all have
+ended are tokenizers compared: nobody waits for the slowest, and nobody's failure stops the others. What is
+kept of one that was read is its `Measured`, so that memory hardly grows with their number.
 """
 
 from __future__ import annotations
@@ -15,23 +16,30 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_screener.accuracies import Accuracies, read_accuracies
 from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.limits import Allowance
+from lmeval_screener.checkpoints.snapshot import Meter, Snapshot
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.ranking.groups import common_tokenizers, mismatch, rank_readings, same_tokens
-from lmeval_screener.reading import Reader, Reading, read_again, with_controls
+from lmeval_screener.measured import Measured
+from lmeval_screener.ranking.groups import common_tokenizers, mismatch, rank_measured
+from lmeval_screener.reading import Reader, Reading, with_controls
 from lmeval_screener.result import Failed, Result
 from lmeval_screener.targets.demo import demo_targets
 from lmeval_screener.targets.families import load_family
+from lmeval_screener.targets.selection import Selected, Selection, select_targets
 from lmeval_screener.targets.target import Target
-from lmeval_screener.targets.training_runs import parse_targets
 from lmeval_screener.tokens.cache import ResolutionCache
 from lmeval_screener.tokens.sets import TokenSet, load_token_set
+
+if TYPE_CHECKING:
+    from lmeval_screener.registry.ray_engine import RayEngine
+    from lmeval_screener.registry.store import Session
 
 T = TypeVar("T")
 
@@ -41,6 +49,8 @@ _SCOUTS = 3  # checkpoints that are tried alone while the Hub does not answer; w
 _PATIENCE = 0.25  # seconds without an answer or a failed connection after which nobody waits for the scouts
 
 Progress = Callable[[int, int, str], None]
+#: Called when a checkpoint ends, with what came of it, how many have ended, and how many there are.
+Ended = Callable[[Measured | Failed, int, int], None]
 
 
 def screen(
@@ -56,11 +66,15 @@ def screen(
     accuracy: str | Path | None = None,
     demo: bool = False,
     progress: Progress | None = None,
+    tokenizer: str | None = None,
+    selection: Selection | None = None,
+    allowance: Allowance | None = None,
 ) -> Result:
     """Rank checkpoints by their dispersion gap, reading only the rows that it needs.
 
     Args:
-        checkpoints: ``REPO``, ``REPO@REVISION``, ``REPO@GLOB``, folders, or folders of training runs.
+        checkpoints: ``REPO``, ``REPO@REVISION``, ``REPO@GLOB``, ``ORG/*``, pages of the Hub, folders, folders
+            of training runs, files of weights, or addresses such as ``s3://bucket/run/checkpoint-*``.
         family: Name of a family whose checkpoints are added.
         families: A family file of your own in place of the bundled one.
         domain: Bundled token set or a YAML file.
@@ -72,6 +86,10 @@ def screen(
             :func:`lmeval_screener.accuracies.read_accuracies`.
         demo: Whether to add the bundled demo's checkpoints.
         progress: Called as ``progress(done, all, label)`` at the start and whenever a checkpoint ends.
+        tokenizer: Where the tokenizer of checkpoints that store none is read: a repository, a folder, an
+            address, or a tokenizer's file.
+        selection: What is selected on the Hub beside what is named.
+        allowance: What the run may cost.
 
     Returns:
         Screened checkpoints, ranked inside (family, scale), and the failed ones with their reasons.
@@ -81,7 +99,12 @@ def screen(
     """
     if isinstance(checkpoints, str):
         raise UsageError(f"expected a list of checkpoints, got the string {checkpoints!r}; put it in a list")
-    targets = parse_targets(checkpoints)
+    selected = _in_a_loop_or_not(
+        lambda: select_targets(
+            list(checkpoints), selection or Selection(), allowance=allowance, tokenizer=tokenizer
+        )
+    )
+    targets = selected.targets
     if family is not None:
         targets += load_family(family, families).checkpoints
     if demo:
@@ -95,6 +118,8 @@ def screen(
         controls=controls,
         accuracies=None if accuracy is None else read_accuracies(str(accuracy), targets),
         progress=progress,
+        allowance=allowance,
+        selected=selected,
     )
 
 
@@ -108,7 +133,12 @@ def screen_targets(
     controls: bool = False,
     accuracies: Accuracies | None = None,
     progress: Progress | None = None,
+    ended: Ended | None = None,
+    session: Session | None = None,
+    engine: RayEngine | None = None,
     keep_on_interrupt: bool = False,
+    allowance: Allowance | None = None,
+    selected: Selected | None = None,
 ) -> Result:
     """:func:`screen` for targets and token sets that are already at hand.
 
@@ -121,7 +151,13 @@ def screen_targets(
         controls: Whether to read gauge controls too.
         accuracies: Accuracies of some of them, which the result carries.
         progress: See :func:`screen`.
-        keep_on_interrupt: Whether Ctrl-C ends the reading and returns what is done (main thread only).
+        ended: Called whenever a checkpoint ends, before it is ranked.
+        session: A store's, which knows what need not be read again and keeps what is read.
+        engine: Reads the checkpoints on a cluster; None: this process does.
+        keep_on_interrupt: Whether Ctrl-C and SIGTERM end the reading and return what is done (main thread
+            only).
+        allowance: What the run may cost.
+        selected: The selection that the targets came of, whose cost counts too.
 
     Raises:
         UsageError: No targets, an unknown metric, or a timeout that is not positive.
@@ -135,12 +171,16 @@ def screen_targets(
 
     async def work() -> Result:
         start = time.perf_counter()
-        async with Hub() as hub:
-            reader = Reader(hub, domain, reference, ResolutionCache(hub.cache))
-            run = _Run(hub, reader, timeout, accuracies, progress, keep_on_interrupt)
-            readings = await run.comparable(targets)
-            checkpoints = rank_readings(await with_controls(readings) if controls else readings, metric)
-        meters = [hub.meter, *(snapshot.meter for snapshot in reader.snapshots)]
+        async with Hub(allowance=allowance) as hub:
+            known = session.known if session is not None else None
+            reader = Reader(hub, domain, reference, ResolutionCache(hub.cache), known)
+            run = _Run(
+                hub, reader, timeout, accuracies, progress, ended, session, keep_on_interrupt, controls
+            )
+            run.engine = engine
+            checkpoints = rank_measured(await run.comparable(targets), metric)
+        listed = Meter(selected.bytes_read, selected.requests) if selected else Meter()
+        meters = [hub.meter, listed, *reader.meters]
         return Result(
             domain=domain.name,
             reference=reference.name,
@@ -148,12 +188,57 @@ def screen_targets(
             checkpoints=tuple(checkpoints),
             failed=run.failed,
             seconds=time.perf_counter() - start,
-            bytes_read=sum(meter.bytes_read for meter in meters),
-            requests=sum(meter.requests for meter in meters),
+            bytes_read=sum(meter.bytes_read for meter in meters) + (engine.bytes_read if engine else 0),
+            requests=sum(meter.requests for meter in meters) + (engine.requests if engine else 0),
             domain_words=tuple(text for group in domain.groups.values() for text in group.texts()),
         )
 
     return _finished(work())
+
+
+def _in_a_loop_or_not(act: Callable[[], T]) -> T:
+    """Result of something that runs a loop of its own, also where a notebook's thread already runs one."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return act()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(act).result()
+
+
+def read_block(
+    targets: Sequence[Target], domain: TokenSet, reference: TokenSet, timeout: float
+) -> tuple[list[tuple[Measured | tuple[str, str], str, str]], int, int]:
+    """Some checkpoints as a worker of a cluster reads them.
+
+    Returns:
+        For each what was measured, or code and sentence of its failure, with its identity and state, for a
+        store; then bytes and requests of all.
+    """
+    from lmeval_screener.registry.store import identity_of, state_of
+
+    opened: dict[Target, tuple[str, str]] = {}
+    found: dict[Target, Measured | tuple[str, str]] = {}
+
+    def known(target: Target, snapshot: Snapshot, base: Snapshot | None) -> None:
+        opened[target] = identity_of(target, snapshot.repo), state_of(target, snapshot, base)
+
+    async def work() -> tuple[int, int]:
+        async with Hub() as hub:
+            reader = Reader(hub, domain, reference, ResolutionCache(hub.cache), known)
+            run = _Run(hub, reader, timeout, None, None, None, None, False, False)
+            for one in await run.measured(targets):
+                found[one.target] = one
+            found.update(run.errors)
+        meters = [hub.meter, *reader.meters]
+        return sum(meter.bytes_read for meter in meters), sum(meter.requests for meter in meters)
+
+    bytes_read, requests = _finished(work())
+    return (
+        [(found[item], *opened.get(item, (identity_of(item, item.repo), ""))) for item in targets],
+        bytes_read,
+        requests,
+    )
 
 
 def _finished(work: Coroutine[Any, Any, T]) -> T:
@@ -164,14 +249,7 @@ def _finished(work: Coroutine[Any, Any, T]) -> T:
         # takes 0.1 s for the arrays of a family.
         results.append(await work)
 
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        asyncio.run(kept())
-    else:
-        # A notebook's thread already runs a loop, which cannot run another one.
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(asyncio.run, kept()).result()
+    _in_a_loop_or_not(lambda: asyncio.run(kept()))
     return results[0]
 
 
@@ -183,45 +261,92 @@ class _Run:
         timeout: float,
         accuracies: Accuracies | None,
         progress: Progress | None,
+        ended: Ended | None,
+        session: Session | None,
         keep_on_interrupt: bool,
+        controls: bool,
     ) -> None:
-        self._errors: dict[Target, ScreeningError] = {}
+        # Words and sentences, not exceptions: those hold on to every frame that they passed.
+        self.errors: dict[Target, tuple[str, str]] = {}
+        self.engine: RayEngine | None = None
         self._order: list[Target] = []
         self._hub, self._reader, self._timeout = hub, reader, timeout
         self._accuracies, self._progress, self._keep_on_interrupt = accuracies, progress, keep_on_interrupt
+        self._ended, self._session = ended, session
+        # Controls need the snapshots once more when all are read: only then are they kept.
+        self._readings: dict[Target, Reading] | None = {} if controls else None
         self._scouts: list[Budget] = []
-        self._unreachable: list[ScreeningError] = []
+        self._unreachable: list[str] = []
+        self._stopped = False
 
     @property
     def failed(self) -> tuple[Failed, ...]:
         """Those that could not be screened, in the order in which they were asked for."""
         return tuple(
-            Failed(item.repo, item.revision, error.code, str(error), item.file)
+            Failed(item.shown, item.revision, *error, item.file)
             for item in self._order
-            if (error := self._errors.get(item)) is not None
+            if (error := self.errors.get(item)) is not None
         )
 
-    async def comparable(self, targets: Sequence[Target]) -> list[tuple[Reading, Reading]]:
+    async def comparable(self, targets: Sequence[Target]) -> list[tuple[Measured, Measured]]:
         """All that could be read and compared, as asked for, each with the one of its common tokenizer."""
-        families: dict[str | None, list[Reading]] = {}
-        for reading in await self._readings(await self._expanded(targets)):
-            families.setdefault(reading.target.family, []).append(reading)
+        families: dict[str | None, list[Measured]] = {}
+        expanded = await self._expanded(targets)
+        engine = self.engine
+        for one in await (self.measured(expanded) if engine is None else self._elsewhere(expanded, engine)):
+            families.setdefault(one.target.family, []).append(one)
         found = []
         for family, members in families.items():
             commons = common_tokenizers(family, members)
-            for reading in members:
-                common = next((c for c in commons if same_tokens(c, reading)), None)
+            for one in members:
+                common = commons[one.tokenizer]
                 try:
                     if common is None:
-                        raise mismatch(family, reading, commons[0])
-                    if common.resolution != reading.resolution:
+                        first = next(c for c in commons.values() if c is not None)
+                        raise mismatch(family, one, first.first)
+                    if common.first.resolution != one.resolution:
                         # Its tokenizer also has words that the others lack: rank it on the common ones.
-                        reading = await read_again(reading, common.resolution)
+                        one = await self._read_over(one, common.first)
                 except ScreeningError as error:
-                    self._fail(reading.target, error)
+                    self._fail(one.target, error)
                 else:
-                    found.append((reading, common))
-        return found
+                    found.append((one, common.first))
+        return found if self._readings is None else await self._controlled(found, self._readings)
+
+    async def _read_over(self, one: Measured, common: Measured) -> Measured:
+        """The same checkpoint over the tokens of another tokenizer, at the commit that was read."""
+        at = replace(one.target, revision=one.revision) if one.revision is not None else one.target
+        again = await self._reader.read(at, Budget(self._timeout), over=common.resolution)
+        if not isinstance(again, Reading):
+            raise TypeError("a checkpoint that is read over other tokens is never taken as known")
+        again = replace(again, target=one.target)
+        if self._readings is not None:
+            self._readings[one.target] = again
+        found = again.measured()
+        return replace(
+            found,
+            bytes_read=found.bytes_read + one.bytes_read,
+            requests=found.requests + one.requests,
+            seconds=found.seconds + one.seconds,
+        )
+
+    async def _controlled(
+        self, found: list[tuple[Measured, Measured]], readings: dict[Target, Reading]
+    ) -> list[tuple[Measured, Measured]]:
+        """The checkpoints with their gauge controls; those that came from a store have none."""
+        read = [pair for pair in found if pair[0].target in readings and pair[1].target in readings]
+        pairs = [(readings[one.target], readings[common.target]) for one, common in read]
+        controlled = {r.target: r for r, _ in await with_controls(pairs)}
+        why = "not read, as its figures came from the store; --refresh reads it again"
+        return [
+            (
+                replace(one, controls=controlled[one.target].controls, seconds=controlled[one.target].seconds)
+                if one.target in controlled
+                else replace(one, controls=why),
+                common,
+            )
+            for one, common in found
+        ]
 
     async def _expanded(self, targets: Sequence[Target]) -> list[Target]:
         """The targets with globs replaced by the revisions that they stand for, each one once."""
@@ -232,70 +357,145 @@ class _Run:
             )
         )
         if self._accuracies is not None:
-            failed = [item in self._errors for item in self._order]
+            failed = [item in self.errors for item in self._order]
             rated = self._accuracies.of(self._order)
-            self._errors |= {
-                new: self._errors[old]
-                for new, old, bad in zip(rated, self._order, failed, strict=True)
-                if bad
+            self.errors |= {
+                new: self.errors[old] for new, old, bad in zip(rated, self._order, failed, strict=True) if bad
             }
             self._order = rated
-        return [item for item in self._order if item not in self._errors]
+        return [item for item in self._order if item not in self.errors]
 
     async def _revisions(self, item: Target) -> list[Target]:
-        if not item.is_glob or item.revision is None:
-            return [item]
         try:
             budget = Budget(self._timeout)
-            names = await budget.bounded(self._hub.revisions(item.repo, item.revision, budget))
+            return await budget.bounded(self._reader.sources.expand(item, budget))
         except ScreeningError as error:
             self._fail(item, error)
             return []
-        return [replace(item, revision=name) for name in names]
 
-    async def _readings(self, targets: list[Target]) -> list[Reading]:
-        limit = asyncio.Semaphore(_SIDE_BY_SIDE)
+    async def _elsewhere(self, targets: Sequence[Target], engine: RayEngine) -> list[Measured]:
+        """What a cluster could read, in the order of the targets."""
+        found: dict[int, Measured] = {}
+        rest: list[int] = []
         done = 0
 
-        async def one(item: Target) -> Reading | None:
+        def came(place: int, outcome: Measured | ScreeningError) -> None:
             nonlocal done
+            done += 1
+            if isinstance(outcome, Measured):
+                found[place] = replace(outcome, target=targets[place])
+            self._tell(targets[place], outcome, done, len(targets))
+
+        for place, item in enumerate(targets):
             try:
-                async with limit:
-                    budget = Budget(self._timeout)
-                    if not item.local:
-                        await self._hub_answers(budget)
-                    return await self._reader.read(item, budget)
+                known = None if self._session is None else self._session.at_hand(item)
             except ScreeningError as error:
-                self._fail(item, error)
-            except asyncio.CancelledError:
-                if not self._keep_on_interrupt:
-                    raise
-                message = "stopped before it was read; what was read is cached, run the same command again"
-                self._fail(item, ScreeningError("Interrupted", message))
-            except Exception as error:
-                # What nobody foresaw in one checkpoint must not cost the user all the others.
-                if os.environ.get("DISPERSION_DEBUG"):
-                    raise
-                message = (
-                    f"{type(error).__name__}: {error}; please report it (DISPERSION_DEBUG=1 shows where)"
-                )
-                self._fail(item, ScreeningError("InternalError", message))
-            finally:
+                came(place, error)
+                continue
+            if known is None:
+                rest.append(place)
+            else:
+                came(place, known)
+
+        def from_worker(at: int, outcome: Measured | ScreeningError, identity: str, state: str) -> None:
+            if self._session is not None and identity:
+                self._session.opened(targets[rest[at]], identity, state)
+            came(rest[at], outcome)
+            told.add(rest[at])
+
+        told: set[int] = set()
+        with _on_interrupt(engine.stop) if self._keep_on_interrupt else contextlib.nullcontext():
+            await asyncio.to_thread(engine.read, [targets[place] for place in rest], from_worker)
+        for place in rest:
+            if place not in told:
+                came(place, self._interrupted())
+        return [found[place] for place in sorted(found)]
+
+    def _interrupted(self) -> ScreeningError:
+        kept = "cached" if self._session is None else "in the store"
+        return ScreeningError(
+            "Interrupted", f"stopped before it was read; what was read is {kept}, run the same command again"
+        )
+
+    async def measured(self, targets: Sequence[Target]) -> list[Measured]:
+        """What could be read, in the order of the targets, some side by side."""
+        done = 0
+        found: dict[int, Measured] = {}
+        running: set[asyncio.Task[Measured]] = set()
+        waiting = iter(enumerate(targets))
+
+        async def worker() -> None:
+            nonlocal done
+            for place, item in waiting:
+                outcome: Measured | ScreeningError
+                try:
+                    if self._stopped:
+                        raise asyncio.CancelledError
+                    # A task of its own, so that an interrupt stops the reading and not the worker.
+                    task = asyncio.create_task(self._measured(item))
+                    running.add(task)
+                    try:
+                        outcome = found[place] = await task
+                    finally:
+                        task.cancel()
+                        running.discard(task)
+                except ScreeningError as error:
+                    outcome = error
+                except asyncio.CancelledError:
+                    if not self._stopped:
+                        raise
+                    outcome = self._interrupted()
+                except Exception as error:
+                    # What nobody foresaw in one checkpoint must not cost the user all the others.
+                    if os.environ.get("DISPERSION_DEBUG"):
+                        raise
+                    outcome = ScreeningError(
+                        "InternalError",
+                        f"{type(error).__name__}: {error}; please report it (DISPERSION_DEBUG=1 shows where)",
+                    )
                 done += 1
-                if self._progress is not None:
-                    self._progress(done, len(targets), item.label)
-            return None
+                self._tell(item, outcome, done, len(targets))
+
+        def stop() -> None:
+            self._stopped = True
+            for task in running:
+                task.cancel()
 
         if self._progress is not None:
             self._progress(0, len(targets), "")
-        tasks = [asyncio.create_task(one(item)) for item in targets]
-        await asyncio.sleep(0)  # a task that is cancelled before its first step would not reach its handler
-        if not self._keep_on_interrupt:
-            found = await asyncio.gather(*tasks)
-        else:
-            with _on_interrupt(lambda: [task.cancel() for task in tasks]):
-                found = await asyncio.gather(*tasks)
-        return [reading for reading in found if reading is not None]
+        with _on_interrupt(stop) if self._keep_on_interrupt else contextlib.nullcontext():
+            await _all_or_none(worker() for _ in range(min(_SIDE_BY_SIDE, len(targets))))
+        return [found[place] for place in sorted(found)]
+
+    async def _measured(self, item: Target) -> Measured:
+        if self._session is not None and (known := self._session.pinned(item)) is not None:
+            return known
+        budget = Budget(self._timeout)
+        if item.on_hub:
+            await self._hub_answers(budget)
+        read = await self._reader.read(item, budget)
+        if isinstance(read, Measured):
+            return read
+        if self._readings is not None:
+            self._readings[item] = read
+        return read.measured()
+
+    def _tell(self, item: Target, outcome: Measured | ScreeningError, done: int, count: int) -> None:
+        """Keep what came of a checkpoint and say so."""
+        if self._session is not None:
+            self._session.keep(item, outcome)
+        if isinstance(outcome, ScreeningError):
+            self._fail(item, outcome)
+        if self._ended is not None:
+            self._ended(
+                Failed(item.shown, item.revision, outcome.code, str(outcome), item.file)
+                if isinstance(outcome, ScreeningError)
+                else outcome,
+                done,
+                count,
+            )
+        if self._progress is not None:
+            self._progress(done, count, item.label)
 
     async def _hub_answers(self, budget: Budget) -> None:
         """Wait while nothing of the Hub was reached and the first checkpoints have trouble reaching it.
@@ -307,7 +507,7 @@ class _Run:
             self._scouts.append(budget)
             return
         start = time.monotonic()
-        while all(snapshot.revision is None for snapshot in self._reader.snapshots):
+        while not self._reader.reached:
             if len(self._unreachable) >= _SCOUTS:
                 raise ScreeningError(
                     "Unreachable", f"not tried, as {_SCOUTS} others failed: {self._unreachable[0]}"
@@ -319,21 +519,34 @@ class _Run:
             await asyncio.sleep(0.01)
 
     def _fail(self, item: Target, error: ScreeningError) -> None:
-        self._errors[item] = error
-        if error.code == "Unreachable" and not item.local:
-            self._unreachable.append(error)
+        self.errors[item] = error.code, str(error)
+        if error.code == "Unreachable" and item.on_hub:
+            self._unreachable.append(str(error))
+
+
+async def _all_or_none(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all; when one fails the others are stopped, not left running behind."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 @contextlib.contextmanager
 def _on_interrupt(act: Callable[[], object]) -> Iterator[None]:
-    """Ctrl-C calls ``act`` in place of raising; where the platform has no such handlers it raises as ever."""
+    """Ctrl-C and SIGTERM call ``act``; without such handlers they end the process as ever."""
     loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
     try:
-        loop.add_signal_handler(signal.SIGINT, act)
+        for number in signals:
+            loop.add_signal_handler(number, act)
     except NotImplementedError:
         yield
         return
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
+        for number in signals:
+            loop.remove_signal_handler(number)

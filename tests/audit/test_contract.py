@@ -16,6 +16,7 @@ from lmeval_dispersion.audit.calibration.calibrator import (
 from lmeval_dispersion.audit.compare import compared_stores
 from lmeval_dispersion.audit.report import audit_report, report_json
 from lmeval_dispersion.audit.run import read_run
+from lmeval_dispersion.geometry import SPECTRUM
 
 PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
 CONTRACT = PAGE.split("<!-- contract -->")[1].split("<!-- end of contract -->")[0]
@@ -28,13 +29,15 @@ NAMED = {
     "ranking.signals[].inside",
     "mixtures.inside",
 }
+METRICS = (*SPECTRUM, "dispersion")
 
 
 def paths(value, at=""):
     """Every path of a report to a plain value, as the contract writes it."""
     if isinstance(value, dict):
         for key, item in value.items():
-            name = "NAME" if at in NAMED else key
+            rival = re.sub(r"_se$", "", key) in METRICS and at in ("metrics.overall", "metrics.slices[]")
+            name = "NAME" if at in NAMED else re.sub(r"^(.*?)(_se)?$", r"NAME\2", key) if rival else key
             yield from paths(item, f"{at}.{name}" if at else name)
     elif isinstance(value, list):
         for item in value:
@@ -54,7 +57,9 @@ def reports(tmp_path_factory):
         planted_store(folder / "unlabelled", n=40, correct=np.nan),
         planted_store(folder / "truncated", n=1200, truncated=True),
     ]
-    return [json.loads(report_json(audit_report(read_run(store)))) for store in stores]
+    reports = [audit_report(read_run(store)) for store in stores]
+    reports += [audit_report(read_run(store), metrics="all") for store in (stores[1], stores[3])]
+    return [json.loads(report_json(report)) for report in reports]
 
 
 def test_the_contract_and_the_reports_have_the_same_paths(reports):

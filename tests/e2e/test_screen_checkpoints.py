@@ -128,7 +128,7 @@ def test_the_main_job_on_true_7b_shapes_reads_only_what_it_needs(hub, tmp_path, 
         assert len(c["revision"]) == 40
     ranks = {name: c["rank"] for name, c in found.items()}
     assert ranks["Qwen/Qwen2.5-7B"] == 3
-    assert found["Qwen/Qwen2.5-7B"]["not_separated_from"] == []
+    assert found["Qwen/Qwen2.5-7B"]["tied_with"] == [3, 3]
     assert not [r for r in hub.seen("cdn") if "authorization" in {key.lower() for key in r.headers}]
 
     # The second run asks for the revisions only; offline it asks for nothing, and says the same.
@@ -136,7 +136,7 @@ def test_the_main_job_on_true_7b_shapes_reads_only_what_it_needs(hub, tmp_path, 
     again = json.loads(command("--family", "qwen2.5", "--format", "json").stdout)
     assert {c["repo"]: c["gap"] for c in again["checkpoints"]} == {n: c["gap"] for n, c in found.items()}
     served = [r for r in hub.requests[before:] if any(f"/{name}/" in f"{r.path}/" for name in names)]
-    assert {r.part for r in served} == {"api"}
+    assert {r.part for r in served} == {"resolve"}
     before = len(hub.requests)
     offline = command(*names, "--format", "json", HF_HUB_OFFLINE="1")
     assert offline.returncode == 0, offline.stdout
@@ -151,8 +151,8 @@ def test_siblings_that_differ_by_noise_are_not_separated(command, small):
         small(name, 1.0)
     small("org/c", 0.3)
     found = json.loads(command("org/a", "org/b", "org/c", "--format", "json").stdout)["checkpoints"]
-    apart = {c["repo"]: c["not_separated_from"] for c in found}
-    assert apart == {"org/a": ["org/b"], "org/b": ["org/a"], "org/c": []}
+    ties = {c["repo"]: c["tied_with"] for c in found}
+    assert ties == {"org/a": [1, 2], "org/b": [1, 2], "org/c": [3, 3]}
 
 
 def test_json_is_the_documented_contract(command, small):
@@ -163,7 +163,7 @@ def test_json_is_the_documented_contract(command, small):
         *("schema", "domain", "reference", "metric", "se_covers", "checkpoints", "tokens", "failed"),
         *("totals", "answer"),
     ]
-    assert document["schema"] == "screen-checkpoints/1"
+    assert document["schema"] == "screen-checkpoints/2"
     first = document["checkpoints"][0]
     assert {key: type(value) for key, value in first.items()} == {
         "repo": str,
@@ -172,7 +172,6 @@ def test_json_is_the_documented_contract(command, small):
         "family": str,
         "scale": str,
         "rank": int,
-        "not_separated_from": list,
         "tied_with": list,
         "next": dict,
         "gap": dict,
@@ -315,7 +314,7 @@ def test_a_local_training_run_is_its_trajectory(command, small, tmp_path):
     assert [line.split()[0] for line in lines] == [f"checkpoint-{step}" for step in (100, 200, 300, 400, 500)]
     assert [line.split()[1] for line in lines] == ["5", "4", "3", "2", "1"]
     assert "run1 · 5 checkpoints" in done.stdout
-    assert command("repos/run1", "--top", "1").stdout == "repos/run1/checkpoint-500\n"
+    assert command("repos/run1", "--shortlist", "1").stdout == "repos/run1/checkpoint-500\n"
 
 
 def test_an_empty_folder_is_called_empty(command, small, tmp_path):
@@ -326,27 +325,27 @@ def test_an_empty_folder_is_called_empty(command, small, tmp_path):
     assert "FolderNotFound nothing is empty; name a folder with config.json" in " ".join(done.stdout.split())
 
 
-def test_top_prints_one_repository_a_line_for_a_pipe(command, small):
+def test_a_shortlist_prints_one_repository_a_line_for_a_pipe(command, small):
     small("org/a", 0.2)
     small("org/b", 1.0)
     small("org/c", 0.6)
-    done = command("org/a", "org/b", "org/c", "org/none", "--top", "2")
+    done = command("org/a", "org/b", "org/c", "org/none", "--shortlist", "2")
     assert done.stdout == "org/b\norg/c\n"
     assert "org/none" in done.stderr
-    assert ": 2 of 3\n" in done.stderr  # the group, where no pipe reads it
+    assert ": 2 of 3: the 2 best, the 2nd separated from all behind it\n" in done.stderr  # beside the pipe
     assert done.returncode == 3
 
 
-def test_top_works_with_every_format(command, small, tmp_path):
+def test_a_shortlist_works_with_every_format(command, small, tmp_path):
     for name, spread in (("org/a", 0.2), ("org/b", 1.0), ("org/c", 0.6)):
         small(name, spread)
     names = ["org/a", "org/b", "org/c"]
-    document = json.loads(command(*names, "--top", "2", "--format", "json").stdout)
+    document = json.loads(command(*names, "--shortlist", "2", "--format", "json").stdout)
     assert [c["repo"] for c in document["checkpoints"]] == ["org/b", "org/c"]
-    assert len(command(*names, "--top", "2", "--format", "csv").stdout.splitlines()) == 3
-    text = command(*names, "--top", "1", "--format", "table").stdout
-    assert "The 1 best of 3; leave out --top for all." in text
-    command(*names, "--top", "1", "-o", tmp_path / "best.md")
+    assert len(command(*names, "--shortlist", "2", "--format", "csv").stdout.splitlines()) == 3
+    text = command(*names, "--shortlist", "1", "--format", "table").stdout
+    assert "Short list: 1 of 3: the best, separated from all behind it." in text
+    command(*names, "--shortlist", "1", "-o", tmp_path / "best.md")
     assert "| org/b | 1 |" in (tmp_path / "best.md").read_text()
 
 
@@ -401,7 +400,7 @@ def test_csv_and_markdown_and_the_suffix_of_output(command, small, tmp_path):
     page = (tmp_path / "page.html").read_text()
     assert page.startswith("<!DOCTYPE html>")
     assert "org/a" in page
-    done = command("org/a", "org/b", "--top", "1", "-o", tmp_path / "best.txt")
+    done = command("org/a", "org/b", "--shortlist", "1", "-o", tmp_path / "best.txt")
     assert (done.returncode, done.stdout) == (0, "")
     assert (tmp_path / "best.txt").read_text() == "org/a\n"
 
@@ -458,7 +457,11 @@ def test_ctrl_c_keeps_and_prints_what_is_done(command, small, hub, tmp_path):
         (("--family", "qwen"), "qwen2.5"),
         (("org/a", "--domain", "maths"), "math"),
         (("org/a", "--timeout", "0"), "timeout above 0"),
-        (("org/a", "--top", "0"), "--top of at least 1"),
+        (("org/a", "--shortlist", "0"), "--shortlist of at least 1"),
+        (("org/a", "--shortlist", "1", "--audit-sample", "-1"), "--audit-sample of at least 0"),
+        (("org/a", "--audit-sample", "3"), "--shortlist K with --audit-sample"),
+        (("org/a", "--emit", "x"), "--shortlist K with --emit"),
+        (("org/a", "--shortlist", "1", "--tasks", "gsm8k"), "--emit FOLDER with --tasks"),
         (("org/a", "--output", "nowhere/x.json"), "existing folder"),
         (("org/a", "--output", "x.xlsx"), ".json, .html"),
         (("org/a", "--across-scales"), "--across-scales"),

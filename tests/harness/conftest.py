@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from datasets_layout import write_all
-from harness_world import tiny_llama, trained_tokenizer
+from harness_world import evaluate, from_folder, tiny_llama, trained_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -103,3 +103,28 @@ def task_manager() -> Callable[..., Any]:
         )
 
     return make
+
+
+@pytest.fixture
+def stock(model_folder: Path, task_manager: Callable[..., Any], tmp_path: Path) -> Callable[..., Path]:
+    """Runs stock tasks on the tiny model and logs them as the command does; returns the folder."""
+    from lm_eval.loggers import EvaluationTracker
+
+    def run(*tasks: str, families: tuple[str, ...] = (), out: str = "out", **settings: Any) -> Path:
+        lm = from_folder(model_folder)
+        tracker = EvaluationTracker(output_path=str(tmp_path / out))
+        results = evaluate(
+            lm,
+            list(tasks),
+            task_manager(*families),
+            evaluation_tracker=tracker,
+            model_args=f"pretrained={model_folder}",
+            **settings,
+        )
+        samples = results.pop("samples")
+        tracker.save_results_aggregated(results=results, samples=samples)
+        for task in results["configs"]:
+            tracker.save_results_samples(task_name=task, samples=samples[task])
+        return tmp_path / out
+
+    return run

@@ -120,6 +120,7 @@ def write_all(root: Path) -> None:
         for i, (q, c, a) in enumerate(FACTS)
     ]
     write(root / "alexandrainst/m_mmlu", {lang: {"train": m_mmlu[:5], "test": m_mmlu} for lang in LANGUAGES})
+    write_sparse(root, arc, hellaswag)
     details = [
         {
             "subtask_name": f"mmlu_th_chat.{subject}",
@@ -133,6 +134,65 @@ def write_all(root: Path) -> None:
         root / "meta-llama/Llama-3.1-8B-Instruct-evals",
         {"Llama-3.1-8B-Instruct-evals__multilingual_mmlu_th__details": {"latest": details}},
     )
+
+
+def write_sparse(root: Path, arc: list[dict[str, Any]], hellaswag: list[dict[str, Any]]) -> None:
+    """tinyBenchmarks and metabench, which holds the examples of every prompt in columns of their own."""
+    letters = list("ABCD")
+    tiny_mmlu = [
+        {
+            "question": q,
+            "subject": "anatomy",
+            "choices": c,
+            "answer": a,
+            "input_formatted": f"{q}\n{' '.join(c)}\nAnswer:",
+        }
+        for q, c, a in FACTS
+    ]
+    write(root / "tinyBenchmarks/tinyMMLU", {"all": {"test": tiny_mmlu, "dev": tiny_mmlu[:2]}})
+    parts = {"train": arc[:3], "validation": arc[2:4], "test": arc}
+    write(root / "tinyBenchmarks/tinyAI2_arc", {"ARC-Challenge": parts})
+    parts = {"train": hellaswag[:2], "validation": hellaswag}
+    write(root / "tinyBenchmarks/tinyHellaswag", {"default": parts})
+
+    def shots(count: int, columns: dict[str, Any], **long: str) -> dict[str, Any]:
+        return {f"{name}_shot_{i}": v for i in range(1, count + 1) for name, v in columns.items()} | long
+
+    q, c, a = FACTS[0]
+    choices = {"text": c, "label": letters}
+    of_arc = {"arc_question": q, "arc_answerKey": "A", "arc_choices": choices, "arc_idx": 0}
+    of_gsm8k = {"gsm8k_prompt": q, "gsm8k_answer": "It is 2. #### 2", "gsm8k_idx": 0}
+    of_hellaswag = {
+        **{f"hellaswag_{name}": hellaswag[0][name] for name in ("ctx_a", "ctx_b", "ctx", "endings", "label")},
+        **{"hellaswag_activity_labels": "Baking", "hellaswag_ind": 0, "hellaswag_source_id": "s"},
+        **{"hellaswag_split": "val", "hellaswag_split_type": "indomain"},
+    }
+    of_mmlu = {"mmlu_question": q, "mmlu_choices": c, "mmlu_answers": a, "mmlu_ind": 0}
+    of_winogrande = {"winogrande_prompt": "The _ is sweet.", "winogrande_idx": 0, "winogrande_answer": "1"}
+    of_winogrande |= {"winogrande_option1": "honey", "winogrande_option2": "iron"}
+    rows = {
+        "ARC": [one | shots(25, of_arc, alltwentyfiveshot_longprompt="") for one in arc],
+        "GSM8K": [
+            {"question": q, "answer": f"It is {i}. #### {i}", **shots(5, of_gsm8k, allfiveshot_longprompt="")}
+            for i, (q, _, _) in enumerate(FACTS)
+        ],
+        "HellaSwag": [one | shots(10, of_hellaswag, alltenshot_longprompt="") for one in hellaswag],
+        "MMLU": [
+            {"question": q, "subject": "anatomy", "choices": c, "answer": a}
+            | shots(5, of_mmlu, allfiveshot_longprompt="")
+            for q, c, a in FACTS
+        ],
+        "TruthfulQA": [
+            {"question": q, "mc1_targets": {"choices": c, "labels": [1, 0, 0, 0]}} for q, c, _ in FACTS
+        ],
+        "Winogrande": [
+            {"sentence": f"{q} It is _ today.", "option1": c[0], "option2": c[1], "answer": str(1 + a % 2)}
+            | shots(5, of_winogrande, allfiveshot_longprompt="")
+            for q, c, a in FACTS
+        ],
+    }
+    splits = {name: {"primary": some[:6], "secondary": some[4:]} for name, some in rows.items()}
+    write(root / "HCAI/metabench", splits)
 
 
 def write(folder: Path, configs: dict[str, dict[str, list[dict[str, Any]]]]) -> None:

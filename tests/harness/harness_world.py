@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,16 @@ def hflm(model: Any, tokenizer: Any, **settings: Any) -> Any:
     from lm_eval.models.huggingface import HFLM
 
     return HFLM(pretrained=model, tokenizer=tokenizer, **{"batch_size": 7, **settings})
+
+
+def from_folder(folder: Path) -> Any:
+    """lm-eval's model around the one in a folder."""
+    return hflm(str(folder), None, batch_size=3, max_length=512, device="cpu", dtype="float32")
+
+
+def arguments(folder: Path) -> dict[str, Any]:
+    """The same as its arguments."""
+    return {"pretrained": str(folder), "device": "cpu", "dtype": "float32"}
 
 
 def evaluate(lm: Any, tasks: list[str], manager: Any, **settings: Any) -> Any:

@@ -10,49 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
-from harness_world import evaluate, hflm, tiny_llama
+from harness_world import arguments, evaluate, from_folder, tiny_llama
 
 from lmeval_dispersion.errors import HarnessError, UsageError
-from lmeval_dispersion.harness import from_samples
+from lmeval_dispersion.harness import requests
+from lmeval_dispersion.harness.engines import parts
 from lmeval_dispersion.harness.from_samples import stores_from_samples
 from lmeval_dispersion.store import read_store
 
 pytestmark = pytest.mark.usefixtures("in_world")
 
 LAYERS = "last+layer.0.attn"
-
-
-@pytest.fixture
-def stock(model_folder: Path, task_manager: Callable[..., Any], tmp_path: Path) -> Callable[..., Path]:
-    """Runs stock tasks on the tiny model and logs them as the command does; returns the folder."""
-    from lm_eval.loggers import EvaluationTracker
-
-    def run(*tasks: str, families: tuple[str, ...] = (), out: str = "out", **settings: Any) -> Path:
-        lm = from_folder(model_folder)
-        tracker = EvaluationTracker(output_path=str(tmp_path / out))
-        results = evaluate(
-            lm,
-            list(tasks),
-            task_manager(*families),
-            evaluation_tracker=tracker,
-            model_args=f"pretrained={model_folder}",
-            **settings,
-        )
-        samples = results.pop("samples")
-        tracker.save_results_aggregated(results=results, samples=samples)
-        for task in results["configs"]:
-            tracker.save_results_samples(task_name=task, samples=samples[task])
-        return tmp_path / out
-
-    return run
-
-
-def from_folder(folder: Path) -> Any:
-    return hflm(str(folder), None, batch_size=3, max_length=512, device="cpu", dtype="float32")
-
-
-def arguments(folder: Path) -> dict[str, Any]:
-    return {"pretrained": str(folder), "device": "cpu", "dtype": "float32"}
 
 
 @pytest.mark.parametrize(
@@ -130,21 +98,21 @@ def test_a_killed_run_goes_on_and_equal_prompts_run_once(
     lines[1] = {**lines[0], "doc_id": 1}
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     ran: list[int] = []
-    prefill = from_samples.requests.prefilled
+    score = requests.scored
 
-    def counted(lm: Any, part: Any) -> Any:
+    def counted(lm: Any, part: Any, recorder: Any) -> Any:
         if len(ran) == 1:
             raise KeyboardInterrupt
         ran.append(len(part))
-        return prefill(lm, part)
+        return score(lm, part, recorder)
 
-    monkeypatch.setattr(from_samples, "_PART", 3)
-    monkeypatch.setattr(from_samples.requests, "prefilled", counted)
+    monkeypatch.setattr(parts, "_PART", 3)
+    monkeypatch.setattr(requests, "scored", counted)
     with pytest.raises(KeyboardInterrupt):
         stores_from_samples(logged, arguments(model_folder), tmp_path / "s")
     rest: list[int] = []
     monkeypatch.setattr(
-        from_samples.requests, "prefilled", lambda lm, part: rest.append(len(part)) or prefill(lm, part)
+        requests, "scored", lambda lm, part, recorder: rest.append(len(part)) or score(lm, part, recorder)
     )
     stores_from_samples(logged, arguments(model_folder), tmp_path / "s")
     assert ran == [3]

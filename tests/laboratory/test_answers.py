@@ -211,7 +211,7 @@ def test_noise_claims_no_condensation():
         answer = condensation_answer(condensation_result(rng, {("m", ""): 0.0, ("m", "shuffled"): 0.0}))[0]
         return "show no trend that is told apart from none" not in answer
 
-    assert false_claims(150, claimed) <= 0.1
+    assert false_claims(60, claimed) <= 8 / 60
 
 
 def clusters_result(rng, ratios, clusters=60):

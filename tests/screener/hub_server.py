@@ -9,7 +9,9 @@
 Modelled on what huggingface_hub's source and the Hub's documentation say: resolve redirects large files to
 signed, expiring addresses on another host, whose signature covers the range if the resolve request carried
 one; small files go through a relative redirect; text comes gzip'ed; listings come in pages; renamed
-repositories redirect; private ones look missing, gated ones list but do not deliver.
+repositories redirect; private ones look missing, gated ones list but do not deliver. Lists of repositories
+are filtered, sorted and paged, and say no sizes; every answer of the first host says what is left of its
+quota.
 Files may be sparse and of any size. Digests of files over 64 MB are made up: no range can check them.
 """
 
@@ -20,11 +22,12 @@ import fnmatch
 import hashlib
 import hmac
 import json
+import math
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -45,6 +48,56 @@ class Repository:
     gated: bool = False
     private: bool = False
     parameters: int | None = None
+    labels: tuple[str, ...] = ()
+    changed: str = "2026-01-01T00:00:00.000Z"
+
+
+class Quotas:
+    """Fixed windows of requests in the Hub's three buckets; redirects count as what they lead to.
+
+    Args:
+        quotas: Requests and seconds of a window; what is not named has the Hub's own for free accounts.
+    """
+
+    def __init__(self, quotas: Mapping[str, tuple[int, float]]) -> None:
+        usual = {"api": (1000, 300.0), "resolvers": (5000, 300.0), "pages": (200, 300.0)}
+        unlimited = {} if quotas else {"pages": (10_000, 300.0), "api": (10_000, 300.0)}
+        self.quotas = {**usual, **unlimited, **quotas}
+        self.used = dict.fromkeys(self.quotas, 0)
+        self.refusals = dict.fromkeys(self.quotas, 0)
+        self.begun = dict.fromkeys(self.quotas, time.monotonic())
+
+    @staticmethod
+    def bucket(path: str) -> str:
+        """Which quota counts a path."""
+        if "/resolve/" in path or path.startswith("/api/resolve-cache/"):
+            return "resolvers"
+        return "api" if path.startswith("/api/") else "pages"
+
+    def refused(self, path: str) -> Reply | None:
+        """Count a request; the Hub's 429, without Retry-After, where the quota is spent."""
+        name = self.bucket(path)
+        most, window = self.quotas[name]
+        now = time.monotonic()
+        if now - self.begun[name] >= window:
+            self.begun[name] += (now - self.begun[name]) // window * window
+            self.used[name] = 0
+        self.used[name] += 1
+        if self.used[name] <= most:
+            return None
+        self.refusals[name] += 1
+        return Reply(429, {"Content-Type": "text/html"}, b"<!doctype html><h1>429</h1>Too many requests")
+
+    def told(self, path: str) -> dict[str, str]:
+        """The headers that say what is left."""
+        name = self.bucket(path)
+        most, window = self.quotas[name]
+        left = max(most - self.used[name], 0)
+        seconds = math.ceil(self.begun[name] + window - time.monotonic())
+        return {
+            "RateLimit": f'"{name}";r={left};t={seconds}',
+            "RateLimit-Policy": f'"fixed window";"{name}";q={most};w={math.ceil(window)}',
+        }
 
 
 @dataclass
@@ -67,7 +120,8 @@ class HubServer:
         token: The token that opens private and gated repositories.
         lifetime: Seconds that a signed address is valid.
         any_range: Whether an address resolved without Range serves every range, as the Hub's do.
-        page: Files per page of the tree.
+        page: Files per page of the tree, repositories per page of a list.
+        quotas: Requests per window, and the window's seconds, of ``api``, ``resolvers`` and ``pages``.
         tls: Certificate and key for 127.0.0.1 and localhost: both hosts then speak https.
     """
 
@@ -80,14 +134,18 @@ class HubServer:
         lifetime: float = 3600.0,
         any_range: bool = True,
         page: int = 1000,
+        quotas: Mapping[str, tuple[int, float]] | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.latency, self.bandwidth, self.token, self.tls = latency, bandwidth, token, tls
         self.lifetime, self.any_range, self.page = lifetime, any_range, page
         self.blobs_in_api = True
         self.raw = True
+        self.quotas = Quotas(quotas or {})
+        self.collections: dict[str, list[tuple[str, str]]] = {}
         self.repositories: dict[str, Repository] = {}
         self.renamed: dict[str, str] = {}
+        self.buckets: dict[str, Path] = {}
         self.requests: list[Request] = []
         self.faults: list[Fault] = []
         self.sent = 0
@@ -131,6 +189,8 @@ class HubServer:
         gated: bool = False,
         private: bool = False,
         parameters: int | None = None,
+        tags: Sequence[str] = (),
+        changed: str = "2026-01-01T00:00:00.000Z",
     ) -> str:
         """Serve a folder as the head of a branch (or as a tag) of a repository; the commit, 40 hex digits."""
         repository = self.repositories.setdefault(name, Repository())
@@ -140,7 +200,13 @@ class HubServer:
         (repository.tags if tag else repository.branches)[tag or branch] = commit
         repository.gated, repository.private = gated, private
         repository.parameters = parameters
+        repository.labels, repository.changed = tuple(tags), changed
         return commit
+
+    def add_bucket(self, name: str, folder: Path) -> str:
+        """Serve a folder as a bucket; its address."""
+        self.buckets[name] = Path(folder)
+        return f"hf://buckets/{name}"
 
     def rename(self, old: str, new: str) -> None:
         """Redirect requests for an old name, as after a rename."""
@@ -160,7 +226,13 @@ class HubServer:
 
     def reply(self, request: Request) -> Reply:
         """The reply to a request, faults included."""
-        request.part, reply = self._cdn(request) if request.on_cdn else self._hub(request)
+        if request.on_cdn:
+            request.part, reply = self._cdn(request)
+        else:
+            refused = self.quotas.refused(request.path)
+            request.part, reply = self._hub(request)
+            reply = replace(refused or reply)
+            reply.headers = {**reply.headers, **self.quotas.told(request.path)}
         self.requests.append(request)
         for fault in self.faults:
             if (
@@ -175,6 +247,12 @@ class HubServer:
 
     def _hub(self, request: Request) -> tuple[str, Reply]:
         path = request.path
+        if path.startswith(("/api/buckets/", "/buckets/")):
+            return self._bucket(request)
+        if path == "/api/models":
+            return "list", self._list(request)
+        if path.startswith("/api/collections/"):
+            return "list", self._collection(request, path.removeprefix("/api/collections/"))
         if path.startswith("/api/resolve-cache/models/"):
             *name, commit, file = path.removeprefix("/api/resolve-cache/models/").split("/", 3)
             return "resolve", self._content(request, "/".join(name), commit, file)
@@ -226,13 +304,54 @@ class HubServer:
             )
         return part, self._resolve(request, name, commit, file)
 
+    def _bucket(self, request: Request) -> tuple[str, Reply]:
+        """A bucket's tree, or the redirect to a file's content, as in huggingface_hub's hf_api.py."""
+        is_api = request.path.startswith("/api/")
+        namespace, name, verb, *tail = request.path.removeprefix("/api").removeprefix("/buckets/").split("/")
+        part = "api" if is_api else "resolve"
+        folder = self.buckets.get(f"{namespace}/{name}")
+        if folder is None:
+            return part, Reply(401, {}, b"Invalid username or password.")
+        place = folder / unquote("/".join(tail))
+        if is_api:
+            assert verb == "tree"
+            if not place.is_dir():
+                return part, error(404, "EntryNotFound", "Entry not found")
+            entries = []
+            for one in sorted(place.iterdir()):
+                entry: dict[str, object] = {"path": one.relative_to(folder).as_posix()}
+                if one.is_dir():
+                    entry |= {"type": "directory"}
+                else:
+                    content = {"size": one.stat().st_size, "xetHash": self._content_hash(one)}
+                    entry |= {"type": "file", "mtime": None, **content}
+                entries.append(entry)
+            start = int(request.query.get("cursor", ["0"])[0])
+            reply = self._json(request, entries[start : start + self.page])
+            if start + self.page < len(entries):
+                following = f"{self.endpoint}{request.path}?recursive=false&cursor={start + self.page}"
+                reply.headers["Link"] = f'<{following}>; rel="next"'
+            return part, reply
+        assert verb == "resolve"
+        if not place.is_file():
+            return part, error(404, "EntryNotFound", "Entry not found")
+        expires = time.time() + self.lifetime
+        address = f"/buckets/{namespace}/{name}/{quote('/'.join(tail))}?expires={expires}&range="
+        headers = {"X-Linked-Size": str(place.stat().st_size), "X-Xet-Hash": self._content_hash(place)}
+        return part, Reply(302, {**headers, "Location": f"{self.cdn}{address}&signature={sign(address)}"})
+
+    def _content_hash(self, place: Path) -> str:
+        return hashlib.sha256(place.read_bytes()).hexdigest()
+
     def _resolve(self, request: Request, name: str, commit: str, file: str) -> Reply:
         place = self.repositories[name].commits[commit] / unquote(file)
         if not place.is_file():
             return error(404, "EntryNotFound", "Entry not found", {"X-Repo-Commit": commit})
         headers = {"X-Repo-Commit": commit, "ETag": f'"{self.digest(place)}"'}
         if not self.is_large(place):
-            return Reply(307, {**headers, "Location": f"/api/resolve-cache/models/{name}/{commit}/{file}"})
+            etag = quote(headers["ETag"])
+            place_of_it = f"/api/resolve-cache/models/{name}/{commit}/{file}?etag={etag}"
+            return Reply(307, {"X-Repo-Commit": commit, "Location": place_of_it})
         covered = request.headers.get("range", "" if self.any_range else "none")
         expires = time.time() + self.lifetime
         address = f"/{name}/{commit}/{file}?expires={expires}&range={quote(covered)}"
@@ -248,6 +367,10 @@ class HubServer:
         covered = request.query.get("range", [""])[0]
         if covered and covered != request.headers.get("range"):
             return "cdn", Reply(403, {}, b"Auth failed: invalid range")
+        if request.path.startswith("/buckets/"):
+            namespace, bucket, file = request.path.removeprefix("/buckets/").split("/", 2)
+            place = self.buckets[f"{namespace}/{bucket}"] / unquote(file)
+            return "cdn", ranged(request, place, {"ETag": f'"{self._content_hash(place)}"'})
         *name, commit, file = request.path[1:].split("/", 3)
         place = self.repositories["/".join(name)].commits[commit] / unquote(file)
         etag = f'"{hashlib.md5(str(place).encode()).hexdigest()}"'
@@ -298,6 +421,51 @@ class HubServer:
             "tags": [],
         }
 
+    def _list(self, request: Request) -> Reply:
+        """Repositories by author, words and tags, the last changed first if asked so; without sizes."""
+        asked, found = request.query, []
+        entitled = request.headers.get("authorization") == f"Bearer {self.token}"
+        for name, repository in self.repositories.items():
+            author = asked.get("author", [name.partition("/")[0]])[0]
+            words = asked.get("search", [""])[0].lower()
+            labelled = all(tag in repository.labels for tag in asked.get("filter", []))
+            visible = entitled or not repository.private
+            if visible and labelled and name.startswith(f"{author}/") and words in name.lower():
+                found.append((repository.changed, name))
+        if asked.get("sort") == ["lastModified"]:
+            found.sort(key=lambda item: item[0], reverse=True)
+        start = int(asked.get("cursor", ["0"])[0])
+        size = min(int(asked.get("limit", ["1000"])[0]), self.page)
+        reply = self._json(
+            request, [self._listed(n, asked.get("expand", [])) for _, n in found[start:][:size]]
+        )
+        if start + size < len(found):
+            query = "&".join(p for p in request.target.partition("?")[2].split("&") if "cursor=" not in p)
+            following = f"{self.endpoint}/api/models?{query}&cursor={start + size}"
+            reply.headers["Link"] = f'<{following}>; rel="next"'
+        return reply
+
+    def _listed(self, name: str, expand: Sequence[str]) -> Mapping[str, object]:
+        repository = self.repositories[name]
+        everything: dict[str, object] = {"lastModified": repository.changed}
+        if commit := repository.branches.get("main"):
+            folder = repository.commits[commit]
+            paths = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+            everything |= {"sha": commit, "siblings": [{"rfilename": path} for path in paths]}
+        everything["gated"] = "auto" if repository.gated else False
+        if repository.parameters:
+            everything["safetensors"] = {"total": repository.parameters}
+        return {"_id": "6" * 24, "id": name, **{k: v for k, v in everything.items() if k in expand}}
+
+    def _collection(self, request: Request, slug: str) -> Reply:
+        if slug not in self.collections:
+            return Reply(404, {}, b'{"error": "Collection not found"}')
+        items = [
+            {"_id": "6" * 24, "id": name, "type": kind, "position": position}
+            for position, (kind, name) in enumerate(self.collections[slug])
+        ]
+        return self._json(request, {"slug": slug, "title": "A collection", "items": items})
+
     def _tree(self, request: Request, name: str, commit: str) -> Reply:
         entries = self._entries(name, commit)
         start = int(request.query.get("cursor", ["0"])[0])
@@ -343,5 +511,5 @@ class HubServer:
         return self._digests[key]
 
     def _json(self, request: Request, value: object) -> Reply:
-        limits = {"Content-Type": "application/json", "RateLimit": '"api";r=499;t=200'}
-        return compressed(request, Reply(200, limits, json.dumps(value).encode()))
+        kind = {"Content-Type": "application/json"}
+        return compressed(request, Reply(200, kind, json.dumps(value).encode()))

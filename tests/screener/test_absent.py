@@ -20,7 +20,7 @@ def failed(folder):
 @pytest.mark.parametrize(
     ("files", "code", "says"),
     [
-        ({"adapter_model.safetensors": "", "adapter_config.json": ADAPTER}, "AdapterOnly", "only an adapter"),
+        ({"adapter_config.json": ADAPTER}, "AdapterOnly", "only an adapter"),
         ({"adapter_model.bin": "", "README.md": CARD}, "AdapterOnly", "only an adapter"),
         ({"README.md": CARD.replace("\n- org", " org")}, "NoSafetensors", "it holds no weights"),
     ],

@@ -74,7 +74,7 @@ def slow(groups):
 
 values = st.integers(0, 4)
 strata = st.lists(
-    st.integers(1, 4).flatmap(lambda n: st.tuples(*[st.lists(values, min_size=n, max_size=n)] * 2)),
+    st.integers(1, 3).flatmap(lambda n: st.tuples(*[st.lists(values, min_size=n, max_size=n)] * 2)),
     min_size=1,
     max_size=2,
 )

@@ -8,10 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from lmeval_screener.ranking.gap import gap
 from lmeval_screener.reports.answer import Ties, answer, course, names, skipped, spans, title
 from lmeval_screener.reports.document import SEEDS
-from lmeval_screener.result import Failed, Result, Screened, TensorInfo, TokenInfo
+from lmeval_screener.result import Failed, Group, Result, Screened, TensorInfo, TokenInfo
 
 from lmeval_dispersion.paths import data_folder
 
@@ -230,3 +232,38 @@ def test_the_sentence_on_seeds_is_the_demos_own_figures():
     assert f"11 checkpoints, trained from 3 seeds, spans {moves[0]:.3f} to {moves[-1]:.3f}" in SEEDS
     assert f"differ by {steps[0]:.3f} to {steps[-1]:.3f}" in SEEDS
     assert (len(found), {len(values) for values in found.values()}) == (11, {3})
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 14), st.integers(0, 10**6))
+def test_ties_bands_and_skips_by_looking_at_every_pair(count, seed):
+    draw = np.random.default_rng(seed)
+    ranges = [(int(draw.integers(1, i + 2)), int(draw.integers(i + 1, count + 1))) for i in range(count)]
+    group = Group("fam", "7B", tuple(member(f"org/m{i}", i + 1, ends) for i, ends in enumerate(ranges)))
+    ties = Ties(group)
+
+    def tied(i, j):
+        return ranges[i][0] <= j + 1 <= ranges[i][1] and ranges[j][0] <= i + 1 <= ranges[j][1]
+
+    assert [ties.of(i) for i in range(count)] == [
+        [j for j in range(count) if j != i and tied(i, j)] for i in range(count)
+    ]
+    runs = [
+        (a, b)
+        for a in range(count)
+        for b in range(a + 1, count)
+        if all(tied(i, j) for i in range(a, b + 1) for j in range(a, b + 1))
+    ]
+    longest = [r for r in runs if not any(o != r and o[0] <= r[0] and r[1] <= o[1] for o in runs)]
+    assert ties.bands == longest
+    for place, beyond, between in ties.skips():
+        assert all(tied(place, i) for i in beyond)
+        assert not any(tied(place, i) for i in between)
+    skipping = {
+        i
+        for i in range(count)
+        for j in range(count)
+        for k in range(min(i, j) + 1, max(i, j))
+        if tied(i, j) and not tied(i, k)
+    }
+    assert {place for place, _, _ in ties.skips()} == skipping

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,34 @@ def test_one_g_with_the_safetensors_sibling(tmp_path):
     assert ours.gaps["euclidean"].mean == theirs.gaps["euclidean"].mean
     assert (ours.scale, ours.tensor.dtype, ours.tensor.shape) == (theirs.scale, "BF16", theirs.tensor.shape)
     assert not ours.notes
+
+
+def test_controls_are_those_of_the_safetensors_sibling(tmp_path):
+    archive = folder(tmp_path / "bin", pytorch_model=tensors())
+    result = screening.screen([str(archive), str(DEMO)], controls=True)
+    ours, theirs = (next(c for c in result.checkpoints if c.repo == str(f)) for f in (archive, DEMO))
+    assert ours.controls.tensor == theirs.controls.tensor == "model.norm.weight"
+    assert ours.controls.final_norm.mean == theirs.controls.final_norm.mean
+    assert ours.controls.centred.mean == theirs.controls.centred.mean
+
+
+def test_of_an_archive_only_what_is_read_is_located(hub, tmp_path, monkeypatch):
+    """A hundred matrices cost no requests of their own: bytes stay within 1.5 of what is needed."""
+    state = tensors() | {f"model.layers.9.{n}.weight": torch.randn(64, 64) for n in range(100)}
+    d = 1024
+    state["lm_head.weight"] = torch.randn(len(state["lm_head.weight"]), d).bfloat16()
+    place = folder(tmp_path / "bin", pytorch_model=state)
+    hub.add("org/model", place)
+    monkeypatch.setattr(screening, "Hub", lambda **options: ours(hub, tmp_path / "cache"))
+    (found,) = screening.screen(["org/model"]).checkpoints
+    rows = found.tokens.domain + found.tokens.reference
+    with zipfile.ZipFile(place / "pytorch_model.bin") as archive:
+        directory = sum(46 + len(entry.filename) + len(entry.extra) for entry in archive.infolist())
+        program = archive.getinfo("pytorch_model/data.pkl").file_size
+    files = sum((place / name).stat().st_size for name in ("config.json", "tokenizer.json"))
+    needed = rows * d * 2 + directory + program + files
+    assert needed < found.bytes_read < 1.5 * needed
+    assert found.requests < rows + 20
 
 
 def test_shards_by_their_index(tmp_path):

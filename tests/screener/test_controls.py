@@ -11,8 +11,11 @@ from checkpoints import write_checkpoint
 from hub_client import full_matrix, ours
 from lmeval_screener import screen
 from lmeval_screener.checkpoints.http import Budget
+from lmeval_screener.ranking.controls import RandomTokens, random_ids, random_tokens
+from lmeval_screener.ranking.gap import gap
 from lmeval_screener.reading import Reader, with_controls
 from lmeval_screener.reports.document import controls_section
+from lmeval_screener.shortlist.manifest import scores
 from lmeval_screener.targets.target import Target
 from lmeval_screener.tokens.cache import ResolutionCache
 from lmeval_screener.tokens.resolution import resolve
@@ -215,3 +218,66 @@ def test_they_cost_at_most_a_megabyte_more(hub, tmp_path):
     controls, cost = asyncio.run(work())
     assert controls.sample == 750_000 // (2 * d)
     assert 0.6e6 < cost <= 1e6
+
+
+# --- what else could rank -------------------------------------------------------------------------------
+
+
+def test_norm_and_effective_rank_against_the_full_matrix(head, gamma, write):
+    folder = write("a-2025-03-02", head, gamma)
+    (one,) = found(folder)
+    rows = head[list(TOKENS.sample)]
+    assert one.controls.row_norm == pytest.approx(np.linalg.norm(rows, axis=1).mean(), rel=1e-6)
+    centred = head[T] - head[T].mean(axis=0)
+    values = np.linalg.svd(centred / np.linalg.norm(centred, axis=1, keepdims=True))[1] ** 2
+    share = values[values > 1e-12] / values.sum()
+    assert one.controls.effective_rank == pytest.approx(np.exp(-(share * np.log(share)).sum()), rel=1e-5)
+    assert one.step_or_date == ("date", 739312.0)
+    told = scores(one, "cosine")
+    assert told["norm of the rows"] == one.controls.row_norm
+    assert told["effective rank of T"] == one.controls.effective_rank
+    assert set(told) >= {"G", "within(R)", "date"}
+    assert not any("random" in name or name == "z" for name in told)
+    (line,) = screen([folder], controls=True).to_dict()["checkpoints"]
+    assert line["controls"]["date"] == "2025-03-02"
+    assert line["controls"]["step"] is None
+    assert line["controls"]["random_tokens"]["z"] == one.controls.random_tokens.z
+
+
+def test_random_sets_have_the_mean_and_spread_of_all_sets_and_g_is_placed_among_them():
+    draw = np.random.default_rng(6)
+    others, reference = draw.normal(size=(40, D)) + 0.5, draw.normal(size=(30, D))
+    domain = others[:5] + draw.normal(size=(5, D))
+    null = random_tokens(domain, reference, others)
+    assert isinstance(null, RandomTokens)
+    sets = [others[draw.choice(40, 5, replace=False)] for _ in range(2000)]
+    gaps = np.array([gap(rows, reference, "cosine").mean for rows in sets])
+    assert null.mean == pytest.approx(gaps.mean(), abs=4 * gaps.std() / np.sqrt(200))
+    assert null.sd == pytest.approx(gaps.std() / np.sqrt(1 - 5 / 40), rel=0.2)
+    own = gap(domain, reference, "cosine").mean
+    assert null.z == pytest.approx((own - null.mean) / null.sd, abs=1e-9)
+    assert null.rows == 40
+    padded = random_tokens(domain, reference, np.vstack([others, np.zeros((9, D))]))
+    assert padded == null
+
+
+def test_too_few_random_tokens_are_said():
+    rows = np.random.default_rng(7).normal(size=(12, D))
+    assert random_tokens(rows[:7], rows, rows) == (
+        "there are 12 random tokens of its range of ids within 1 MB, expected 14"
+    )
+
+
+def test_random_tokens_lie_in_the_range_of_ids_which_widens_where_it_is_narrow():
+    domain, taken = list(range(100, 110)), [*range(100, 110), 112]
+    near, others = random_ids(domain, taken, [5, 104, 111, 112, 300], 400, 15)
+    assert near == [111]  # of the sample: in the widened range, and neither of T nor of R
+    assert len(others) == 15
+    assert all(60 <= i <= 149 for i in others)
+    assert not set(others) & {*taken, *near}
+    assert random_ids(domain, taken, [5, 300], 400, 15) == ([], random_ids(domain, taken, [300], 400, 15)[1])
+    # A wide range takes the sample's rows, and reads no more than it is allowed.
+    near, others = random_ids([0, 399], [0, 399], [5, 104, 111], 400, 2)
+    assert near == [5, 104, 111]
+    assert len(others) == 2
+    assert random_ids([0, 1, 2], [0, 1, 2], [], 5, 9) == ([], [3, 4])  # the whole vocabulary is that small

@@ -1,4 +1,4 @@
-"""torch's distributed checkpoints in safetensors: a slice is never taken for the whole."""
+"""torch's distributed checkpoints in safetensors: slices are put together, or refused by name."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import asyncio
 import json
 import shutil
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 from checkpoints import header
+from hub_client import ours
+from lmeval_screener import screen
+from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.local import open_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.projection import find_projection
 from lmeval_screener.weights.rows import read_rows
+from test_controls import TOKENIZER
+from test_controls import V as WORDS
 
 torch = pytest.importorskip("torch")
 V, D = 20, 4
@@ -39,12 +45,65 @@ def save(tmp_path):
     return one
 
 
+def write_by_torch(folder: Path, parts, config=CONFIG, **tensors):
+    """What several processes write, by torch's own writer and planner: each its slices of the head.
+
+    Args:
+        folder: Created.
+        parts: For each process its slices: (row, column, numbers).
+        config: config.json.
+        tensors: Further settings of the writer.
+    """
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        MetadataIndex,
+        TensorProperties,
+    )
+    from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    v = max(row + part.shape[0] for process in parts for row, _, part in process)
+    d = max(column + part.shape[1] for process in parts for _, column, part in process)
+    plans, planners = [], []
+    for process in parts:
+        items, numbers = [], {}
+        for row, column, part in process:
+            offsets = torch.Size([row, column])
+            index = MetadataIndex("lm_head.weight", offsets)
+            chunk = ChunkStorageMetadata(offsets, part.shape)
+            data = TensorWriteData(chunk, TensorProperties.create_from_tensor(part), torch.Size([v, d]))
+            items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
+            numbers[index] = part.contiguous()
+
+        class Planner(checkpoint.DefaultSavePlanner):
+            held = numbers
+
+            def resolve_data(self, write_item):
+                return self.held[write_item.index]
+
+        plans.append(SavePlan(items))
+        planners.append(Planner())
+    writer = checkpoint.HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    for plan, planner in zip(writer.prepare_global_plan(plans), planners, strict=True):
+        writer.write_data(plan, planner).wait()
+    return folder
+
+
 def rows(folder, ids):
     async def work():
         snapshot = open_folder(folder)
         return await read_rows(snapshot, await find_projection(snapshot), ids)
 
     return asyncio.run(work())
+
+
+def refused(folder) -> str:
+    with pytest.raises(ScreeningError, match="enable_consolidation=True") as raised:
+        rows(folder, [0])
+    assert raised.value.code == "SlicedTensor"
+    return str(raised.value)
 
 
 def write_slice(folder, number, offsets, rows):
@@ -58,6 +117,11 @@ def write_slice(folder, number, offsets, rows):
     (folder / "config.json").write_text(json.dumps(CONFIG))
 
 
+def cut(*places):
+    """The head cut at (first row, last row, first column, last column)."""
+    return [[(a, c, HEAD[a:b, c:d])] for a, b, c, d in places]
+
+
 def test_a_consolidated_checkpoint_is_read(save):
     folder = save(enable_consolidation=True)
     np.testing.assert_array_equal(rows(folder, [0, 19]), HEAD.numpy()[[0, 19]])
@@ -68,23 +132,102 @@ def test_one_process_stores_the_whole(save):
 
 
 @pytest.mark.parametrize(
-    "slices",
+    "places",
     [
-        [([0, 0], HEAD[:10]), ([10, 0], HEAD[10:])],  # by rows
-        [([0, 0], HEAD[:, :2]), ([0, 2], HEAD[:, 2:])],  # by columns
-        [([0, 0], HEAD[:10])],  # one process's own disk
-        [([10, 0], HEAD[10:])],
-        [([0, 0], HEAD[:, :2].contiguous())],
-        [([0, 0.5], HEAD)],
-        [("x", HEAD)],
+        pytest.param([(0, 10, 0, D), (10, V, 0, D)], id="by rows"),
+        pytest.param([(0, V, 0, 1), (0, V, 1, D)], id="by columns"),
+        pytest.param([(0, 7, 0, 2), (0, 7, 2, D), (7, V, 0, 2), (7, V, 2, D)], id="by both"),
+        pytest.param([(0, 7, 0, D), (7, V, 0, 3), (7, V, 3, D)], id="unevenly"),
+        pytest.param([(i, i + 1, 0, D) for i in range(V)], id="a row each"),
     ],
 )
-def test_slices_are_refused_by_name(tmp_path, slices):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_slices_are_put_together(tmp_path, places, dtype):
+    parts = [[(row, column, part.to(dtype)) for row, column, part in p] for p in cut(*places)]
+    folder = write_by_torch(tmp_path / "m", parts)
+    assert len(list(folder.glob("shard-*.safetensors"))) == len(places)
+    np.testing.assert_array_equal(rows(folder, list(range(V))), HEAD.to(dtype).float().numpy())
+    np.testing.assert_array_equal(rows(folder, [19, 0, 9]), HEAD.numpy()[[19, 0, 9]])
+
+
+def test_several_slices_in_one_process_are_in_one_file_and_refused(tmp_path):
+    # One name can stand for one tensor in a file: torch writes the last, and so what is there is no whole.
+    folder = write_by_torch(tmp_path / "m", [[(0, 0, HEAD[:10]), (10, 0, HEAD[10:])]])
+    refused(folder)
+
+
+def test_from_afar_only_the_slices_with_needed_rows_are_read(hub, tmp_path):
+    hub.add("org/m", write_by_torch(tmp_path / "m", cut((0, 5, 0, D), (5, 10, 0, D), (10, V, 0, D))))
+
+    async def work(budget):
+        async with ours(hub, tmp_path / "cache") as client:
+            snapshot = await client.snapshot("org/m", None, budget)
+            projection = await find_projection(snapshot)
+            before = snapshot.meter.requests
+            return await read_rows(snapshot, projection, [6, 7]), snapshot.meter.requests - before
+
+    budget = Budget(20)
+    found, requests = asyncio.run(budget.bounded(work(budget)))
+    np.testing.assert_array_equal(found, HEAD.numpy()[[6, 7]])
+    assert requests == 1
+
+
+@pytest.mark.parametrize(
+    ("slices", "says"),
+    [
+        ([([0, 0], HEAD[:10])], "make up 10 × 4 of 20 × 4"),  # one process's own disk
+        ([([10, 0], HEAD[10:])], "do not make up 20 × 4"),
+        ([([0, 0], HEAD[:, :2].contiguous())], "make up 20 × 2 of 20 × 4"),
+        ([([0, 0], HEAD[:8]), ([10, 0], HEAD[10:])], "do not make up"),
+        ([([0, 0], HEAD[:12]), ([10, 0], HEAD[10:])], "do not make up"),
+        ([([0, 0], HEAD[:10]), ([0, 0], HEAD[:10]), ([10, 0], HEAD[10:15])], "do not make up"),
+        ([([0, 0.5], HEAD)], "does not say which rows"),
+        ([([0], HEAD)], "does not say which rows"),
+        ([("x", HEAD)], "does not say which rows"),
+    ],
+)
+def test_what_is_not_known_to_be_the_whole_is_refused_by_name(tmp_path, slices, says):
     for number, (offsets, part) in enumerate(slices, start=1):
         write_slice(tmp_path, number, offsets, part.contiguous())
-    with pytest.raises(ScreeningError, match="enable_consolidation=True") as raised:
-        rows(tmp_path, [0])
-    assert raised.value.code == "SlicedTensor"
+    assert says in refused(tmp_path)
+
+
+def test_overlaps_that_fill_a_gap_are_seen(tmp_path):
+    # As many numbers as the whole has, and yet row 9 twice and row 19 never, by any count of numbers.
+    parts = cut((0, 10, 0, D), (9, 19, 0, 2), (9, V, 2, D))
+    for number, ((row, column, part),) in enumerate(parts, start=1):
+        write_slice(tmp_path, number, [row, column], part.contiguous())
+    assert "do not make up" in refused(tmp_path)
+    shutil.rmtree(tmp_path)
+    tmp_path.mkdir()
+    for number, ((row, column, part),) in enumerate(
+        cut((0, 12, 0, 2), (8, 20, 0, 2), (0, 16, 2, 4)), start=1
+    ):
+        write_slice(tmp_path, number, [row, column], part.contiguous())
+    assert "do not make up" in refused(tmp_path)
+
+
+def test_slices_of_two_types_are_refused(tmp_path):
+    parts = [[(0, 0, HEAD[:10])], [(10, 0, HEAD[10:].half())]]
+    refused(write_by_torch(tmp_path / "m", parts))
+
+
+def test_fewer_rows_than_the_tokenizer_names_are_never_taken(tmp_path):
+    """config.json may be that of a smaller vocabulary: the rows that T and R need are there nevertheless."""
+    d = 8
+    head = torch.randn(WORDS, d, generator=torch.Generator().manual_seed(0))
+    config = CONFIG | {"vocab_size": WORDS - 10, "hidden_size": d}
+    parts = [[(0, 0, head[:200])], [(200, 0, head[200 : WORDS - 10])]]
+    folder = write_by_torch(tmp_path / "short", parts, config)
+    (folder / "tokenizer.json").write_bytes(TOKENIZER)
+    (failed,) = screen([str(folder)]).failed
+    assert failed.error == "SlicedTensor"
+    assert f"its {WORDS - 10} rows are fewer than the tokenizer's {WORDS}" in failed.message
+    parts = [[(0, 0, head[:200])], [(200, 0, head[200:])]]
+    folder = write_by_torch(tmp_path / "whole", parts, CONFIG | {"vocab_size": WORDS, "hidden_size": d})
+    (folder / "tokenizer.json").write_bytes(TOKENIZER)
+    (found,) = screen([str(folder)], controls=True).checkpoints
+    assert found.tensor.shape == (WORDS, d)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "index"])
@@ -96,15 +239,11 @@ def test_slices_under_the_usual_file_names_are_refused_too(tmp_path, name):
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(content))
         name = "model-00001-of-00001.safetensors"
     shutil.move(file, tmp_path / name)
-    with pytest.raises(ScreeningError) as raised:
-        rows(tmp_path, [0])
-    assert raised.value.code == "SlicedTensor"
+    assert "does not hold all of it" in refused(tmp_path)
 
 
 def test_without_sizes_in_the_configuration_nothing_says_that_it_is_whole(tmp_path):
     write_slice(tmp_path, 1, [0, 0], HEAD)
     assert rows(tmp_path, [1]).shape == (1, D)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ScreeningError) as raised:
-        rows(tmp_path, [0])
-    assert raised.value.code == "SlicedTensor"
+    assert "no vocab_size and hidden_size" in refused(tmp_path)

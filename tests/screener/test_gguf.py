@@ -48,11 +48,12 @@ def write(
     *,
     model: str = "gpt2",
     parts: int = 0,
+    architecture: str = "llama",
     **pairs: Any,
 ) -> list[Path]:
     """A GGUF file by the format's own writer; tensors are name -> (type, float32 matrix or raw bytes)."""
     tokens, types = vocabulary("Ġ" if model == "gpt2" else "▁")
-    writer = GGUFWriter(place, "llama", split_max_tensors=parts)
+    writer = GGUFWriter(place, architecture, split_max_tensors=parts)
     writer.add_tokenizer_model(model)
     writer.add_tokenizer_pre("default")
     writer.add_array("tokenizer.ggml.scores", [0.5] * len(tokens))
@@ -220,7 +221,7 @@ def test_types_are_those_of_the_gguf_package():
     assert {code: theirs[code] for code in GGUF_TYPES} == GGUF_TYPES
 
 
-def remote(hub: Any, cache: Path, path: str = "m.gguf") -> Any:
+def remote(hub: Any, cache: Path, path: str = "m.gguf", seconds: float = 20) -> Any:
     async def work(budget: Budget) -> Any:
         async with ours(hub, cache) as client:
             snapshot = await client.snapshot("org/model", None, budget)
@@ -229,7 +230,7 @@ def remote(hub: Any, cache: Path, path: str = "m.gguf") -> Any:
             ids = [words.row(digit)[0] for digit in "0123456789"]  # type: ignore[index]
             return await read_rows(snapshot, model.projection, ids), ids, snapshot.meter
 
-    budget = Budget(20)
+    budget = Budget(seconds)
     return asyncio.run(budget.bounded(work(budget)))
 
 
@@ -279,7 +280,8 @@ def test_faults_on_the_way(hub, tmp_path, name, times):
         np.testing.assert_array_equal(rows, full[ids])
         return
     with pytest.raises(ScreeningError) as caught:
-        remote(hub, tmp_path / "cache")
+        # Bodies that break off every 100 bytes go on until the time is over.
+        remote(hub, tmp_path / "cache", seconds=4)
     assert caught.value.code in allowed
 
 
@@ -388,6 +390,48 @@ def test_without_the_gguf_package_the_sentence_names_the_extra(tmp_path, monkeyp
     assert "lmeval-dispersion[gguf]" in failed.message
     write(tmp_path / "plain.gguf", {"output.weight": ("BF16", matrix())})
     assert screen(str(tmp_path / "plain.gguf")).checkpoints, "16-bit rows need no package"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "extra", "takes_mean"),
+    [("llama", {}, False), ("command-r", {}, True), ("gpt2", {"output_norm.bias": np.zeros(WIDTH)}, True)],
+)
+def test_controls_are_those_of_the_safetensors_sibling(tmp_path, architecture, extra, takes_mean):
+    """llama.cpp's own norm, by the definition of the control on the whole matrix."""
+    full, gamma = matrix(), np.random.default_rng(3).uniform(0.5, 2.0, WIDTH).astype(np.float32)
+    tensors = {"output.weight": ("F32", full), "output_norm.weight": ("F32", gamma)}
+    tensors |= {name: ("F32", values.astype(np.float32)) for name, values in extra.items()}
+    write(tmp_path / "m.gguf", tensors, architecture=architecture)
+    (found,) = screening.screen([str(tmp_path / "m.gguf")], controls=True).checkpoints
+    tokens, _ = vocabulary("Ġ")
+    seen = full.astype(float) * gamma
+    seen = seen - seen.mean(axis=1, keepdims=True) if takes_mean else seen
+    t = seen[[tokens.index(digit) for digit in "0123456789"]]
+    r = seen[[tokens.index("Ġ" + word.strip()) for word in WORDS]]
+    ratio = within(t, metric="euclidean").mean / within(r, metric="euclidean").mean
+    assert found.controls.final_norm.mean == pytest.approx(ratio, abs=1e-6)
+    assert found.controls.tensor == "output_norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("norm", "architecture", "reason"),
+    [
+        (None, "llama", "holds no output_norm.weight in plain numbers"),
+        (("F32", np.ones(WIDTH // 2)), "llama", f"expected {WIDTH} numbers"),
+        (("F32", np.full(WIDTH, np.nan)), "llama", "zero or not finite"),
+        (None, "olmo", None),
+    ],
+)
+def test_where_a_file_tells_no_final_norm_a_reason_stands(tmp_path, norm, architecture, reason):
+    tensors = {"output.weight": ("F32", matrix())} | ({} if norm is None else {"output_norm.weight": norm})
+    write(tmp_path / "m.gguf", tensors, architecture=architecture)
+    (found,) = screening.screen([str(tmp_path / "m.gguf")], controls=True).checkpoints
+    if reason is None:
+        assert found.controls.tensor is None
+        assert found.controls.final_norm.mean > 0
+    else:
+        assert reason in found.controls.final_norm
+    assert found.controls.centred.mean > 0
 
 
 def test_json_says_which_file(tmp_path):

@@ -221,7 +221,7 @@ def test_the_second_run_asks_for_the_revision_only_and_a_pinned_one_for_nothing(
     before = len(hub.requests)
     again = read(hub, tmp_path / "cache")
     np.testing.assert_array_equal(again.rows, truth)
-    assert [r.part for r in hub.requests[before:]] == ["api"]
+    assert [(r.method, r.part) for r in hub.requests[before:]] == [("HEAD", "resolve")]
     assert again.snapshot.meter.requests == 1
     before = len(hub.requests)
     pinned = read(hub, tmp_path / "cache", "org/model", commit)
@@ -245,7 +245,7 @@ def test_other_rows_cost_only_themselves(hub, add, tmp_path):
     matrix = full_matrix(tmp_path / "repos" / "org/model-0" / FILE, HEAD)
     np.testing.assert_array_equal(found.rows, matrix[[4, 3, 60]])
     parts = [r.part for r in hub.requests[before:]]
-    assert sorted(parts) == ["api", "cdn", "resolve"]
+    assert sorted(parts) == ["cdn", "resolve", "resolve"]
 
 
 def test_requests_of_a_cold_checkpoint(hub, add, tmp_path):

@@ -182,7 +182,7 @@ def test_a_text_that_cannot_be_unpacked_is_refused(hub, checkpoint):
         ("cdn", status(503), "ServerError"),
         ("resolve", status(502), "ServerError"),
         ("api", status(429, {"Retry-After": "3600"}), "RateLimited"),
-        ("cdn", status(429, {"RateLimit": '"resolvers";r=0;t=200'}), "RateLimited"),
+        ("cdn", status(429, {"RateLimit": '"resolvers";r=0;t=2000'}), "RateLimited"),
         ("resolve", status(429), "RateLimited"),
         ("api", closed(), "Unreachable"),
         ("cdn", closed(reset=True), "Unreachable"),

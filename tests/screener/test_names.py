@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from lmeval_screener import screen
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import understood
+from lmeval_screener.targets.target import parse_target
 
 from lmeval_dispersion.paths import data_folder
 
@@ -48,7 +49,6 @@ def test_an_address_of_the_endpoint_in_use(monkeypatch):
         ("org/..", "BadName", "expected"),
         ("org/na..me", "BadName", "expected"),
         ("org/name@", "BadName", "no revision behind the @"),
-        ("https://example.com/org/name", "BadName", "example.com is not the Hub"),
         ("https://huggingface.co/", "BadName", "expected"),
         ("https://huggingface.co/datasets/org/name", "BadName", "of datasets, not of a model"),
         ("https://huggingface.co/org/name/blob/main/config.json", "BadName", "checkpoint: org/name@main"),
@@ -57,7 +57,12 @@ def test_an_address_of_the_endpoint_in_use(monkeypatch):
         ("https://[", "BadName", "expected"),
         ("hf://datasets/org/name", "BadName", "of datasets"),
         ("hf://org/name/config.json", "BadName", "give org/name"),
-        ("s3://bucket/model", "BadName", "s3:// is not read"),
+        ("s3://", "BadName", "a place behind it"),
+        ("://bucket", "BadName", "a scheme before"),
+        ("https:///x/model.safetensors", "BadName", "host is missing"),
+        ("hf://buckets/alone", "BadName", "hf://buckets/NAMESPACE/NAME"),
+        ("models:/", "BadName", "models:/NAME/VERSION"),
+        ("models:/a/1/2", "BadName", "models:/NAME@ALIAS"),
         ("./nowhere", "FolderNotFound", "no such folder"),
         ("/nowhere/at/all", "FolderNotFound", "no such folder"),
         ("~nobody-of-this-name/x", "FolderNotFound", "no such folder"),
@@ -74,8 +79,43 @@ def test_what_is_neither_is_explained(text, code, says):
 
 
 @pytest.mark.parametrize(
+    "address",
+    [
+        "s3://bucket/run/checkpoint-*",
+        "gs://bucket",
+        "abfss://box@account.dfs.core.windows.net/a b/m",
+        "https://example.com/org/name",
+        "https://example.com:8443",
+        "https://example.com/m/model.safetensors?X-Amz-Signature=0f",
+        "hf://buckets/org/name/run/checkpoint-5",
+        "models:/name",
+        "models:/name/3",
+        "models:/name/*",
+        "models:/name@champion",
+        "sftp://host/run",
+    ],
+)
+def test_addresses_of_storages_are_taken_as_they_are(address):
+    assert understood(address) == (address, None, False, None)
+    assert parse_target(address).scheme == address.partition(":")[0]
+    assert not parse_target(address).on_hub
+
+
+def test_other_ways_to_write_a_place(tmp_path):
+    assert understood("s3://bucket/m/:Q4_K_M") == ("s3://bucket/m", None, False, "Q4_K_M")
+    assert understood("https://huggingface.co/buckets/o/b/tree/run%201/x").repo == "hf://buckets/o/b/run 1/x"
+    assert understood(f"file://{tmp_path}") == (str(tmp_path), None, True, None)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_a_file_of_weights_is_a_checkpoint(tmp_path, file):
+    (tmp_path / file).write_bytes(b"x")
+    assert understood(str(tmp_path / file)) == (str(tmp_path / file), None, True, None)
+
+
+@pytest.mark.parametrize(
     ("file", "code", "says"),
-    [("model.safetensors", "FolderNotFound", "give the folder")],
+    [("tokenizer.json", "FolderNotFound", "give the folder")],
 )
 def test_a_file_in_place_of_its_folder(tmp_path, file, code, says):
     (tmp_path / file).write_bytes(b"x")
@@ -109,10 +149,10 @@ def test_any_text_is_understood_or_explained(text):
 
 def test_one_that_is_refused_fails_alone(tmp_path):
     good = str(data_folder("demo") / "sums-10")
-    result = screen(["./nowhere", good, "https://example.com/x", "a/b/c"])
+    result = screen(["./nowhere", good, "https://[", "a/b/c"])
     assert [c.repo for c in result.checkpoints] == [good]
     assert [(f.repo, f.error) for f in result.failed] == [
         ("./nowhere", "FolderNotFound"),
-        ("https://example.com/x", "BadName"),
+        ("https://[", "BadName"),
         ("a/b/c", "BadName"),
     ]

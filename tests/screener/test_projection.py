@@ -171,15 +171,44 @@ def test_a_packed_head_under_the_usual_name(tmp_path, dtype):
     assert str(error).startswith("cannot be screened because lm_head.weight is stored as")
 
 
-@pytest.mark.parametrize("scale", ["lm_head.weight_scale", "lm_head.weight_scale_inv", "lm_head.scales"])
-def test_a_scaled_head(tmp_path, scale):
-    tensors = {"lm_head.weight": ("F8_E4M3", matrix()), scale: ("F32", np.ones((V, 1)))}
-    assert refusal(write_checkpoint(tmp_path / "m", tensors)).code == "QuantizedTensor"
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lm_head.qweight",
+        "lm_head.weight_packed",
+        "lm_head.q_weight",
+        "lm_head.trellis",
+        "lm_head.W_q",
+        "lm_head._weight_qdata",
+        "lm_head.parametrizations.weight.original0",
+        "lm_head.base_layer.weight",
+        "lm_head.weight_g",
+        "language_model.lm_head.qweight",
+        "output.qweight",
+        "embed_out.qweight",
+    ],
+)
+@pytest.mark.parametrize("tied", [True, False, None])
+def test_a_head_packed_under_another_name(tmp_path, name, tied):
+    """Where the embedding is stored plainly beside it, the embedding is not what the model multiplies by."""
+    tensors = {"model.embed_tokens.weight": ("F16", matrix()), name: ("U32", matrix())}
+    config = {"model_type": "gemma"} | ({} if tied is None else {"tie_word_embeddings": tied})
+    error = refusal(write_checkpoint(tmp_path / "m", tensors, config=config))
+    assert error.code == "QuantizedTensor"
+    assert name in str(error)
 
 
-def test_a_head_packed_under_another_name(tmp_path):
-    tensors = {"model.embed_tokens.weight": ("F16", matrix()), "lm_head.qweight": ("U32", matrix())}
-    assert refusal(write_checkpoint(tmp_path / "m", tensors)).code == "QuantizedTensor"
+def test_other_tensors_beside_a_head_are_no_packed_head(tmp_path):
+    tensors = {"model.embed_tokens.weight": ("F16", matrix()), "lm_head.bias": ("F16", np.zeros(V))}
+    tensors |= {"lm_head.dense.weight": ("F16", matrix()), "model.layers.0.output.qweight": ("U32", matrix())}
+    config = {"model_type": "gemma"}
+    assert found(write_checkpoint(tmp_path / "m", tensors, config=config)).name == "model.embed_tokens.weight"
+
+
+@pytest.mark.parametrize("beside", ["bias", "input_scale", "additional_fc.weight", "input_zero_point"])
+def test_what_does_not_change_the_rows_may_stand_beside_them(tmp_path, beside):
+    tensors = {"lm_head.weight": ("F32", matrix()), f"lm_head.{beside}": ("F32", np.ones(1))}
+    assert found(write_checkpoint(tmp_path / "m", tensors)).name == "lm_head.weight"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +219,13 @@ def test_a_head_packed_under_another_name(tmp_path):
         pytest.param(
             {"weight_packed": "U32", "weight_scale": "BF16"}, False, id="compressed-tensors, packed"
         ),
-        pytest.param({"weight": "F8_E4M3", "weight_scale": "F32"}, False, id="compressed-tensors, FP8"),
+        pytest.param({"weight": "U32", "scales": "F16", "biases": "F16"}, False, id="MLX"),
+        pytest.param(
+            {"weight_packed": "U8", "weight_scale": "F8_E4M3", "weight_global_scale": "F32"},
+            False,
+            id="NVFP4",
+        ),
+        pytest.param({"q_weight": "U32", "q_scale": "U32", "q_perm": "I8"}, False, id="EXL2"),
         pytest.param({"weight": "I8", "SCB": "F32"}, False, id="bitsandbytes, 8 bits"),
         pytest.param({"weight": "U8", "weight.absmax": "F32"}, False, id="bitsandbytes, 4 bits"),
         pytest.param({"weight": "BF16"}, True, id="only the layers are quantised"),
@@ -208,12 +243,45 @@ def test_layouts_of_quantised_models(tmp_path, stored, screened, shards):
     else:
         error = refusal(folder)
         assert error.code == "QuantizedTensor"
+        assert "lm_head." in str(error)
         assert "unquantised" in str(error)
 
 
-def test_a_scale_in_another_shard_is_seen(tmp_path):
-    tensors = {"lm_head.weight": ("F8_E4M3", matrix()), "lm_head.weight_scale": ("F32", np.ones((V, 1)))}
-    assert refusal(write_checkpoint(tmp_path / "m", tensors, shards=2)).code == "QuantizedTensor"
+def test_an_unknown_companion_in_another_shard_is_seen(tmp_path):
+    tensors = {"lm_head.weight": ("F8_E4M3", matrix()), "lm_head.scales": ("F32", np.ones((V, 1)))}
+    error = refusal(write_checkpoint(tmp_path / "m", tensors, shards=2))
+    assert error.code == "QuantizedTensor"
+    assert "lm_head.scales beside it" in str(error)
+
+
+CARD = "---\nbase_model: org/base\nbase_model_relation: quantized\n---\n# A card\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "config", "step"),
+    [
+        ({"README.md": CARD}, {}, "screen org/base, which its README.md names"),
+        ({}, {"_name_or_path": "org/base"}, "screen org/base, which its config.json names"),
+        ({}, {"_name_or_path": "/home/me/base"}, "screen the unquantised model"),
+        ({"README.md": CARD}, {"_name_or_path": "org/other"}, "org/base"),
+        ({"model-BF16.gguf": "", "README.md": CARD}, {}, "m:model-BF16.gguf, which lies beside it"),
+        ({"model-Q4_K_M.gguf": ""}, {}, "screen the unquantised model"),
+    ],
+)
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_packed_head_names_what_to_screen_instead(tmp_path, files, config, step, tied):
+    stem = "model.embed_tokens" if tied else "lm_head"
+    tensors = {f"{stem}.weight": ("U32", matrix()), f"{stem}.scales": ("F16", matrix())}
+    settings = {"model_type": "llama", "tie_word_embeddings": tied} | config
+    folder = write_checkpoint(tmp_path / "m", tensors, config=settings)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    error = refusal(folder)
+    assert error.code == "QuantizedTensor"
+    assert str(error).startswith(
+        f"cannot be screened because {stem}.weight is stored as U32 with {stem}.scales"
+    )
+    assert step in str(error)
 
 
 @pytest.mark.parametrize("shape", [(V,), (V, D, 2), (0, D)])
@@ -252,7 +320,11 @@ def test_an_adapter_beside_its_base_does_not_disturb(tmp_path):
     folder = write_checkpoint(tmp_path / "m", head_and_embedding())
     write_safetensors(folder / "adapter_model.safetensors", {"x.lora_A.weight": ("F32", matrix())})
     (folder / "adapter_config.json").write_text("{}")
-    assert found(folder).file == "model.safetensors"
+    projection = found(folder)
+    assert projection.file == "model.safetensors"
+    assert projection.warnings == (
+        "adapter_model.safetensors lies beside the weights and was not applied to them",
+    )
 
 
 def test_a_single_file_under_another_name_is_read_with_a_warning(tmp_path):

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmeval_screener import screen
-from lmeval_screener.ranking.gap import difference, gap, student_p
-from lmeval_screener.ranking.groups import rank_gaps
+from lmeval_screener.ranking.gap import Gap, difference, gap, student_p, student_t
+from lmeval_screener.ranking.ties import ALL_PAIRS, Changes, _intervals, compared, rank_gaps
 from scipy import stats
 
+from lmeval_dispersion.geometry import PairMean
 from lmeval_dispersion.paths import data_folder
 
 TOKENS = 10  # digits
@@ -39,6 +40,14 @@ def test_student_p_is_scipys(t, freedom):
     assert student_p(t, freedom) == pytest.approx(2 * stats.t.sf(t, freedom), rel=1e-3, abs=1e-12)
 
 
+@pytest.mark.parametrize("p", [0.05, 0.05 / 200, 0.05 / 5000])
+def test_student_t_is_scipys(p):
+    freedom = np.concatenate([np.random.default_rng(1).uniform(2, 120, size=40), [math.inf, 1.0]])
+    np.testing.assert_allclose(student_t(p, freedom), stats.t.isf(p / 2, freedom), rtol=2e-2)
+    narrow = np.random.default_rng(1).uniform(9, 110, size=40)
+    np.testing.assert_allclose(student_t(p, narrow), stats.t.isf(p / 2, narrow), rtol=5e-4)
+
+
 def test_degrees_of_freedom_by_welch():
     a, b = siblings(np.random.default_rng(5), 2)
     sides = [getattr(a, name) - getattr(b, name) for name in ("left_out_domain", "left_out_reference")]
@@ -53,9 +62,9 @@ def test_on_noise_any_two_are_told_apart_in_at_most_one_group_of_twenty(count):
     draw, groups = np.random.default_rng(count), 100
     told = looks = 0
     for _ in range(groups):
-        standings = rank_gaps(siblings(draw, count))
-        told += any(s.tied_with != (1, count) for s in standings)
-        looks += any(len(s.not_separated_from) < count - 1 for s in standings)
+        gaps = siblings(draw, count)
+        told += any(s.tied_with != (1, count) for s in rank_gaps(gaps))
+        looks += any(difference(a, b).separated for a, b in itertools.combinations(gaps, 2))
     # 11 or more of 100 has a probability of 1 % where 5 % is true; the pairwise criterion claims far more.
     assert told <= 10
     assert count == 2 or looks > 2 * told
@@ -96,10 +105,96 @@ def test_ties_by_an_independent_holm(count, seed):
         assert own.tied_with[0] <= own.rank <= own.tied_with[1]
 
 
+def drawn_gaps(draw, count, *, shift=0.0, noise=0.02):
+    """Gaps like a group's, made without rows: a common influence of each token and noise of its own."""
+    sides = [draw.normal(size=10) * 0.05, draw.normal(size=50) * 0.01]
+    found = []
+    for number in range(count):
+        left = [side + noise * side.std() * draw.standard_t(8, size=side.shape) for side in sides]
+        # The mean moves with its tokens as the jackknife says: G is the mean of its pseudo-values.
+        mean = 1.0 - sum((len(s) - 1) * (v - s).mean() for v, s in zip(left, sides, strict=True))
+        step = shift * (number < count // 3)
+        found.append(
+            Gap("cosine", mean + step, 0.1, NOTHING, NOTHING, NOTHING, left[0] + step, left[1] + step)
+        )
+    return found
+
+
+NOTHING = PairMean(0.0, 0.0, 0.0, 1, np.zeros(0), np.zeros(0))
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.003, 0.01, 0.1])
+def test_in_a_large_group_equals_are_told_apart_in_at_most_one_of_twenty(shift):
+    """A third is better by a step: inside either part nothing may be told apart, whatever the step."""
+    draw, count, groups = np.random.default_rng(7), 120, 40
+    wrong = right = 0
+    for _ in range(groups):
+        gaps = drawn_gaps(draw, count, shift=shift)
+        standings = compared(gaps).members
+        better, worse = standings[: count // 3], standings[count // 3 :]
+        split = max(s.rank for s in better)
+        cleanly = split < min(s.rank for s in worse)
+        for part in (better, worse):
+            first, last = min(s.rank for s in part), max(s.rank for s in part)
+            if any(s.tied_with[0] > first or s.tied_with[1] < last for s in part):
+                wrong += 1
+                break
+        right += cleanly and all(s.tied_with == (1, split) for s in better)
+    assert wrong <= 6  # 7 or more of 40 has a probability of 1 % where 5 % is true
+    assert right >= 0.8 * groups if shift == 0.1 else right == 0
+
+
+def test_the_comparisons_of_a_large_group_grow_with_its_size_and_not_with_its_square():
+    draw = np.random.default_rng(3)
+    some = drawn_gaps(draw, ALL_PAIRS + 1)
+    counts = {n: compared((some * 77)[:n]).comparisons for n in (ALL_PAIRS, ALL_PAIRS + 1, 1500, 5000)}
+    assert counts[ALL_PAIRS] == ALL_PAIRS * (ALL_PAIRS - 1) / 2
+    assert all(made <= 2 * n for n, made in counts.items() if n > ALL_PAIRS)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(2, 40), st.integers(0, 10**6))
+def test_intervals_by_an_independent_search_over_all_pairs(count, seed):
+    draw = np.random.default_rng(seed)
+    gaps = drawn_gaps(draw, count, shift=draw.uniform(0, 0.02), noise=draw.uniform(0, 0.3))
+    gaps += gaps[: count // 4]  # copies share their ranks
+    means = np.array([g.mean for g in gaps])
+    half = []
+    for g in gaps:
+        parts = []
+        for name in ("left_out_domain", "left_out_reference"):
+            values = getattr(g, name) - np.mean([getattr(other, name) for other in gaps], axis=0)
+            parts.append(((len(values) - 1) / len(values) * np.square(values - values.mean()).sum(), values))
+        whole = sum(part for part, _ in parts)
+        freedom = whole**2 / sum(part**2 / (len(values) - 1) for part, values in parts)
+        half.append(stats.t.isf(0.025 / len(gaps), freedom) * math.sqrt(whole))
+    low, high = means - half, means + half
+    for i, own in enumerate(_intervals(gaps).members):
+        assert own.rank == 1 + (means > means[i]).sum()
+        # Quantiles are interpolated: what lies within a thousandth of the edge may go either way.
+        edge = 1e-3 * half[i]
+        sure = [1 + (means > m).sum() for m in means[(low <= high[i] - edge) & (high >= low[i] + edge)]]
+        most = [1 + (means > m).sum() for m in means[(low <= high[i] + edge) & (high >= low[i] - edge)]]
+        assert min(most) <= own.tied_with[0] <= min(sure)
+        assert max(sure) <= own.tied_with[1] <= max(most)
+
+
+def test_changes_of_a_long_series_by_comparing_each_pair():
+    draw = np.random.default_rng(11)
+    gaps = drawn_gaps(draw, ALL_PAIRS + 6, shift=0.002, noise=0.1)
+    level = 1e-3
+    found = [Changes(gaps, level).any_after(i) for i in range(len(gaps) - 1)]
+    slow = [
+        any(difference(gaps[i], other).p < level for other in gaps[i + 1 :]) for i in range(len(gaps) - 1)
+    ]
+    assert found == slow
+    assert 0 < sum(found) < len(found)
+
+
 def test_copies_are_tied_and_share_a_rank():
     (one,) = siblings(np.random.default_rng(2), 1)
     (other,) = siblings(np.random.default_rng(2), 1)
-    assert [s[:3] for s in rank_gaps([one, other])] == [(1, [1], (1, 1)), (1, [0], (1, 1))]
+    assert [s[:2] for s in rank_gaps([one, other])] == [(1, (1, 1)), (1, (1, 1))]
     assert rank_gaps([one, other])[0].next == (0.0, 0.0, False)
 
 

@@ -27,7 +27,7 @@ def truth(hub, tmp_path):
 
 def test_one_asked_to_wait_means_all_of_us(hub, truth, tmp_path):
     """Another checkpoint does not knock while the server asked to be left alone, and says why it failed."""
-    hub.fault("api", faults.status(429, {"RateLimit": '"api";r=0;t=100'}), times=1)
+    hub.fault("api", faults.status(429, {"RateLimit": '"api";r=0;t=2000'}), times=1)
 
     async def both():
         async with ours(hub, tmp_path / "cache") as client:

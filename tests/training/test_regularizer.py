@@ -143,8 +143,7 @@ def test_injected_gradients_survive_an_evaluation_before_the_backward_pass(reent
     assert_same_gradients(gradients(model), wanted)
 
 
-@pytest.mark.parametrize("mode", ["add", "inject"])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("mode", "compiled"), [("add", False), ("inject", False), ("inject", True)])
 def test_evaluation_is_measured_over_all_its_tokens(mode, compiled):
     """One pair mean over everything, by a plain loop over pairs, whatever the batches; without training."""
     model, batch = tiny_gpt2(2), batch_of(padded=True)

@@ -24,6 +24,7 @@ from lmeval_dispersion.audit.calibration.features import (
     CLUSTERS,
     FEATURES,
     FEWEST_SLICES,
+    Slicing,
     available_features,
     batches_of,
     confidence_threshold,
@@ -83,32 +84,10 @@ def fit_calibrator(
     Raises:
         UsageError: Too few labelled documents or slices, labels all right or all wrong, unknown features.
     """
-    check_labels(run)
-    rows = run.labelled
-    slicing = labelled_slices(run, by, seed=seed)
-    rng = np.random.default_rng(seed)
-    batches = [batches_of(part, slice_size, rng) for part in slicing.slices]
-    kept = [i for i, found in enumerate(batches) if found]
-    if len(kept) < FEWEST_SLICES:
-        raise UsageError(
-            f"{len(kept)} slices have {slice_size} labelled documents, and {FEWEST_SLICES} are needed; "
-            "give a smaller --slice-size"
-        )
-    parts = [batch for i in kept for batch in batches[i]]
-    group = np.repeat(np.arange(len(kept)), [len(batches[i]) for i in kept])
-    threshold = confidence_threshold(run)
-    names = _wanted(features, available_features(run, rows))
-    raw = slice_features(run, parts, names, threshold)
-    varied = raw.std(axis=0) > 0
-    names, raw = [name for name, varies in zip(names, varied, strict=True) if varies], raw[:, varied]
-    centre, scale = raw.mean(axis=0), raw.std(axis=0)
-    pairs = shrinkage.Pairs(
-        (raw - centre) / scale,
-        np.array([run.score[part].mean() for part in parts]),
-        np.array([float(len(part)) for part in parts]),
-        np.array([run.score[part].var(ddof=1) for part in parts]),
-        group,
-    )
+    prepared = labelled_pairs(run, by=by, features=features, slice_size=slice_size, seed=seed)
+    slicing, kept, names, raw = prepared.slicing, prepared.kept, prepared.names, prepared.raw
+    pairs, threshold = prepared.pairs, prepared.threshold
+    group, centre, scale = pairs.group, raw.mean(axis=0), raw.std(axis=0)
     learnt = _learn(pairs, names, seed)
     about = run.describe()
     sizes = [int(pairs.documents.min()), int(pairs.documents.max())]
@@ -146,6 +125,66 @@ def fit_calibrator(
         "run_created": about["created"],
         "version": __version__,
     }
+
+
+class LabelledPairs(NamedTuple):
+    """The labelled slices of a run as what is fitted to.
+
+    Attributes:
+        slicing: All slices.
+        kept: Which of them are large enough, in order; ``pairs.group`` counts these.
+        parts: Rows of each pair.
+        names: Features that vary.
+        raw: Their values, shape (pairs, features).
+        pairs: With the features standardised.
+        threshold: ATC's.
+    """
+
+    slicing: Slicing
+    kept: list[int]
+    parts: list[Rows]
+    names: list[str]
+    raw: Array
+    pairs: shrinkage.Pairs
+    threshold: float
+
+
+def labelled_pairs(
+    run: Run,
+    *,
+    by: str | None = None,
+    features: Sequence[str] = (),
+    slice_size: int | None = None,
+    seed: int = 0,
+) -> LabelledPairs:
+    """The slices that :func:`fit_calibrator` learns from; arguments and errors are its."""
+    check_labels(run)
+    rows = run.labelled
+    slicing = labelled_slices(run, by, seed=seed)
+    rng = np.random.default_rng(seed)
+    batches = [batches_of(part, slice_size, rng) for part in slicing.slices]
+    kept = [i for i, found in enumerate(batches) if found]
+    if len(kept) < FEWEST_SLICES:
+        raise UsageError(
+            f"{len(kept)} slices have {slice_size} labelled documents, and {FEWEST_SLICES} are needed; "
+            "give a smaller --slice-size"
+        )
+    parts = [batch for i in kept for batch in batches[i]]
+    group = np.repeat(np.arange(len(kept)), [len(batches[i]) for i in kept])
+    threshold = confidence_threshold(run)
+    names = _wanted(features, available_features(run, rows))
+    raw = slice_features(run, parts, names, threshold)
+    varied = raw.std(axis=0) > 0
+    names, raw = [name for name, varies in zip(names, varied, strict=True) if varies], raw[:, varied]
+    centre, scale = raw.mean(axis=0), raw.std(axis=0)
+    pairs = shrinkage.Pairs(
+        (raw - centre) / scale,
+        np.array([run.score[part].mean() for part in parts]),
+        np.array([float(len(part)) for part in parts]),
+        np.array([run.score[part].var(ddof=1) for part in parts]),
+        group,
+    )
+    return LabelledPairs(slicing, kept, parts, names, raw, pairs, threshold)
 
 
 class _Learnt(NamedTuple):

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import email.utils
 import functools
+import math
 import os
 import random
-import re
 import ssl
 import time
 import urllib.request
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import aiohttp
 from yarl import URL
 
+from lmeval_screener.checkpoints.limits import LONGEST_WAIT, Allowance, Bucket, asked_wait, rate_limited
 from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.errors import ScreeningError
 
@@ -47,19 +47,39 @@ class Budget:
     Attributes:
         seconds: The whole of it.
         trouble: Why what is being tried again failed the last time: the reason to give when time runs out.
+        at_end: What to do when a work has ended.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.trouble: ScreeningError | None = None
+        self.at_end: list[Callable[[], None]] = []
         self._spent = 0.0
         self._since: float | None = None
+        self._pauses = 0
 
     @property
     def remaining(self) -> float:
         """Seconds left."""
-        running = 0.0 if self._since is None else time.monotonic() - self._since
-        return self.seconds - self._spent - running
+        return self.seconds - self._elapsed()
+
+    @property
+    def runs(self) -> bool:
+        """Whether something is being done."""
+        return self._since is not None
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """A span of time that does not count: somebody waits for a server's quota."""
+        if not self._pauses:
+            self._spent = self._elapsed()
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            if not self._pauses and self._since is not None:
+                self._since = time.monotonic()
 
     async def bounded(self, work: Coroutine[Any, Any, T]) -> T:
         """Result of some work, if it comes in time; one work after the other.
@@ -68,16 +88,30 @@ class Budget:
             ScreeningError: ``Timeout``, or the trouble that the time went into.
         """
         self._since = time.monotonic()
+        task = asyncio.ensure_future(work)
         try:
-            return await asyncio.wait_for(work, max(self.remaining, 0.0))
-        except asyncio.TimeoutError:
+            while not task.done() and (self.remaining > 0 or self._pauses):
+                # The clock may have stood meanwhile: then there is more time than was left here.
+                left = None if math.isinf(self.seconds) else max(self.remaining, 0.05)
+                await asyncio.wait((task,), timeout=left)
+            if task.done():
+                return task.result()
             raise self.trouble or ScreeningError(
                 "Timeout",
                 f"not read within {self.seconds:g} s; try again, or allow more with --timeout",
-            ) from None
+            )
         finally:
-            self._spent = self.seconds - self.remaining
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            self._spent = self._elapsed()
             self._since = None
+            while self.at_end:
+                self.at_end.pop()()
+
+    def _elapsed(self) -> float:
+        running = 0.0 if self._since is None or self._pauses else time.monotonic() - self._since
+        return self._spent + running
 
 
 class AgainError(Exception):
@@ -104,10 +138,20 @@ class Transport:
         endpoint: Origin of the Hub, such as ``https://huggingface.co``.
         token: Sent to that origin and nowhere else; None: anonymous.
         agent: User-Agent.
+        allowance: The user's own limits; None: none.
+
+    Attributes:
+        shared: Counts what is done for no single checkpoint.
+        texts_lie_there: Whether this server was seen to redirect small files to its store of texts.
     """
 
-    def __init__(self, endpoint: str, token: str | None, agent: str) -> None:
+    def __init__(
+        self, endpoint: str, token: str | None, agent: str, allowance: Allowance | None = None
+    ) -> None:
         self.endpoint = endpoint
+        self.allowance = allowance or Allowance()
+        self.shared = Meter()
+        self.texts_lie_there = False
         self.token = token
         self._origin = URL(endpoint).origin()
         self._session = aiohttp.ClientSession(
@@ -119,7 +163,7 @@ class Transport:
         )
         self._slots: dict[URL, asyncio.Semaphore] = {}
         self._proxies: dict[URL, str | None] = {}
-        self._not_before: dict[URL, float] = {}
+        self._buckets: dict[tuple[URL, str], Bucket] = {}
 
     async def close(self) -> None:
         """Close every connection."""
@@ -129,27 +173,61 @@ class Transport:
         """Whether a URL is of the Hub's own origin."""
         return url.origin() == self._origin
 
+    def bucket(self, url: URL) -> Bucket:
+        """The quota that counts a request."""
+        origin = url.origin()
+        kind = "" if origin != self._origin else _kind(url.raw_path)
+        if (found := self._buckets.get((origin, kind))) is None:
+            found = self._buckets[origin, kind] = Bucket(kind or url.host or "", self.allowance.notice)
+        return found
+
+    def quotas(self) -> list[Bucket]:
+        """The buckets of the Hub, as far as they were met."""
+        return [bucket for (origin, _), bucket in self._buckets.items() if origin == self._origin]
+
     @contextlib.asynccontextmanager
     async def request(
-        self, method: str, url: URL, headers: Mapping[str, str], meter: Meter
+        self,
+        method: str,
+        url: URL,
+        headers: Mapping[str, str],
+        meter: Meter,
+        budget: Budget | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """One request when a slot is free, no retries, no redirects; the body is not yet read.
+        """One request when its quota and a slot are free, no retries, no redirects; the body is not yet read.
+
+        Args:
+            method: Of HTTP.
+            url: Where to.
+            headers: Beside the usual ones.
+            meter: Counts it.
+            budget: Stands still while the quota is waited for.
 
         Raises:
-            AgainError: The connection failed or broke, also while the body is read; or the server has asked
-                to be left alone for a while.
+            AgainError: The connection failed or broke, also while the body is read.
+            ScreeningError: ``RateLimited``, where the server wants to be left alone for too long;
+                ``NotTried``, where the user's own limits are used up.
         """
         origin = url.origin()
-        if origin == self._origin and self.token:
+        counted = origin == self._origin
+        if counted and self.token:
             headers = {**headers, "Authorization": f"Bearer {self.token}"}
         if origin not in self._proxies:
             self._proxies[origin] = environment_proxy(url)
-        async with self._slots.setdefault(origin, asyncio.Semaphore(CONNECTIONS)):
-            # A server that asked one of us to wait means all of us.
-            if (wait := self._not_before.get(origin, 0.0) - time.monotonic()) > 0:
-                raise AgainError(_rate_limited(url.host, wait), wait=wait, fruitful=True)
-            meter.requests += 1
-            try:
+        bucket = self.bucket(url)
+        if (slots := self._slots.get(origin)) is None:
+            slots = self._slots[origin] = asyncio.Semaphore(CONNECTIONS)
+        if self.allowance.limited:
+            running = budget if budget is not None and budget.runs and meter is not self.shared else None
+            if await self.allowance.admit(meter, running) and running is not None:
+                running.at_end.append(functools.partial(self.allowance.release, meter))
+        await bucket.turn(budget)
+        answered = False
+        try:
+            async with slots:
+                if self.allowance.limited:
+                    self.allowance.spend(meter, counted=counted)
+                meter.requests += 1
                 async with self._session.request(
                     method,
                     url,
@@ -158,11 +236,16 @@ class Transport:
                     proxy=self._proxies[origin],
                     ssl=_tls_context() if url.scheme == "https" else True,
                 ) as response:
+                    answered = True
+                    bucket.done(response.headers)
                     yield response
-            except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-                reason = f"{type(error).__name__}: {error}".rstrip(": ")
-                what = f"the connection to {url.host} failed ({reason}); check the network and HF_ENDPOINT"
-                raise AgainError(ScreeningError("Unreachable", what)) from error
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            what = f"the connection to {url.host} failed ({reason}); check the network and the address"
+            raise AgainError(ScreeningError("Unreachable", what)) from error
+        finally:
+            if not answered:
+                bucket.done(None)
 
     async def body(
         self,
@@ -170,6 +253,7 @@ class Transport:
         meter: Meter,
         limit: int,
         refused: Callable[[aiohttp.ClientResponse], ScreeningError],
+        budget: Budget | None = None,
     ) -> tuple[bytes, aiohttp.ClientResponse]:
         """A whole small body, redirects followed, in one attempt; and the response it came with.
 
@@ -178,13 +262,14 @@ class Transport:
             meter: Counts every hop.
             limit: Bytes that the body may have, unpacked.
             refused: The error that a final status other than 200 means.
+            budget: Stands still while a quota is waited for.
 
         Raises:
             AgainError: As `request` and `raise_if_passing`; also for a body beyond the limit.
             ScreeningError: As `refused` says.
         """
         for _ in range(HOPS):
-            async with self.request("GET", url, {"Accept-Encoding": "gzip"}, meter) as response:
+            async with self.request("GET", url, {"Accept-Encoding": "gzip"}, meter, budget) as response:
                 if is_redirect(response):
                     url = await redirect(response, meter)
                     continue
@@ -201,7 +286,8 @@ class Transport:
                 return bytes(received), response
         raise ScreeningError("BadResponse", f"{url.host} redirects in circles; check HF_ENDPOINT")
 
-    async def retried(self, attempt: Callable[[], Awaitable[T]], budget: Budget) -> T:
+    @staticmethod
+    async def retried(attempt: Callable[[], Awaitable[T]], budget: Budget) -> T:
         """Result of the first attempt that succeeds.
 
         Raises:
@@ -229,17 +315,24 @@ class Transport:
         """Raise `AgainError` for an answer that may pass: 408, 429 and 5xx.
 
         How long to wait is in ``Retry-After``, or (the Hub's 429 has none) in ``RateLimit: …;t=<seconds>``.
+        After a 429 the next attempt waits for its turn, as all others of its bucket do.
+
+        Raises:
+            ScreeningError: ``RateLimited``, where that is longer than `LONGEST_WAIT`.
         """
         status, host = response.status, response.url.host
         if status == 429:
-            wait = _asked_wait(response.headers)
+            bucket = self.bucket(response.url)
+            wait = bucket.asked_wait(response.headers)
             if wait:
-                self._not_before[response.url.origin()] = time.monotonic() + min(wait, 300.0)
-            raise AgainError(_rate_limited(host, wait), wait=wait)
+                bucket.hold(wait)
+                if wait > LONGEST_WAIT:
+                    raise rate_limited(host, wait)
+            raise AgainError(rate_limited(host, wait), wait=None if wait is None else 0.0)
         if status == 408 or status >= 500:
             raise AgainError(
                 ScreeningError("ServerError", f"{host} answered {status} again and again; try again later"),
-                wait=_asked_wait(response.headers) if status == 503 else None,
+                wait=asked_wait(response.headers) if status == 503 else None,
             )
 
 
@@ -355,20 +448,8 @@ def _tls_context() -> ssl.SSLContext:
     return ssl.create_default_context(cafile=certifi.where())
 
 
-def _rate_limited(host: str | None, wait: float | None) -> ScreeningError:
-    until = f"in {wait:.0f} s" if wait else "later"
-    return ScreeningError(
-        "RateLimited", f"{host} allows no more requests now (429); try again {until}, or log in"
-    )
-
-
-def _asked_wait(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a server asks to wait; None if it does not say."""
-    value = headers.get("Retry-After", "")
-    if re.fullmatch(r"\d+(\.\d+)?", value):
-        return float(value)
-    if value:
-        with contextlib.suppress(ValueError):
-            return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    seconds = re.search(r"\bt=(\d+)", headers.get("RateLimit", ""))
-    return float(seconds[1]) if seconds else None
+def _kind(path: str) -> str:
+    """Which of the Hub's quotas counts a path."""
+    if "/resolve/" in path or path.startswith("/api/resolve-cache/"):
+        return "resolvers"
+    return "api" if path.startswith("/api/") else "pages"

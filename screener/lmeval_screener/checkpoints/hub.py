@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 from urllib.parse import quote
 
 import aiohttp
@@ -31,11 +35,14 @@ from lmeval_screener.checkpoints.hub_responses import (
     parse_tree,
     refusal,
 )
+from lmeval_screener.checkpoints.limits import Allowance, Bucket
 from lmeval_screener.checkpoints.local import open_download
 from lmeval_screener.checkpoints.remote import HubSnapshot
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.target import matching, step_key
+
+T = TypeVar("T")
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
@@ -44,6 +51,8 @@ _TOKEN = re.compile(r"[!-~]+")
 _LISTING_LIMIT = 64 * 2**20
 #: Texts that nearly every checkpoint needs, asked for beside the listing when nothing is cached.
 _EARLY = ("config.json", "model.safetensors.index.json")
+#: What is asked of a checkpoint from a list, which names files without sizes and digests.
+_SINGLE, _TOKENIZERS = "model.safetensors", ("tokenizer.json", "vocab.json")
 
 
 class Hub:
@@ -59,6 +68,7 @@ class Hub:
             for other libraries' data, ``$HF_HOME/assets/screen-checkpoints``.
         endpoint: Origin of the Hub; None: as huggingface_hub is set.
         token: A token; None: as huggingface_hub finds it.
+        allowance: The user's own limits; None: none.
 
     Raises:
         UsageError: The endpoint is no address, or (on entering) the token no token.
@@ -75,13 +85,14 @@ class Hub:
         cache: Path | None = None,
         endpoint: str | None = None,
         token: str | None = None,
+        allowance: Allowance | None = None,
     ) -> None:
         from huggingface_hub import constants
 
         self.endpoint = _address(endpoint or constants.ENDPOINT)
         self.offline = constants.HF_HUB_OFFLINE if offline is None else offline
         self.meter = Meter()
-        self._token = token
+        self._token, self._allowance = token, allowance
         self.cache = Cache(cache or Path(constants.HF_ASSETS_CACHE) / "screen-checkpoints")
         self._downloads = Path(constants.HF_HUB_CACHE)
         self._transport: Transport | None = None
@@ -96,7 +107,10 @@ class Hub:
                     "expected a token of ASCII letters, digits and signs, got another; check HF_TOKEN, "
                     "or log in again (hf auth login)"
                 )
-            self._transport = Transport(self.endpoint, token, f"screen-checkpoints/{__version__}")
+            self._transport = Transport(
+                self.endpoint, token, f"screen-checkpoints/{__version__}", self._allowance
+            )
+            self._transport.shared = self.meter
         return self
 
     async def __aexit__(
@@ -106,8 +120,17 @@ class Hub:
         if self._transport:
             await self._transport.close()
 
+    @property
+    def transport(self) -> Transport | None:
+        """The connections, for other places than repositories; None in offline mode."""
+        return self._transport
+
     async def snapshot(
-        self, repo: str, revision: str | None = None, budget: Budget | None = None
+        self,
+        repo: str,
+        revision: str | None = None,
+        budget: Budget | None = None,
+        listing: Listing | None = None,
     ) -> Snapshot:
         """A checkpoint at a revision, pinned to its commit.
 
@@ -115,6 +138,7 @@ class Hub:
             repo: ``org/name``; renamed repositories are followed.
             revision: Branch, tag or commit; None: the default branch.
             budget: Time for everything that is read of it: no retry waits beyond it; None: no limit.
+            listing: What a list of many repositories said of it: then no API call is made.
 
         Raises:
             ScreeningError: ``RepoNotFound``, ``RevisionNotFound``, ``Offline``, or an error of the
@@ -123,15 +147,97 @@ class Hub:
         budget, meter = budget or Budget(math.inf), Meter()
         if not _NAME.fullmatch(repo):
             raise ScreeningError("RepoNotFound", f"expected a name such as org/model, got {repo!r}; check it")
-        if self._transport is None:
+        if self._transport is None and listing is None:
             return self._from_cache(repo, revision, budget, meter)
         try:
+            if listing is not None:
+                return await self._listed(listing, revision, budget, meter)
             found, early = await self._found(repo, revision, budget, meter)
+            return await self._prepared(self._snapshot(found, revision, budget, meter, early))
         except BaseException:
             self.meter.bytes_read += meter.bytes_read
             self.meter.requests += meter.requests
             raise
-        return self._snapshot(found, revision, budget, meter, early)
+
+    async def _listed(self, listing: Listing, revision: str | None, budget: Budget, meter: Meter) -> Snapshot:
+        """A checkpoint that a list of repositories named, with what was found out of its files before."""
+        if (kept := self.cache.read("listings", self._key(listing.repo, listing.commit))) is not None:
+            found = replace(Listing.from_json(kept), gated=listing.gated)
+            found = replace(found, parameters=found.parameters or listing.parameters)
+        elif self._transport is None:
+            return self._from_cache(listing.repo, listing.commit, budget, meter)
+        else:
+            found = listing
+        return await self._prepared(self._snapshot(found, revision, budget, meter, {}))
+
+    async def _prepared(self, snapshot: HubSnapshot) -> HubSnapshot:
+        """A snapshot that knows of its files what nearly every checkpoint needs."""
+        if self._transport is not None:
+            texts = _EARLY[:1] if _SINGLE in snapshot.files else _EARLY
+            await snapshot.prepare(_TOKENIZERS, _SINGLE, texts)
+        return snapshot
+
+    async def page(
+        self, address: str, what: str, parse: Callable[[bytes, str], T], budget: Budget | None = None
+    ) -> tuple[T, str | None]:
+        """One page of a list of repositories, understood, and the address of the next one.
+
+        Args:
+            address: Path and query at the endpoint, or the address of a next page.
+            what: What is listed, in words.
+            parse: What understands its content.
+            budget: See `snapshot`.
+
+        Raises:
+            ScreeningError: ``BadResponse`` if it goes on elsewhere; ``RepoNotFound`` if there is no such
+                list, or an error of the connection.
+        """
+        address = address if "://" in address else f"{self.endpoint}{address}"
+        if self._transport is None:
+            kept = self.cache.read("pages", address)
+            if kept is None:
+                raise _offline(f"the list {address}")
+            address, _, content = kept.decode().partition("\n")
+            return parse(content.encode(), what), address or None
+        bodies: list[bytes] = []
+
+        def both(body: bytes, asked: str) -> T:
+            bodies[:] = [body]
+            return parse(body, asked)
+
+        url, budget = URL(address, encoded=True), budget or Budget(math.inf)
+        found, response = await self._api(url, what, "main", budget, self.meter, both)
+        following = self._next(response, "repositories")
+        self.cache.write("pages", address, f"{following or ''}\n".encode() + bodies[0])
+        return found, None if following is None else str(following)
+
+    def _next(self, response: aiohttp.ClientResponse, what: str) -> URL | None:
+        """Where a list goes on."""
+        try:
+            following = response.links.get("next")
+        except ValueError:
+            raise ScreeningError(
+                "BadResponse",
+                f"the listing of {what} goes on at what is no address; check HF_ENDPOINT",
+            ) from None
+        if following is None:
+            return None
+        url = URL(following["url"])
+        if not self._transport or not self._transport.is_hub(url):
+            raise ScreeningError("BadResponse", f"the listing of {what} goes on at another host")
+        return url
+
+    def has_token(self) -> bool:
+        """Whether requests would carry a token."""
+        return bool(self._token or _implicit_token())
+
+    def knows(self, repo: str, commit: str) -> bool:
+        """Whether the cache has files of a repository at a commit."""
+        return self.cache.read("listings", self._key(repo, commit)) is not None
+
+    def quotas(self) -> list[Bucket]:
+        """What the Hub has said of its quotas so far."""
+        return self._transport.quotas() if self._transport else []
 
     async def revisions(self, repo: str, pattern: str, budget: Budget | None = None) -> list[str]:
         """Branches and tags that match a glob, in the order of the numbers in their names.
@@ -150,11 +256,10 @@ class Hub:
             kept = self.cache.read("refs", key)
             if kept is None:
                 raise _offline(f"the list of branches of {repo}")
-            body = kept
+            names = json.loads(kept)
         else:
-            body, _ = await self._api(url, repo, pattern, budget, self.meter)
-            self.cache.write("refs", key, body)
-        names = parse_references(body, repo)
+            names, _ = await self._api(url, repo, pattern, budget, self.meter, parse_references)
+            self.cache.write("refs", key, json.dumps(names).encode())
         found = matching(names, pattern)
         if not found:
             some = ", ".join(sorted(names, key=step_key)[:6]) or "none"
@@ -172,17 +277,20 @@ class Hub:
         kept = self.cache.read("listings", key)
         if kept is not None and _COMMIT.fullmatch(name):
             return Listing.from_json(kept), {}
+        if kept is not None and await self._unmoved(Listing.from_json(kept), repo, name, budget, meter):
+            return Listing.from_json(kept), {}
         url = URL(
             f"{self.endpoint}/api/models/{repo}/revision/{quote(name, safe='')}?blobs=true", encoded=True
         )
         tasks = (
             {}
             if kept
-            else {path: asyncio.ensure_future(self._text(repo, name, path, meter)) for path in _EARLY}
+            else {
+                path: asyncio.ensure_future(self._early(repo, name, path, meter, budget)) for path in _EARLY
+            }
         )
         try:
-            body, _ = await self._api(url, repo, name, budget, meter)
-            found = parse_listing(body, repo)
+            found, _ = await self._api(url, repo, name, budget, meter, parse_listing)
             if not found.complete:
                 found = Listing(
                     found.repo, found.commit, await self._tree(found, budget, meter), found.parameters
@@ -201,16 +309,39 @@ class Hub:
             self.cache.write("listings", self._key(repo, found.commit), content)
         return found, early
 
-    async def _text(self, repo: str, revision: str, path: str, meter: Meter) -> bytes:
-        """A text at a revision, empty if anything is wrong with it; one attempt."""
+    async def _unmoved(self, kept: Listing, repo: str, revision: str, budget: Budget, meter: Meter) -> bool:
+        """Whether a branch is where it was, by one resolver request: more of them are allowed than API calls.
+
+        One attempt; where the answer says something else or nothing, the listing is asked for.
+        """
+        transport = self._transport
+        assert transport is not None
+        url = URL(f"{self.endpoint}/{repo}/resolve/{quote(revision, safe='')}/{_EARLY[0]}", encoded=True)
+        if _EARLY[0] not in kept.files or not transport.bucket(url).affords():
+            return False
+        with contextlib.suppress(ScreeningError, AgainError):
+            async with transport.request(
+                "HEAD", url, {"Accept-Encoding": "identity"}, meter, budget
+            ) as response:
+                transport.raise_if_passing(response)
+                if response.status < 400:
+                    return kept.repo == repo and response.headers.get("X-Repo-Commit") == kept.commit
+        return False
+
+    async def _early(self, repo: str, revision: str, path: str, meter: Meter, budget: Budget) -> bytes:
+        """A text at a revision, empty if anything is wrong with it; one attempt.
+
+        A favour: it is not asked for where the quota of pages comes near its end.
+        """
         transport, name = self._transport, quote(revision, safe="")
         assert transport is not None
         url = URL(f"{self.endpoint}/{repo}/raw/{name}/{path}", encoded=True)
         with contextlib.suppress(ScreeningError, AgainError):
-            body, _ = await transport.body(
-                url, meter, _LISTING_LIMIT, lambda r: self._refused(r, repo, revision)
-            )
-            return body
+            if transport.bucket(url).affords():
+                body, _ = await transport.body(
+                    url, meter, _LISTING_LIMIT, lambda r: self._refused(r, repo, revision), budget
+                )
+                return body
         return b""
 
     async def _tree(self, found: Listing, budget: Budget, meter: Meter) -> dict[str, FileEntry]:
@@ -218,30 +349,37 @@ class Hub:
         url = URL(f"{self.endpoint}/api/models/{found.repo}/tree/{found.commit}?recursive=true", encoded=True)
         files: dict[str, FileEntry] = {}
         while True:
-            body, response = await self._api(url, found.repo, found.commit, budget, meter)
-            files |= parse_tree(body, found.repo)
-            try:
-                following = response.links.get("next")
-            except ValueError:
-                raise ScreeningError(
-                    "BadResponse",
-                    f"the listing of {found.repo} goes on at what is no address; check HF_ENDPOINT",
-                ) from None
+            page, response = await self._api(url, found.repo, found.commit, budget, meter, parse_tree)
+            files |= page
+            following = self._next(response, found.repo)
             if following is None:
                 return files
-            url = URL(following["url"])
-            if not self._transport or not self._transport.is_hub(url):
-                raise ScreeningError("BadResponse", f"the listing of {found.repo} goes on at another host")
+            url = following
 
     async def _api(
-        self, url: URL, repo: str, revision: str, budget: Budget, meter: Meter
-    ) -> tuple[bytes, aiohttp.ClientResponse]:
+        self,
+        url: URL,
+        repo: str,
+        revision: str,
+        budget: Budget,
+        meter: Meter,
+        parse: Callable[[bytes, str], T],
+    ) -> tuple[T, aiohttp.ClientResponse]:
+        """What the API says, understood; an answer that is not the Hub's is asked for once more."""
         transport = self._transport
         assert transport is not None
-        return await transport.retried(
-            lambda: transport.body(url, meter, _LISTING_LIMIT, lambda r: self._refused(r, repo, revision)),
-            budget,
-        )
+
+        def refused(response: aiohttp.ClientResponse) -> ScreeningError:
+            return self._refused(response, repo, revision)
+
+        async def attempt() -> tuple[T, aiohttp.ClientResponse]:
+            body, response = await transport.body(url, meter, _LISTING_LIMIT, refused, budget)
+            try:
+                return parse(body, repo), response
+            except ScreeningError as error:
+                raise AgainError(error, last=True) from error
+
+        return await transport.retried(attempt, budget)
 
     def _refused(self, response: aiohttp.ClientResponse, repo: str, revision: str) -> ScreeningError:
         token = self._transport is not None and self._transport.token is not None
@@ -260,6 +398,11 @@ class Hub:
     def _snapshot(
         self, found: Listing, revision: str | None, budget: Budget, meter: Meter, early: dict[str, bytes]
     ) -> HubSnapshot:
+        key = self._key(found.repo, found.commit)
+
+        def learnt(files: Mapping[str, FileEntry]) -> None:
+            self.cache.write("listings", key, replace(found, files=files).to_json())
+
         downloads = self._downloads / f"models--{found.repo.replace('/', '--')}"
         return HubSnapshot(
             self._transport,
@@ -271,6 +414,7 @@ class Hub:
             cache=self.cache,
             downloads=downloads,
             early=early,
+            learnt=learnt,
         )
 
     def _key(self, repo: str, revision: str | None) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
@@ -23,12 +23,21 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A repository at one commit: its name after renames, the commit, its files, its parameters."""
+    """A repository at one commit.
+
+    Attributes:
+        repo: Its name after renames.
+        commit: 40 hex digits.
+        files: By path; sizes and digests are known where the listing says them, or a file was asked for.
+        parameters: As the Hub counts them; None if it does not say.
+        gated: Whether its files need accepted conditions; only a list of many repositories says it here.
+    """
 
     repo: str
     commit: str
     files: Mapping[str, FileEntry]
     parameters: int | None
+    gated: bool = False
 
     @property
     def complete(self) -> bool:
@@ -49,13 +58,93 @@ class Listing:
         )
 
 
+class FileNames(Mapping[str, FileEntry]):
+    """Files of which only the names are known, in a tenth of a dictionary's memory.
+
+    Args:
+        names: Paths; none holds a line break.
+    """
+
+    __slots__ = ("_lines",)
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._lines = "\n".join(["", *names, ""])
+
+    def __getitem__(self, path: str) -> FileEntry:
+        if "\n" in path or f"\n{path}\n" not in self._lines:
+            raise KeyError(path)
+        return FileEntry(path, None, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._lines[1:-1].split("\n") if len(self._lines) > 1 else ())
+
+    def __len__(self) -> int:
+        return max(self._lines.count("\n") - 1, 0)
+
+
 def parse_listing(body: bytes, asked: str) -> Listing:
     """Listing from ``/api/models/{repo}/revision/{revision}?blobs=true``.
 
     Raises:
         ScreeningError: ``BadResponse`` if it is something else.
     """
-    info = _parsed(body, dict, asked)
+    return _listing(_parsed(body, dict, asked), asked)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One repository of a list of many.
+
+    Attributes:
+        repo: Its name.
+        changed: When it changed last, as the Hub writes it (ISO 8601, UTC); empty if it does not say.
+        listing: Its files by name, without sizes; None where the list holds names only.
+    """
+
+    repo: str
+    changed: str
+    listing: Listing | None
+
+
+def parse_page(body: bytes, asked: str) -> list[Listed]:
+    """Repositories from one page of ``/api/models?expand=sha&expand=siblings&…``.
+
+    Raises:
+        ScreeningError: ``BadResponse`` if it is something else.
+    """
+    found = []
+    for info in _parsed(body, list, asked):
+        name = info.get("id") if isinstance(info, dict) else None
+        if not isinstance(name, str) or not name:
+            raise _bad(asked)
+        # A repository without a commit is empty, and listed nevertheless.
+        listing = None
+        if info.get("sha") and info.get("siblings") is not None:
+            listing = _listing(info, name)
+            names = FileNames(path for path in listing.files if "\n" not in path)
+            listing = replace(listing, files=names, gated=info.get("gated") not in (None, False))
+        found.append(Listed(name, _text(info.get("lastModified")), listing))
+    return found
+
+
+def parse_collection(body: bytes, asked: str) -> tuple[list[Listed], int]:
+    """Models of ``/api/collections/{slug}``, and how many of its items are none.
+
+    Raises:
+        ScreeningError: ``BadResponse`` if it is something else.
+    """
+    items = _parsed(body, dict, asked).get("items")
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise _bad(asked)
+    models = [item for item in items if item.get("type") == "model" and isinstance(item.get("id"), str)]
+    return [Listed(m["id"], _text(m.get("lastModified")), None) for m in models], len(items) - len(models)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _listing(info: Mapping[str, Any], asked: str) -> Listing:
     commit, siblings = info.get("sha"), info.get("siblings", [])
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit) or not isinstance(siblings, list):
         raise _bad(asked)
@@ -122,11 +211,9 @@ def refusal(
     with a token for a token that it does not accept.
     """
     status, code = response.status, response.headers.get("X-Error-Code", "")
-    login = "check that the token may read it" if token else "log in (hf auth login, or set HF_TOKEN)"
+    login = _login(token=token)
     if code == "GatedRepo":
-        return ScreeningError(
-            "GatedRepo", f"{repo} is gated; accept its conditions at {endpoint}/{repo} and {login}"
-        )
+        return gated(repo, endpoint, token=token)
     if code == "RevisionNotFound":
         return ScreeningError(
             "RevisionNotFound",
@@ -153,6 +240,17 @@ def refusal(
             "AccessDenied", f"{response.url.host} refuses access to {repo} ({status}); {login}"
         )
     return ScreeningError("ServerError", f"{response.url.host} answered {status} for {repo}; try again later")
+
+
+def gated(repo: str, endpoint: str, *, token: bool) -> ScreeningError:
+    """The error of a repository whose files need accepted conditions."""
+    return ScreeningError(
+        "GatedRepo", f"{repo} is gated; accept its conditions at {endpoint}/{repo} and {_login(token=token)}"
+    )
+
+
+def _login(*, token: bool) -> str:
+    return "check that the token may read it" if token else "log in (hf auth login, or set HF_TOKEN)"
 
 
 def range_problem(
@@ -193,7 +291,7 @@ def resolve_problem(
         final: Whether the answer is of the file itself, not a redirect.
     """
     size = headers.get("X-Linked-Size") or (headers.get("Content-Length") if final else None)
-    if size and size != str(entry.size):
+    if size and entry.size is not None and size != str(entry.size):
         return f"expected {entry.size} bytes, got {size}"
     if headers.get("X-Repo-Commit", commit) != commit:
         return f"expected commit {commit}, got {headers.get('X-Repo-Commit')}"
@@ -201,6 +299,29 @@ def resolve_problem(
     if hashed and (entry.digest or "").startswith("sha256:") and entry.digest != f"sha256:{hashed[1]}":
         return f"expected {entry.digest}, got sha256:{hashed[1]}"
     return None
+
+
+def resolved_entry(headers: Mapping[str, str], entry: FileEntry, *, final: bool) -> FileEntry:
+    """A file as its listing and the answer of `resolve` together know it.
+
+    The digest of a small file is its ETag, which the redirect to its content carries in the address.
+
+    Args:
+        headers: Of the answer; looked up without regard to case.
+        entry: The file as listed, maybe without size and digest.
+        final: Whether the answer is of the file itself, not a redirect.
+    """
+    size = headers.get("X-Linked-Size") or (headers.get("Content-Length") if final else None)
+    tag = headers.get("X-Linked-ETag") or headers.get("ETag")
+    if tag is None and (found := re.search(r"[?&]etag=(?:%22)?([0-9a-f]+)", headers.get("Location", ""))):
+        tag = found[1]
+    digest = re.sub(r'^W/|"', "", tag or "")
+    known = _entry(entry.path, int(size) if size and size.isdigit() else None, digest, digest)
+    return FileEntry(
+        entry.path,
+        known.size if entry.size is None else entry.size,
+        entry.digest or known.digest,
+    )
 
 
 def _entry(path: str, size: Any, sha256: Any, oid: Any) -> FileEntry:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lmeval_screener.checkpoints.cache import Cache
-from lmeval_screener.checkpoints.snapshot import FileEntry, Meter
+from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, single_file
 from lmeval_screener.errors import ScreeningError
 
 #: Files up to this size get a digest from their content; weights do not need one.
@@ -90,6 +90,19 @@ def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:
     if folder.name.startswith("models--") and (folder / "snapshots").is_dir():
         folder = _cached_commit(folder)
     return LocalSnapshot(str(path), folder, _files(folder))
+
+
+def open_file(path: str | os.PathLike[str]) -> LocalSnapshot:
+    """A checkpoint that is one file of weights, with the configuration and tokenizer beside it, if any.
+
+    Raises:
+        ScreeningError: ``FolderNotFound`` if there is no such file.
+    """
+    place = Path(path).expanduser()
+    if not place.is_file():
+        raise ScreeningError("FolderNotFound", f"there is no file {str(path)!r}; check the path")
+    files = _files(place.parent)
+    return LocalSnapshot(str(path), place.parent, single_file(files, place.name))
 
 
 def open_download(cache: Path, repo: str, revision: str | None) -> LocalSnapshot | None:

@@ -9,9 +9,10 @@ itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import aiohttp
@@ -31,7 +32,14 @@ from lmeval_screener.checkpoints.http import (
     side_by_side,
     unpacked,
 )
-from lmeval_screener.checkpoints.hub_responses import Listing, range_problem, refusal, resolve_problem
+from lmeval_screener.checkpoints.hub_responses import (
+    Listing,
+    gated,
+    range_problem,
+    refusal,
+    resolve_problem,
+    resolved_entry,
+)
 from lmeval_screener.checkpoints.local import read_ranges
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter
 from lmeval_screener.errors import ScreeningError
@@ -40,6 +48,8 @@ from lmeval_screener.errors import ScreeningError
 SMALL = 64 * 2**20
 #: A file up to this size is accepted whole from a server that ignores Range.
 WHOLE = 4 * 2**20
+#: Where the Hub's own redirects of small files lead.
+_TEXTS = "/api/resolve-cache/models"
 
 
 @dataclass
@@ -66,6 +76,7 @@ class HubSnapshot:
         cache: Where things are kept.
         downloads: Folder of the repository in the Hub's own cache, whose blobs are read from disk.
         early: Texts that were asked for before the commit was known, by path; checked by digest like all.
+        learnt: Called with the files whenever the size or digest of one became known.
     """
 
     def __init__(
@@ -80,72 +91,182 @@ class HubSnapshot:
         cache: Cache,
         downloads: Path,
         early: Mapping[str, bytes],
+        learnt: Callable[[Mapping[str, FileEntry]], None] = lambda files: None,
     ) -> None:
         self.repo = found.repo
         self.requested_revision = requested_revision
         self.revision: str | None = found.commit
-        self.files = found.files
+        self._files = dict(found.files)
+        self.files: Mapping[str, FileEntry] = self._files
         self.meter = meter
         self.parameters = found.parameters
         self.cache: Cache | None = cache
         self._transport, self._endpoint, self._budget = transport, endpoint, budget
-        self._downloads, self._early = downloads, dict(early)
+        self._downloads, self._early, self._learnt = downloads, dict(early), learnt
+        self._gathering = False
+        self._closed = found.gated and transport is not None and transport.token is None
         self._sources: dict[str, _Source] = {}
         self._text_locks: dict[str, asyncio.Lock] = {}
 
+    async def prepare(self, tokenizers: Sequence[str], weights: str, texts: Sequence[str]) -> None:
+        """Ask side by side for what nearly every checkpoint needs and a list of repositories does not say.
+
+        Args:
+            tokenizers: Files that may hold the vocabulary, best first: the digest of the first one that is
+                there is asked for.
+            weights: The file of weights whose size and address are asked for, if it is there.
+            texts: What is read whole, if it is there.
+
+        Raises:
+            ScreeningError: As `small_file` and `ranges`.
+        """
+        wanted = [*texts, *[path for path in tokenizers if path in self.files][:1], weights]
+        unknown = [path for path in wanted if path in self.files and self.files[path].size is None]
+        works: list[Coroutine[Any, Any, object]] = []
+        for path in unknown:
+            if path == weights:
+                works.append(self.size(path))
+            elif self.files[path].digest is None:
+                works.append(self.small_file(path) if path in texts else self._digested(path))
+        if not works:
+            return
+        before = dict(self.files)
+        self._gathering = True
+        try:
+            await side_by_side(works)
+        finally:
+            self._gathering = False
+            if self.files != before:
+                self._learnt(self.files)
+
     async def small_file(self, path: str) -> bytes:
         """Whole content of a small file; see `Snapshot.small_file`."""
-        entry, size = self._entry(path)
-        if size > SMALL:
+        entry = self._entry(path)
+        if entry.size is not None and entry.size > SMALL:
             raise ScreeningError(
-                "BadResponse", f"{path} of {self.repo} has {size} bytes, too many for its kind"
+                "BadResponse", f"{path} of {self.repo} has {entry.size} bytes, too many for its kind"
             )
-        key = entry.digest or f"{self.repo}@{self.revision}/{path}"
         async with self._text_locks.setdefault(path, asyncio.Lock()):
-            if (kept := self.cache.read("files", key) if self.cache else None) is not None:
+            entry = self._entry(path)
+            if self.cache and (kept := self.cache.read("files", self._file_key(entry))) is not None:
                 return kept
             place, body = self._downloaded(entry), self._early.pop(path, b"")
             if place and entry.fits(stored := await asyncio.to_thread(place.read_bytes)):
                 return stored
-            if not entry.fits(body):
+            if entry.size is None or not entry.fits(body):
                 body = await self._transport_or_offline(path).retried(
-                    lambda: self._text(path, entry, size), self._budget
+                    lambda: self._text(path, entry), self._budget
                 )
             if self.cache:
-                self.cache.write("files", key, body)
+                self.cache.write("files", self._file_key(self._entry(path)), body)
             return body
 
-    async def _text(self, path: str, entry: FileEntry, size: int) -> bytes:
-        """A small file from the network. Texts in git are served by `raw` in one round trip, compressed."""
-        transport = self._transport_or_offline(path)
+    def _file_key(self, entry: FileEntry) -> str:
+        return entry.digest or f"{self.repo}@{self.revision}/{entry.path}"
+
+    async def _text(self, path: str, entry: FileEntry) -> bytes:
+        """A small file from the network.
+
+        Texts in git are served by `raw` in one round trip, compressed; but they count as pages, of which
+        few are allowed.
+        """
+        if entry.size is None:
+            return await self._unlisted_text(path)
+        transport, size = self._transport_or_offline(path), entry.size
         in_git = not (entry.digest or "").startswith("sha256:")
-        body = b""
-        if in_git:
+        body, url = b"", self._url("raw", path)
+        if in_git and transport.bucket(url).affords():
             try:
-                body, _ = await transport.body(self._url("raw", path), self.meter, size, self._refused)
+                body, _ = await transport.body(url, self.meter, size, self._refused, self._budget)
             except ScreeningError as error:
                 # Mirrors often know nothing but resolve.
-                if error.code != "RepoNotFound":
+                if error.code not in ("RepoNotFound", "RateLimited"):
                     raise
         if not in_git or (size and not body):
             body = await self._range(path, 0, size) if size else b""
         if not entry.fits(body):
-            raise AgainError(
-                _contradiction(f"{path} of {self.repo} does not have the digest that the listing says"),
-                last=True,
-            )
+            raise self._other_content(path)
         return body
+
+    async def _unlisted_text(self, path: str) -> bytes:
+        """A small file of which nothing is known but that it is there; its digest comes with it.
+
+        The Hub redirects from `resolve` to where such texts lie. When it was seen to do so once, the others
+        are asked for there: one request that counts in place of two.
+        """
+        transport, entry = self._transport_or_offline(path), self._entry(path)
+        direct = URL(f"{self._endpoint}{_TEXTS}/{self.repo}/{self.revision}/{quote(path)}", encoded=True)
+        url = direct if transport.texts_lie_there else self._url("resolve", path)
+        for _ in range(HOPS):
+            async with transport.request(
+                "GET", url, {"Accept-Encoding": "gzip"}, self.meter, self._budget
+            ) as response:
+                transport.raise_if_passing(response)
+                final, there = response.status == 200, response.url.raw_path == direct.raw_path
+                if there and not (final and "ETag" in response.headers) and transport.texts_lie_there:
+                    transport.texts_lie_there = False
+                    await drained(response, self.meter)
+                    url = self._url("resolve", path)
+                    continue
+                if not (final or is_redirect(response)):
+                    await drained(response, self.meter)
+                    raise self._refused(response)
+                if transport.is_hub(response.url):
+                    self._believe(path, response, final=False)
+                    entry = self._entry(path)
+                if not final:
+                    url = await redirect(response, self.meter)
+                    continue
+                if there and "ETag" in response.headers:
+                    counts = (
+                        transport.bucket(response.url).name
+                        == transport.bucket(self._url("resolve", path)).name
+                    )
+                    transport.texts_lie_there = counts
+                body = bytearray()
+                async for piece in unpacked(response, self.meter):
+                    body += piece
+                    if len(body) > SMALL:
+                        break
+                if len(body) > SMALL or not entry.fits(bytes(body)):
+                    raise self._other_content(path)
+                self._know(FileEntry(path, len(body), entry.digest))
+                return bytes(body)
+        raise _contradiction(f"{url.host} redirects in circles for {path} of {self.repo}")
+
+    def _other_content(self, path: str) -> AgainError:
+        return AgainError(
+            _contradiction(f"{path} of {self.repo} does not have the digest that the listing says"), last=True
+        )
+
+    async def _digested(self, path: str) -> None:
+        """Learn the digest of a file, by one request if the server tells it where it redirects."""
+        async with self._text_locks.setdefault(path, asyncio.Lock()):
+            if self._entry(path).digest is None:
+                transport = self._transport_or_offline(path)
+                await transport.retried(lambda: self._resolved(path, wanted="digest"), self._budget)
+
+    def _know(self, entry: FileEntry) -> None:
+        if entry != self.files[entry.path]:
+            self._files[entry.path] = entry
+            if not self._gathering:
+                self._learnt(self.files)
 
     async def size(self, path: str) -> int:
         """Size of a file; see `Snapshot.size`."""
-        return self._entry(path)[1]
+        if (size := self._entry(path).size) is not None:
+            return size
+        await self._address(path, self._sources.setdefault(path, _Source()))
+        if (size := self._entry(path).size) is None:
+            raise _contradiction(f"nobody says how large {path} of {self.repo} is")
+        return size
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Bytes of a file; see `Snapshot.ranges`."""
-        entry, size = self._entry(path)
+        size = await self.size(path)
         if outside := [(begin, end) for begin, end in ranges if not 0 <= begin <= end <= size]:
             raise ValueError(f"expected ranges inside {path} of {size} bytes, got {outside[0]}")
-        if place := self._downloaded(entry):
+        if place := self._downloaded(self._entry(path)):
             return await asyncio.to_thread(read_ranges, place, ranges)
         limit = asyncio.Semaphore(RANGES)
 
@@ -175,18 +296,19 @@ class HubSnapshot:
 
     async def _read(self, path: str, source: _Source, begin: int, end: int, received: bytearray) -> None:
         """Append bytes ``[begin, end)`` as far as they come, if the answer is what was asked for."""
-        transport = self._transport_or_offline(path)
+        transport, size = self._transport_or_offline(path), await self.size(path)
         headers = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
+        headers |= self._conditions(source)
         resolved = await self._address(path, source) if source.refused < 2 else None
         url = resolved or self._url("resolve", path)
         for _ in range(HOPS):
-            async with transport.request("GET", url, headers, self.meter) as response:
+            async with transport.request("GET", url, headers, self.meter, self._budget) as response:
                 if is_redirect(response):
                     url = await redirect(response, self.meter)
                     continue
                 transport.raise_if_passing(response)
                 if response.status == 206:
-                    problem = range_problem(response.headers, begin, end, self._entry(path)[1], source.etag)
+                    problem = range_problem(response.headers, begin, end, size, source.etag)
                     if problem:
                         got = f"{url.host} answered wrongly for {path} of {self.repo}: {problem}"
                         raise AgainError(_contradiction(got), last=True)
@@ -207,7 +329,7 @@ class HubSnapshot:
                     received += (await self._whole(response, path, source, (begin, end)))[begin:end]
                     return
                 await drained(response, self.meter)
-                if transport.is_hub(response.url):
+                if self._has_last_word(response.url):
                     raise self._refused(response)
                 if response.status in (401, 403):
                     # Whoever is refused first says so; the others find the address already gone.
@@ -223,7 +345,7 @@ class HubSnapshot:
         self, response: aiohttp.ClientResponse, path: str, source: _Source, span: tuple[int, int]
     ) -> bytes:
         """A whole file where a range was asked for: from mirrors that ignore Range, if it is small."""
-        entry, size = self._entry(path)
+        entry, size = self._entry(path), await self.size(path)
         if size > WHOLE and span != (0, size):
             raise AgainError(
                 ScreeningError(
@@ -251,36 +373,64 @@ class HubSnapshot:
                 source.address = await transport.retried(lambda: self._resolved(path), self._budget)
             return source.address
 
-    async def _resolved(self, path: str) -> URL:
+    async def _resolved(self, path: str, *, wanted: str = "size") -> URL:
+        """Where a file lies, by HEAD; what the answers say of it is kept.
+
+        Args:
+            path: The file.
+            wanted: ``size`` or ``digest``: what has to be known before the Hub's own redirects are left.
+        """
         transport, url = self._transport_or_offline(path), self._url("resolve", path)
         for _ in range(HOPS):
             async with transport.request(
-                "HEAD", url, {"Accept-Encoding": "identity"}, self.meter
+                "HEAD", url, {"Accept-Encoding": "identity"}, self.meter, self._budget
             ) as response:
                 transport.raise_if_passing(response)
                 final = 200 <= response.status < 300
                 if not (final or is_redirect(response)):
                     raise self._refused(response)
-                problem = resolve_problem(response.headers, self._entry(path)[0], self.revision, final=final)
-                if problem:
-                    raise AgainError(
-                        _contradiction(f"{path} of {self.repo} resolves wrongly: {problem}"), last=True
-                    )
+                self._believe(path, response, final=final)
                 if final:
                     return response.url
                 url = await redirect(response, self.meter)
-                if not transport.is_hub(url):
+                if wanted == "digest" and self._entry(path).digest is not None:
+                    return url
+                if not transport.is_hub(url) and self._entry(path).size is not None:
                     return url
         raise _contradiction(f"{url.host} redirects in circles for {path} of {self.repo}")
 
-    def _entry(self, path: str) -> tuple[FileEntry, int]:
-        entry = self.files.get(path)
-        if entry is None or entry.size is None:
+    def _conditions(self, source: _Source) -> Mapping[str, str]:
+        """Headers of a range beside the usual ones."""
+        return {}
+
+    def _has_last_word(self, url: URL) -> bool:
+        """Whether a refusal by this server is final, not one of an address that may be resolved anew."""
+        return self._transport is not None and self._transport.is_hub(url)
+
+    def _resolve_problem(
+        self, response: aiohttp.ClientResponse, entry: FileEntry, *, final: bool
+    ) -> str | None:
+        return resolve_problem(response.headers, entry, self.revision, final=final)
+
+    def _believe(self, path: str, response: aiohttp.ClientResponse, *, final: bool) -> None:
+        """Check what a file resolves to against what is known of it, and keep what is new.
+
+        Raises:
+            AgainError: It contradicts.
+        """
+        entry = self._entry(path)
+        if problem := self._resolve_problem(response, entry, final=final):
+            raise AgainError(_contradiction(f"{path} of {self.repo} resolves wrongly: {problem}"), last=True)
+        if entry.size is None or entry.digest is None:
+            self._know(resolved_entry(response.headers, entry, final=final))
+
+    def _entry(self, path: str) -> FileEntry:
+        if (entry := self.files.get(path)) is None:
             raise ScreeningError(
                 "FileNotFound",
                 f"{self.repo} has no {path} at revision {self.revision}; ask for another revision",
             )
-        return entry, entry.size
+        return entry
 
     def _downloaded(self, entry: FileEntry) -> Path | None:
         """The file in the Hub's own cache, where blobs are named by their digest."""
@@ -294,6 +444,9 @@ class HubSnapshot:
                 f"offline mode is on and what is needed of {path} of {self.repo} is not in the cache; "
                 "screen it once with a network, or unset HF_HUB_OFFLINE",
             )
+        if self._closed:
+            # The list of repositories said so: nobody needs to ask.
+            raise gated(self.repo, self._endpoint, token=False)
         return self._transport
 
     def _url(self, verb: str, path: str) -> URL:
@@ -305,4 +458,6 @@ class HubSnapshot:
 
 
 def _contradiction(what: str) -> ScreeningError:
-    return ScreeningError("BadResponse", f"{what}; try again, and check HF_ENDPOINT and any proxy on the way")
+    return ScreeningError(
+        "BadResponse", f"{what}; try again, and check the endpoint and any proxy on the way"
+    )

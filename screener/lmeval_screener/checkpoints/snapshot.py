@@ -1,18 +1,20 @@
 """One checkpoint at one revision, wherever it is: its files, and bytes of them.
 
-Two things fulfil `Snapshot`: `Hub.snapshot` reads a repository of the Hub, and
-`open_folder` a folder. Everything above (which tensor, which rows, which tokenizer) is
-written against this protocol only.
+What opens one is a `Source` (source.py): the Hub, a folder, an object store, a registry. Everything above
+(which tensor, which rows, which tokenizer) is written against this protocol only.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from lmeval_screener.checkpoints.cache import Cache
+
+_PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,9 @@ class FileEntry:
         path: Path inside the repository or folder, with ``/``.
         size: Bytes; None where the listing does not say.
         digest: ``sha256:<hex>`` of the content (large files of the Hub, small files of a folder), or
-            ``git:<hex>``, the git blob id, which is a hash of the content too. None if unknown. Two files
+            ``git:<hex>``, the git blob id, which is a hash of the content too; ``xet:<hex>`` likewise.
+            ``etag:<hex>`` stands for a file's address and the version that its storage names (ETag,
+            generation), so it changes with the content. None if unknown. Two files
             with equal digests are equal; two digests of different kinds say nothing.
     """
 
@@ -61,9 +65,9 @@ class Snapshot(Protocol):
     """One checkpoint at one revision.
 
     Attributes:
-        repo: ``org/name`` after renames were followed; the path for a folder.
+        repo: ``org/name`` after renames were followed; the path for a folder, the address for a storage.
         requested_revision: What was asked for; None for the default branch and for folders.
-        revision: The commit, 40 hex digits; None for a folder.
+        revision: The commit, 40 hex digits; None for a folder and a storage.
         files: Every file by path.
         meter: What travelled so far.
         parameters: Parameters as the Hub counts them from the safetensors headers; None if it does not say.
@@ -107,3 +111,18 @@ def content_key(snapshot: Snapshot, path: str) -> str:
     """Name under which what was read from a file may be cached: by its content, else by commit and path."""
     digest = snapshot.files[path].digest
     return digest if digest else f"{snapshot.repo}@{snapshot.revision}/{path}"
+
+
+def single_file(files: Mapping[str, FileEntry], name: str) -> dict[str, FileEntry]:
+    """The files of a checkpoint that is one file of weights: it, its parts if it is split, and small ones.
+
+    An index is left out, as it speaks of other files.
+    """
+    stem = _PART.sub("", name)
+    parts = {path for path in files if name.endswith(".gguf") and _PART.sub("", path) == stem}
+    return {
+        path: entry
+        for path, entry in files.items()
+        if path == name or path in parts or path.endswith((".json", ".txt", ".model", ".tiktoken"))
+        if not path.endswith(".index.json")
+    }

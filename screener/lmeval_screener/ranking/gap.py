@@ -44,6 +44,19 @@ class Gap:
     left_out_domain: Array
     left_out_reference: Array
 
+    def comparable(self, other: Gap) -> None:
+        """Check that both are of one metric over as many tokens.
+
+        Raises:
+            GeometryError: They are not.
+        """
+        same = self.left_out_domain.shape == other.left_out_domain.shape
+        same = same and self.left_out_reference.shape == other.left_out_reference.shape
+        if self.metric != other.metric or not same:
+            raise GeometryError(
+                "expected two gaps of one metric over the same tokens; screen both with the same sets"
+            )
+
 
 def gap(domain: ArrayLike, reference: ArrayLike, metric: Metric = "cosine") -> Gap:
     """The dispersion gap of rows ``domain`` (|T| >= 3, d) against rows ``reference`` (|R| >= 3, d).
@@ -102,12 +115,7 @@ def difference(a: Gap, b: Gap) -> Difference:
     Raises:
         GeometryError: The gaps are of different metrics or token sets.
     """
-    same = a.left_out_domain.shape == b.left_out_domain.shape
-    same = same and a.left_out_reference.shape == b.left_out_reference.shape
-    if a.metric != b.metric or not same:
-        raise GeometryError(
-            "expected two gaps of one metric over the same tokens; screen both with the same sets"
-        )
+    a.comparable(b)
     return paired_difference(
         a.mean - b.mean,
         a.left_out_domain - b.left_out_domain,
@@ -143,7 +151,37 @@ def student_p(t: float, freedom: float) -> float:
     return min(1.0, tail / whole)
 
 
+def student_t(p: float, freedom: Array) -> Array:
+    """What Student's t is beyond, on either side, with probability ``p``, by degrees of freedom.
+
+    Solved by :func:`student_p` at 33 degrees of freedom across the range and interpolated
+    between them in logarithms, to 1e-4.
+
+    >>> student_t(0.05, np.array([9.0, math.inf])).round(4).tolist()
+    [2.2622, 1.9597]
+    """
+    finite = np.clip(freedom, 1.0, 1e4)  # above, t is the normal distribution's to 1e-3
+    grid = np.unique(np.geomspace(finite.min(), finite.max(), 33))
+    values = np.array([_beyond(p, one) for one in grid])
+    found: Array = np.exp(np.interp(np.log(finite), np.log(grid), np.log(values)))
+    return found
+
+
+def _beyond(p: float, freedom: float) -> float:
+    """The root of log p(t) by the secant through its last two places, in the logarithm of t."""
+    places = [math.log(2.0), math.log(3.0)]
+    errors = [math.log(student_p(math.exp(at), freedom) / p) for at in places]
+    for _ in range(60):
+        if abs(errors[-1]) < 1e-9 or errors[-1] == errors[-2]:
+            break
+        step = errors[-1] * (places[-1] - places[-2]) / (errors[-1] - errors[-2])
+        # No more than a factor of e: far out the curve is flat, and a secant would leave the numbers.
+        places.append(places[-1] - min(max(step, -1.0), 1.0))
+        errors.append(math.log(max(student_p(math.exp(places[-1]), freedom), 1e-300) / p))
+    return math.exp(places[-1])
+
+
 def ranks(means: list[float]) -> list[int]:
     """Rank of each mean, 1 for the largest; equal means share the better rank."""
-    values = np.asarray(means, dtype=np.float64)
-    return [1 + int((values > value).sum()) for value in values]
+    values = -np.asarray(means, dtype=np.float64)
+    return [1 + int(place) for place in np.searchsorted(np.sort(values), values, side="left")]

@@ -3,44 +3,49 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from lmeval_dispersion.geometry import Metric
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.ranking.gap import Gap, difference, ranks
+from lmeval_screener.measured import Measured
 from lmeval_screener.ranking.scales import Size, scale_names
-from lmeval_screener.reading import Reading
-from lmeval_screener.result import Next, Screened, TensorInfo, TokenInfo
-from lmeval_screener.targets.target import label
+from lmeval_screener.ranking.ties import Standing, rank_gaps
+from lmeval_screener.result import Screened, TensorInfo, TokenInfo
 from lmeval_screener.tokens.resolution import Resolution
 
-_ERROR_RATE = 0.05  # that any two of a group are told apart although they do not differ
+
+class Compared(NamedTuple):
+    """One tokenizer by which others are compared: the checkpoint that showed it, and its rows."""
+
+    first: Measured
+    rows: frozenset[tuple[str, int]]
 
 
-def common_tokenizers(family: str | None, readings: Sequence[Reading]) -> list[Reading]:
-    """One reading for each tokenizer by which the others are compared.
+def common_tokenizers(family: str | None, members: Sequence[Measured]) -> dict[str, Compared | None]:
+    """For each tokenizer the one by which its checkpoints are compared; None where it fits none.
 
     The tokenizer that most checkpoints have is the one of a family. Checkpoints given by name (``family`` is
-    None) may have any number of tokenizers.
+    None) may have any number of tokenizers. One tokenizer stands for another where every token that is
+    compared in it is the same piece at the same row there.
     """
-    votes = Counter(reading.tokenizer for reading in readings)
-    commons: list[Reading] = []
-    for reading in sorted(readings, key=lambda r: -votes[r.tokenizer]):
-        if not any(same_tokens(common, reading) for common in commons) and (family is None or not commons):
-            commons.append(reading)
-    return commons
+    votes = Counter(member.tokenizer for member in members)
+    shown = {member.tokenizer: member for member in reversed(members)}
+    commons: list[Compared] = []
+    found: dict[str, Compared | None] = {}
+    for tokenizer in sorted(dict.fromkeys(member.tokenizer for member in members), key=lambda t: -votes[t]):
+        rows = _rows(shown[tokenizer].resolution)
+        common = next((common for common in commons if common.rows <= rows), None)
+        if common is None and (family is None or not commons):
+            common = Compared(shown[tokenizer], rows)
+            commons.append(common)
+        found[tokenizer] = common
+    return found
 
 
-def same_tokens(common: Reading, other: Reading) -> bool:
-    """Whether every token that is compared in one checkpoint is the same piece at the same row in another."""
-    return _rows(common.resolution) <= _rows(other.resolution)
-
-
-def mismatch(family: str | None, reading: Reading, common: Reading) -> ScreeningError:
-    """Why a reading is left out of its family's ranking."""
-    missing = _rows(common.resolution) - _rows(reading.resolution)
+def mismatch(family: str | None, member: Measured, common: Measured) -> ScreeningError:
+    """Why a checkpoint is left out of its family's ranking."""
+    missing = _rows(common.resolution) - _rows(member.resolution)
     pieces = sorted(piece for piece, _ in missing)
     shown = ", ".join(pieces[:5]) + (", ..." if len(pieces) > 5 else "")
     return ScreeningError(
@@ -50,138 +55,77 @@ def mismatch(family: str | None, reading: Reading, common: Reading) -> Screening
     )
 
 
-def rank_readings(readings: Sequence[tuple[Reading, Reading]], metric: Metric) -> list[Screened]:
-    """Every group's checkpoints, best first, with ranks and the siblings they are not separated from.
+def rank_measured(members: Sequence[tuple[Measured, Measured]], metric: Metric) -> list[Screened]:
+    """Every group's checkpoints, best first, with their ranks and those they are tied with.
 
     Args:
-        readings: Each reading with the one of its common tokenizer, whose digest names a group without a
+        members: Each checkpoint with the one of its common tokenizer, whose digest names a group without a
             family.
         metric: Which gap ranks.
     """
-    families: dict[str, list[Reading]] = {}
-    for reading, common in readings:
-        name = reading.target.family or f"tokenizer:{common.tokenizer.rpartition(':')[2][:8]}"
-        families.setdefault(name, []).append(reading)
-    groups: dict[tuple[str, str], list[Reading]] = {}
-    for name, members in families.items():
-        for reading, scale in zip(members, scale_names([_size(r) for r in members]), strict=True):
-            groups.setdefault((name, scale), []).append(reading)
+    families: dict[str, list[Measured]] = {}
+    for one, common in members:
+        name = one.target.family or f"tokenizer:{common.tokenizer.rpartition(':')[2][:8]}"
+        families.setdefault(name, []).append(one)
+    groups: dict[tuple[str, str], list[Measured]] = {}
+    for name, siblings in families.items():
+        for one, scale in zip(siblings, scale_names([_size(m) for m in siblings]), strict=True):
+            groups.setdefault((name, scale), []).append(one)
     return [
         checkpoint
-        for (family, scale), members in groups.items()
-        for checkpoint in _ranked_group(family, scale, members, metric)
+        for (family, scale), siblings in groups.items()
+        for checkpoint in _ranked_group(family, scale, siblings, metric)
     ]
 
 
-class Standing(NamedTuple):
-    """Where one gap of a group stands.
-
-    Attributes:
-        rank: 1 for the largest; equal means share the better rank.
-        not_separated_from: Positions of the gaps within two paired standard errors, each pair by itself.
-        tied_with: First and last rank of which it is not told apart once all pairs of the group are counted.
-        next: Against the gap of the next rank; None for the last.
-    """
-
-    rank: int
-    not_separated_from: list[int]
-    tied_with: tuple[int, int]
-    next: Next | None
-
-
-def rank_gaps(gaps: Sequence[Gap]) -> list[Standing]:
-    """The standing of each gap in its group.
-
-    Two gaps are *tied* unless Holm's procedure over all pairs of the group rejects that they are equal: the
-    chance that any two of a group are told apart by the choice of tokens alone is at most 5 %.
-    """
-    places = ranks([gap.mean for gap in gaps])
-    order = sorted(range(len(gaps)), key=lambda i: places[i])
-    pairs = {(i, j): difference(gaps[i], gaps[j]) for at, i in enumerate(order) for j in order[at + 1 :]}
-    apart = _told_apart({pair: found.p for pair, found in pairs.items()})
-    close = {pair for pair, found in pairs.items() if not found.separated}
-    following = dict(pairwise(order))
-
-    def others(i: int, chosen: Callable[[tuple[int, int]], bool]) -> list[int]:
-        return [j for j in range(len(gaps)) if j != i and (chosen((i, j)) or chosen((j, i)))]
-
-    standings = []
-    for i, rank in enumerate(places):
-        ties = [rank, *(places[j] for j in others(i, lambda pair: pair in pairs and pair not in apart))]
-        pair = (i, following[i]) if i in following else None
-        standings.append(
-            Standing(
-                rank,
-                others(i, lambda pair: pair in close),
-                (min(ties), max(ties)),
-                None if pair is None else Next(pairs[pair].mean, pairs[pair].se, pair in apart),
-            )
-        )
-    return standings
-
-
-def _told_apart(p_values: dict[tuple[int, int], float]) -> set[tuple[int, int]]:
-    """Pairs that Holm's step-down procedure rejects at 5 % for all pairs together."""
-    apart: set[tuple[int, int]] = set()
-    for done, (pair, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
-        if p > _ERROR_RATE / (len(p_values) - done):
-            break
-        apart.add(pair)
-    return apart
-
-
-def _ranked_group(family: str, scale: str, members: list[Reading], metric: Metric) -> list[Screened]:
-    labels = [
-        label(reading.snapshot.repo, reading.target.revision, reading.target.file) for reading in members
-    ]
-    standings = rank_gaps([reading.gaps[metric] for reading in members])
-    found = [
-        _screened(reading, family, scale, standing, labels)
-        for reading, standing in zip(members, standings, strict=True)
-    ]
+def _ranked_group(family: str, scale: str, members: list[Measured], metric: Metric) -> list[Screened]:
+    standings = rank_gaps([one.gaps[metric] for one in members])
+    tokens: dict[int, TokenInfo] = {}
+    found = []
+    for one, standing in zip(members, standings, strict=True):
+        info = tokens.setdefault(id(one.resolution), _token_info(one.resolution))
+        found.append(_screened(one, family, scale, standing, info))
     return sorted(found, key=lambda c: (c.rank, c.label))
 
 
-def _screened(
-    reading: Reading, family: str, scale: str, standing: Standing, labels: Sequence[str]
-) -> Screened:
-    projection, snapshot, resolution = reading.projection, reading.snapshot, reading.resolution
-    return Screened(
-        repo=snapshot.repo,
-        requested_revision=reading.target.revision,
-        revision=snapshot.revision,
-        family=family,
-        scale=scale,
-        gaps=reading.gaps,
-        tensor=TensorInfo(
-            projection.name, projection.file, projection.dtype, projection.shape, projection.tied
-        ),
-        tokens=TokenInfo(
-            len(resolution.domain),
-            len(resolution.reference),
-            resolution.dropped,
-            resolution.dropped_reference,
-            resolution.digit_scheme,
-            resolution.domain,
-            resolution.reference,
-        ),
-        bytes_read=snapshot.meter.bytes_read,
-        requests=snapshot.meter.requests,
-        seconds=reading.seconds,
-        notes=(*projection.warnings, *_token_notes(reading)),
-        accuracy=reading.target.accuracy,
-        file=reading.target.file,
-        negative_control=reading.target.negative_control,
-        rank=standing.rank,
-        not_separated_from=tuple(labels[other] for other in standing.not_separated_from),
-        tied_with=standing.tied_with,
-        next=standing.next,
-        controls=reading.controls,
+def _token_info(resolution: Resolution) -> TokenInfo:
+    return TokenInfo(
+        len(resolution.domain),
+        len(resolution.reference),
+        resolution.dropped,
+        resolution.dropped_reference,
+        resolution.digit_scheme,
+        resolution.domain,
+        resolution.reference,
     )
 
 
-def _token_notes(reading: Reading) -> list[str]:
-    resolution, notes = reading.resolution, []
+def _screened(one: Measured, family: str, scale: str, standing: Standing, tokens: TokenInfo) -> Screened:
+    return Screened(
+        repo=one.repo,
+        requested_revision=one.target.revision,
+        revision=one.revision,
+        family=family,
+        scale=scale,
+        gaps=one.gaps,
+        tensor=TensorInfo(one.tensor, one.file, one.dtype, one.shape, one.tied),
+        tokens=tokens,
+        bytes_read=one.bytes_read,
+        requests=one.requests,
+        seconds=one.seconds,
+        notes=(*one.warnings, *_token_notes(one)),
+        accuracy=one.target.accuracy,
+        file=one.target.file,
+        negative_control=one.target.negative_control,
+        rank=standing.rank,
+        tied_with=standing.tied_with,
+        next=standing.next,
+        controls=one.controls,
+    )
+
+
+def _token_notes(one: Measured) -> list[str]:
+    resolution, notes = one.resolution, []
     if resolution.never_made:
         words = ", ".join(resolution.never_made[:5])
         more = len(resolution.never_made) - 5
@@ -189,25 +133,17 @@ def _token_notes(reading: Reading) -> list[str]:
             f"words dropped because the tokenizer never makes their piece: {words}"
             + (f" and {more} more" if more > 0 else "")
         )
-    if resolution.vocabulary > reading.projection.shape[0]:
+    if resolution.vocabulary > one.shape[0]:
         notes.append(
-            f"the tokenizer names {resolution.vocabulary} rows, {reading.projection.name} has only "
-            f"{reading.projection.shape[0]}"
+            f"the tokenizer names {resolution.vocabulary} rows, {one.tensor} has only {one.shape[0]}"
         )
     return notes
 
 
-def _size(reading: Reading) -> Size:
-    projection = reading.projection
-    return Size(
-        reading.snapshot.repo,
-        reading.target.scale,
-        projection.parameters,
-        *projection.shape,
-        projection.tied,
-        reading.resolution.vocabulary,
-    )
+def _size(one: Measured) -> Size:
+    vocabulary = one.resolution.vocabulary
+    return Size(one.repo, one.target.scale, one.parameters, *one.shape, one.tied, vocabulary)
 
 
-def _rows(resolution: Resolution) -> set[tuple[str, int]]:
-    return {(token.piece, token.id) for token in (*resolution.domain, *resolution.reference)}
+def _rows(resolution: Resolution) -> frozenset[tuple[str, int]]:
+    return frozenset((token.piece, token.id) for token in (*resolution.domain, *resolution.reference))

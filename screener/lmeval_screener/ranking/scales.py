@@ -14,6 +14,7 @@ vocabulary matrices). A fine-tune that adds or drops padding stays in the group 
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 import re
@@ -82,7 +83,15 @@ def scale_names(sizes: Sequence[Size]) -> list[str]:
     (['70M', '70M'], ['70M'])
     """
     named = [size.stated or _of_name(size) for size in sizes]
-    siblings = [(size, name) for size, name in zip(sizes, named, strict=True) if name is not None]
+    # Sorted by their counts, so that the nearest of thousands is found at once.
+    siblings = sorted(
+        {
+            (math.log(count), name)
+            for size, name in zip(sizes, named, strict=True)
+            if name is not None
+            for count in size.counts[-1:]
+        }
+    )
     return [
         name or _of_sibling(size, siblings) or _of_count(size)
         for size, name in zip(sizes, named, strict=True)
@@ -104,14 +113,19 @@ def _of_name(size: Size) -> str | None:
     return min(found)[1]
 
 
-def _of_sibling(size: Size, siblings: Sequence[tuple[Size, str]]) -> str | None:
-    near = [
-        (abs(math.log(own / other)), name)
-        for sibling, name in siblings
-        for own in size.counts[-1:]  # without the second matrix: an untied copy is still a sibling
-        for other in sibling.counts[-1:]
-    ]
-    return min(near)[1] if near and min(near)[0] <= _TOLERANCE else None
+def _of_sibling(size: Size, siblings: Sequence[tuple[float, str]]) -> str | None:
+    """The name of the sibling nearest in the logarithm of its count, within the tolerance."""
+    for count in size.counts[-1:]:  # without the second matrix: an untied copy is still a sibling
+        own = math.log(count)
+        at = bisect.bisect_left(siblings, (own,))
+        near = [(abs(own - other), name) for other, name in siblings[max(at - 1, 0) : at + 2]]
+        # The smaller name of two that are equally far, however many share a count.
+        if at > 0:
+            first = bisect.bisect_left(siblings, (siblings[at - 1][0],))
+            near.append((abs(own - siblings[first][0]), siblings[first][1]))
+        if near and min(near)[0] <= _TOLERANCE:
+            return min(near)[1]
+    return None
 
 
 def _of_count(size: Size) -> str:

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report.cells import short_names
 from lmeval_screener.ranking.gap import Gap, difference
+from lmeval_screener.ranking.ties import ALL_PAIRS, Changes
 from lmeval_screener.result import Group, Result, Screened
 from lmeval_screener.targets.training_runs import training_and_step
 
@@ -30,7 +34,11 @@ _FLAT = 3  # steps that it takes to call a stretch flat
 
 
 def answer(result: Result) -> list[str]:
-    """The answer of a screening: one to three sentences, or one a group where there are several."""
+    """The answer of a screening: that of its gate first, then one to three sentences, or one a group."""
+    return [*([] if result.gate is None else [result.gate.sentence]), *_answer(result)]
+
+
+def _answer(result: Result) -> list[str]:
     if not result.checkpoints:
         words = Counter(failed.error for failed in result.failed)
         if len(result.failed) == 1:
@@ -99,28 +107,33 @@ class Ties:
     """
 
     def __init__(self, group: Group) -> None:
-        members = group.checkpoints
-        ranks = [c.rank for c in members]
-        self._of: list[set[int]] = []
-        for place, c in enumerate(members):
-            first, last = bisect_left(ranks, c.tied_with[0]), bisect_right(ranks, c.tied_with[1])
-            mutual = (
-                i for i in range(first, last) if members[i].tied_with[0] <= c.rank <= members[i].tied_with[1]
-            )
-            self._of.append({i for i in mutual if i != place})
+        ranks = [c.rank for c in group.checkpoints]
+        self._count = len(ranks)
+        # First and last place that each may be tied with.
+        self._first = np.array([bisect_left(ranks, c.tied_with[0]) for c in group.checkpoints], dtype=int)
+        self._last = np.array([bisect_right(ranks, c.tied_with[1]) for c in group.checkpoints], dtype=int) - 1
 
     def of(self, place: int) -> list[int]:
         """The places that one is tied with, in order."""
-        return sorted(self._of[place])
+        first, last = self._first[place], self._last[place]
+        mutual = (self._first[first : last + 1] <= place) & (self._last[first : last + 1] >= place)
+        return [int(i) for i in first + np.flatnonzero(mutual) if i != place]
 
     @cached_property
     def bands(self) -> list[tuple[int, int]]:
         """First and last place of every longest run of neighbours of which no two are separated."""
         found: list[tuple[int, int]] = []
         first, before = 0, (0, 0)
-        for last in range(len(self._of)):
-            while any(i not in self._of[last] for i in range(first, last)):
-                first += 1
+        nearest: deque[int] = deque()  # places of the run whose own range may end first
+        for last in range(self._count):
+            while nearest and self._last[nearest[-1]] >= self._last[last]:
+                nearest.pop()
+            nearest.append(last)
+            first = max(first, int(self._first[last]))
+            while nearest[0] < first or self._last[nearest[0]] < last:
+                if nearest[0] >= first:
+                    first = nearest[0] + 1
+                nearest.popleft()
             if first > before[0] and before[1] > before[0]:
                 found.append(before)
             before = (first, last)
@@ -129,12 +142,13 @@ class Ties:
     @property
     def all_tied(self) -> bool:
         """Whether no two members are separated."""
-        return self.bands == [(0, len(self._of) - 1)]
+        return self.bands == [(0, self._count - 1)]
 
     def skips(self) -> list[tuple[int, list[int], list[int]]]:
         """Places that are tied across others: the place, those tied with it there, those apart between."""
         found = []
-        for place, others in enumerate(self._of):
+        for place in self._skipping():
+            others = self.of(place)
             for side in ([i for i in others if i > place], [i for i in others if i < place]):
                 ends = (place, max(side)) if side and max(side) > place else (min(side, default=place), place)
                 between = [i for i in range(ends[0] + 1, ends[1]) if i not in others]
@@ -142,6 +156,37 @@ class Ties:
                     beyond = [i for i in side if abs(i - place) > min(abs(k - place) for k in between)]
                     found.append((place, beyond, between))
         return found
+
+    @property
+    def gapped(self) -> int:
+        """How many places are tied across one that is apart."""
+        return len(self._skipping())
+
+    def _skipping(self) -> list[int]:
+        """Places whose range holds one that does not reach back: only they can skip others."""
+        count = self._count
+        beyond = _sparse(self._last, np.minimum), _sparse(self._first, np.maximum)
+        return [
+            place
+            for place in range(count)
+            if _over(beyond[0], int(self._first[place]), place, np.minimum) < place
+            or _over(beyond[1], place, int(self._last[place]), np.maximum) > place
+        ]
+
+
+def _sparse(values: NDArray[np.int_], best: np.ufunc) -> list[NDArray[np.int_]]:
+    """For each power of two, the best of as many values from each place on."""
+    levels = [values]
+    while 2 ** len(levels) <= len(values):
+        half = 2 ** (len(levels) - 1)
+        levels.append(best(levels[-1][:-half], levels[-1][half:]))
+    return levels
+
+
+def _over(levels: list[NDArray[np.int_]], first: int, last: int, best: np.ufunc) -> int:
+    """The best of the values from ``first`` to ``last``."""
+    level = (last - first + 1).bit_length() - 1
+    return int(best(levels[level][first], levels[level][last + 1 - 2**level]))
 
 
 @lru_cache(maxsize=32)
@@ -199,6 +244,10 @@ def _head(group: Group, metric: Metric) -> str:
 def skipped(group: Group) -> list[str]:
     """Ties that skip a rank between them, in words: the bands cannot show them."""
     ranks = [c.rank for c in group.checkpoints]
+    if len(ranks) > ALL_PAIRS:
+        count = ties_of(group).gapped
+        ends = " is" if count == 1 else "s are"
+        return [f"{count} rank{ends} tied across one that is apart."] if count else []
     sentences = [
         f"Rank {ranks[place]} is tied with {spans([ranks[i] for i in others])}, though apart from "
         f"{spans([ranks[i] for i in between])}."
@@ -307,11 +356,12 @@ def course(gaps: Sequence[Gap], called: Sequence[str]) -> Course:
     def apart(i: int, j: int) -> bool:
         return difference(gaps[i], gaps[j]).p < level
 
+    changes = Changes(gaps, level)
     values = [gap.mean for gap in gaps]
     last = count - 1
     high, low = max(range(count), key=values.__getitem__), min(range(count), key=values.__getitem__)
     flat = last
-    while flat > 0 and not any(apart(flat - 1, later) for later in range(flat, count)):
+    while flat > 0 and not changes.any_after(flat - 1):
         flat -= 1
     kind: Kind
     if flat == 0:

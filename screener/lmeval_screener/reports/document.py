@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.report import Chart, Column, Document, Facts, Note, Part, Section, Table, Text
 from lmeval_dispersion.report.cells import short_names, shown
 from lmeval_screener.accuracies import agreement_dict, agreements
 from lmeval_screener.agreement import Agreement
-from lmeval_screener.ranking.controls import NAMES, Control
+from lmeval_screener.ranking.controls import NAMES, Control, Controls
 from lmeval_screener.ranking.gap import Difference, difference
 from lmeval_screener.reports.answer import (
     Ties,
@@ -33,6 +34,8 @@ from lmeval_screener.targets.target import step_number
 if TYPE_CHECKING:
     import altair as alt
 
+    from lmeval_screener.shortlist.choice import GroupChoice, Shortlist
+
 UNSUPPORTED = (
     "G compares checkpoints of one tokenizer and one scale. It does not compare across scales or families, "
     "and it predicts no accuracy."
@@ -49,6 +52,10 @@ _CONTROLS = (
     "final norm's weight γ and the rows moves the Euclidean one. Centring by the mean of a sample of rows "
     "takes the first out; the ratio of Euclidean distances of rows times γ is moved by neither."
 )
+_PLAIN = (
+    "These figures could order checkpoints too; `dispersion verify` says whether one of them, or G, orders "
+    "results. The random sets' G moves with training as well, so z is shown and nothing is ranked by it."
+)
 _PARTS = {"within_domain": "within(T)", "between": "between(T, R)", "within_reference": "within(R), control"}
 _SHORT = {"within_domain": "in T", "between": "T, R", "within_reference": "in R"}
 _SCOPES = {"within groups": "all, inside groups", "overall": "all, across groups (not supported)"}
@@ -59,7 +66,12 @@ _NAMED = 15  # points that all carry their names; of more, only as many outliers
 
 
 def report(
-    result: Result, *, command: str = "", accuracy: str = "", top: int | None = None, tokens: bool = False
+    result: Result,
+    *,
+    command: str = "",
+    accuracy: str = "",
+    chosen: Shortlist | None = None,
+    tokens: bool = False,
 ) -> Document:
     """The report of a screening.
 
@@ -67,11 +79,13 @@ def report(
         result: What was screened.
         command: The command that did it; empty where none did.
         accuracy: What the supplied accuracies are, in words; empty where nobody says.
-        top: How many of each group to show; None for all. The answer and the errors are of all.
+        chosen: The short list to show; None for all. The answer and the errors are of all.
         tokens: Whether to list the pieces and rows of T and R.
     """
-    left = result if top is None else _best(result, top)
-    groups = [_Shown(group, result, top) for group in result.groups]
+    left = result if chosen is None else replace(result, checkpoints=chosen.chosen)
+    groups = [_Shown(group, result, None if chosen is None else chosen.of(group)) for group in result.groups]
+    groups = [one for one in groups if one.members]
+    answered = [*answer(result), *([] if chosen is None or not result.checkpoints else [chosen.sentence()])]
     found = agreements(result)
     sections = [Section(one.heading, list(_group(one)), name=one.name) for one in groups]
     if found:
@@ -90,36 +104,55 @@ def report(
     sections.append(_details(groups, result))
     return Document(
         title=f"Checkpoints screened for {result.domain}",
-        answer=answer(result),
+        answer=answered,
         sections=sections,
         limits=(UNSUPPORTED,),
         command=command,
-        rows=[flat_row(c) for c in left.checkpoints],
-        fields=FLAT_COLUMNS,
-        contract=lambda: json_text(left, answer(result)),
+        rows=[flat_row(c) | _chosen_row(c, chosen) for c in left.checkpoints],
+        fields=FLAT_COLUMNS if chosen is None else [*FLAT_COLUMNS, *_CHOSEN],
+        contract=lambda: json_text(left, answered, chosen),
         libraries=("numpy", "huggingface-hub"),
         guide="docs/screener.md",
     )
 
 
-def labels(group: Group, top: int) -> list[str]:
-    """The labels of the ``top`` best of a group."""
-    return [c.label for c in group.checkpoints[:top]]
+def json_text(result: Result, answered: Sequence[str] = (), chosen: Shortlist | None = None) -> str:
+    """The contract ``screen-checkpoints/2``, with ``agreement`` where accuracies were supplied.
 
-
-def json_text(result: Result, answered: Sequence[str] = ()) -> str:
-    """The contract ``screen-checkpoints/1``, with ``agreement`` where accuracies were supplied."""
+    With a short list, ``result`` holds only what is chosen; ``shortlist`` says of how many.
+    """
     content: dict[str, Any] = result.to_dict()
     content["answer"] = list(answered or answer(result))
     found = agreements(result)
     if found:
         content["agreement"] = [agreement_dict(line) for line in found]
+    if chosen is not None:
+        members = (c for group in result.groups for c in group.checkpoints)
+        for entry, c in zip(content["checkpoints"], members, strict=True):
+            entry |= _chosen_row(c, chosen)
+        content["shortlist"] = {
+            "k": chosen.k,
+            "diverse": chosen.diverse,
+            "audit_sample": chosen.audit,
+            "seed": chosen.seed,
+            "groups": [
+                {"family": one.group.family, "scale": one.group.scale, "k": one.k, "cap": one.cap}
+                | {"candidates": len(one.group.checkpoints), "listed": len(one.listed), "tied": one.open}
+                | {"audited": len(one.audit), "sentence": one.sentence()}
+                for one in chosen.groups
+            ],
+        }
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _best(result: Result, top: int) -> Result:
-    best = tuple(c for group in result.groups for c in group.checkpoints[:top])
-    return replace(result, checkpoints=best)
+_CHOSEN = ("chosen", "inclusion_probability")
+
+
+def _chosen_row(checkpoint: Screened, chosen: Shortlist | None) -> dict[str, Any]:
+    """Why a checkpoint is on the short list, and how probable that was; empty without a list."""
+    if chosen is None:
+        return {}
+    return {"chosen": chosen.why(checkpoint), "inclusion_probability": chosen.probability(checkpoint)}
 
 
 # --- one group ------------------------------------------------------------------------------------------
@@ -131,7 +164,7 @@ class _Shown:
 
     group: Group
     result: Result
-    top: int | None
+    choice: GroupChoice | None
 
     @property
     def name(self) -> str:
@@ -149,9 +182,12 @@ class _Shown:
     @property
     def members(self) -> tuple[Screened, ...]:
         """Those that are shown, in the order of the table."""
-        best = self.group.checkpoints[: self.top]
+        best = self.group.checkpoints
+        if self.choice is not None:
+            best = tuple(c for c in best if self.choice.why(c) is not None)
         in_order = self.group.trajectory() if self.is_training else None
-        return tuple(c for c in in_order if c in best) if in_order else best
+        shown = set(best)
+        return tuple(c for c in in_order if c in shown) if in_order else best
 
     def difference(self, a: Screened, b: Screened) -> Difference:
         return difference(a.gaps[self.result.metric], b.gaps[self.result.metric])
@@ -192,10 +228,14 @@ def _ranking(one: _Shown) -> Table:
         columns.append(Column("delta", heading, spec, error="delta_se", short=short, hint=hint, drop=1))
     ties, called = ties_of(one.group), names(one.group)
     order = one.group.checkpoints
-    ranks = {c: [order[i].rank for i in ties.of(place)] for place, c in enumerate(order)}
-    if any(ranks[c] for c in members):
+    shown = set(members)
+    ranks = {c: [order[i].rank for i in ties.of(place)] for place, c in enumerate(order) if c in shown}
+    if any(ranks.values()):
         hint = "ranks that this one is not told apart from, all pairs of the group counted."
         columns.append(Column("tied", "Tied with", hint=hint, short="Tied", drop=2))
+    if one.choice is not None and one.choice.chosen != one.choice.best:
+        hint = "rank: among the K best; tied: with the K-th; audit: drawn at random from the others."
+        columns.append(Column("chosen", "Chosen", hint=hint, drop=2))
     if any(c.accuracy is not None for c in members):
         shares = all((c.accuracy or 0) <= 1 for c in members)
         columns.append(Column("accuracy", "Accuracy", ".3f" if shares else ".1f", short="Acc.", drop=3))
@@ -207,25 +247,25 @@ def _ranking(one: _Shown) -> Table:
             "delta": None if change is None else change.mean,
             "delta_se": None if change is None else change.se,
             "tied": spans(ranks[c]),
+            "chosen": None if one.choice is None else one.choice.why(c),
             "accuracy": c.accuracy,
         }
         for c, change in zip(members, changes, strict=True)
     ]
-    excerpt, total = _excerpt(members, one), len(one.group.checkpoints)
     return Table(
         rows,
         columns,
         f"{metric.capitalize()} gap",
         name=f"ranking-{one.name}",
-        more=f"The {len(members)} best of {total}; leave out --top for all." if len(members) < total else "",
-        excerpt=excerpt,
+        more="" if one.choice is None else f"Short list: {one.choice.sentence()}.",
+        excerpt=_excerpt(members, one),
     )
 
 
 def _changes(one: _Shown) -> list[Difference | None]:
     """To the next rank; along a training, from the step before."""
     if one.is_training:
-        order = [c for c in one.group.trajectory() or () if c in steps(one.group)]
+        order = steps(one.group)
         before = dict(zip(order[1:], order, strict=False))
         return [one.difference(c, before[c]) if c in before else None for c in one.members]
     after = dict(zip(one.group.checkpoints, one.group.checkpoints[1:], strict=False))
@@ -329,7 +369,45 @@ def controls_section(result: Result) -> Section | None:
         columns.append(Column(name, heading, ".3f", error=f"{name}_se"))
         columns.append(Column(f"{name}_rank", "Rank", "d", short="#"))
     table = Table(rows, columns, "Gauge controls", name="controls-table")
-    return Section("What moves no prediction", [table, *parts], name="controls")
+    return Section(
+        "What moves no prediction", [table, *parts, Text(_PLAIN), _plain_table(result)], name="controls"
+    )
+
+
+def _plain_table(result: Result) -> Table:
+    """Figures that could rank as well as G does, and where G stands among random tokens."""
+    rows = []
+    for c in result.checkpoints:
+        kind, value = c.step_or_date or ("", 0.0)
+        row: dict[str, Any] = {
+            "label": c.label,
+            "rank": c.rank,
+            "when": date.fromordinal(int(value)).isoformat()
+            if kind == "date"
+            else f"{value:.0f}"
+            if kind
+            else None,
+            "within_reference": c.gaps[result.metric].within_reference.mean,
+        }
+        if isinstance(c.controls, Controls):
+            row["norm"] = c.controls.row_norm
+            if not isinstance(c.controls.effective_rank, str):
+                row["effective_rank"] = c.controls.effective_rank
+            if not isinstance(c.controls.random_tokens, str):
+                row["z"] = c.controls.random_tokens.z
+        rows.append(row)
+    columns = [Column("label", "Checkpoint"), Column("rank", "Rank", "d", short="#")]
+    if any(row["when"] for row in rows):
+        columns.append(Column("when", "Step or date", short="When"))
+    columns += [
+        Column("norm", "Norm of rows", ".3f", short="Norm"),
+        Column("within_reference", "within(R)", ".3f"),
+        Column("effective_rank", "Effective rank of T", ".2f", short="Eff. rank"),
+        Column(
+            "z", "z of G", ".1f", hint="among random sets of tokens of T's range of ids; never ranked by."
+        ),
+    ]
+    return Table(rows, columns, "Figures that could rank too", name="plain-controls-table")
 
 
 def tokens_section(result: Result) -> Section:

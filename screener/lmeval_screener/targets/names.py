@@ -1,4 +1,4 @@
-"""What a user writes for a checkpoint: names, addresses of the Hub and paths, understood or explained."""
+"""What a user writes for a checkpoint: names, addresses and paths, understood or explained."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ from urllib.parse import unquote, urlsplit
 
 from lmeval_screener.errors import ScreeningError
 
-_REPO = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+#: A repository of the Hub, with or without an organisation.
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _CHOICE = re.compile(r"[\w-][\w.-]*", re.ASCII)
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+_BUCKET = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(/.*)?", re.ASCII)
+_MODEL = re.compile(r"models:/[^/@:]+([/@][^/@]+)?")
 _HOSTS = {"huggingface.co", "www.huggingface.co", "hf.co"}
-_FORMS = "ORGANISATION/NAME, ORGANISATION/NAME@REVISION or a folder"
+_FORMS = "ORGANISATION/NAME, ORGANISATION/NAME@REVISION, a folder, or an address such as s3://BUCKET/FOLDER"
+#: How files of weights end; a file of another kind is no checkpoint.
+WEIGHTS = (".safetensors", ".bin", ".gguf")
 
 
 class Place(NamedTuple):
-    """A repository with a revision, or a folder; ``file`` names one of its GGUF models."""
+    """A repository with a revision, a folder, a file or an address; ``file`` names one of its GGUFs."""
 
     repo: str
     revision: str | None
@@ -25,37 +31,49 @@ class Place(NamedTuple):
 
 
 def understood(text: str) -> Place:
-    r"""The repository or folder that a user means.
+    r"""The repository, folder, file or address that a user means.
 
     A folder is what exists as one, or what is written like a path (``./x``, ``/x``, ``~/x``, ``C:\x``). A
     repository may be written as its address (``https://huggingface.co/ORG/NAME/tree/REVISION``; the host of
     HF_ENDPOINT counts too), as ``hf://ORG/NAME@REVISION``, and with slashes at its end. A GGUF model is its
     file (``x/model.gguf``), or named behind a colon: ``ORG/NAME:Q4_K_M``, ``FOLDER:model-Q8_0.gguf``.
+    A file of weights stands for itself. Addresses of storages (``s3://…``, ``https://…`` of another host,
+    ``hf://buckets/…``, ``models:/…``) are taken as they are.
 
     Raises:
         ScreeningError: ``BadName`` where it is neither, ``FolderNotFound`` where it is written like a path
             and no folder is there.
     """
+    if text.startswith("models:/") and not text.startswith("models://"):
+        return Place(_registered(text), None, False)
+    if text.startswith("file://"):
+        return understood(unquote(text.removeprefix("file://")) or ".")
     if (file := _gguf_file(text)) is not None:
         return Place(str(file.parent), None, True, file.name)
     rest, colon, choice = text.rpartition(":")
-    if colon and _CHOICE.fullmatch(choice) and len(rest) > 1:
+    if colon and _CHOICE.fullmatch(choice) and len(rest) > 1 and not re.fullmatch(r"\w+://[^/]*", rest):
         return understood(rest)._replace(file=choice)
     if (folder := _folder(text)) is not None:
         return Place(folder, None, True)
     scheme, mark, rest = text.partition("://")
     if mark and scheme in ("http", "https"):
+        if (elsewhere := _elsewhere(text)) is not None:
+            return Place(elsewhere, None, False)
         name, revision = _of_address(text)
+    elif mark and scheme == "hf" and rest.startswith("buckets/"):
+        return Place(_of_bucket(text, rest.removeprefix("buckets/")), None, False)
     elif mark and scheme == "hf":
         name, revision = _of_hf(text, rest)
+    elif mark and _SCHEME.fullmatch(scheme) and rest.strip("/") and rest.isprintable():
+        return Place(text.rstrip("/"), None, False)
     elif mark:
-        raise _bad(text, f"{scheme}:// is not read; download the checkpoint and give its folder")
+        raise _bad(text, "an address has a scheme before :// and a place behind it")
     else:
         name, at, revision = text.partition("@")
         name = name.rstrip("/")
         if at and not revision:
             raise _bad(text, "there is no revision behind the @")
-    if not _REPO.fullmatch(name) or ".." in name:
+    if not REPOSITORY.fullmatch(name) or ".." in name:
         raise _bad(text)
     return Place(name, revision or None, False)
 
@@ -75,13 +93,15 @@ def _folder(text: str) -> str | None:
         if text and path.is_dir():
             return str(path)
         is_file = bool(text) and path.is_file()
+        if is_file and path.name.endswith(WEIGHTS):
+            return str(path)
     except (OSError, RuntimeError, ValueError):  # an unknown ~user, a NUL, a name that is too long
         path, is_file = Path(text), False
     if is_file:
         raise ScreeningError(
             "FolderNotFound",
-            f"expected a folder, got the file {text!r}; give the folder that has config.json and the "
-            f"tokenizer beside it: {path.parent}",
+            f"expected a folder or a file of weights ({', '.join(WEIGHTS)}), got the file {text!r}; give the "
+            f"folder that has config.json and the tokenizer beside it: {path.parent}",
         )
     if re.match(r"[A-Za-z]:[\\/]|\\|\.{1,2}\\", text) or text.startswith((".", "/", "~")):
         raise ScreeningError(
@@ -90,20 +110,49 @@ def _folder(text: str) -> str | None:
     return None
 
 
-def _of_address(text: str) -> tuple[str, str]:
-    """Repository and revision of a page's address on the Hub."""
+def _elsewhere(text: str) -> str | None:
+    """The address of a file or folder that is read as it is; None for a page of the Hub about a model."""
     from huggingface_hub import constants
 
     try:
         address, own = urlsplit(text), urlsplit(constants.ENDPOINT)
+        port = address.port
     except ValueError:
         raise _bad(text) from None
+    if not address.hostname or port == 0 or not text.isprintable():
+        raise _bad(text, "its host is missing")
     if address.netloc != own.netloc and address.netloc not in _HOSTS:
-        raise _bad(
-            text, f"{address.netloc or 'it'} is not the Hub; download the checkpoint and give its folder"
-        )
+        return text
     parts = [part for part in address.path.split("/") if part]
-    if parts[:1] in (["datasets"], ["spaces"], ["buckets"], ["collections"], ["papers"]):
+    if parts[:1] == ["buckets"]:
+        below = parts[4:] if parts[3:4] in (["tree"], ["resolve"]) else parts[3:]
+        return _of_bucket(text, "/".join([*parts[1:3], *map(unquote, below)]))
+    return None
+
+
+def _of_bucket(text: str, name: str) -> str:
+    """``hf://buckets/NAMESPACE/NAME[/FOLDER]``."""
+    if not _BUCKET.fullmatch(name.rstrip("/")):
+        raise _bad(text, "a bucket is hf://buckets/NAMESPACE/NAME, with a folder behind it or without")
+    return f"hf://buckets/{name.rstrip('/')}"
+
+
+def _registered(text: str) -> str:
+    """``models:/NAME``, with a version, a stage or an alias: a model of an MLflow registry."""
+    if not _MODEL.fullmatch(text) or not text.isprintable():
+        raise _bad(
+            text,
+            "a registered model is models:/NAME, models:/NAME/VERSION, models:/NAME/STAGE, "
+            "models:/NAME@ALIAS or models:/NAME/*",
+        )
+    return text
+
+
+def _of_address(text: str) -> tuple[str, str]:
+    """Repository and revision of a page's address on the Hub."""
+    address = urlsplit(text)
+    parts = [part for part in address.path.split("/") if part]
+    if parts[:1] in (["datasets"], ["spaces"], ["collections"], ["papers"]):
         raise _bad(text, f"it is of {parts[0]}, not of a model")
     # gpt2/tree/main: repositories of the first days have no organisation.
     cut = 1 if parts[1:2] in ([], ["tree"], ["blob"], ["resolve"], ["commit"]) else 2
@@ -128,7 +177,7 @@ def _of_hf(text: str, rest: str) -> tuple[str, str]:
     name, _, revision = rest.partition("@")
     name = name.rstrip("/").removeprefix("models/")
     kind = name.partition("/")[0]
-    if kind in ("datasets", "spaces", "buckets"):
+    if kind in ("datasets", "spaces"):
         raise _bad(text, f"it is of {kind}, not of a model's repository")
     if name.count("/") > 1:
         raise _bad(

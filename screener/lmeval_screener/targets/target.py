@@ -1,14 +1,18 @@
-"""What the user asks to screen: repositories, revisions, globs of revisions, folders."""
+"""What the user asks to screen: repositories, revisions, globs of them, folders, addresses of storages."""
 
 from __future__ import annotations
 
 import fnmatch
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import understood
+
+if TYPE_CHECKING:
+    from lmeval_screener.checkpoints.hub_responses import Listing
 
 
 @dataclass(frozen=True)
@@ -16,16 +20,19 @@ class Target:
     """One checkpoint to screen.
 
     Attributes:
-        repo: Repository on the Hub, or the path of a folder.
+        repo: Repository on the Hub, the path of a folder or file, or an address such as ``s3://bucket/run``.
         revision: Branch, tag or commit; None for the default branch or a folder; may be a glob before it
             is expanded.
         family: Name of the family that lists it; None where it was given by name.
         scale: Scale that the family states; None where the headers have to tell.
-        local: Whether ``repo`` is a folder.
+        local: Whether ``repo`` is a folder or a file.
         accuracy: Accuracy that somebody measured, None otherwise.
         negative_control: Whether it is known not to have learned what the others learned.
         file: A GGUF file of it, or a quantisation that names one; None for the checkpoint's own weights.
         refused: Code and sentence where ``repo`` is something that cannot be understood.
+        tokenizer: Where a tokenizer is read if the checkpoint stores none: what may be written for a
+            checkpoint, or a tokenizer's file; None for nowhere else.
+        listing: Commit and files, where a list of repositories said them: then it costs no API call.
     """
 
     repo: str
@@ -37,11 +44,29 @@ class Target:
     negative_control: bool = False
     file: str | None = None
     refused: tuple[str, str] | None = None
+    tokenizer: str | None = None
+    listing: Listing | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def scheme(self) -> str | None:
+        """What its address begins with, such as ``s3``; None for a folder and a repository of the Hub."""
+        scheme, mark, _ = self.repo.partition(":/")
+        return scheme.lower() if mark and not self.local else None
+
+    @property
+    def on_hub(self) -> bool:
+        """Whether ``repo`` is a repository of the Hub."""
+        return not self.local and self.scheme is None
 
     @property
     def label(self) -> str:
         """``repo``, ``repo@revision`` or ``repo:file``."""
-        return label(self.repo, self.revision, self.file)
+        return label(self.shown, self.revision, self.file)
+
+    @property
+    def shown(self) -> str:
+        """``repo`` as a report may show it: without the signature of a signed address, which is a secret."""
+        return self.repo.partition("?")[0] if self.scheme in ("http", "https") else self.repo
 
     @property
     def is_glob(self) -> bool:
@@ -49,16 +74,20 @@ class Target:
         return self.revision is not None and any(sign in self.revision for sign in "*?[")
 
 
-def parse_target(text: str) -> Target:
+def parse_target(text: str, tokenizer: str | None = None) -> Target:
     """The target that a repository's name or address, with a revision or glob or without, or a path names.
 
     What cannot be understood is a target that is ``refused``: it fails by itself and costs no other its run.
+
+    Args:
+        text: What a user wrote for a checkpoint.
+        tokenizer: Where a tokenizer is read if the checkpoint stores none.
     """
     try:
         place = understood(text)
     except ScreeningError as error:
         return Target(text, refused=(error.code, str(error)))
-    return Target(place.repo, place.revision, local=place.local, file=place.file)
+    return Target(place.repo, place.revision, local=place.local, file=place.file, tokenizer=tokenizer)
 
 
 def label(repo: str, revision: str | None, file: str | None = None) -> str:

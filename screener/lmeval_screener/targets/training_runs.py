@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from lmeval_screener.targets.target import Target, parse_target, step_key
 
@@ -16,32 +18,71 @@ _STEP_FOLDER = re.compile(
     r"(?:[-_](?:hf|last|final|consumed_samples.*|tokens?.*))?",
     re.IGNORECASE,
 )
-_STORE_FOLDERS = ("checkpoints", "checkpoint")  # where some trainers keep the folders of steps
-_DEPTH = 3  # how far below a step's folder its model may lie: actor/huggingface, policy/weights/hf
+_STEP_NAME = re.compile(r"(?:checkpoint|ckpt|step|iteration|iter)[-_=]?(\d+)", re.IGNORECASE)
+_DATE = re.compile(r"(?<!\d)(20\d\d)[-_.]?(0[1-9]|1[0-2])[-_.]?([0-3]\d)(?!\d)")
+STORE_FOLDERS = ("checkpoints", "checkpoint")  # where some trainers keep the folders of steps
+DEPTH = 3  # how far below a step's folder its model may lie: actor/huggingface, policy/weights/hf
 
 
-def parse_targets(texts: Iterable[str]) -> list[Target]:
-    """The targets that texts name, as :func:`parse_target` reads each; a training run is its checkpoints."""
+class Folder(Protocol):
+    """What is needed of a folder: a ``Path`` has it, and so has a listing of a storage."""
+
+    @property
+    def name(self) -> str:
+        """Its last part."""
+        ...
+
+    def __truediv__(self: F, name: str) -> F:
+        """A file or folder in it."""
+        ...
+
+    def iterdir(self: F) -> Iterable[F]:
+        """The files and folders in it."""
+        ...
+
+    def is_dir(self) -> bool:
+        """Whether it is a folder."""
+        ...
+
+    def is_file(self) -> bool:
+        """Whether it is a file."""
+        ...
+
+
+F = TypeVar("F", bound=Folder)
+
+
+def parse_targets(texts: Iterable[str], tokenizer: str | None = None) -> list[Target]:
+    """The targets that texts name, as :func:`parse_target` reads each; a training run is its checkpoints.
+
+    Runs in a storage other than a folder are expanded when they are screened: that takes requests.
+    """
     found = []
-    for target in map(parse_target, texts):
+    for text in texts:
+        target = parse_target(text, tokenizer)
         folders = run_checkpoints(Path(target.repo)) if target.local else []
         found += [replace(target, repo=str(folder)) for folder in folders] or [target]
     return found
 
 
-def run_checkpoints(folder: Path) -> list[Path]:
+def is_step(name: str) -> bool:
+    """Whether a folder's name is that of a step of a training run."""
+    return _STEP_FOLDER.fullmatch(name) is not None
+
+
+def run_checkpoints(folder: F) -> list[F]:
     """The checkpoints of a training run's folder, by step; empty where it is none.
 
     They lie in folders named after a step (``checkpoint-500``, ``step_500``, ``iter_0000500``,
     ``global_step500``), in ``folder`` or in its ``checkpoints``; the model itself may lie deeper, as in
     ``global_step_500/actor/huggingface``. A model in the run's own folder, the final one, comes last.
     """
-    for place in (folder, *(folder / name for name in _STORE_FOLDERS)):
-        steps = _subfolders(place, lambda name: _STEP_FOLDER.fullmatch(name) is not None)
+    for place in (folder, *(folder / name for name in STORE_FOLDERS)):
+        steps = _subfolders(place, is_step)
         if steps:
             found = [_model_folder(step) for step in sorted(steps, key=lambda step: step_key(step.name))]
             return [*found, *([folder] if _has_weights(folder) else [])]
-    if _STEP_FOLDER.fullmatch(folder.name) and (inner := _model_folder(folder)) != folder:
+    if is_step(folder.name) and (inner := _model_folder(folder)) != folder:
         return [inner]
     return []
 
@@ -53,9 +94,9 @@ def run_and_step(folder: str) -> tuple[str, str] | None:
     (('out/run1', 'checkpoint-500'), ('titan', 'step-50'), None)
     """
     path = Path(folder)
-    for place in (path, *list(path.parents)[:_DEPTH]):
-        if _STEP_FOLDER.fullmatch(place.name):
-            run = place.parent.parent if place.parent.name in _STORE_FOLDERS else place.parent
+    for place in (path, *list(path.parents)[:DEPTH]):
+        if is_step(place.name):
+            run = place.parent.parent if place.parent.name in STORE_FOLDERS else place.parent
             return str(run), place.name
     return None
 
@@ -65,13 +106,29 @@ def training_and_step(repo: str, requested_revision: str | None, *, local: bool)
     return (run_and_step(repo) or (repo, None)) if local else (repo, requested_revision)
 
 
-def _model_folder(folder: Path) -> Path:
+def step_or_date(name: str) -> tuple[str, float] | None:
+    """The training step that a revision's or folder's name tells, else its date in days; None for neither.
+
+    >>> step_or_date("stage1-step140000-tokens588B"), step_or_date("model-2025-03-02"), step_or_date("v1.5")
+    (('step', 140000.0), ('date', 739312.0), None)
+    """
+    if found := _STEP_NAME.search(name):
+        return "step", float(found[1])
+    if found := _DATE.search(name):
+        try:
+            return "date", float(date(int(found[1]), int(found[2]), int(found[3])).toordinal())
+        except ValueError:
+            return None  # 2025-02-31
+    return None
+
+
+def _model_folder(folder: F) -> F:
     """The nearest folder with configuration and weights, from this one down; else with either; else itself.
 
     Shards of a distributed checkpoint are safetensors too, often above the folder where they are joined.
     """
     levels = [[folder]]
-    for _ in range(_DEPTH):
+    for _ in range(DEPTH):
         inner = (sub for place in levels[-1] for sub in _subfolders(place, lambda name: name[0] != "."))
         levels.append(list(inner))
     places = [place for level in levels for place in level]
@@ -79,20 +136,24 @@ def _model_folder(folder: Path) -> Path:
     return next(whole, next(filter(_has_model, places), folder))
 
 
-def _subfolders(folder: Path, wanted: Callable[[str], bool]) -> list[Path]:
+def _subfolders(folder: F, wanted: Callable[[str], bool]) -> list[F]:
     try:
-        return sorted(place for place in folder.iterdir() if wanted(place.name) and place.is_dir())
+        found = [place for place in folder.iterdir() if wanted(place.name) and place.is_dir()]
+        return sorted(found, key=lambda place: place.name)
     except OSError:
         return []  # what cannot be listed is told when it is opened
 
 
-def _has_model(folder: Path) -> bool:
+def _has_model(folder: Folder) -> bool:
     return _has_config(folder) or _has_weights(folder)
 
 
-def _has_config(folder: Path) -> bool:
+def _has_config(folder: F) -> bool:
     return (folder / "config.json").is_file()
 
 
-def _has_weights(folder: Path) -> bool:
-    return any(folder.glob("*.safetensors"))
+def _has_weights(folder: F) -> bool:
+    try:
+        return any(place.name.endswith(".safetensors") for place in folder.iterdir())
+    except OSError:
+        return False

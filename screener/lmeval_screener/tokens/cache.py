@@ -33,35 +33,45 @@ class ResolutionCache:
         stored = self._cache.read("tokens", _key(tokenizer_digest, domain, reference))
         if stored is None:
             return None
-        content = json.loads(stored)
-        return Resolution(
-            domain=_tokens(content["domain"]),
-            reference=_tokens(content["reference"]),
-            dropped=tuple(content["dropped"]),
-            dropped_reference=tuple(content["dropped_reference"]),
-            never_made=tuple(content["never_made"]),
-            shared=_tokens(content["shared"]),
-            digit_scheme=content["digit_scheme"],
-            vocabulary=content["vocabulary"],
-            sample=tuple(content["sample"]),
-        )
+        return resolution_of(stored)
 
     def put(
         self, tokenizer_digest: str, domain: TokenSet, reference: TokenSet, resolution: Resolution
     ) -> None:
         """Store a resolution."""
-        content = {
-            "domain": resolution.domain,
-            "reference": resolution.reference,
-            "dropped": resolution.dropped,
-            "dropped_reference": resolution.dropped_reference,
-            "never_made": resolution.never_made,
-            "shared": resolution.shared,
-            "digit_scheme": resolution.digit_scheme,
-            "vocabulary": resolution.vocabulary,
-            "sample": resolution.sample,
-        }
-        self._cache.write("tokens", _key(tokenizer_digest, domain, reference), json.dumps(content).encode())
+        self._cache.write("tokens", _key(tokenizer_digest, domain, reference), resolution_text(resolution))
+
+
+def resolution_text(resolution: Resolution) -> bytes:
+    """A resolution as JSON."""
+    content = {
+        "domain": resolution.domain,
+        "reference": resolution.reference,
+        "dropped": resolution.dropped,
+        "dropped_reference": resolution.dropped_reference,
+        "never_made": resolution.never_made,
+        "shared": resolution.shared,
+        "digit_scheme": resolution.digit_scheme,
+        "vocabulary": resolution.vocabulary,
+        "sample": resolution.sample,
+    }
+    return json.dumps(content).encode()
+
+
+def resolution_of(stored: bytes | str) -> Resolution:
+    """The resolution that :func:`resolution_text` wrote."""
+    content = json.loads(stored)
+    return Resolution(
+        domain=_tokens(content["domain"]),
+        reference=_tokens(content["reference"]),
+        dropped=tuple(content["dropped"]),
+        dropped_reference=tuple(content["dropped_reference"]),
+        never_made=tuple(content["never_made"]),
+        shared=_tokens(content["shared"]),
+        digit_scheme=content["digit_scheme"],
+        vocabulary=content["vocabulary"],
+        sample=tuple(content["sample"]),
+    )
 
 
 def _key(tokenizer_digest: str, domain: TokenSet, reference: TokenSet) -> str:

@@ -1,10 +1,11 @@
-"""A checkpoint without weights that can be read: what is there in their place, and what to screen instead."""
+"""A checkpoint whose weights cannot be read: what is there in their place, and what to screen instead."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from lmeval_screener.checkpoints.snapshot import Snapshot
@@ -12,10 +13,12 @@ from lmeval_screener.errors import ScreeningError
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _PICKLED = (".bin", ".pth", ".pt", ".ckpt", ".msgpack", ".h5")
+#: Files of a model in 16 or 32 bits, beside packed ones.
+_PLAIN_GGUF = re.compile(r"(?:^|[-._/])(BF16|F16|FP16|F32)\.gguf$", re.IGNORECASE)
 
 
 async def without_weights(snapshot: Snapshot) -> ScreeningError:
-    """The error of a checkpoint that has no safetensors of a model's own: it names what is there.
+    """The error of a checkpoint that has no weights of a model's own: it names what is there.
 
     The base model comes from ``adapter_config.json`` or from ``base_model`` in the README, where one says it.
 
@@ -44,6 +47,29 @@ async def without_weights(snapshot: Snapshot) -> ScreeningError:
     return _cannot("NoSafetensors", "it holds no weights", f"check the name, or screen {base}")
 
 
+async def instead(snapshot: Snapshot, config: Mapping[str, Any]) -> str | None:
+    """What to screen in place of a checkpoint whose output projection is packed; None if nothing says it.
+
+    A GGUF file in 16 bits beside it, else the model that the README's ``base_model`` or config.json's
+    ``_name_or_path`` names.
+    """
+    plain = sorted(path for path in snapshot.files if _PLAIN_GGUF.search(path))
+    if plain:
+        return (
+            f"screen {snapshot.repo}:{plain[0].rpartition('/')[2]}, which lies beside it in 16 bits or more"
+        )
+    base = await _base_model(snapshot)
+    if base != _UNKNOWN:
+        return f"screen {base}"
+    name = config.get("_name_or_path")
+    if isinstance(name, str) and _REPO.fullmatch(name) and name != snapshot.repo:
+        return f"screen {name}, which its config.json names"
+    return None
+
+
+_UNKNOWN = "its base model"
+
+
 async def _base_model(snapshot: Snapshot) -> str:
     """``ORG/NAME, which … names`` or ``its base model``."""
     places = (("adapter_config.json", _of_adapter), ("README.md", _of_readme))
@@ -52,9 +78,9 @@ async def _base_model(snapshot: Snapshot) -> str:
             # What cannot be read or is no such file only costs the hint.
             with contextlib.suppress(ScreeningError, ValueError, RecursionError):
                 name = find((await snapshot.small_file(path)).decode("utf-8"))
-                if isinstance(name, str) and _REPO.fullmatch(name):
+                if isinstance(name, str) and _REPO.fullmatch(name) and name != snapshot.repo:
                     return f"{name}, which its {path} names"
-    return "its base model"
+    return _UNKNOWN
 
 
 def _of_adapter(text: str) -> Any:

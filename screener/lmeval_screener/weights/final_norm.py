@@ -21,8 +21,9 @@ from lmeval_screener.weights.architectures import (
     NORMS_WITHOUT_WEIGHT,
     WRAPPERS,
 )
-from lmeval_screener.weights.projection import OutputProjection, layout, model_types
-from lmeval_screener.weights.safetensors import FLOAT_DTYPES, decode_rows, read_header
+from lmeval_screener.weights.projection import OutputProjection, layout, model_types, read_contents
+from lmeval_screener.weights.safetensors import FLOAT_DTYPES, decode_rows
+from lmeval_screener.weights.torch_archive import locate
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +57,12 @@ async def read_final_norm(snapshot: Snapshot, projection: OutputProjection) -> F
     Raises:
         ScreeningError: An error of the connection, or a broken header.
     """
-    if not projection.file.endswith(".safetensors"):
-        return f"the final norm is read from safetensors only, and this is {projection.file}"
+    if projection.adapter is not None:
+        if projection.adapter.norm:
+            return "the adapter changes the final norm"
+        return await read_final_norm(projection.adapter.base, projection.adapter.projection)
+    if projection.file.endswith(".gguf"):
+        return await _of_gguf(snapshot, projection)
     config, stored = await layout(snapshot)
     types = model_types(config)
     d = projection.shape[1]
@@ -72,10 +77,17 @@ async def read_final_norm(snapshot: Snapshot, projection: OutputProjection) -> F
     if name is None:
         return "no final norm of a known name is stored"
     file = stored[name]
-    tensor = (await read_header(snapshot, file)).tensors.get(name)
-    if tensor is None or tensor.dtype not in FLOAT_DTYPES or tensor.shape != (d,):
+    tensor = (await read_contents(snapshot, file)).tensors.get(name)
+    if (
+        tensor is None
+        or tensor.dtype not in FLOAT_DTYPES
+        or tensor.shape != (d,)
+        or tensor.strides not in (None, (1,))
+    ):
         found = "is not in its file" if tensor is None else f"is {tensor.dtype} of shape {tensor.shape}"
         return f"{name} {found}, expected {d} numbers"
+    if tensor.entry is not None:
+        (tensor,) = await locate(snapshot, file, [tensor])
     (body,) = await snapshot.ranges(file, [(tensor.begin, tensor.end)])
     weight = decode_rows(body, tensor.dtype, d)[0].astype(np.float64)
     if any(kind in NORMS_LESS_ONE for kind in types):
@@ -84,3 +96,19 @@ async def read_final_norm(snapshot: Snapshot, projection: OutputProjection) -> F
         return f"{name} is zero or not finite"
     bias = name.removesuffix("weight") + "bias"
     return FinalNorm(name, weight, bias in stored or any(kind in NORMS_OF_MEAN for kind in types))
+
+
+async def _of_gguf(snapshot: Snapshot, projection: OutputProjection) -> FinalNorm | str:
+    place, d = projection.final_norm, projection.shape[1]
+    if place is None:
+        return "the GGUF file holds no output_norm.weight in plain numbers"
+    if place.weight is None:
+        return FinalNorm(None, np.ones(d), place.takes_mean)
+    own = place.weight
+    if own.shape[0] != d:
+        return f"{own.name} is {own.dtype} of shape ({own.shape[0]},), expected {d} numbers"
+    (body,) = await snapshot.ranges(own.file, [(own.begin, own.begin + d * own.row_bytes)])
+    weight = decode_rows(body, own.dtype, d)[0].astype(np.float64)
+    if not np.isfinite(weight).all() or not weight.any():
+        return f"{own.name} is zero or not finite"
+    return FinalNorm(own.name, weight, place.takes_mean)

@@ -11,6 +11,7 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -26,6 +27,7 @@ from lmeval_screener.checkpoints.snapshot import Snapshot, content_key
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from lmeval_screener.weights.element_types import GGUF_BLOCKS, GGUF_TYPES
+from lmeval_screener.weights.matrices import Matrix, NormPlace
 from lmeval_screener.weights.projection import OutputProjection
 
 PLAIN = ("F32", "F16", "BF16", "F64")
@@ -43,6 +45,12 @@ _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 #: Pre-tokenizers of llama.cpp that cut numbers into single digits, whatever the vocabulary holds.
 _SINGLE_DIGITS = {"qwen2", "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
 _CONTROL, _USER, _UNUSED, _BYTE = 3, 4, 5, 6
+#: Architectures, as llama.cpp calls them, whose final norm is a LayerNorm without a bias that would show it.
+_NORMS_OF_MEAN = frozenset(["command-r", "cohere2", "cohere2moe", "mpt", "dbrx", "olmo"])
+#: The one of them whose norm has no weight.
+_NORM_WITHOUT_WEIGHT = "olmo"
+#: What is cached of an output projection.
+_KEPT_FIELDS = ("name", "file", "dtype", "shape", "tied", "begin", "parameters", "warnings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +197,7 @@ async def read_gguf(snapshot: Snapshot, files: Sequence[str]) -> GgufModel:
         begin=tensor.begin,
         parameters=sum(elements),
         warnings=warnings,
+        final_norm=_final_norm(headers, places, pairs.get("general.architecture")),
     )
     holder = next((f for f, h in headers.items() if "tokenizer.ggml.tokens" in h.pairs), files[0])
     digest, content = _vocabulary_entry(headers[holder].pairs, what)
@@ -197,7 +206,8 @@ async def read_gguf(snapshot: Snapshot, files: Sequence[str]) -> GgufModel:
         fields = {
             "tokenizer": digest,
             "holder": holder,
-            **{key: getattr(projection, key) for key in OutputProjection.__slots__},
+            **{key: getattr(projection, key) for key in _KEPT_FIELDS},
+            "final_norm": projection.final_norm and dataclasses.asdict(projection.final_norm),
         }
         snapshot.cache.write("headers", _key(snapshot, files), json.dumps(fields).encode())
     return GgufModel(projection, digest, holder, content)
@@ -437,6 +447,20 @@ class _Walk:
         return tensors
 
 
+def _final_norm(
+    headers: Mapping[str, GgufHeader], places: Mapping[str, str], architecture: Any
+) -> NormPlace | None:
+    """Where the final norm is. Its weight is what multiplies: converters add the 1 that Gemma's omits."""
+    takes_mean = architecture in _NORMS_OF_MEAN or "output_norm.bias" in places
+    file = places.get("output_norm.weight")
+    if file is None:
+        return NormPlace(None, True) if architecture == _NORM_WITHOUT_WEIGHT else None
+    norm = headers[file].tensors["output_norm.weight"]
+    if norm.dtype not in PLAIN or len(norm.shape) != 1:
+        return None
+    return NormPlace(Matrix(norm.name, file, norm.dtype, (norm.shape[0], 1), norm.begin), takes_mean)
+
+
 def _vocabulary_entry(pairs: Mapping[str, Any], what: str) -> tuple[str, bytes]:
     """Digest and JSON of the vocabulary that the header's pairs hold."""
     tokens, types = pairs.get("tokenizer.ggml.tokens"), pairs.get("tokenizer.ggml.token_type")
@@ -481,7 +505,7 @@ def _vocabulary(fields: Mapping[str, Any], digest: str) -> Vocabulary:
 
 
 def _key(snapshot: Snapshot, files: Sequence[str]) -> str:
-    return "gguf/1:" + "+".join(content_key(snapshot, file) for file in files)
+    return "gguf/2:" + "+".join(content_key(snapshot, file) for file in files)
 
 
 def _kept_model(snapshot: Snapshot, files: Sequence[str]) -> GgufModel | None:
@@ -491,6 +515,10 @@ def _kept_model(snapshot: Snapshot, files: Sequence[str]) -> GgufModel | None:
     fields = json.loads(kept)
     tokenizer, holder = fields.pop("tokenizer"), fields.pop("holder")
     fields["shape"], fields["warnings"] = tuple(fields["shape"]), tuple(fields["warnings"])
+    if (norm := fields["final_norm"]) is not None:
+        weight = norm["weight"]
+        place = None if weight is None else Matrix(**weight | {"shape": tuple(weight["shape"])})
+        fields["final_norm"] = NormPlace(place, norm["takes_mean"])
     return GgufModel(OutputProjection(**fields), tokenizer, holder)
 
 

@@ -1,6 +1,7 @@
 """Which stored tensor is the output projection: by config.json, the index and the safetensors headers.
 
-The rule, in transformers' own order of preference:
+The rule, in transformers' own order of preference (`slices` has torch's distributed checkpoints, whose files
+hold slices, and `adapters` those that change another checkpoint's matrix):
 
 1. File: ``model.safetensors`` if it is there (an index beside it is stale), else the shard that
    ``model.safetensors.index.json`` names, else the only safetensors file there is. Without safetensors the
@@ -13,14 +14,13 @@ The rule, in transformers' own order of preference:
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.absent import without_weights
+from lmeval_screener.weights.absent import instead, without_weights
 from lmeval_screener.weights.architectures import (
     EMBEDDINGS,
     HEADS,
@@ -29,14 +29,26 @@ from lmeval_screener.weights.architectures import (
     WRAPPERS,
 )
 from lmeval_screener.weights.element_types import row_bytes
-from lmeval_screener.weights.safetensors import DTYPE_BITS, FLOAT_DTYPES, Header, Tensor, read_header
-from lmeval_screener.weights.torch_archive import read_archive
+from lmeval_screener.weights.matrices import Matrix, NormPlace, byte_strides
+from lmeval_screener.weights.safetensors import (
+    DTYPE_BITS,
+    FLOAT_DTYPES,
+    SCALED_DTYPES,
+    Header,
+    Tensor,
+    read_header,
+)
+from lmeval_screener.weights.scales import SCALES, Scale, companions, packed, scale_of
+from lmeval_screener.weights.slices import Piece, joined, read_slices, slice_files, sliced
+from lmeval_screener.weights.torch_archive import locate, read_archive
+
+if TYPE_CHECKING:
+    from lmeval_screener.weights.adapters import AdaptedMatrix
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ARCHIVE = "pytorch_model.bin"
 ARCHIVE_INDEX = "pytorch_model.bin.index.json"
-_DCP_FILE = re.compile(r"shard-\d+-model.*\.safetensors")
 #: First request of a shard's header: so many bytes per tensor and some, enough for nearly all names.
 _PER_TENSOR, _SOME = 140, 2048
 
@@ -56,6 +68,10 @@ class OutputProjection:
             without reading every shard.
         warnings: What a reader of the result should know; usually empty.
         strides: Bytes from row to row and from column to column, where rows do not lie end to end.
+        scale: Scales that multiply 8-bit floats; None where the stored numbers are the weights.
+        pieces: The slices that make it up, where it is stored in slices; the file is then that of the first.
+        adapter: What an adapter makes of it, where the checkpoint is one.
+        final_norm: Where the final norm is, where the same header said it (GGUF).
     """
 
     name: str
@@ -67,11 +83,20 @@ class OutputProjection:
     parameters: int | None
     warnings: tuple[str, ...]
     strides: tuple[int, int] | None = None
+    scale: Scale | None = None
+    pieces: tuple[Piece, ...] | None = None
+    adapter: AdaptedMatrix | None = None
+    final_norm: NormPlace | None = None
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
         return row_bytes(self.dtype, self.shape[1])
+
+    @property
+    def matrix(self) -> Matrix:
+        """The stored numbers, without scales."""
+        return Matrix(self.name, self.file, self.dtype, self.shape, self.begin, self.strides)
 
 
 async def find_projection(snapshot: Snapshot) -> OutputProjection:
@@ -83,18 +108,25 @@ async def find_projection(snapshot: Snapshot) -> OutputProjection:
             The message of the first five begins "cannot be screened because".
     """
     config = await _json(snapshot, "config.json", "BadConfig") if "config.json" in snapshot.files else {}
+    if files := _sliced_files(snapshot):
+        return await _joined_slices(snapshot, config, files)
     warnings: list[str] = []
+    if beside := [
+        path for path in ("adapter_model.safetensors", "adapter_model.bin") if path in snapshot.files
+    ]:
+        warnings.append(f"{beside[0]} lies beside the weights and was not applied to them")
     index_name = _index(snapshot)
+    files_of: Mapping[str, str]
     if index_name is None:
         file = await _only_file(snapshot, warnings)
         contents = await read_contents(snapshot, file)
-        stored: Iterable[str] = contents.tensors
-        name, tied = choose_tensor(stored, config, warnings)
+        files_of = dict.fromkeys(contents.tensors, file)
+        name, tied = await _chosen(snapshot, files_of, config, warnings)
         parameters: int | None = snapshot.parameters or contents.parameters
     else:
         index = await _json(snapshot, index_name, "BadIndex")
-        stored = shards = _weight_map(snapshot, index, index_name)
-        name, tied = choose_tensor(shards, config, warnings)
+        files_of = shards = _weight_map(snapshot, index, index_name)
+        name, tied = await _chosen(snapshot, shards, config, warnings)
         file = _shard(snapshot, name, shards[name], index_name)
         guess = _SOME + _PER_TENSOR * sum(shard == file for shard in shards.values())
         contents = await read_contents(snapshot, file, guess)
@@ -107,19 +139,115 @@ async def find_projection(snapshot: Snapshot) -> OutputProjection:
         bits = DTYPE_BITS[contents.tensors[name].dtype]
         parameters = snapshot.parameters or await _parameters(snapshot, index, set(shards.values()), bits)
     tensor = contents.tensors[name]
-    v, d = _matrix(tensor, {*stored, *contents.tensors})
+    scale = await _scale(snapshot, tensor, {**files_of, **dict.fromkeys(contents.tensors, file)}, config)
+    v, d = _matrix(tensor)
     if name in contents.slices and not _is_whole(snapshot, config, contents.slices[name], (v, d)):
-        raise sliced(f"{name} in {file}")
+        raise sliced(name, f"{file} does not hold all of it")
     if not tied and _shares_an_embedding(tensor, contents):
         tied, warnings = True, [text for text in warnings if not text.startswith(_SAYS_TIED)]
+    if tensor.entry is not None:
+        (tensor,) = await locate(snapshot, file, [tensor])
     warnings += _size_warnings(config, v)
-    strides = None
-    if tensor.strides is not None and tensor.strides != (d, 1):
-        element = DTYPE_BITS[tensor.dtype] // 8
-        strides = (tensor.strides[0] * element, tensor.strides[1] * element)
     return OutputProjection(
-        name, file, tensor.dtype, (v, d), tied, tensor.begin, parameters, tuple(warnings), strides
+        name=name,
+        file=file,
+        dtype=tensor.dtype,
+        shape=(v, d),
+        tied=tied,
+        begin=tensor.begin,
+        parameters=parameters,
+        warnings=tuple(warnings),
+        strides=byte_strides(tensor),
+        scale=scale,
     )
+
+
+async def _joined_slices(snapshot: Snapshot, config: Mapping[str, Any], files: list[str]) -> OutputProjection:
+    """The output projection of a distributed checkpoint, from the slices that its files hold."""
+    headers = await read_slices(snapshot, files)
+    warnings: list[str] = []
+    files_of = {name: file for file, header in headers.items() for name in header.tensors}
+    name, tied = await _chosen(snapshot, files_of, config, warnings)
+    holder = headers[files_of[name]].tensors[name]
+    if await _scale(snapshot, holder, files_of, config) is not None:
+        raise sliced(name, "it has scales beside it, which may be sliced too")
+    _matrix(holder)
+    shape, pieces = joined(name, headers, _sizes(config))
+    # A slice counts as what it holds, so that the whole counts once.
+    parameters = sum(header.parameters for header in headers.values())
+    first = pieces[0].matrix
+    return OutputProjection(
+        name=name,
+        file=first.file,
+        dtype=first.dtype,
+        shape=shape,
+        tied=tied,
+        begin=first.begin,
+        parameters=snapshot.parameters or parameters,
+        warnings=tuple(warnings),
+        pieces=None if len(pieces) == 1 else pieces,
+    )
+
+
+def _sliced_files(snapshot: Snapshot) -> list[str]:
+    """The files of a distributed checkpoint, where nothing says that they are something else."""
+    usual = {SINGLE, INDEX} & snapshot.files.keys()
+    return [] if usual else slice_files(snapshot.files)
+
+
+async def _chosen(
+    snapshot: Snapshot, files_of: Mapping[str, str], config: Mapping[str, Any], warnings: list[str]
+) -> tuple[str, bool]:
+    """`choose_tensor`; where the head is packed, the error names what to screen instead."""
+    try:
+        return choose_tensor(files_of, config, warnings)
+    except ScreeningError as error:
+        if error.code != "QuantizedTensor":
+            raise
+        raise await _advised(snapshot, config, str(error)) from error
+
+
+async def _scale(
+    snapshot: Snapshot, tensor: Tensor, files_of: Mapping[str, str], config: Mapping[str, Any]
+) -> Scale | None:
+    """Scales of a matrix; None where its stored numbers are its weights.
+
+    Raises:
+        ScreeningError: ``QuantizedTensor`` where they are neither weights nor 8-bit floats with scales.
+    """
+    # What is unknown comes first: an error names it.
+    beside = sorted(companions(tensor.name, files_of), key=lambda word: word in SCALES)
+    stem = tensor.name.removesuffix("weight")
+    quantization = config.get("quantization_config")
+    how: str | Scale | None = None
+    if tensor.dtype not in FLOAT_DTYPES:
+        how = f"as {tensor.dtype}" + (f" with {stem}{beside[0]} beside it" if beside else "")
+    elif (
+        len(beside) == 1 and beside[0] in SCALES and tensor.dtype in SCALED_DTYPES and len(tensor.shape) == 2
+    ):
+        name = stem + beside[0]
+        file = files_of[name]
+        found = (await read_contents(snapshot, file)).tensors.get(name) if file in snapshot.files else None
+        if found is None:
+            how = f"as {tensor.dtype} with {name} beside it, which is not in {file}"
+        else:
+            if found.entry is not None:
+                (found,) = await locate(snapshot, file, [found])
+            how = scale_of(tensor, found, file, quantization)
+    elif beside:
+        how = f"as {tensor.dtype} with {stem}{beside[0]} beside it"
+    elif tensor.dtype in SCALED_DTYPES and quantization:
+        how = f"as {tensor.dtype} without the scales that config.json's quantization_config announces"
+    if isinstance(how, str):
+        sentence = f"cannot be screened because {tensor.name} is stored {how}"
+        raise await _advised(snapshot, config, f"{sentence}; screen the unquantised model")
+    return how
+
+
+async def _advised(snapshot: Snapshot, config: Mapping[str, Any], sentence: str) -> ScreeningError:
+    """The error of a packed matrix, with what to screen in place of it."""
+    reason, _, step = sentence.partition("; ")
+    return ScreeningError("QuantizedTensor", f"{reason}; {await instead(snapshot, config) or step}")
 
 
 async def read_contents(snapshot: Snapshot, file: str, guess: int = 65_536) -> Header:
@@ -133,7 +261,10 @@ async def read_contents(snapshot: Snapshot, file: str, guess: int = 65_536) -> H
         return await read_header(snapshot, file, guess)
     stored = await read_archive(snapshot, file)
     return Header(
-        {name: Tensor(name, t.dtype, t.shape, t.begin, t.end, t.strides) for name, t in stored.items()}
+        {
+            name: Tensor(name, t.dtype, t.shape, t.begin, t.end, t.strides, t.entry)
+            for name, t in stored.items()
+        }
     )
 
 
@@ -167,6 +298,9 @@ async def layout(snapshot: Snapshot) -> tuple[Mapping[str, Any], Mapping[str, st
         ScreeningError: As `find_projection`.
     """
     config = await _json(snapshot, "config.json", "BadConfig") if "config.json" in snapshot.files else {}
+    if files := _sliced_files(snapshot):
+        headers = await read_slices(snapshot, files)
+        return config, {name: file for file, header in headers.items() for name in header.tensors}
     index_name = _index(snapshot)
     if index_name is None:
         file = await _only_file(snapshot, [])
@@ -203,15 +337,16 @@ def choose_tensor(names: Iterable[str], config: Mapping[str, Any], warnings: lis
                 "as transformers 5 does (transformers 4 would tie)"
             )
         return head, False
-    packed = [
-        name
-        for name in sorted(stored)
-        if ".lm_head." in f".{name}" and name.endswith((".qweight", ".weight_packed"))
-    ]
-    if packed:
+    if instead_of_head := packed(stored, _stems(HEADS)):
         raise _cannot(
             "QuantizedTensor",
-            f"its output projection is stored packed ({packed[0]})",
+            f"its output projection is stored packed or in parts ({instead_of_head})",
+            "screen the unquantised model",
+        )
+    if embedding is None and (instead_of_embedding := packed(stored, _stems(EMBEDDINGS))):
+        raise _cannot(
+            "QuantizedTensor",
+            f"its input embedding is stored packed or in parts ({instead_of_embedding})",
             "screen the unquantised model",
         )
     if embedding is None:
@@ -243,6 +378,10 @@ def _first(stored: set[str], candidates: tuple[str, ...]) -> str | None:
     return next((w + name for name in candidates for w in WRAPPERS if w + name in stored), None)
 
 
+def _stems(names: tuple[str, ...]) -> list[str]:
+    return [w + name.removesuffix("weight") for name in names for w in WRAPPERS]
+
+
 def _only_head(stored: set[str]) -> str | None:
     """A head under a wrapper that nobody has met yet, if there is exactly one."""
     found = [
@@ -258,9 +397,11 @@ def _only_head(stored: set[str]) -> str | None:
 def _says_tied(config: Mapping[str, Any]) -> bool | None:
     """What config.json says; the outermost level that says anything decides. None if it is silent."""
     for level in _levels(config):
-        value = level.get("tie_word_embeddings")
-        if isinstance(value, bool):
-            return value
+        # OLMo as first released says it in a word of its own, and its class looks at no other.
+        for key in ("weight_tying", "tie_word_embeddings"):
+            value = level.get(key)
+            if isinstance(value, bool):
+                return value
     return None
 
 
@@ -288,8 +429,6 @@ async def _only_file(snapshot: Snapshot, warnings: list[str]) -> str:
     if len(weights) == 1:
         warnings.append(f"{SINGLE} is not stored; {weights[0]}, the only safetensors file, was read")
         return weights[0]
-    if weights and all(_DCP_FILE.match(path) for path in weights):
-        raise sliced(f"{weights[0]} and {len(weights) - 1} more")
     if weights:
         raise _cannot(
             "NoSafetensors",
@@ -307,24 +446,19 @@ def _is_whole(
     snapshot: Snapshot, config: Mapping[str, Any], offsets: tuple[int, ...] | None, shape: tuple[int, int]
 ) -> bool:
     """Whether what a distributed checkpoint stored under a tensor's name is all of it, by config.json."""
-    alone = sum(_DCP_FILE.match(path) is not None for path in snapshot.files) <= 1
+    alone = len(slice_files(snapshot.files)) <= 1
+    sizes = _sizes(config)
+    return alone and offsets == (0, 0) and sizes is not None and shape[0] >= sizes[0] and shape[1] == sizes[1]
+
+
+def _sizes(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Rows and width of the output projection, as config.json states them."""
     sizes = [
         (level["vocab_size"], level["hidden_size"])
         for level in _levels(config)
         if type(level.get("vocab_size")) is int and type(level.get("hidden_size")) is int
     ]
-    fits = bool(sizes) and shape[0] >= sizes[0][0] and shape[1] == sizes[0][1]
-    return alone and offsets == (0, 0) and fits
-
-
-def sliced(what: str) -> ScreeningError:
-    """The error of a distributed checkpoint whose files hold slices under the tensors' usual names."""
-    return _cannot(
-        "SlicedTensor",
-        f"{what} hold slices of torch's distributed checkpoint under the tensors' usual names",
-        "put them together first (HuggingFaceStorageWriter(..., enable_consolidation=True) when saving, or "
-        "torch.distributed.checkpoint._consolidate_hf_safetensors.consolidate_safetensors_files)",
-    )
+    return sizes[0] if sizes else None
 
 
 def _weight_map(snapshot: Snapshot, index: Mapping[str, Any], name: str) -> Mapping[str, str]:
@@ -367,15 +501,8 @@ async def _parameters(
     return sum(contents.parameters for contents in headers)
 
 
-def _matrix(tensor: Tensor, stored: Iterable[str]) -> tuple[int, int]:
+def _matrix(tensor: Tensor) -> tuple[int, int]:
     """Rows and width, if these are weights that can be read row by row."""
-    stem = tensor.name.removesuffix("weight")
-    # Gemma's embed_scale belongs to the input side.
-    beside = [name.removeprefix(stem) for name in sorted(stored) if name.startswith(stem)]
-    scales = [name for name in beside if ("scale" in name and name != "embed_scale") or "absmax" in name]
-    if tensor.dtype not in FLOAT_DTYPES or scales:
-        how = f"with {stem}{scales[0]} beside it" if scales else f"as {tensor.dtype}"
-        raise _cannot("QuantizedTensor", f"{tensor.name} is stored {how}", "screen the unquantised model")
     if len(tensor.shape) != 2 or 0 in tensor.shape:
         raise _cannot(
             "NoOutputProjection",

@@ -34,13 +34,18 @@ DTYPE_BITS = {
 }
 #: Dtypes whose numbers are the weights themselves. Everything else is packed or scaled.
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+#: Those that may have scales beside them.
+SCALED_DTYPES = ("F8_E4M3", "F8_E5M2")
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor of one file: its dtype, shape, and absolute byte range ``[begin, end)`` in the file.
 
-    ``strides`` are the elements between neighbours, dimension by dimension; None: they lie end to end.
+    Attributes:
+        strides: Elements between neighbours, dimension by dimension; None: they lie end to end.
+        entry: Of a tensor in an archive whose exact place is not known yet: offset of its entry and the
+            entry's name; see ``torch_archive.locate``.
     """
 
     name: str
@@ -49,6 +54,7 @@ class Tensor:
     begin: int
     end: int
     strides: tuple[int, ...] | None = None
+    entry: tuple[int, str] | None = None
 
     @property
     def elements(self) -> int:
@@ -169,7 +175,7 @@ def decode_rows(body: bytes, dtype: str, width: int) -> NDArray[np.float32]:
 
     Args:
         body: Bytes of whole rows, in order.
-        dtype: One of `FLOAT_DTYPES`.
+        dtype: One of `FLOAT_DTYPES`, or F8_E8M0, in which scales are stored.
         width: Elements of a row.
 
     Returns:
@@ -210,7 +216,16 @@ def _float8_table(exponent_bits: int) -> NDArray[np.float32]:
     return table
 
 
-_FLOAT8 = {"F8_E4M3": _float8_table(4), "F8_E5M2": _float8_table(5)}
+def _powers_of_two() -> NDArray[np.float32]:
+    """All 256 values of F8_E8M0, an exponent without a sign (OCP microscaling formats); the last is NaN."""
+    table = np.exp2(np.arange(256) - 127.0)
+    table[255] = np.nan
+    powers: NDArray[np.float32] = table.astype(np.float32)
+    return powers
+
+
+with np.errstate(over="ignore"):
+    _FLOAT8 = {"F8_E4M3": _float8_table(4), "F8_E5M2": _float8_table(5), "F8_E8M0": _powers_of_two()}
 
 
 def _tensor(name: str, entry: Any, offset: int, what: str) -> Tensor:

@@ -14,12 +14,13 @@ from __future__ import annotations
 import json
 import pickletools
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from lmeval_screener.checkpoints.snapshot import Snapshot, content_key
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.weights.safetensors import Tensor
 
 #: torch's names of element types -> those of safetensors.
 DTYPES = {
@@ -57,8 +58,10 @@ class StoredTensor:
         shape: Its shape.
         strides: Elements between neighbours, dimension by dimension.
         storage: Name of its storage; tied tensors share one.
-        begin: Absolute byte of its first element.
-        end: Absolute byte behind its last element.
+        begin: Absolute byte of its first element, if its entry's local header held nothing but the name; what
+            else it holds is known once it is read, by `locate`.
+        end: Absolute byte behind its last element, likewise.
+        entry: Where its storage's entry begins, and the entry's name.
     """
 
     dtype: str
@@ -67,6 +70,7 @@ class StoredTensor:
     storage: str
     begin: int
     end: int
+    entry: tuple[int, str]
 
 
 class _Entry(NamedTuple):
@@ -81,12 +85,12 @@ async def read_archive(snapshot: Snapshot, path: str) -> Mapping[str, StoredTens
         ScreeningError: ``LegacyPickle``, ``BadArchive``, ``UnsafePickle``, or an error of the connection.
     """
     what = f"{path} of {snapshot.repo}"
-    key = f"torch/1:{content_key(snapshot, path)}"
+    key = f"torch/2:{content_key(snapshot, path)}"
     kept = snapshot.cache.read("headers", key) if snapshot.cache is not None else None
     if kept is not None:
         return {
-            name: StoredTensor(dtype, tuple(shape), tuple(strides), storage, begin, end)
-            for name, (dtype, shape, strides, storage, begin, end) in json.loads(kept).items()
+            name: StoredTensor(dtype, tuple(shape), tuple(strides), storage, begin, end, (place, entry))
+            for name, (dtype, shape, strides, storage, begin, end, (place, entry)) in json.loads(kept).items()
         }
     size = await snapshot.size(path)
     entries = await _directory(snapshot, path, size, what)
@@ -106,10 +110,36 @@ async def read_archive(snapshot: Snapshot, path: str) -> Mapping[str, StoredTens
         if name not in entries:
             raise _bad(what, f"the storage {storage!r} is missing")
         starts[storage] = entries[name]
-    found = await _placed(snapshot, path, described, starts, f"{root}data/", what)
+    found = _placed(described, starts, f"{root}data/", what)
     if snapshot.cache is not None:
-        fields = {name: (t.dtype, t.shape, t.strides, t.storage, t.begin, t.end) for name, t in found.items()}
+        fields = {
+            name: (t.dtype, t.shape, t.strides, t.storage, t.begin, t.end, t.entry)
+            for name, t in found.items()
+        }
         snapshot.cache.write("headers", key, json.dumps(fields).encode())
+    return found
+
+
+async def locate(snapshot: Snapshot, path: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors of an archive with their exact bytes: one small range for each entry's local header.
+
+    Raises:
+        ScreeningError: ``BadArchive``, or an error of the connection.
+    """
+    what = f"{path} of {snapshot.repo}"
+    # The directory's sizes play no part here.
+    entries = {t.entry[1]: _Entry(t.entry[0], 0) for t in tensors if t.entry is not None}
+    starts = await _starts(snapshot, path, entries, what)
+    found = []
+    for tensor in tensors:
+        shift = 0
+        if tensor.entry is not None:
+            offset, name = tensor.entry
+            shift = starts[name] - offset - 30 - len(name.encode())
+        moved = replace(tensor, begin=tensor.begin + shift, end=tensor.end + shift, entry=None)
+        if moved.end > await snapshot.size(path):
+            raise _bad(what, f"{tensor.name!r} reaches beyond the file")
+        found.append(moved)
     return found
 
 
@@ -384,18 +414,10 @@ def _tensors(content: Any, what: str) -> dict[str, _Described]:
     raise _bad(what, "it holds no tensors by name; is it a state dictionary?")
 
 
-async def _placed(
-    snapshot: Snapshot,
-    path: str,
-    described: Mapping[str, _Described],
-    entries: Mapping[str, _Entry],
-    folder: str,
-    what: str,
+def _placed(
+    described: Mapping[str, _Described], entries: Mapping[str, _Entry], folder: str, what: str
 ) -> dict[str, StoredTensor]:
-    """Tensors with absolute bytes; of all but matrices, which are never read, they are near enough."""
-    matrices = {tensor.storage.key for tensor in described.values() if len(tensor.shape) == 2}
-    wanted = {f"{folder}{key}": entries[key] for key in sorted(matrices)}
-    starts = await _starts(snapshot, path, wanted, what)
+    """Tensors with their bytes, as near as the archive's directory tells."""
     found = {}
     for name, tensor in described.items():
         storage, size = tensor.storage, _BYTES[tensor.storage.dtype]
@@ -405,7 +427,8 @@ async def _placed(
         last = tensor.offset + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))
         if 0 not in tensor.shape and (last + 1) * size > entry.size:
             raise _bad(what, f"{name!r} reaches beyond its storage")
-        start = starts.get(f"{folder}{storage.key}", entry.offset)
+        called = f"{folder}{storage.key}"
+        start = entry.offset + 30 + len(called.encode())
         found[name] = StoredTensor(
             storage.dtype,
             tensor.shape,
@@ -413,6 +436,7 @@ async def _placed(
             storage.key,
             start + tensor.offset * size,
             start + (last + 1) * size,
+            (entry.offset, called),
         )
     return found
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from lmeval_dispersion.errors import GeometryError
+from lmeval_dispersion.geometry import effective_rank
 from lmeval_dispersion.laboratory import law
 from lmeval_dispersion.laboratory.inputs import as_texts
-from lmeval_dispersion.laboratory.measures.effective_rank import effective_rank
 from lmeval_dispersion.model.loading import load_model
 
 

@@ -1,0 +1,178 @@
+"""What a whole registry costs: `python benchmarks/registry.py [--sizes 100,1000]`.
+
+A server process speaks the Hub's protocol and answers after 40 ms over a line of 200 MB/s that all
+connections share. Checkpoints have Qwen2.5-7B's true shapes, so that each takes about 105 ranged requests.
+The real command screens them in one process, with a store, from an empty cache; then once more, when the
+store has all. Printed are seconds, CPU seconds a checkpoint, requests, bytes and peak memory; beside them
+the time that latency alone takes (four dependent round trips, sixteen checkpoints side by side), that of
+the line, and a plain loop over `huggingface_hub` that reads the same rows one after another (timed on three
+checkpoints, and multiplied).
+
+At the end 1,500 and 5,000 checkpoints of one group are ranked: seconds and comparisons.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / part) for part in ("", "tests/screener", "screener", "benchmarks")]
+LATENCY, BANDWIDTH, SIDE_BY_SIDE, ROUND_TRIPS = 0.04, 200e6, 16, 4
+BASES = 20
+SHARD = "model-00004-of-00004.safetensors"
+
+
+def serve(count: int, folder: Path) -> None:
+    """Serve ``count`` checkpoints until standard input ends; each line there is answered by the counts."""
+    import numpy as np
+    from checkpoints import write_qwen_7b
+    from hub_server import HubServer
+
+    from screener import TOKENIZER, token_ids
+
+    draw, ids = np.random.default_rng(0), token_ids()
+    bases = []
+    for number in range(BASES):
+        rows = {row: draw.normal(size=(1, 3584)) for row in ids}
+        base = write_qwen_7b(folder / f"base-{number}", rows=rows)
+        shutil.copy(TOKENIZER, base / "tokenizer.json")
+        bases.append(base)
+    with HubServer(latency=LATENCY, bandwidth=BANDWIDTH) as server:
+        for number in range(count):
+            place = folder / f"model-{number:05d}"
+            place.mkdir()
+            for path in bases[number % BASES].iterdir():
+                (place / path.name).symlink_to(path)
+            server.add(f"org/model-{number:05d}", place, parameters=7_615_616_512)
+        print(server.endpoint, flush=True)
+        for _ in sys.stdin:
+            print(json.dumps({"requests": len(server.requests), "bytes": server.sent}), flush=True)
+
+
+class Server:
+    """The server in a process of its own."""
+
+    def __init__(self, count: int, folder: Path) -> None:
+        command = [sys.executable, __file__, "--serve", str(count), str(folder)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.endpoint = self._process.stdout.readline().strip()
+
+    def counts(self) -> dict[str, int]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return dict(json.loads(self._process.stdout.readline()))
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def environment(server: Server, home: Path) -> dict[str, str]:
+    env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    path = os.pathsep.join([str(ROOT), str(ROOT / "screener")])
+    env |= {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    return env | {"PYTHONPATH": path}
+
+
+def screened(server: Server, names: list[str], folder: Path, label: str) -> float:
+    """Run the command once and print what it cost; returns its seconds."""
+    store, lines = folder / "store.duckdb", folder / "lines.jsonl"
+    command = ["-m", "lmeval_screener", *names, "--store", str(store), "--output", str(lines)]
+    command += ["--timeout", "600"]
+    before, start = server.counts(), time.perf_counter()
+    pid = os.posix_spawn(sys.executable, [sys.executable, *command], environment(server, folder / "hf"))
+    _, status, usage = os.wait4(pid, 0)
+    seconds, after = time.perf_counter() - start, server.counts()
+    summary = json.loads(lines.read_text().splitlines()[-1])["summary"]
+    count = summary["totals"]["checkpoints"]
+    if os.waitstatus_to_exitcode(status) or count != len(names):
+        print(f"    {label}: exit {os.waitstatus_to_exitcode(status)}, {count} of {len(names)} screened")
+    requests, sent = after["requests"] - before["requests"], after["bytes"] - before["bytes"]
+    print(
+        f"{label:<14} {seconds:9.1f} {1000 * (usage.ru_utime + usage.ru_stime) / len(names):12.1f} "
+        f"{requests:10,} {requests / len(names):8.1f} {sent / 1e6:9.1f} {usage.ru_maxrss / 1024:8.0f}",
+        flush=True,
+    )
+    return seconds
+
+
+def plain(server: Server, folder: Path) -> float:
+    """Seconds a checkpoint of a plain loop over `huggingface_hub`, from three of them."""
+    home = folder / "plain"
+    command = [sys.executable, str(ROOT / "benchmarks" / "screener.py"), "--child"]
+    names = [f"org/model-{number:05d}" for number in range(3)]
+    done = subprocess.run(
+        [*command, "get_safetensors_metadata, GET a row", *names],
+        env=environment(server, home), capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return float(json.loads(done.stdout.splitlines()[-1])["seconds"]) / 3
+
+
+def ranking() -> None:
+    """Seconds and comparisons of one group."""
+    import numpy as np
+    from lmeval_screener.ranking.ties import compared
+    from separation import siblings
+
+    some = siblings(np.random.default_rng(0), 100, 0.02, "cosine")
+    for count in (1500, 5000):
+        gaps = (some * 50)[:count]
+        start = time.process_time()
+        made = compared(gaps).comparisons
+        print(
+            f"ranking one group of {count:,}: {time.process_time() - start:.2f} s CPU, {made:,} comparisons"
+        )
+
+
+def main() -> None:
+    """Print a table for every size."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", default="100,1000", help="numbers of checkpoints (default: 100,1000)")
+    parser.add_argument("--serve", nargs=2, metavar=("N", "FOLDER"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        serve(int(args.serve[0]), Path(args.serve[1]))
+        return
+    ranking()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n")
+    print(
+        f"{'':<14} {'seconds':>9} {'CPU ms each':>12} {'requests':>10} {'each':>8} {'MB':>9} {'peak MB':>8}"
+    )
+    for count in map(int, args.sizes.split(",")):
+        with tempfile.TemporaryDirectory() as folder:
+            server = Server(count, Path(folder))
+            try:
+                names = [f"org/model-{number:05d}" for number in range(count)]
+                sent = server.counts()["bytes"]
+                seconds = screened(server, names, Path(folder), f"{count:,}, cold")
+                line = (server.counts()["bytes"] - sent) / BANDWIDTH
+                screened(server, names, Path(folder), f"{count:,}, stored")
+                latency = ROUND_TRIPS * LATENCY * -(-count // SIDE_BY_SIDE)
+                loop = plain(server, Path(folder)) * count
+                print(
+                    f"{'':<14} latency alone {latency:.1f} s, the line {line:.1f} s: "
+                    f"{seconds / max(latency, line):.1f} x the larger; plain loop {loop:.0f} s: "
+                    f"{loop / seconds:.1f} x ours",
+                    flush=True,
+                )
+            finally:
+                server.close()
+
+
+if __name__ == "__main__":
+    main()

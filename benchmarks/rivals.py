@@ -1,0 +1,84 @@
+"""What one dispersion costs beside the plain closed form, what its rivals cost, and what is claimed on noise.
+
+    OMP_NUM_THREADS=1 python benchmarks/rivals.py                 dispersion and its rivals, side by side
+    OMP_NUM_THREADS=1 python benchmarks/rivals.py --claims 100    how often an order is claimed
+
+`plain` is the closed form in float32 with a normalised copy of the matrix; `float64` the same in float64
+around the mean. Times alternate in one process; the ratio is the median over pairs.
+"""
+
+import argparse
+import time
+
+import numpy as np
+
+from lmeval_dispersion.geometry import dispersion, spectrum_estimates, spectrum_metrics, unit_rows
+from lmeval_dispersion.geometry.ordering import ordering
+
+
+def plain(x):
+    unit = x / np.sqrt(np.einsum("ij,ij->i", x, x))[:, None]
+    total, n = unit.sum(axis=0), len(x)
+    return 1 - (float(total @ total) - n) / (n * (n - 1))
+
+
+def in_float64(x):
+    unit = unit_rows(x)
+    centred = unit - unit.mean(axis=0)
+    return float(np.einsum("ij,ij->", centred, centred) / (len(x) - 1))
+
+
+def seconds(job, *args):
+    start = time.perf_counter()
+    job(*args)
+    return time.perf_counter() - start
+
+
+def costs(n, d, pairs):
+    x = np.random.default_rng(0).standard_normal((n, d), dtype=np.float32) + np.float32(0.3)
+    found = np.array(
+        [[seconds(plain, x), seconds(dispersion, x), seconds(in_float64, x)] for _ in range(pairs)]
+    )
+    low, high = found.min(axis=0), found.max(axis=0)
+    print(f"{n} x {d}, {pairs} pairs")
+    for name, a, b in zip(("plain float32", "dispersion()", "float64"), low, high, strict=True):
+        print(f"  {name:<14} {a:.3f} to {b:.3f} s")
+    print(f"  dispersion() / plain: {np.median(found[:, 1] / found[:, 0]):.2f}")
+    exact = in_float64(x)
+    print(f"  off float64: dispersion() {abs(dispersion(x) - exact):.1e}, plain {abs(plain(x) - exact):.1e}")
+    for rows, width in ((250, 896), (250, 4096), (2000, 896)):
+        part = np.ascontiguousarray(x[:rows, :width])
+        print(
+            f"  rivals of {rows} x {width}: {seconds(spectrum_metrics, part):.2f} s, with errors "
+            f"{seconds(spectrum_estimates, part):.2f} s"
+        )
+
+
+def claims(repeats):
+    rng = np.random.default_rng(0)
+    print("slices  metrics follow the truth by  an order claimed  a better metric claimed")
+    for slices in (8, 20, 57):
+        for strength in (0.0, 1.0, 2.5):
+            order = better = 0
+            for seed in range(repeats):
+                truth, shared = rng.normal(size=slices), rng.normal(size=slices)
+                metrics = {
+                    f"m{j}": strength * truth + 0.5 * shared + rng.normal(size=slices) for j in range(9)
+                }
+                found = ordering(metrics, truth, seed=seed)
+                order += found["p"] < 0.05
+                better += any(row["better"] for row in found["against"])
+            print(
+                f"{slices:>6}  {strength:>27}  {order / repeats:>16.2f}  {better / repeats:>23.2f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--claims", type=int, metavar="REPEATS")
+    args = parser.parse_args()
+    claims(args.claims) if args.claims else costs(10_000, 4_096, args.pairs)

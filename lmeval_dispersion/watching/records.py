@@ -1,0 +1,107 @@
+"""What a watched run leaves behind: a line of JSON for every measurement, and what they say together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lmeval_screener.ranking.gap import Difference, paired_difference
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.statistics import LEVEL
+
+FORMAT = "dispersion-watch/1"
+FILE = "dispersion_watch.jsonl"
+MEASURES = ("dispersion", "condensation", "effective_rank")
+
+
+def append_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Add one line; a line that a killed process left half written is ended first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE
+    torn = False
+    if path.exists() and path.stat().st_size:
+        with path.open("rb") as stream:
+            stream.seek(-1, 2)
+            torn = stream.read(1) != b"\n"
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write(("\n" if torn else "") + json.dumps(record, allow_nan=False) + "\n")
+
+
+def read_records(folder: str | Path) -> list[dict[str, Any]]:
+    """The measurements of a run in the order of their steps.
+
+    A run that was resumed measures some steps again: what it had measured from there on does not count.
+
+    Raises:
+        UsageError: There is no such file, it holds something else, or nothing was measured yet.
+    """
+    path = Path(folder)
+    path = path / FILE if path.is_dir() else path
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"expected the folder of a watched run, with {FILE} in it, got {folder}: {error}; add "
+            "DispersionCallback to the trainer, or name another folder"
+        ) from None
+    found: list[dict[str, Any]] = []
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # half a line of a process that was killed
+        if not isinstance(record, dict) or record.get("format") != FORMAT:
+            raise UsageError(f"expected lines of {FORMAT} in {path}, got {line[:60]!r}; name another folder")
+        while found and found[-1]["step"] >= record["step"]:
+            found.pop()
+        found.append(record)
+    if not found:
+        raise UsageError(f"{path} holds no measurement yet; wait for the first log, evaluation or save")
+    return found
+
+
+def change(later: Mapping[str, Any], earlier: Mapping[str, Any], domain: str) -> Difference:
+    """G of a domain in one record minus that in an earlier one, with the paired error over the tokens.
+
+    Raises:
+        UsageError: The two were measured on other tokens.
+    """
+    a, b = later["domains"][domain], earlier["domains"].get(domain)
+    if b is None or a["tokens"] != b["tokens"]:
+        raise UsageError(
+            f"steps {earlier['step']} and {later['step']} were measured on other tokens of {domain}; "
+            "give the resumed run a folder of its own"
+        )
+    sides = (
+        np.array(a[f"left_out_{side}"]) - np.array(b[f"left_out_{side}"]) for side in ("domain", "reference")
+    )
+    return paired_difference(a["gap"] - b["gap"], *sides)
+
+
+def falls(records: Sequence[Mapping[str, Any]], saves: int) -> list[str]:
+    """Sentences on domains whose G fell over the last ``saves`` saves by more than its paired error allows.
+
+    The k-th such look at a run spends 5 % / (k (k + 1)), shared by the domains, of Student's two-sided test:
+    a run where nothing but the noise of tokens moves has a warning in less than 5 % of cases, however long.
+    """
+    saved = [record for record in records if record["saved"]]
+    look = len(saved) - saves
+    if look < 1:
+        return []
+    now, then = saved[-1], saved[-1 - saves]
+    level = (1 - LEVEL) / (look * (look + 1)) / len(now["domains"])
+    sentences = []
+    for domain, found in now["domains"].items():
+        if domain not in then["domains"]:
+            continue
+        difference = change(now, then, domain)
+        if difference.mean < 0 and difference.p < level:
+            sentences.append(
+                f"G of {domain} fell by {-difference.mean:.4f} (paired error {difference.se:.4f}) from step "
+                f"{then['step']} to step {now['step']}, to {found['gap']:.4f}"
+            )
+    return sentences

@@ -1,0 +1,268 @@
+"""Measures a model in memory: the screener's G on the rows of its head, and the spread of a fixed batch."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lmeval_screener.ranking.gap import Gap, gap
+from lmeval_screener.tokens.resolution import Resolution, resolve
+from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lmeval_dispersion.errors import GeometryError, UsageError
+from lmeval_dispersion.geometry import dispersion, effective_rank
+from lmeval_dispersion.model.capture import Decoder, capture
+from lmeval_dispersion.model.parts import head, unwrapped
+from lmeval_dispersion.watching.records import FILE, FORMAT, append_record, falls, read_records
+
+log = logging.getLogger(__name__)
+
+# The fixed batch where none is given: short, of several kinds, the same for every run.
+TEXTS = (
+    "The weather was fine, and the two of them walked along the river until it was dark.",
+    "A train leaves at 9:40 and arrives at 12:15; the journey takes 155 minutes.",
+    "def mean(values):\n    return sum(values) / len(values)",
+    "Water boils at a lower temperature on a high mountain, because the pressure of the air is lower.",
+    "12 + 30 = 42, and 42 - 7 = 35.",
+    "She opened the letter, read it twice, and put it back without a word.",
+    "The parties agree that any dispute shall be settled by the courts of the seller's country.",
+    "Bread is made of flour, water, salt and yeast.",
+)
+_TOKENS = 32  # of a text
+SAVES = 3
+
+
+class Watcher:
+    """Measures a model every so often, and keeps a line for each measurement.
+
+    Args:
+        model: A causal decoder, bare or wrapped.
+        tokenizer: Its tokenizer, as transformers has it.
+        domains: Token sets as ``--domain`` of the screener takes them.
+        reference: The everyday token set, likewise.
+        texts: The fixed batch; default: eight short sentences of the module. Empty: G alone.
+        folder: Where ``dispersion_watch.jsonl`` is written; None writes nothing.
+        every: Steps between two measurements of :meth:`step`.
+        saves: A warning compares G with that of so many saves before.
+
+    Attributes:
+        resolutions: The rows of each domain and the reference.
+        records: What was measured, by an earlier process of the run too.
+
+    Raises:
+        UsageError: An argument is not usable, or the model has no output projection in one piece.
+        ScreeningError: The tokenizer lacks too many of the words.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        domains: Sequence[str] = ("math",),
+        *,
+        reference: str = "reference",
+        texts: Sequence[str] = TEXTS,
+        folder: str | Path | None = None,
+        every: int = 100,
+        saves: int = SAVES,
+    ) -> None:
+        if isinstance(domains, str) or not domains:
+            raise UsageError(f"expected a list of token sets such as ['math'], got {domains!r}")
+        if every < 1 or saves < 1:
+            raise UsageError(f"expected `every` and `saves` of at least 1, got {every} and {saves}")
+        if tokenizer is None:
+            raise UsageError("watching needs the model's tokenizer, got none; pass tokenizer=...")
+        self.model, self.folder = model, None if folder is None else Path(folder)
+        self.every, self.saves = every, saves
+        vocabulary = _vocabulary(tokenizer)
+        everyday = load_token_set(reference, "reference")
+        self.resolutions: dict[str, Resolution] = {
+            name: resolve(load_token_set(name, "domain"), everyday, vocabulary) for name in domains
+        }
+        self._batch = [
+            ids[:_TOKENS]
+            for text in texts
+            if len(ids := tokenizer(text, add_special_tokens=False).input_ids) > 1
+        ]
+        if texts and len(self._batch) < 2:
+            raise UsageError(f"expected at least 2 texts of 2 tokens to watch, got {len(self._batch)}")
+        self.records: list[dict[str, Any]] = []
+        if self.folder is not None and (self.folder / FILE).exists():
+            self.records = read_records(self.folder)  # of the run that this one goes on from
+        self._steps = 0
+        # States after the final norm need no logits; a few models have no such norm.
+        self._place = "norm" if "norm" in Decoder.of(model).names() else "last"
+        self._rows({0})  # what cannot be read is told before the first step
+
+    def step(self, *, saved: bool = False) -> dict[str, float] | None:
+        """Count a step of the loop and measure at every ``every``-th, and where a checkpoint was ``saved``.
+
+        Returns:
+            What to log, or None where nothing was measured.
+        """
+        self._steps += 1
+        if self._steps % self.every and not saved:
+            return None
+        return self.measure(self._steps, saved=saved)
+
+    def measure(self, step: int, *, saved: bool = False, write: bool = True) -> dict[str, float]:
+        """Measure now, write the line, warn of falls; returns the numbers by the names that trackers get.
+
+        With a sharded model every process has to call it; ``write`` is for one of them.
+
+        Raises:
+            GeometryError: A row of the head is zero or not finite.
+        """
+        start = time.perf_counter()
+        gaps = self.gaps()
+        spread = self.spread() if self._batch else {}
+        seconds = time.perf_counter() - start
+        record: dict[str, Any] = {
+            "format": FORMAT,
+            "step": step,
+            "saved": saved,
+            "seconds": round(seconds, 6),
+            "domains": {name: self._told(name, found) for name, found in gaps.items()},
+            **spread,
+            "warnings": [],
+        }
+        while self.records and self.records[-1]["step"] >= step:
+            self.records.pop()
+        self.records.append(record)
+        if saved:
+            found = falls(self.records, self.saves)
+            record["warnings"] = found
+            for sentence in found if write else []:
+                log.warning("step %d: %s", step, sentence)
+        if write and self.folder is not None:
+            append_record(self.folder, record)
+        logs = {f"watch/gap_{name}": found.mean for name, found in gaps.items()}
+        logs |= {f"watch/gap_{name}_se": found.se for name, found in gaps.items()}
+        return {**logs, **{f"watch/{name}": value for name, value in spread.items()}}
+
+    def gaps(self) -> dict[str, Gap]:
+        """G of every domain on the head as it is now, by the screener's formula (cosine)."""
+        needed = {i for found in self.resolutions.values() for i in (*found.domain_ids, *found.reference_ids)}
+        rows = self._rows(needed)
+        return {
+            name: gap(
+                np.stack([rows[i] for i in found.domain_ids]),
+                np.stack([rows[i] for i in found.reference_ids]),
+            )
+            for name, found in self.resolutions.items()
+        }
+
+    def spread(self) -> dict[str, float]:
+        """Of the fixed batch's last states: dispersion and effective rank of texts and tokens, condensation.
+
+        ``dispersion`` is that of the last tokens of the texts, ``condensation`` the mean similarity of the
+        tokens of one text averaged over texts, ``effective_rank`` that of all tokens together.
+        """
+        texts = list(self._states())
+        similar = [1 - dispersion(states) for states in texts]
+        return {
+            "dispersion": dispersion(np.stack([states[-1] for states in texts])),
+            "condensation": float(np.mean(similar)),
+            "effective_rank": effective_rank(np.concatenate(texts)),
+        }
+
+    def _states(self) -> Iterator[NDArray[np.float32]]:
+        """Final states of the tokens of each text, (t, d); the model is left as it was."""
+        device = next(self.model.parameters()).device
+        longest = max(map(len, self._batch))
+        # Padded on the right: no token of a text sees what follows it.
+        ids = torch.tensor([text + [0] * (longest - len(text)) for text in self._batch], device=device)
+        lengths = torch.tensor([len(text) for text in self._batch], device=device)
+        mask = (torch.arange(longest, device=device) < lengths[:, None]).long()
+        with _evaluating(self.model), torch.no_grad(), capture(self.model, [self._place]) as states:
+            self.model(input_ids=ids, attention_mask=mask, use_cache=False)
+        for text, found in zip(self._batch, states[self._place].float().cpu().numpy(), strict=True):
+            if not np.isfinite(found[: len(text)]).all():
+                raise GeometryError(
+                    "expected finite states of the watched texts, got NaN or infinity; the training has "
+                    "diverged, lower its rate or go back to an earlier checkpoint"
+                )
+            yield found[: len(text)]
+
+    def _rows(self, ids: set[int]) -> dict[int, NDArray[np.float64]]:
+        """Rows of the output projection, in float64."""
+        projection = head(unwrapped(self.model))
+        weight = None if projection is None else getattr(projection, "weight", None)
+        if not isinstance(weight, Tensor) or weight.ndim != 2:
+            raise UsageError(
+                "expected a model with an output projection of shape (vocabulary, width) in this process, "
+                f"got {type(self.model).__name__} without one; watch a causal language model that is not "
+                "sharded as flat parameters"
+            )
+        order = sorted(ids)
+        if order[-1] >= weight.shape[0]:
+            raise UsageError(
+                f"the tokenizer names row {order[-1]} and the output projection has {weight.shape[0]}; pass "
+                "the tokenizer of this model"
+            )
+        picked = weight.detach()
+        if hasattr(picked, "full_tensor"):  # a DTensor: gathered by all processes
+            picked = picked.full_tensor()
+        picked = picked[torch.tensor(order, device=picked.device)]
+        matrix = picked.to("cpu", torch.float64).numpy()
+        return dict(zip(order, matrix, strict=True))
+
+    def _told(self, name: str, found: Gap) -> dict[str, Any]:
+        tokens = self.resolutions[name]
+        ids = [*tokens.domain_ids, -1, *tokens.reference_ids]
+        return {
+            "gap": found.mean,
+            "se": found.se,
+            "within": found.within_domain.mean,
+            "between": found.between.mean,
+            "within_reference": found.within_reference.mean,
+            "tokens": hashlib.sha256(str(ids).encode()).hexdigest()[:16],
+            "left_out_domain": found.left_out_domain.tolist(),
+            "left_out_reference": found.left_out_reference.tolist(),
+        }
+
+
+def watch(model: nn.Module, tokenizer: Any, domains: Sequence[str] = ("math",), **options: Any) -> Watcher:
+    """A :class:`Watcher` for a loop of your own; its options.
+
+    >>> watcher = watch(model, tokenizer, domains=["math"], folder="run", every=50)  # doctest: +SKIP
+    >>> logs = watcher.step(saved=step % 1000 == 0)  # doctest: +SKIP
+    """
+    return Watcher(model, tokenizer, domains, **options)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout; every module's mode is as it was afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _vocabulary(tokenizer: Any) -> Vocabulary:
+    """The vocabulary as the screener reads it from a saved checkpoint."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        for name in TOKENIZER_FILES:
+            path = Path(folder) / name
+            if path.is_file():
+                return Vocabulary.from_file(name, path.read_bytes())
+    raise UsageError(
+        f"expected a tokenizer that saves {' or '.join(TOKENIZER_FILES)}, got {type(tokenizer).__name__}; "
+        "load a fast one"
+    )

@@ -1,0 +1,172 @@
+"""Models of an MLflow registry (extra ``mlflow``): versions are resolved to their storage and read there.
+
+MLflow's own client asks the registry, so its settings and credentials count (``MLFLOW_TRACKING_URI``,
+``MLFLOW_REGISTRY_URI``, ``MLFLOW_TRACKING_TOKEN``, …). What it would do next, download the whole model, is
+not done: the storage of a version is read by ranges, or refused if its server sends whole files only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from lmeval_screener.checkpoints.http import Budget
+from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.checkpoints.store import in_thread
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.targets.target import Target, parse_target
+
+T = TypeVar("T")
+
+#: Where MLflow's flavour for transformers keeps the model and the tokenizer.
+_MODEL, _TOKENIZER = "model", "components/tokenizer"
+_NAME = re.compile(r"models:/([^/@]+)(?:/([^/@]+)|@([^/@]+))?")
+_SERVER = "set MLFLOW_TRACKING_URI (or MLFLOW_REGISTRY_URI) to the address of your MLflow server"
+
+
+class Opens(Protocol):
+    """What opens the storages of versions."""
+
+    async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
+        """The checkpoint that a target is."""
+        ...
+
+    async def names(self, target: Target, budget: Budget) -> tuple[set[str], set[str]]:
+        """The folders and files of a target's folder."""
+        ...
+
+
+class RegisteredModels:
+    """Models of an MLflow registry; a `Source`.
+
+    Args:
+        storages: Where the storage of a version is opened.
+    """
+
+    def __init__(self, storages: Opens) -> None:
+        self._storages = storages
+        self._client: Any = None
+
+    async def expand(self, target: Target, budget: Budget) -> list[Target]:
+        """The versions that a name, a stage, an alias or ``*`` stands for; see `Source.expand`.
+
+        ``models:/NAME`` and ``models:/NAME/latest`` are the latest version, ``models:/NAME/*`` all of them.
+
+        Raises:
+            ScreeningError: ``RepoNotFound`` if there is no such version, or an error of the registry.
+        """
+        name, version, alias = _parts(target.repo)
+        if version and version.isdigit():
+            return [target]
+        if alias:
+            found = await self._asked(target, lambda client: client.get_model_version_by_alias(name, alias))
+            return [replace(target, repo=f"models:/{name}/{found.version}")]
+        quote = '"' if "'" in name else "'"
+        every = await self._asked(
+            target, lambda client: list(client.search_model_versions(f"name={quote}{name}{quote}"))
+        )
+        numbers = sorted(int(one.version) for one in every if _fits(one, version))
+        if not numbers:
+            stages = sorted({str(one.current_stage) for one in every}) or ["none"]
+            raise ScreeningError(
+                "RepoNotFound",
+                f"the registry has no version {version or ''} of the model {name}; it has {len(every)} "
+                f"versions (stages: {', '.join(stages)}); check the name, and {_SERVER}",
+            )
+        wanted = numbers if version == "*" else numbers[-1:]
+        return [replace(target, repo=f"models:/{name}/{number}") for number in wanted]
+
+    async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
+        """A version, where its storage is; see `Source.snapshot`.
+
+        Raises:
+            ScreeningError: ``RangeNotSupported`` if only the registry's server hands out its files.
+        """
+        (one,) = (await self.expand(target, budget))[-1:]
+        name, version, _ = _parts(one.repo)
+        where = await self._asked(
+            one, lambda client: str(client.get_model_version_download_uri(name, str(version)))
+        )
+        if where.startswith("mlflow-artifacts:"):
+            raise ScreeningError(
+                "RangeNotSupported",
+                f"the files of {one.repo} lie behind the MLflow server ({where}), which sends whole files; "
+                "start it with --no-serve-artifacts and --default-artifact-root s3://… (or gs://, abfss://), "
+                f"or download the version (mlflow artifacts download -u {one.repo}) and screen the folder",
+            )
+        inner = replace(parse_target(where), tokenizer=one.tokenizer, file=one.file)
+        if inner.refused is not None or inner.on_hub or inner.scheme == "models":
+            raise ScreeningError(
+                "BadName",
+                f"the files of {one.repo} lie at {where}, which is not read; download the version (mlflow "
+                f"artifacts download -u {one.repo}) and screen the folder",
+            )
+        folders, files = await self._storages.names(inner, budget)
+        if _MODEL in folders and "config.json" not in files:
+            if inner.tokenizer is None and _TOKENIZER.partition("/")[0] in folders:
+                inner = replace(inner, tokenizer=f"{inner.repo.rstrip('/')}/{_TOKENIZER}")
+            inner = replace(inner, repo=f"{inner.repo.rstrip('/')}/{_MODEL}")
+        snapshot = await self._storages.snapshot(inner, budget)
+        snapshot.repo = one.repo
+        return snapshot
+
+    async def _asked(self, target: Target, question: Callable[[Any], T]) -> T:
+        """An answer of the registry; the client is synchronous, so it is asked in a thread."""
+
+        def ask() -> T:
+            if self._client is None:
+                self._client = _client()
+            return question(self._client)
+
+        try:
+            return await in_thread(ask)
+        except ScreeningError:
+            raise
+        except Exception as error:
+            raise _explained(error, target.repo) from error
+
+
+def _client() -> Any:
+    try:
+        from mlflow import MlflowClient
+    except ImportError:
+        raise ScreeningError(
+            "MissingExtra",
+            "models:/ needs the package mlflow-skinny; pip install 'lmeval-dispersion[mlflow]'",
+        ) from None
+    return MlflowClient()
+
+
+def _explained(error: Exception, what: str) -> ScreeningError:
+    code = str(getattr(error, "error_code", ""))
+    said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    if code in ("RESOURCE_DOES_NOT_EXIST", "NOT_FOUND", "INVALID_PARAMETER_VALUE"):
+        return ScreeningError(
+            "RepoNotFound", f"the registry has no {what} ({said}); check the name, and {_SERVER}"
+        )
+    if code in ("PERMISSION_DENIED", "UNAUTHENTICATED") or re.search(r"\b40[13]\b", said):
+        return ScreeningError(
+            "AccessDenied",
+            f"the registry refuses access to {what} ({said}); set MLFLOW_TRACKING_TOKEN, or "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+        )
+    if "Max retries" in said or "onnection" in said:
+        return ScreeningError("Unreachable", f"the registry cannot be reached for {what} ({said}); {_SERVER}")
+    return ScreeningError("ServerError", f"the registry failed for {what} ({said}); try again, and {_SERVER}")
+
+
+def _parts(address: str) -> tuple[str, str | None, str | None]:
+    """Name, version or stage, and alias of ``models:/NAME[/VERSION|@ALIAS]``."""
+    found = _NAME.fullmatch(address)
+    assert found is not None, "targets.names lets no other through"
+    return found[1], found[2], found[3]
+
+
+def _fits(version: Any, wanted: str | None) -> bool:
+    if str(version.status) not in ("READY", "None"):
+        return False
+    if wanted is None or wanted == "*" or wanted.lower() == "latest":
+        return True
+    return str(version.current_stage).lower() == wanted.lower()

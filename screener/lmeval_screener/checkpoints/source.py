@@ -1,0 +1,220 @@
+"""Where checkpoints are opened: one `Source` for each kind of place, found by the scheme of an address.
+
+A source lists, says what an address with a glob or a training run stands for, and opens a checkpoint as a
+`Snapshot`, which tells sizes, reads ranges and names the version under which bytes may be kept. Nothing above
+knows where a checkpoint lies. A source's libraries are imported when an address of its scheme is met.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints.http import Budget
+from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.local import open_file, open_folder
+from lmeval_screener.checkpoints.object_store import SERVICES, finder
+from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot
+from lmeval_screener.checkpoints.store import StoreSource
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.targets.target import Target, parse_target
+
+#: The files that a tokenizer is read from, best first.
+_TOKENIZERS = ("tokenizer.json", "vocab.json")
+
+
+class Source(Protocol):
+    """One kind of place where checkpoints lie."""
+
+    async def expand(self, target: Target, budget: Budget) -> list[Target]:
+        """The checkpoints that a target stands for, in the order of their steps; itself where it is one.
+
+        Raises:
+            ScreeningError: Nothing matches, or an error of the connection.
+        """
+        ...
+
+    async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
+        """The checkpoint that a target is.
+
+        Args:
+            target: One that `expand` gave.
+            budget: Time for everything that is read of it.
+
+        Raises:
+            ScreeningError: It is not there, or an error of the connection.
+        """
+        ...
+
+
+class Repositories:
+    """Repositories of the Hub; a `Source`."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def expand(self, target: Target, budget: Budget) -> list[Target]:
+        """A glob's branches and tags; see `Source.expand`."""
+        if not target.is_glob or target.revision is None:
+            return [target]
+        names = await self._hub.revisions(target.repo, target.revision, budget)
+        return [replace(target, revision=name) for name in names]
+
+    async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
+        """A repository at a revision; see `Source.snapshot`."""
+        return await self._hub.snapshot(target.repo, target.revision, budget, target.listing)
+
+
+class Folders:
+    """Folders and files on disk; a `Source`. A run's folders were found when the target was parsed."""
+
+    async def expand(self, target: Target, budget: Budget) -> list[Target]:
+        """The folder itself; see `Source.expand`."""
+        return [target]
+
+    async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
+        """A folder or a file of weights; see `Source.snapshot`."""
+        path = Path(target.repo).expanduser()
+        return open_file(target.repo) if path.is_file() else open_folder(target.repo)
+
+
+class Sources:
+    """Every kind of place, each opened once a run; a `Source` for all targets.
+
+    Args:
+        hub: For repositories and buckets, and for its connections, cache and meter.
+    """
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._folders, self._repositories = Folders(), Repositories(hub)
+        self._opened: dict[str, Source] = {}
+        self._tokenizers: dict[str, tuple[Snapshot, dict[str, str]]] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def expand(self, target: Target, budget: Budget) -> list[Target]:
+        """The checkpoints that a target stands for; see `Source.expand`."""
+        return [target] if target.refused else await self._of(target).expand(target, budget)
+
+    async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
+        """The checkpoint that a target is, with the target's tokenizer if it stores none."""
+        snapshot = await self._of(target).snapshot(target, budget)
+        stores_one = any(n in snapshot.files for n in _TOKENIZERS) or all(
+            path.endswith(".gguf") for path in snapshot.files
+        )
+        if target.tokenizer is None or stores_one:
+            return snapshot
+        return WithTokenizer(snapshot, *await self._tokenizer(target.tokenizer))
+
+    async def names(self, target: Target, budget: Budget) -> tuple[set[str], set[str]]:
+        """The folders and files of a target's folder; empty where they cannot be listed.
+
+        Raises:
+            ScreeningError: An error of the connection.
+        """
+        if target.local:
+            places = list(Path(target.repo).iterdir()) if Path(target.repo).is_dir() else []
+            return {p.name for p in places if p.is_dir()}, {p.name for p in places if p.is_file()}
+        source = self._of(target)
+        if not isinstance(source, StoreSource):
+            return set(), set()
+        listing = await source.listing(target.repo, budget)
+        return set(listing.folders), set(listing.files)
+
+    def _of(self, target: Target) -> Source:
+        if target.local:
+            return self._folders
+        if target.scheme is None:
+            return self._repositories
+        kind = SERVICES.get(target.scheme, target.scheme)
+        if kind not in self._opened:
+            self._opened[kind] = self._made(target.scheme)
+        return self._opened[kind]
+
+    def _made(self, scheme: str) -> Source:
+        hub = self._hub
+        if scheme in SERVICES:
+            return StoreSource(finder(hub.cache), hub.meter)
+        if scheme in ("http", "https"):
+            from lmeval_screener.checkpoints.web import WebServers
+
+            return WebServers(hub)
+        if scheme == "hf":
+            from lmeval_screener.checkpoints import buckets
+
+            return StoreSource(buckets.finder(hub), hub.meter)
+        if scheme == "models":
+            from lmeval_screener.checkpoints.mlflow_models import RegisteredModels
+
+            return RegisteredModels(self)
+        from lmeval_screener.checkpoints import filesystems
+
+        return StoreSource(filesystems.finder(hub.cache), hub.meter)
+
+    async def _tokenizer(self, text: str) -> tuple[Snapshot, dict[str, str]]:
+        """Where a tokenizer is, opened once for all, and its file by the name that it stands for.
+
+        What is read of it counts as the Hub's.
+        """
+        async with self._locks.setdefault(text, asyncio.Lock()):
+            if text not in self._tokenizers:
+                folder, slash, name = text.rpartition("/") if text.endswith(".json") else (text, "", "")
+                target = parse_target(folder or slash or ".") if name else parse_target(text)
+                if target.refused is not None:
+                    raise ScreeningError(target.refused[0], f"--tokenizer {text}: {target.refused[1]}")
+                # No checkpoint's own budget: the next one reads it too, each within its own time.
+                found = await self._of(target).snapshot(target, Budget(math.inf))
+                names = {_TOKENIZERS[0]: name} if name else {n: n for n in _TOKENIZERS if n in found.files}
+                if not names or not set(names.values()) <= set(found.files):
+                    raise ScreeningError(
+                        "TokenizerNotFound",
+                        f"--tokenizer {text} has no {name or ' or '.join(_TOKENIZERS)}; name a repository, a "
+                        "folder or a file that has one",
+                    )
+                self._hub.meter.bytes_read += found.meter.bytes_read
+                self._hub.meter.requests += found.meter.requests
+                found.meter = self._hub.meter
+                self._tokenizers[text] = found, names
+            return self._tokenizers[text]
+
+
+class WithTokenizer:
+    """A checkpoint with the tokenizer of another place; see `Snapshot`.
+
+    Args:
+        own: The checkpoint.
+        other: Where the tokenizer is.
+        names: The tokenizer's files there, by the names that they are to have here.
+    """
+
+    def __init__(self, own: Snapshot, other: Snapshot, names: Mapping[str, str]) -> None:
+        self.repo, self.requested_revision, self.revision = own.repo, own.requested_revision, own.revision
+        added = {name: replace(other.files[there], path=name) for name, there in names.items()}
+        self.files: Mapping[str, FileEntry] = {**own.files, **added}
+        self.meter: Meter = own.meter
+        self.parameters = own.parameters
+        self.cache: Cache | None = own.cache
+        self._own, self._other, self._names = own, other, dict(names)
+
+    def _of(self, path: str) -> tuple[Snapshot, str]:
+        return (self._other, self._names[path]) if path in self._names else (self._own, path)
+
+    async def small_file(self, path: str) -> bytes:
+        """Whole content of a file; see `Snapshot.small_file`."""
+        snapshot, name = self._of(path)
+        return await snapshot.small_file(name)
+
+    async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Bytes of a file; see `Snapshot.ranges`."""
+        snapshot, name = self._of(path)
+        return await snapshot.ranges(name, ranges)
+
+    async def size(self, path: str) -> int:
+        """Size of a file; see `Snapshot.size`."""
+        snapshot, name = self._of(path)
+        return await snapshot.size(name)

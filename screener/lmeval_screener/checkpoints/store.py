@@ -1,0 +1,398 @@
+"""Storages of folders, afar: globs over them, training runs in them, checkpoints and single files.
+
+A `Store` lists a folder and reads a range, which is all that S3, Azure, a bucket of the Hub or any file
+system of fsspec has to do. What is listed names each file's version (an ETag, a generation); what is read
+must be of that version, and what is kept is kept under it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fnmatch
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
+
+from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints.http import (
+    RANGES,
+    AgainError,
+    Budget,
+    Transport,
+    side_by_side,
+)
+from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot, single_file
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.targets.names import WEIGHTS
+from lmeval_screener.targets.target import Target, step_key
+from lmeval_screener.targets.training_runs import DEPTH, STORE_FOLDERS, is_step, run_checkpoints
+
+T = TypeVar("T")
+
+#: Small files are at most so long: the largest tokenizers have some 40 MB.
+SMALL = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What lies in a folder: the names of folders, and files by name."""
+
+    folders: tuple[str, ...] = ()
+    files: Mapping[str, FileEntry] = field(default_factory=dict)
+
+
+class Store(Protocol):
+    """One bucket, container or server.
+
+    Attributes:
+        address: What its paths are appended to: ``s3://bucket``.
+    """
+
+    address: str
+
+    async def listed(self, path: str, meter: Meter) -> Listing:
+        """What lies in a folder (empty where nothing does), in one attempt.
+
+        Raises:
+            AgainError: It may pass.
+            ScreeningError: It does not.
+        """
+        ...
+
+    def opened(
+        self, repo: str, path: str, files: Mapping[str, FileEntry], budget: Budget, meter: Meter
+    ) -> Snapshot:
+        """A checkpoint of listed files in a folder."""
+        ...
+
+
+class StoreSource:
+    """Checkpoints in stores; a `Source`.
+
+    Args:
+        find: The store and the path in it that an address names.
+        meter: Counts what travels for no checkpoint that came of it.
+    """
+
+    def __init__(self, find: Callable[[str], tuple[Store, str]], meter: Meter) -> None:
+        self._find, self._meter = find, meter
+        self._known: dict[tuple[str, str], Listing] = {}
+
+    async def expand(self, target: Target, budget: Budget) -> list[Target]:
+        """The checkpoints that an address stands for; see `Source.expand`.
+
+        ``*``, ``?`` and ``[…]`` match inside one part of the path; a training run is its checkpoints.
+
+        Raises:
+            ScreeningError: ``FolderNotFound`` if nothing matches, or an error of the connection.
+        """
+        store, path = self._find(target.repo)
+        is_glob = _is_glob(path)
+        places = await self._matching(store, path, budget) if is_glob else [path]
+        if not places:
+            raise ScreeningError(
+                "FolderNotFound",
+                f"nothing matches {target.repo}; check the address (a * stands for a name between slashes)",
+            )
+        found = await side_by_side(self._checkpoints(store, place, budget) for place in places)
+        paths = [path for some in found for path in some]
+        return [replace(target, repo=_address(store, path)) for path in dict.fromkeys(paths)]
+
+    async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
+        """The checkpoint at an address; see `Source.snapshot`.
+
+        Raises:
+            ScreeningError: ``FolderNotFound`` if nothing is there, or an error of the connection.
+        """
+        store, path = self._find(target.repo)
+        folder, name = path.rpartition("/")[::2] if path.endswith(WEIGHTS) else (path, "")
+        meter = Meter()
+        try:
+            listing = await self._listed(store, folder, budget, meter)
+            if name and name not in listing.files:
+                raise ScreeningError(
+                    "FolderNotFound",
+                    f"there is no file {_address(store, path)}; it lists {_some(listing)}: check the address",
+                )
+            if not listing.files:
+                raise ScreeningError(
+                    "FolderNotFound",
+                    f"{_address(store, path)} holds no file; it lists {_some(listing)}: name a folder with "
+                    "config.json and the weights, or a training run's folder",
+                )
+            files = single_file(listing.files, name) if name else listing.files
+            return store.opened(target.repo, folder, files, budget, meter)
+        except BaseException:
+            self._meter.bytes_read += meter.bytes_read
+            self._meter.requests += meter.requests
+            raise
+
+    async def listing(self, address: str, budget: Budget) -> Listing:
+        """What lies at an address.
+
+        Raises:
+            ScreeningError: An error of the connection.
+        """
+        store, path = self._find(address)
+        return await self._listed(store, path, budget, self._meter)
+
+    async def _listed(self, store: Store, path: str, budget: Budget, meter: Meter) -> Listing:
+        key = store.address, path
+        if key not in self._known:
+            self._known[key] = await Transport.retried(lambda: store.listed(path, meter), budget)
+        return self._known[key]
+
+    async def _matching(self, store: Store, pattern: str, budget: Budget) -> list[str]:
+        places = [""]
+        parts = pattern.split("/")
+        for at, part in enumerate(parts):
+            if not _is_glob(part):
+                places = [_join(place, part) for place in places]
+                continue
+            listings = await side_by_side(self._listed(store, p, budget, self._meter) for p in places)
+            places = [
+                _join(place, name)
+                for place, listing in zip(places, listings, strict=True)
+                for name in (*listing.folders, *(listing.files if at == len(parts) - 1 else ()))
+                if fnmatch.fnmatchcase(name, part) and (name in listing.folders or name.endswith(WEIGHTS))
+            ]
+        if not _is_glob(parts[-1]):
+            listings = await side_by_side(self._listed(store, p, budget, self._meter) for p in places)
+            places = [p for p, found in zip(places, listings, strict=True) if found.files or found.folders]
+        return sorted(places, key=step_key)
+
+    async def _checkpoints(self, store: Store, path: str, budget: Budget) -> list[str]:
+        if path.endswith(WEIGHTS):
+            return [path]
+        tree = await self._tree(store, path, budget)
+        return [folder.path for folder in run_checkpoints(_Listed(path, tree))] or [path]
+
+    async def _tree(self, store: Store, path: str, budget: Budget) -> dict[str, Listing]:
+        """Listings of a folder and, where it is a training run, of what `run_checkpoints` looks into."""
+        tree: dict[str, Listing] = {}
+
+        async def look(places: Sequence[str]) -> None:
+            new = [place for place in places if place not in tree]
+            found = await side_by_side(self._listed(store, p, budget, self._meter) for p in new)
+            tree.update(zip(new, found, strict=True))
+
+        await look([path])
+        await look([_join(path, name) for name in STORE_FOLDERS if name in tree[path].folders])
+        steps = [_join(p, name) for p, found in tree.items() for name in found.folders if is_step(name)]
+        level = [*steps, *([path] if is_step(path.rpartition("/")[2]) else [])]
+        for _ in range(DEPTH + 1):
+            await look(level)
+            level = [
+                _join(place, name)
+                for place in level
+                if not _whole(tree[place])
+                for name in tree[place].folders
+                if not name.startswith(".")
+            ]
+        return tree
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """A folder or file of listings, as `run_checkpoints` needs it."""
+
+    path: str
+    tree: Mapping[str, Listing]
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    def __truediv__(self, name: str) -> _Listed:
+        return _Listed(_join(self.path, name), self.tree)
+
+    def iterdir(self) -> Iterator[_Listed]:
+        listing = self.tree.get(self.path, Listing())
+        return (self / name for name in (*listing.folders, *listing.files))
+
+    def is_dir(self) -> bool:
+        return self.path in self.tree or self.name in self._parent().folders
+
+    def is_file(self) -> bool:
+        return self.name in self._parent().files
+
+    def _parent(self) -> Listing:
+        return self.tree.get(self.path.rpartition("/")[0], Listing())
+
+
+class Reads(Protocol):
+    """A store whose files are read by `StoreSnapshot`."""
+
+    async def read(
+        self, path: str, entry: FileEntry, begin: int, end: int, received: bytearray, meter: Meter
+    ) -> None:
+        """Append bytes ``[begin, end)`` of a file to what was received, as far as they come; one attempt.
+
+        Raises:
+            AgainError: It may pass.
+            ScreeningError: It does not; ``BadResponse`` where the file is no longer the listed one.
+        """
+        ...
+
+
+class StoreSnapshot:
+    """A checkpoint in a store; see `Snapshot`.
+
+    Args:
+        store: Where it is read.
+        repo: Its address.
+        path: Its folder in the store.
+        files: By name.
+        budget: Time for everything.
+        meter: Counts what travels.
+        cache: Where things are kept, under the versions of the files.
+    """
+
+    def __init__(
+        self,
+        store: Reads,
+        repo: str,
+        path: str,
+        files: Mapping[str, FileEntry],
+        *,
+        budget: Budget,
+        meter: Meter,
+        cache: Cache,
+    ) -> None:
+        self.repo = repo
+        self.requested_revision: str | None = None
+        self.revision: str | None = None
+        self.files = files
+        self.meter = meter
+        self.parameters: int | None = None
+        # What is not known to have a version cannot be kept: it may be another file tomorrow.
+        self.cache: Cache | None = cache if all(entry.digest for entry in files.values()) else None
+        self._store, self._path, self._budget = store, path, budget
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def small_file(self, path: str) -> bytes:
+        """Whole content of a small file; see `Snapshot.small_file`."""
+        entry, size = self._entry(path)
+        if size > SMALL:
+            raise ScreeningError(
+                "BadResponse", f"{path} of {self.repo} has {size} bytes, too many for its kind; check it"
+            )
+        async with self._locks.setdefault(path, asyncio.Lock()):
+            if self.cache and entry.digest and (kept := self.cache.read("files", entry.digest)) is not None:
+                return kept
+            body = await self._range(path, 0, size)
+            if self.cache and entry.digest:
+                self.cache.write("files", entry.digest, body)
+            return body
+
+    async def size(self, path: str) -> int:
+        """Size of a file; see `Snapshot.size`."""
+        return self._entry(path)[1]
+
+    async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Bytes of a file; see `Snapshot.ranges`."""
+        _, size = self._entry(path)
+        if outside := [(begin, end) for begin, end in ranges if not 0 <= begin <= end <= size]:
+            raise ValueError(f"expected ranges inside {path} of {size} bytes, got {outside[0]}")
+        limit = asyncio.Semaphore(RANGES)
+
+        async def one(begin: int, end: int) -> bytes:
+            async with limit:
+                return await self._range(path, begin, end)
+
+        return await side_by_side(one(begin, end) for begin, end in ranges)
+
+    async def _range(self, path: str, begin: int, end: int) -> bytes:
+        """One range; a body that breaks is resumed where it broke."""
+        received, (entry, _) = bytearray(), self._entry(path)
+
+        async def attempt() -> bytes:
+            before = len(received)
+            try:
+                place = _join(self._path, path)
+                await self._store.read(place, entry, begin + before, end, received, self.meter)
+            except AgainError as again:
+                again.fruitful = len(received) > before
+                raise
+            if len(received) != end - begin:
+                got = len(received)
+                received.clear()
+                raise AgainError(
+                    ScreeningError(
+                        "BadResponse",
+                        f"{self.repo} sent {got} bytes of {path} where {end - begin} were asked for; try "
+                        "again, and check any proxy on the way",
+                    ),
+                    last=True,
+                )
+            return bytes(received)
+
+        return await Transport.retried(attempt, self._budget) if end > begin else b""
+
+    def _entry(self, path: str) -> tuple[FileEntry, int]:
+        entry = self.files.get(path)
+        if entry is None or entry.size is None:
+            raise ScreeningError("FileNotFound", f"{self.repo} has no {path}; is the upload complete?")
+        return entry, entry.size
+
+
+def version_digest(*parts: object) -> str:
+    """``etag:<hex>`` of an address and what its storage says of the version; see `FileEntry.digest`."""
+    return "etag:" + hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
+
+
+def changed(what: str) -> ScreeningError:
+    """The error of a file that is no longer the listed one."""
+    return ScreeningError(
+        "BadResponse", f"{what} changed while it was read; screen it again when nobody writes to it"
+    )
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Result of a blocking call; a thread that hangs is left behind and holds up not even the exit."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def put(result: T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = work()
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # nobody waits any more: the loop is closed
+            loop.call_soon_threadsafe(put, result, failure)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await done
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}/{name}" if path else name
+
+
+def _address(store: Store, path: str) -> str:
+    return f"{store.address}/{path}" if path else store.address
+
+
+def _is_glob(text: str) -> bool:
+    return any(sign in text for sign in "*?[")
+
+
+def _whole(listing: Listing) -> bool:
+    return "config.json" in listing.files and any(n.endswith(".safetensors") for n in listing.files)
+
+
+def _some(listing: Listing) -> str:
+    names = [*(f"{name}/" for name in listing.folders), *listing.files]
+    return ", ".join(names[:4]) + (", …" if len(names) > 4 else "") if names else "nothing"

@@ -1,0 +1,119 @@
+"""What is kept of a checkpoint once it is read: some three kilobytes, however large it is.
+
+The snapshot, the header and the rows are gone; what paired comparisons need stays in one array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from lmeval_dispersion.geometry import METRICS, Array, Metric, PairMean
+from lmeval_screener.ranking.controls import Controls
+from lmeval_screener.ranking.gap import Gap
+from lmeval_screener.targets.target import Target
+from lmeval_screener.tokens.resolution import Resolution
+
+_PARTS = ("within_domain", "between", "within_reference")
+_HEAD = 2 + 4 * len(_PARTS)  # mean and error of G; mean, two errors and pairs of each part
+_NONE = np.zeros(0)
+
+
+class Gaps(Mapping[Metric, Gap]):
+    """The gap in every metric, unpacked when it is asked for.
+
+    Args:
+        packed: float64, for each metric in the order of ``METRICS``: mean and se of G; mean, se, se_pairs and
+            pairs of within(T), between(T, R) and within(R); G without each token of T, then of R.
+        domain: Tokens of T.
+    """
+
+    __slots__ = ("domain", "packed")
+
+    def __init__(self, packed: Array, domain: int) -> None:
+        self.packed, self.domain = packed, domain
+
+    @classmethod
+    def of(cls, gaps: Mapping[Metric, Gap]) -> Gaps:
+        """Gaps packed; what the parts' own comparisons would need is dropped."""
+        parts: list[Array] = []
+        for metric in METRICS:
+            one = gaps[metric]
+            head = [one.mean, one.se]
+            for name in _PARTS:
+                part: PairMean = getattr(one, name)
+                head += [part.mean, part.se, part.se_pairs, part.pairs]
+            parts += [np.array(head, dtype=np.float64), one.left_out_domain, one.left_out_reference]
+        return cls(np.concatenate(parts), len(parts[1]))
+
+    def __getitem__(self, metric: Metric) -> Gap:
+        each = len(self.packed) // len(METRICS)
+        begin = METRICS.index(metric) * each
+        values = self.packed[begin : begin + each]
+        parts = [
+            PairMean(float(mean), float(se), float(se_pairs), int(pairs), _NONE, _NONE)
+            for mean, se, se_pairs, pairs in values[2:_HEAD].reshape(-1, 4)
+        ]
+        split = _HEAD + self.domain
+        inside, across, control = parts
+        return Gap(
+            metric,
+            float(values[0]),
+            float(values[1]),
+            inside,
+            across,
+            control,
+            values[_HEAD:split],
+            values[split:],
+        )
+
+    def __iter__(self) -> Iterator[Metric]:
+        return iter(METRICS)
+
+    def __len__(self) -> int:
+        return len(METRICS)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Measured:
+    """One checkpoint that was read, before it is known which others it may be compared with.
+
+    Attributes:
+        target: What was asked for.
+        repo: Repository after renames, or the folder.
+        revision: The commit that was read; None for a folder.
+        tensor: Name of the output projection.
+        file: Where it is stored.
+        dtype: Its element type as stored.
+        shape: Rows and columns.
+        tied: Whether it is the input embedding.
+        parameters: All parameters as stored; None if not to be known.
+        tokenizer: Digest of the tokenizer's file.
+        resolution: The rows of T and R; checkpoints of one tokenizer share it.
+        gaps: The gap in every metric.
+        warnings: What a reader of the number should know.
+        bytes_read: Bytes that travelled.
+        requests: Requests that were made.
+        seconds: From the first request to the last row.
+        controls: Gauge controls, where they were asked for; a sentence where they could not be read.
+    """
+
+    target: Target
+    repo: str
+    revision: str | None
+    tensor: str
+    file: str
+    dtype: str
+    shape: tuple[int, int]
+    tied: bool
+    parameters: int | None
+    tokenizer: str
+    resolution: Resolution
+    gaps: Mapping[Metric, Gap]
+    warnings: tuple[str, ...]
+    bytes_read: int
+    requests: int
+    seconds: float
+    controls: Controls | str | None = None

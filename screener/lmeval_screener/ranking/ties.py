@@ -1,0 +1,185 @@
+"""Which checkpoints of a group are told apart: at most 5 % that any pair is told apart wrongly.
+
+Two procedures keep that rate over all pairs of a group, and which one runs depends on its size alone:
+
+- up to `ALL_PAIRS` checkpoints, Holm's step-down procedure over the p-values of all pairs;
+- above, an interval around each checkpoint's G less the group's mean, all n of them at 1 - 5 %/n
+  (Bonferroni, Student's t). With a probability of 95 % every interval holds its value, so no two whose
+  intervals are disjoint can be equal, whichever pairs are looked at. It takes n comparisons and two sorted
+  searches, where all pairs would take n (n - 1) / 2.
+
+For a few checkpoints a pair's own error is the sharper one; for many, 5 %/n is a far milder level than 5 %
+over the number of pairs. `benchmarks/separation.py` simulates both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from lmeval_dispersion.geometry import Array
+from lmeval_screener.ranking.gap import Gap, difference, ranks, student_t
+
+#: Chance that any two of a group are told apart although they do not differ.
+ERROR_RATE = 0.05
+#: Checkpoints of a group up to which all pairs are compared.
+ALL_PAIRS = 64
+
+
+class Next(NamedTuple):
+    """G of a checkpoint minus G of the next in rank.
+
+    Attributes:
+        difference: In the metric that ranks, 0 or more.
+        se: Paired jackknife standard error over the choice of tokens.
+        separated: Whether the two are told apart once all pairs of the group are counted.
+    """
+
+    difference: float
+    se: float
+    separated: bool
+
+
+class Standing(NamedTuple):
+    """Where one gap of a group stands.
+
+    Attributes:
+        rank: 1 for the largest; equal means share the better rank.
+        tied_with: First and last rank of which it is not told apart once all pairs of the group are counted.
+        next: Against the gap of the next rank; None for the last.
+    """
+
+    rank: int
+    tied_with: tuple[int, int]
+    next: Next | None
+
+
+class Standings(NamedTuple):
+    """The standings of a group, in the order of its gaps, and how many differences were tested for them."""
+
+    members: list[Standing]
+    comparisons: int
+
+
+def rank_gaps(gaps: Sequence[Gap]) -> list[Standing]:
+    """The standing of each gap in its group, in the order given."""
+    return compared(gaps).members
+
+
+def compared(gaps: Sequence[Gap]) -> Standings:
+    """The standing of each gap in its group, with the number of comparisons; see the module's text.
+
+    Raises:
+        GeometryError: The gaps are of different metrics or token sets.
+    """
+    return _all_pairs(gaps) if len(gaps) <= ALL_PAIRS else _intervals(gaps)
+
+
+def _all_pairs(gaps: Sequence[Gap]) -> Standings:
+    places = ranks([gap.mean for gap in gaps])
+    order = sorted(range(len(gaps)), key=lambda i: places[i])
+    pairs = {(i, j): difference(gaps[i], gaps[j]) for at, i in enumerate(order) for j in order[at + 1 :]}
+    apart = _told_apart({pair: found.p for pair, found in pairs.items()})
+    following = dict(pairwise(order))
+    ties = [[rank] for rank in places]
+    for i, j in pairs:
+        if (i, j) not in apart:
+            ties[i].append(places[j])
+            ties[j].append(places[i])
+    standings = []
+    for i, rank in enumerate(places):
+        pair = (i, following[i]) if i in following else None
+        after = None if pair is None else Next(pairs[pair].mean, pairs[pair].se, pair in apart)
+        standings.append(Standing(rank, (min(ties[i]), max(ties[i])), after))
+    return Standings(standings, len(pairs))
+
+
+def _told_apart(p_values: dict[tuple[int, int], float]) -> set[tuple[int, int]]:
+    """Pairs that Holm's step-down procedure rejects at 5 % for all pairs together."""
+    apart: set[tuple[int, int]] = set()
+    for done, (pair, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        if p > ERROR_RATE / (len(p_values) - done):
+            break
+        apart.add(pair)
+    return apart
+
+
+def _intervals(gaps: Sequence[Gap]) -> Standings:
+    count = len(gaps)
+    # `difference` refuses gaps of other tokens or another metric; against one of them is enough.
+    for gap in gaps:
+        gap.comparable(gaps[0])
+    means = np.array([gap.mean for gap in gaps])
+    order = np.argsort(-means, kind="stable")
+    means = means[order]
+    sides = [
+        np.stack([gaps[i].left_out_domain for i in order]),
+        np.stack([gaps[i].left_out_reference for i in order]),
+    ]
+    error, freedom = _errors([side - side.mean(axis=0) for side in sides])
+    half = student_t(ERROR_RATE / count, freedom) * error
+    low, high = means - half, means + half
+    # The last whose interval reaches up to one's own, and the first whose interval reaches down to it.
+    reach_up = np.maximum.accumulate(high[::-1])[::-1]
+    reach_down = np.minimum.accumulate(low)
+    last = np.searchsorted(-reach_up, -low, side="right") - 1
+    first = np.searchsorted(-reach_down, -high, side="left")
+    places = 1 + np.searchsorted(-means, -means, side="left")
+    after, _ = _errors([side[:-1] - side[1:] for side in sides])
+    found: list[Standing] = [None] * count  # type: ignore[list-item]
+    for at, i in enumerate(order):
+        following = None
+        if at + 1 < count:
+            gain = float(means[at] - means[at + 1])
+            following = Next(gain, float(after[at]), bool(low[at] > high[at + 1]))
+        ends = int(places[min(first[at], at)]), int(places[max(last[at], at)])
+        found[i] = Standing(int(places[at]), ends, following)
+    return Standings(found, 2 * count - 1)
+
+
+def _errors(sides: Sequence[Array]) -> tuple[Array, Array]:
+    """Jackknife errors and Welch's degrees of freedom of differences, a row each; see `paired_difference`."""
+    parts, spread = np.zeros(len(sides[0])), np.zeros(len(sides[0]))
+    for side in sides:
+        size = side.shape[1]
+        part = (size - 1) / size * np.square(side - side.mean(axis=1, keepdims=True)).sum(axis=1)
+        parts += part
+        spread += part**2 / (size - 1)
+    freedom = np.divide(parts**2, spread, out=np.full(len(parts), np.inf), where=spread > 0)
+    return np.sqrt(parts), freedom
+
+
+class Changes:
+    """Whether one of many gaps differs from any after it, in the order given, at a level for one pair.
+
+    Args:
+        gaps: Two or more of one metric and the same tokens.
+        level: Two-sided level of one comparison.
+    """
+
+    def __init__(self, gaps: Sequence[Gap], level: float) -> None:
+        self._gaps, self._level = gaps, level
+        if len(gaps) <= ALL_PAIRS:
+            return
+        self._means = np.array([gap.mean for gap in gaps])
+        self._sides = [
+            np.stack([gap.left_out_domain for gap in gaps]),
+            np.stack([gap.left_out_reference for gap in gaps]),
+        ]
+        # Welch's degrees of freedom lie between those of the smaller side and those of both.
+        sizes = [side.shape[1] - 1 for side in self._sides]
+        self._freedom = np.geomspace(min(sizes), sum(sizes), 33)
+        self._beyond = student_t(level, self._freedom)
+
+    def any_after(self, place: int) -> bool:
+        """Whether the gap at a place differs from any later one."""
+        if len(self._gaps) <= ALL_PAIRS:
+            own = self._gaps[place]
+            return any(difference(own, other).p < self._level for other in self._gaps[place + 1 :])
+        errors, freedom = _errors([side[place] - side[place + 1 :] for side in self._sides])
+        beyond = np.interp(np.log(freedom), np.log(self._freedom), self._beyond)
+        gains = np.abs(self._means[place] - self._means[place + 1 :])
+        return bool(((gains > beyond * errors) & (gains > 0)).any())

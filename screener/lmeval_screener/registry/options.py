@@ -1,0 +1,80 @@
+"""``--store``, ``--refresh`` and ``--engine`` of a screening."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmeval_dispersion.errors import UsageError
+
+if TYPE_CHECKING:
+    from lmeval_screener.registry.ray_engine import RayEngine
+    from lmeval_screener.registry.store import Session
+    from lmeval_screener.targets.target import Target
+    from lmeval_screener.tokens.sets import TokenSet
+
+
+def add_store_options(parser: argparse._ActionsContainer) -> None:
+    """Add ``--store FILE``, ``--refresh`` and ``--engine``."""
+    parser.add_argument(
+        "--store",
+        type=Path,
+        metavar="FILE",
+        help="keep what is measured in this DuckDB file, and read only what is new (default: none)",
+    )
+    parser.add_argument("--refresh", action="store_true", help="read again what the store has")
+    parser.add_argument(
+        "--engine",
+        choices=("process", "ray"),
+        default="process",
+        help="ray: over a cluster (RAY_ADDRESS), for folders and buckets (default: process)",
+    )
+
+
+def engine_of(
+    args: argparse.Namespace, domain: TokenSet, reference: TokenSet, targets: Sequence[Target]
+) -> RayEngine | None:
+    """The engine of a run; None where this process reads.
+
+    Raises:
+        UsageError: It is of no use for these targets.
+        MissingExtraError: Ray is not installed.
+    """
+    if args.engine == "process":
+        return None
+    from lmeval_screener.registry.ray_engine import RayEngine, check_engine
+
+    if args.controls:
+        raise UsageError("expected --engine ray without --controls, which it does not read, got both")
+    check_engine(targets)
+    return RayEngine(domain, reference, args.timeout)
+
+
+@contextmanager
+def session_of(
+    args: argparse.Namespace, domain: TokenSet, reference: TokenSet, targets: Sequence[Target]
+) -> Iterator[Session | None]:
+    """The run's session with its store, None without ``--store``; however it ends, what it kept is merged.
+
+    Raises:
+        UsageError: ``--refresh`` without a store, or a file that is none.
+        MissingExtraError: duckdb is not installed.
+    """
+    if args.store is None:
+        if args.refresh:
+            raise UsageError("expected --store FILE with --refresh, got none; without a store all is read")
+        yield None
+        return
+    from lmeval_screener.registry.store import Session, Store
+
+    session = Session(
+        Store(args.store), domain, reference, metric=args.metric, command=args.command, refresh=args.refresh
+    )
+    try:
+        session.prepare(targets)
+        yield session
+    finally:
+        session.end()

@@ -1,0 +1,475 @@
+"""The store of a registry: what was measured of every checkpoint, in a DuckDB file; runs add to it.
+
+One process at a time opens the file, behind a lock, for as long as a merge or a query takes. A run itself
+only appends to a segment of its own (`journal`), so any number of them may go on side by side, and one that
+is killed loses no more than what was being read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import math
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
+from lmeval_dispersion.geometry import METRICS
+from lmeval_dispersion.version import __version__
+from lmeval_screener.checkpoints.local import LocalSnapshot, open_folder
+from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.measured import Gaps, Measured
+from lmeval_screener.registry.schema import METHOD, check, load, prepare
+from lmeval_screener.targets.target import Target
+from lmeval_screener.tokens.cache import resolution_of, resolution_text
+from lmeval_screener.tokens.resolution import Resolution
+from lmeval_screener.tokens.sets import TokenSet
+from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
+
+if TYPE_CHECKING:
+    import duckdb
+
+    from lmeval_screener.result import Result
+
+_WAIT = 600.0  # seconds that a process waits for another one's merge or query
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+#: Errors of a checkpoint as it is stored: the same commit fails the same way again.
+LASTING = frozenset(
+    {
+        *("NoSafetensors", "AdapterOnly", "SeveralFiles", "BadArchive", "LegacyPickle", "UnsafePickle"),
+        *("ScatteredRows", "QuantizedTensor", "SlicedTensor", "NoOutputProjection", "BadConfig", "BadIndex"),
+        *("BadHeader", "BadRows", "BadTokenizer", "TokenizerNotFound", "TooFewTokens"),
+    }
+)
+
+
+class Store:
+    """A store's file.
+
+    Args:
+        path: The DuckDB file; made where it is not there yet, if somebody writes.
+
+    Raises:
+        MissingExtraError: duckdb or filelock is not installed.
+        UsageError: The file cannot be in that folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import duckdb  # noqa: F401
+            import filelock  # noqa: F401
+        except ImportError as error:
+            raise MissingExtraError(
+                f"a store needs {error.name}: pip install 'lmeval-dispersion[registry]'"
+            ) from error
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise UsageError(f"expected --store to be a file in an existing folder, got {path}")
+        self.path = path
+
+    @contextmanager
+    def written(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """The database, to read and write, with all segments of ended processes merged.
+
+        Raises:
+            DispersionError: It cannot be opened, or another process holds it for too long.
+        """
+        from lmeval_screener.registry.journal import abandoned
+
+        with self._alone(), self._opened(read_only=False) as connection:
+            prepare(connection, self.path)
+            for segment, _ in abandoned(self.path):
+                load(connection, segment)
+                # Only what the database has on disk may go.
+                connection.execute("CHECKPOINT")
+                segment.unlink()
+                segment.with_name(segment.name + ".lock").unlink(missing_ok=True)
+            yield connection
+
+    @contextmanager
+    def read(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """The database, for reading only: no statement can change it, or reach another file.
+
+        Raises:
+            UsageError: There is no such store.
+            DispersionError: As :meth:`written`.
+        """
+        if not self.path.exists():
+            raise UsageError(f"expected a store, got {self.path}, which is not there; --store FILE makes one")
+        if os.access(self.path, os.W_OK) and os.access(self.path.absolute().parent, os.W_OK):
+            with self.written():
+                pass
+        with self._alone(), self._opened(read_only=True) as connection:
+            check(connection, self.path)
+            connection.execute("SET enable_external_access = false")
+            connection.execute("SET lock_configuration = true")
+            yield connection
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        from filelock import FileLock, Timeout
+
+        try:
+            with FileLock(f"{self.path}.lock", timeout=_WAIT):
+                yield
+        except Timeout as error:
+            raise DispersionError(
+                f"waited {_WAIT:.0f} seconds for another process that uses {self.path}; "
+                "try again when it ended"
+            ) from error
+        except PermissionError as error:
+            raise UsageError(f"expected --store where writing is allowed, got {self.path}") from error
+
+    @contextmanager
+    def _opened(self, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
+        import duckdb
+
+        try:
+            connection = duckdb.connect(str(self.path), read_only=read_only)
+        except duckdb.Error as error:
+            raise DispersionError(f"could not open the store {self.path}: {error}") from error
+        try:
+            yield connection
+        except duckdb.Error as error:
+            raise DispersionError(f"the store {self.path} failed: {error}") from error
+        finally:
+            connection.close()
+
+
+def tokens_key(domain: TokenSet, reference: TokenSet) -> str:
+    """What identifies a pair of token sets: a hash of all that decides which rows are read."""
+    return hashlib.sha256(f"{domain.digest} {reference.digest}".encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a run found of one checkpoint.
+
+    Attributes:
+        identity: The repository, folder or address.
+        requested: Branch, tag or commit that was asked for; empty for the default.
+        file: The GGUF file that was asked for; empty for none.
+        state: The commit, or a hash of a folder's listing; empty where it was not reached.
+        error: Its code, empty where it was measured.
+        message: And its sentence.
+        measured: What was measured, where it was.
+    """
+
+    identity: str
+    requested: str
+    file: str
+    state: str
+    error: str
+    message: str
+    measured: Measured | None
+
+
+class Session:
+    """One run that takes from a store what it has and adds what it reads.
+
+    Args:
+        store: The store.
+        domain: T.
+        reference: R.
+        metric: Which gap ranks.
+        command: The command, for the list of runs.
+        refresh: Whether to read everything again.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        domain: TokenSet,
+        reference: TokenSet,
+        *,
+        metric: str = "cosine",
+        command: str = "",
+        refresh: bool = False,
+    ) -> None:
+        from lmeval_screener.registry.journal import Segment
+
+        self.store, self.refresh = store, refresh
+        self.tokens = tokens_key(domain, reference)
+        self.run = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
+        #: Checkpoints that were taken from the store.
+        self.reused = 0
+        self._measured: dict[tuple[str, str, str], Measured] = {}
+        self._failed: dict[tuple[str, str, str], tuple[str, str]] = {}
+        self._resolutions: dict[str, Resolution] = {}
+        self._opened: dict[Target, tuple[str, str]] = {}
+        self._from_store: set[Target] = set()
+        self._told: set[str] = set()
+        with store.written():  # to fail before anything is read
+            pass
+        self._segment = Segment(store.path)
+        self._entry = {
+            "k": "runs", "run": self.run, "started": _now(), "command": command, "version": __version__,
+            "domain": domain.name, "reference": reference.name, "metric": metric, "tokens": self.tokens,
+        }  # fmt: skip
+        self._segment.append(self._entry)
+
+    def prepare(self, targets: Sequence[Target]) -> None:
+        """Take in what the store knows of some repositories and folders."""
+        if self.refresh:
+            return
+        wanted = sorted({identity_of(item, item.repo) for item in targets})
+        with self.store.read() as connection:
+            for seen in _stored(connection, self.tokens, wanted):
+                place = seen.identity, seen.file, seen.state
+                if seen.measured is not None:
+                    self._measured[place] = seen.measured
+            rows = connection.execute(
+                "SELECT identity, file, state, error, message FROM seen WHERE tokens = ? AND version = ? "
+                "AND list_contains(?, identity) AND list_contains(?, error) AND state <> ''",
+                [self.tokens, __version__, wanted, sorted(LASTING)],
+            ).fetchall()
+        self._failed = {(row[0], row[1], row[2]): (row[3], row[4]) for row in rows}
+
+    def pinned(self, target: Target) -> Measured | None:
+        """What is known of a target whose commit is known before anything is asked.
+
+        Raises:
+            ScreeningError: It failed before, and that commit always will.
+        """
+        commit = target.listing.commit if target.listing else target.revision
+        if not target.on_hub or target.tokenizer or commit is None or not _COMMIT.fullmatch(commit):
+            return None
+        return self._find(target, identity_of(target, target.repo), commit)
+
+    def at_hand(self, target: Target) -> Measured | None:
+        """What is known of a target that this process can open at once: a folder, or a pinned commit.
+
+        Raises:
+            ScreeningError: It failed before, and always will as it is.
+        """
+        if not target.local:
+            return self.pinned(target)
+        try:
+            return self.known(target, open_folder(target.repo))
+        except ScreeningError:
+            if target in self._opened:
+                raise
+            return None  # whoever reads it will say what is wrong
+
+    def opened(self, target: Target, identity: str, state: str) -> None:
+        """Take note of what a worker opened, before what came of it is kept."""
+        self._opened[target] = identity, state
+
+    def known(self, target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> Measured | None:
+        """What is known of a checkpoint as it was opened.
+
+        Raises:
+            ScreeningError: It failed before, and that commit always will.
+        """
+        identity, state = identity_of(target, snapshot.repo), state_of(target, snapshot, base)
+        self._opened[target] = identity, state
+        return self._find(target, identity, state)
+
+    def _find(self, target: Target, identity: str, state: str) -> Measured | None:
+        place = identity, target.file or "", state
+        if (failed := self._failed.get(place)) is not None:
+            self._opened[target] = identity, state
+            raise ScreeningError(*failed)
+        found = self._measured.get(place)
+        if found is None:
+            return None
+        self._opened[target] = identity, state
+        self._from_store.add(target)
+        self.reused += 1
+        return replace(found, target=target)
+
+    def keep(self, target: Target, outcome: Measured | ScreeningError) -> None:
+        """Put what came of a checkpoint on its way to the store."""
+        identity, state = self._opened.pop(target, (identity_of(target, target.repo), ""))
+        failed = isinstance(outcome, ScreeningError)
+        if isinstance(outcome, ScreeningError):
+            if outcome.code == "Interrupted":
+                return
+        elif target in self._from_store:
+            self._from_store.discard(target)
+        else:
+            if outcome.tokenizer not in self._told:
+                self._told.add(outcome.tokenizer)
+                text = resolution_text(outcome.resolution).decode()
+                self._segment.append(
+                    {
+                        "k": "tokenizers",
+                        "tokenizer": outcome.tokenizer,
+                        "tokens": self.tokens,
+                        "resolution": text,
+                    }
+                )
+            self._segment.append(self._result(outcome, identity, target.file or "", state))
+        self._segment.append(
+            {
+                "k": "seen", "run": self.run, "identity": identity, "requested": target.revision or "",
+                "file": target.file or "", "tokens": self.tokens, "stamp": _now(), "state": state,
+                "family": target.family, "scale": target.scale, "negative_control": target.negative_control,
+                "method": METHOD, "version": __version__,
+                "error": outcome.code if isinstance(outcome, ScreeningError) else None,
+                "message": str(outcome) if failed else None,
+            }
+        )  # fmt: skip
+
+    def _result(self, one: Measured, identity: str, file: str, state: str) -> dict[str, Any]:
+        gaps = one.gaps if isinstance(one.gaps, Gaps) else Gaps.of(one.gaps)
+        numbers: dict[str, float] = {}
+        for metric in METRICS:
+            gap = gaps[metric]
+            numbers |= {f"gap_{metric}": gap.mean, f"gap_{metric}_se": gap.se}
+            for name in ("within_domain", "between", "within_reference"):
+                part = getattr(gap, name)
+                numbers |= {f"{name}_{metric}": part.mean, f"{name}_{metric}_se": part.se}
+        return {
+            "k": "results", "identity": identity, "file": file, "state": state, "tokens": self.tokens,
+            "method": METHOD, "run": self.run, "stamp": _now(), "repo": one.repo, "revision": one.revision,
+            "tokenizer": one.tokenizer, "tensor": one.tensor, "tensor_file": one.file, "dtype": one.dtype,
+            "v_rows": one.shape[0], "width": one.shape[1], "tied": one.tied, "parameters": one.parameters,
+            **{name: _number(value) for name, value in numbers.items()},
+            "warnings": list(one.warnings), "bytes": one.bytes_read, "requests": one.requests,
+            "seconds": round(one.seconds, 3), "split": gaps.domain,
+            "numbers": [_number(value) for value in gaps.packed.tolist()],
+        }  # fmt: skip
+
+    def finished(self, result: Result) -> None:
+        """Say of the run that it reached its end; one that did not was broken off."""
+        self._segment.append(
+            {
+                **self._entry, "ended": _now(), "screened": len(result.checkpoints),
+                "failed": len(result.failed), "bytes": result.bytes_read, "requests": result.requests,
+                "seconds": round(result.seconds, 3),
+            }
+        )  # fmt: skip
+
+    def end(self) -> None:
+        """Merge what was kept."""
+        self._segment.close()
+        with self.store.written():
+            pass
+
+
+def identity_of(target: Target, repo: str) -> str:
+    """What a checkpoint is known by, whatever revision of it: its repository, address, or folder's place."""
+    if target.local:
+        return f"file://{Path(target.repo).resolve()}"
+    return repo if "://" in repo else f"hf://{repo}"
+
+
+def state_of(target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> str:
+    """The commit; of what has none a hash of its listing, with the time at which each file was changed.
+
+    An adapter's is that of its base too, and where a tokenizer was named, that tokenizer's.
+    """
+    states = [_state(snapshot)]
+    if base is not None:
+        states.append(_state(base))
+    if target.tokenizer is not None:
+        digests = [f"{n}:{e.digest}" for n, e in sorted(snapshot.files.items()) if n in TOKENIZER_FILES]
+        states.append(f"{target.tokenizer} {' '.join(digests)}")
+    return "+".join(states)
+
+
+def _state(snapshot: Snapshot) -> str:
+    if snapshot.revision is not None:
+        return snapshot.revision
+    lines = []
+    for path, entry in sorted(snapshot.files.items()):
+        changed: float | None = None
+        if isinstance(snapshot, LocalSnapshot):
+            with contextlib.suppress(OSError):
+                changed = (snapshot.folder / path).stat().st_mtime_ns
+        elif entry.digest is None:
+            changed = time.time()  # what has no version may be another file tomorrow
+        lines.append(f"{path} {entry.size} {entry.digest} {changed}")
+    return "files:" + hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
+
+
+def stored(connection: duckdb.DuckDBPyConnection, tokens: str, *, until: str = "") -> list[Seen]:
+    """What was last seen of every checkpoint with some token sets.
+
+    Args:
+        connection: Of :meth:`Store.read`.
+        tokens: See :func:`tokens_key`.
+        until: Only by runs that began until this time (UTC, as the store writes it); empty for all.
+    """
+    return list(_stored(connection, tokens, None, until))
+
+
+def _stored(
+    connection: duckdb.DuckDBPyConnection, tokens: str, wanted: Iterable[str] | None, until: str = ""
+) -> Iterator[Seen]:
+    """The last that was seen of every checkpoint; of ``wanted`` every state that was ever measured."""
+    resolutions = {
+        row[0]: resolution_of(row[1])
+        for row in connection.execute(
+            "SELECT tokenizer, resolution FROM tokenizers WHERE tokens = ?", [tokens]
+        ).fetchall()
+    }
+    figures = (
+        "r.repo, r.revision, r.tensor, r.tensor_file, r.dtype, r.v_rows, r.width, r.tied, r.parameters, "
+        "r.tokenizer, r.split, r.numbers, r.warnings"
+    )
+    if wanted is not None:
+        cursor = connection.execute(
+            "SELECT r.identity, '', r.file, r.state, NULL, NULL, NULL, NULL, false, "
+            + figures
+            + " FROM results r "
+            "WHERE r.tokens = ? AND r.method = ? AND list_contains(?, r.identity)",
+            [tokens, METHOD, list(wanted)],
+        )
+    else:
+        cursor = connection.execute(
+            "SELECT s.identity, s.requested, s.file, s.state, s.error, s.message, s.family, s.scale, "
+            "s.negative_control, "
+            + figures
+            + " FROM (SELECT * FROM seen WHERE tokens = ? "
+            + ("AND run IN (SELECT run FROM runs WHERE started <= CAST(? AS TIMESTAMP)) " if until else "")
+            + "QUALIFY row_number() OVER (PARTITION BY identity, requested, file "
+            + "ORDER BY stamp DESC, run DESC) = 1) s "
+            "LEFT JOIN results r ON s.error IS NULL AND r.identity = s.identity AND r.file = s.file "
+            "AND r.state = s.state AND r.tokens = s.tokens AND r.method = s.method "
+            "ORDER BY s.identity, s.requested, s.file",
+            [tokens, until] if until else [tokens],
+        )
+    while rows := cursor.fetchmany(500):
+        for row in rows:
+            yield _seen(row, resolutions)
+
+
+def _seen(row: Sequence[Any], resolutions: Mapping[str, Resolution]) -> Seen:
+    identity, requested, file, state, error, message, family, scale, control, *figures = row
+    seen = Seen(identity, requested, file, state, error or "", message or "", None)
+    resolution = resolutions.get(figures[9])
+    if error is not None or figures[0] is None or resolution is None:
+        return seen
+    repo, revision, tensor, tensor_file, dtype, rows, width, tied, parameters, tokenizer, split, *rest = (
+        figures
+    )
+    target = Target(
+        repo, requested or None, family, scale, local=identity.startswith("file://"),
+        negative_control=bool(control), file=file or None,
+    )  # fmt: skip
+    numbers = np.array([math.nan if value is None else value for value in rest[0]], dtype=np.float64)
+    measured = Measured(
+        target, repo, revision, tensor, tensor_file, dtype, (rows, width), tied, parameters, tokenizer,
+        resolution, Gaps(numbers, split), tuple(rest[1] or ()), 0, 0, 0.0,
+    )  # fmt: skip
+    return replace(seen, measured=measured)
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _now() -> str:
+    return f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M:%S.%f}"

@@ -1,0 +1,1 @@
+"""From a ranking to a short list, to lm-eval, and to a verdict on the screen. Its modules are private."""

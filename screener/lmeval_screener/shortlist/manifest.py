@@ -1,0 +1,227 @@
+"""The manifest of a short list: the whole screening as it was before any model ran, with what was chosen.
+
+A verdict needs all candidates, those that were not chosen too, and the probability with which each was. It
+is written before the results exist, so that nobody can choose afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.version import __version__
+from lmeval_screener.ranking.controls import NAMES, Control, Controls
+from lmeval_screener.result import Result, Screened
+from lmeval_screener.shortlist.choice import Shortlist
+from lmeval_screener.targets.target import Target, label
+
+SCHEMA = "screen-checkpoints-shortlist/1"
+FILE = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One checkpoint of the screening.
+
+    Attributes:
+        repo: Repository, or the folder.
+        requested_revision: As asked for; None for the default branch or a folder.
+        revision: The commit that was read; None for a folder.
+        file: The GGUF file that was asked for; None for the checkpoint's own weights.
+        group: Family and scale.
+        rank: In the group, by G.
+        chosen: ``rank``, ``tied`` or ``audit``; None where it was not to be evaluated.
+        probability: With which it was to be evaluated, in [0, 1].
+        scores: G under ``G``, and what else was measured of it, by name.
+    """
+
+    repo: str
+    requested_revision: str | None
+    revision: str | None
+    file: str | None
+    group: tuple[str, str]
+    rank: int
+    chosen: str | None
+    probability: float
+    scores: Mapping[str, float]
+
+    @property
+    def label(self) -> str:
+        """``repo``, ``repo@revision`` or ``repo:file``, as it was asked for."""
+        return label(self.repo, self.requested_revision, self.file)
+
+    @property
+    def target(self) -> Target:
+        """What results are matched to."""
+        return Target(self.repo, self.requested_revision, local=self.revision is None, file=self.file)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A screening with its short list.
+
+    Attributes:
+        domain: Name of T.
+        metric: Which G ranked.
+        k: How many were asked for.
+        audit_sample: How many others were asked for at random.
+        diverse: Whether both were of all groups together.
+        candidates: All that were screened, group by group, best first.
+        place: Where it was read.
+    """
+
+    domain: str
+    metric: str
+    k: int
+    audit_sample: int
+    diverse: bool
+    candidates: tuple[Candidate, ...]
+    place: str
+
+
+def manifest_dict(
+    result: Result, chosen: Shortlist, *, tasks: tuple[str, ...], command: str
+) -> dict[str, Any]:
+    """The manifest as plain values.
+
+    Args:
+        result: The screening.
+        chosen: Its short list.
+        tasks: What lm-eval is to run.
+        command: The command that screened.
+    """
+    return {
+        "schema": SCHEMA,
+        "version": __version__,
+        "command": command,
+        "domain": result.domain,
+        "reference": result.reference,
+        "metric": result.metric,
+        "tasks": list(tasks),
+        "k": chosen.k,
+        "diverse": chosen.diverse,
+        "audit_sample": chosen.audit,
+        "seed": chosen.seed,
+        "groups": [
+            {"family": one.group.family, "scale": one.group.scale, "k": one.k, "cap": one.cap}
+            | {"candidates": len(one.group.checkpoints), "listed": len(one.listed), "tied": one.open}
+            | {"audited": len(one.audit), "sentence": one.sentence()}
+            for one in chosen.groups
+        ],
+        "candidates": [
+            {
+                "repo": _place(c),
+                "requested_revision": c.requested_revision,
+                "revision": c.revision,
+                "file": c.file,
+                "family": c.family,
+                "scale": c.scale,
+                "rank": c.rank,
+                "chosen": chosen.why(c),
+                "inclusion_probability": chosen.probability(c),
+                "scores": scores(c, result.metric),
+            }
+            for one in chosen.groups
+            for c in one.group.checkpoints
+        ],
+        "failed": [
+            {"repo": f.repo, "revision": f.revision, "error": f.error, "message": f.message}
+            for f in result.failed
+        ],
+    }
+
+
+def _place(checkpoint: Screened) -> str:
+    """The repository, or the whole path of a folder: results are read somewhere else."""
+    is_folder = checkpoint.revision is None and "://" not in checkpoint.repo
+    return str(Path(checkpoint.repo).resolve()) if is_folder else checkpoint.repo
+
+
+def scores(checkpoint: Screened, metric: str) -> dict[str, float]:
+    """G and everything else of a checkpoint that could have ranked it, by name; only what is known."""
+    found: dict[str, float] = {}
+    for name, gap in checkpoint.gaps.items():
+        own = "G" if name == metric else f"{name} G"
+        found |= {own: gap.mean}
+        if name == metric:
+            found |= {"within(T)": gap.within_domain.mean, "within(R)": gap.within_reference.mean}
+    if (told := checkpoint.step_or_date) is not None:
+        found[told[0]] = told[1]
+    if isinstance(checkpoint.controls, Controls):
+        own_controls = checkpoint.controls
+        for control, called in NAMES.items():
+            if isinstance(figure := getattr(own_controls, control), Control):
+                found[called] = figure.mean
+        found["norm of the rows"] = own_controls.row_norm
+        if not isinstance(own_controls.effective_rank, str):
+            found["effective rank of T"] = own_controls.effective_rank
+        # Not G among random tokens: it is shown, and nothing is ranked by it.
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest in a file, or in the folder that ``--emit`` wrote.
+
+    Raises:
+        UsageError: It cannot be read, or is no manifest of this version.
+    """
+    file = path / FILE if path.is_dir() else path
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"{file}: expected the manifest of a short list, got {error.strerror or error}; "
+            "`screen-checkpoints … --shortlist K --emit FOLDER` writes one"
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"{file}: expected the manifest of a short list as JSON, got: {error}") from error
+    schema = content.get("schema") if isinstance(content, dict) else None
+    if schema != SCHEMA:
+        raise UsageError(
+            f"{file}: expected a manifest with the schema {SCHEMA}, got {schema or 'other JSON'}; "
+            "`screen-checkpoints … --shortlist K --emit FOLDER` writes one"
+        )
+    try:
+        candidates = tuple(_candidate(entry) for entry in content["candidates"])
+        found = Manifest(
+            str(content["domain"]),
+            str(content["metric"]),
+            int(content["k"]),
+            int(content["audit_sample"]),
+            bool(content["diverse"]),
+            candidates,
+            str(file),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{file}: expected a whole manifest, and {type(error).__name__} {error} says that a part is "
+            "missing or of another type; write it anew with --emit"
+        ) from error
+    if not candidates:
+        raise UsageError(f"{file}: expected at least one candidate, got none; screen checkpoints first")
+    return found
+
+
+def _candidate(entry: Mapping[str, Any]) -> Candidate:
+    chosen, probability = entry["chosen"], float(entry["inclusion_probability"])
+    if chosen not in ("rank", "tied", "audit", None) or not 0 <= probability <= 1:
+        raise ValueError(f"in chosen {chosen!r} or inclusion_probability {probability}")
+    values = {str(name): float(value) for name, value in entry["scores"].items()}
+    if not math.isfinite(values["G"]):
+        raise ValueError("in a G that is not finite")
+    return Candidate(
+        str(entry["repo"]),
+        entry["requested_revision"],
+        entry["revision"],
+        entry["file"],
+        (str(entry["family"]), str(entry["scale"])),
+        int(entry["rank"]),
+        chosen,
+        probability,
+        values,
+    )

@@ -1,0 +1,447 @@
+"""Which checkpoints of a registry are meant: by author, words, tags, base model, collection, date, or a list.
+
+A list of repositories brings commit, file names, parameters and gating of up to 1,000 of them in one request,
+so that none of them costs an API call of its own. It says no sizes: they come from where the files lie.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_screener.errors import ScreeningError
+
+if TYPE_CHECKING:
+    import datetime
+
+    from lmeval_screener.checkpoints.hub import Hub
+    from lmeval_screener.checkpoints.hub_responses import Listed
+    from lmeval_screener.checkpoints.limits import Allowance
+    from lmeval_screener.targets.target import Target
+
+# The command's help needs this module's options at once: what else it takes is imported where it is used.
+
+#: Repositories that one request may list.
+PAGE = 1000
+_SECONDS = 60.0  # for one page
+_EXPAND = ("sha", "siblings", "safetensors", "gated", "lastModified")
+_WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
+_NO_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scheduler.bin")
+_NAMES = ("repo", "checkpoint", "name", "model", "repository", "id", "model_id")
+_AUTHOR = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
+_SLUG = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
+# Parameters of the Hub's page of models that stand for tags.
+_TAGS_OF_PAGE = ("other", "filter", "library", "language", "license", "dataset", "pipeline_tag", "apps")
+
+
+@dataclass(frozen=True)
+class Query:
+    """One list of repositories to ask for; what is set narrows it.
+
+    Attributes:
+        author: Organisation or user.
+        search: Part of the name.
+        tags: Tags that all have.
+        collection: ``OWNER/SLUG`` in place of all others.
+        pattern: Glob that the name without its author has to match.
+        repository: What the query means if no such author has models: names of the first days have none.
+    """
+
+    author: str | None = None
+    search: str | None = None
+    tags: tuple[str, ...] = ()
+    collection: str | None = None
+    pattern: str | None = None
+    repository: str | None = None
+
+    @property
+    def words(self) -> str:
+        """The query as a user would say it."""
+        if self.collection:
+            return f"collection {self.collection}"
+        parts = [f"{self.author}/{self.pattern or '*'}"] if self.author else []
+        parts += [f"search {self.search!r}"] if self.search else []
+        return ", ".join([*parts, *(f"tag {tag}" for tag in self.tags)])
+
+    def address(self, size: int) -> str:
+        """Path and query of its first page, the repositories that changed last first."""
+        from urllib.parse import quote, urlencode
+
+        if self.collection:
+            return f"/api/collections/{quote(self.collection)}"
+        asked: list[tuple[str, str]] = []
+        asked += [("author", self.author)] if self.author else []
+        asked += [("search", self.search)] if self.search else []
+        asked += [("filter", tag) for tag in self.tags]
+        asked += [("sort", "lastModified"), ("limit", str(size)), *(("expand", name) for name in _EXPAND)]
+        return f"/api/models?{urlencode(asked)}"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What is selected beside what is named.
+
+    Attributes:
+        queries: Lists to ask for; what each names is added.
+        since: Only what changed on that day (UTC) or later; None: all.
+        limit: At most so many of all that is selected; None: all.
+    """
+
+    queries: tuple[Query, ...] = ()
+    since: datetime.date | None = None
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse limits that select nothing."""
+        if self.limit is not None and self.limit < 1:
+            raise UsageError(f"expected --limit of at least 1, got {self.limit}")
+
+
+@dataclass
+class Selected:
+    """What came of a selection.
+
+    Attributes:
+        targets: Checkpoints, each one once, in the order in which they were named and listed.
+        listed: Repositories that the lists held.
+        skipped: Why some are no target, and how many.
+        requests: Requests that the lists took.
+        bytes_read: Bytes that came with them.
+    """
+
+    targets: list[Target]
+    listed: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    requests: int = 0
+    bytes_read: int = 0
+
+    @property
+    def sentence(self) -> str:
+        """What was selected and what was not; empty where no list was asked for."""
+        if not self.listed:
+            return ""
+        chosen = sum(target.listing is not None for target in self.targets)
+        left_out = ", ".join(f"{count} {why}" for why, count in self.skipped.items())
+        return f"{self.listed} repositories listed, {chosen} taken with their commits" + (
+            f"; left out: {left_out}" if left_out else ""
+        )
+
+
+def add_selection_options(parser: argparse._ActionsContainer) -> None:
+    """Add the options that select checkpoints of a registry; `selection_of` reads them."""
+    parser.add_argument(
+        "--author",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="all models of an organisation or user (default: none)",
+    )
+    parser.add_argument("--search", metavar="TEXT", help="models with TEXT in their name (default: none)")
+    parser.add_argument(
+        "--tag",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="models with this tag of the Hub (default: none)",
+    )
+    parser.add_argument(
+        "--base-model",
+        action="append",
+        default=[],
+        metavar="CHECKPOINT",
+        help="its fine-tunes, as the Hub knows them (default: none)",
+    )
+    parser.add_argument(
+        "--collection",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="models of a collection, as its address names it (default: none)",
+    )
+    parser.add_argument(
+        "--since", metavar="DATE", help="of what is listed: changed then or later (default: all)"
+    )
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help="of what is listed: the N that changed last (default: all)"
+    )
+    parser.add_argument(
+        "--from",
+        dest="lists",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a list of checkpoints, one a line or a CSV file's first column; - is standard input "
+        "(default: none)",
+    )
+
+
+def selection_of(args: argparse.Namespace) -> Selection:
+    """The selection that options describe.
+
+    Raises:
+        UsageError: A value that cannot be used.
+    """
+    import datetime
+
+    tags = tuple(args.tag)
+    for option, values, form in (
+        ("--author", args.author, _AUTHOR),
+        ("--collection", args.collection, _SLUG),
+        ("--base-model", args.base_model, _SLUG),
+    ):
+        for value in values:
+            if not form.fullmatch(value):
+                example = "ORG" if form is _AUTHOR else "OWNER/SLUG" if "coll" in option else "ORG/NAME"
+                raise UsageError(f"expected {option} such as {example}, got {value!r}; copy it from its page")
+    queries = [
+        Query(author, args.search, (*tags, *(f"base_model:finetune:{base}" for base in bases)))
+        for author in args.author or [None]
+        for bases in [[base] for base in args.base_model] or [[]]
+    ]
+    if not (args.author or args.search or tags or args.base_model):
+        queries = []
+    queries += [Query(collection=slug) for slug in args.collection]
+    since = None
+    if args.since is not None:
+        try:
+            since = datetime.date.fromisoformat(args.since)
+        except ValueError:
+            raise UsageError(f"expected --since such as 2026-10-31, got {args.since!r}") from None
+    return Selection(tuple(queries), since, args.limit)
+
+
+def read_list(path: str) -> list[str]:
+    """Checkpoints of a list, as a user would write each.
+
+    One a line; empty lines and what follows ``#`` count for nothing. Of a CSV file the first column counts;
+    with a header, the column ``repo``, ``checkpoint``, ``name`` or ``model``, and ``revision`` beside it.
+
+    Args:
+        path: A file; ``-`` for standard input.
+
+    Raises:
+        UsageError: There is no such file, it is no text, or it is empty.
+    """
+    import csv
+
+    where = "standard input" if path == "-" else path
+    try:
+        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"expected a list of checkpoints in {where}, one a line; {error}") from None
+    lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines())
+    try:
+        rows = [[cell.strip() for cell in row] for row in csv.reader(line for line in lines if line)]
+    except csv.Error as error:
+        raise UsageError(
+            f"expected one checkpoint a line in {where}, got a line that is none: {error}"
+        ) from None
+    head = [cell.lower() for cell in rows[0]] if rows else []
+    column, revision = next((head.index(name) for name in _NAMES if name in head), None), None
+    if column is not None:
+        rows, revision = rows[1:], head.index("revision") if "revision" in head else None
+    found = []
+    for row in rows:
+        name = row[column or 0] if len(row) > (column or 0) else ""
+        at = row[revision] if revision is not None and len(row) > revision else ""
+        found += [f"{name}@{at}" if at else name] if name else []
+    if not found:
+        raise UsageError(f"expected checkpoints in {where}, one a line, got none; check what wrote it")
+    return found
+
+
+def select_targets(
+    texts: Sequence[str],
+    selection: Selection,
+    lists: Iterable[str] = (),
+    *,
+    allowance: Allowance | None = None,
+    tokenizer: str | None = None,
+) -> Selected:
+    """The targets that names, lists and selections stand for, together.
+
+    Args:
+        texts: What the user named: checkpoints, ``ORG/*``, pages of the Hub, ``-``.
+        selection: What is selected beside.
+        lists: Files of names, see `read_list`.
+        allowance: The user's own limits.
+        tokenizer: Where the tokenizer of named checkpoints that store none is read.
+
+    Raises:
+        UsageError: A list, or a selection that selects nothing.
+        ScreeningError: The Hub cannot be reached, or refuses.
+    """
+    from lmeval_screener.targets.training_runs import parse_targets
+
+    named: list[str] = []
+    for text in (*texts, *(f"--from {path}" for path in lists)):
+        path = text.removeprefix("--from ") if text.startswith("--from ") else "-" * (text == "-")
+        named += read_list(path) if path else [text]
+    parts: list[str | Query] = [query_of(text) or text for text in named]
+    parts += selection.queries
+    if not any(isinstance(part, Query) for part in parts):
+        if selection.since is not None or selection.limit is not None:
+            raise UsageError(
+                "expected something to list with --since and --limit, got names only; add --author, "
+                "--search, --tag, --base-model, --collection or ORG/*"
+            )
+        return Selected(parse_targets(named, tokenizer))
+    import asyncio
+
+    from lmeval_screener.checkpoints.hub import Hub
+
+    async def work() -> Selected:
+        async with Hub(allowance=allowance) as hub:
+            found = await _gathered(hub, parts, selection, tokenizer)
+            found.requests, found.bytes_read = hub.meter.requests, hub.meter.bytes_read
+            return found
+
+    return asyncio.run(work())
+
+
+def query_of(text: str) -> Query | None:
+    """The query that a text stands for: ``ORG/*``, or a page of the Hub that lists models; None for none.
+
+    >>> query_of("Qwen/Qwen2.5-*").words, query_of("Qwen/Qwen2.5-7B")
+    ('Qwen/Qwen2.5-*', None)
+    """
+    scheme, mark, rest = text.partition("://")
+    if mark and scheme in ("http", "https"):
+        return _of_page(text)
+    name = rest.removeprefix("models/") if mark and scheme == "hf" else text
+    author, slash, pattern = name.partition("/")
+    if slash and "*" in pattern and "/" not in pattern and "@" not in pattern and _AUTHOR.fullmatch(author):
+        return Query(author, pattern=None if pattern == "*" else pattern)
+    return None
+
+
+def _of_page(text: str) -> Query | None:
+    from urllib.parse import parse_qs, unquote, urlsplit
+
+    from huggingface_hub import constants
+
+    try:
+        address = urlsplit(text)
+        if address.netloc not in (*_HOSTS, urlsplit(constants.ENDPOINT).netloc):
+            return None
+    except ValueError:
+        return None
+    parts = [unquote(part) for part in address.path.split("/") if part]
+    if parts[:1] == ["collections"] and len(parts) == 3:
+        return Query(collection=f"{parts[1]}/{parts[2]}")
+    if parts == ["models"]:
+        asked = parse_qs(address.query)
+        tags = [tag for key in _TAGS_OF_PAGE for value in asked.get(key, []) for tag in value.split(",")]
+        author, search = (asked.get(key, [None])[0] for key in ("author", "search"))
+        return Query(author, search, tuple(tags)) if author or search or tags else None
+    if len(parts) == 2 and parts[1] == "models" and _AUTHOR.fullmatch(parts[0]):
+        return Query(parts[0])
+    if len(parts) == 1 and _AUTHOR.fullmatch(parts[0]):
+        # An organisation's page, or one of the repositories without an organisation.
+        return Query(parts[0], repository=parts[0])
+    return None
+
+
+async def _gathered(
+    hub: Hub, parts: Sequence[str | Query], selection: Selection, tokenizer: str | None
+) -> Selected:
+    from lmeval_screener.targets.training_runs import parse_targets
+
+    found = Selected([])
+    chosen: dict[Target, Target] = {}
+    taken = 0
+    for part in parts:
+        if isinstance(part, str):
+            for target in parse_targets([part], tokenizer):
+                chosen.setdefault(target, target)
+        elif selection.limit is None or taken < selection.limit:
+            left = None if selection.limit is None else selection.limit - taken
+            for target in await _listed(hub, part, selection.since, left, found):
+                taken += 1
+                # One with its commit costs less than the same one by name.
+                chosen[target] = target
+    found.targets = list(chosen.values())
+    return found
+
+
+async def _listed(
+    hub: Hub, query: Query, since: datetime.date | None, limit: int | None, found: Selected
+) -> list[Target]:
+    """The targets of one query, page by page, as many as are wanted."""
+    import fnmatch
+
+    from lmeval_screener.targets.target import Target
+    from lmeval_screener.targets.training_runs import parse_targets
+
+    targets: list[Target] = []
+    seen: set[str] = set()
+    address: str | None = query.address(PAGE if limit is None else min(limit, PAGE))
+    first = True
+    while address is not None:
+        page, address = await _page(hub, query, address, found)
+        if first and not page and query.repository is not None:
+            return parse_targets([query.repository])
+        first = False
+        for entry in page:
+            if since is not None and entry.changed and entry.changed < since.isoformat():
+                if not query.collection:
+                    return _not_nothing(query, targets, seen)
+                found.skipped["changed before"] += 1
+                continue
+            if entry.repo in seen:
+                continue  # a list that moves while it is read names some of its entries twice
+            seen.add(entry.repo)
+            if query.pattern and not fnmatch.fnmatchcase(entry.repo.partition("/")[2], query.pattern):
+                continue
+            found.listed += 1
+            if entry.listing is None and not query.collection:
+                found.skipped["empty"] += 1
+            elif entry.listing is not None and not has_weights(entry.listing.files):
+                found.skipped["without weights"] += 1
+            else:
+                targets.append(Target(entry.repo, listing=entry.listing))
+            if len(targets) == limit:
+                return targets
+    return _not_nothing(query, targets, seen)
+
+
+async def _page(hub: Hub, query: Query, address: str, found: Selected) -> tuple[list[Listed], str | None]:
+    from lmeval_screener.checkpoints.http import Budget
+    from lmeval_screener.checkpoints.hub_responses import parse_collection, parse_page
+
+    budget = Budget(_SECONDS)
+    try:
+        if not query.collection:
+            return await budget.bounded(hub.page(address, query.words, parse_page, budget))
+        (models, others), _ = await budget.bounded(hub.page(address, query.words, parse_collection, budget))
+    except ScreeningError as error:
+        if error.code != "RepoNotFound":
+            raise
+        raise UsageError(
+            f"expected something that the Hub lists, got {query.words}: {hub.endpoint} has no such list, or "
+            "it is private; check the name, or log in (hf auth login, or set HF_TOKEN)"
+        ) from None
+    if others:
+        found.skipped["no models"] += others
+    return models, None
+
+
+def has_weights(files: Iterable[str]) -> bool:
+    """Whether a file of a repository may hold weights: of a model or of an adapter."""
+    return any(path.endswith(_WEIGHTS) and path.rpartition("/")[2] not in _NO_WEIGHTS for path in files)
+
+
+def _not_nothing(query: Query, targets: list[Target], seen: set[str]) -> list[Target]:
+    if not seen:
+        raise UsageError(
+            f"expected models of {query.words} on the Hub, got none; check the spelling and --since"
+        )
+    return targets

@@ -1,0 +1,449 @@
+"""PEFT's adapters: which of them change the output projection, and the rows that they make of a base's.
+
+An adapter names its base in ``adapter_config.json`` and stores its own tensors under the names of the modules
+that it changes (``base_model.model.lm_head.lora_A.weight``). Most change neither the output projection nor an
+input embedding that is tied to it: then every row is the base's. Else row ``i`` of the merged model is
+
+- LoRA: ``W_i + s · B_i A`` with ``s = α / r``, or ``α / √r`` where rank-stabilised; the factors of an
+  embedding are stored transposed;
+- DoRA on a linear layer: the same times ``m_i / ‖W_i + s · B_i A‖``;
+- ``modules_to_save``, and embeddings that were resized: the stored row in place of the base's;
+- ``trainable_token_indices``: stored rows for some tokens.
+
+Sources: peft 0.21, ``tuners/lora/layer.py``, ``variants.py``, ``dora.py``,
+``tuners/trainable_tokens/layer.py``, ``utils/save_and_load.py``; LoRA, arXiv 2106.09685; rsLoRA, 2312.03732;
+DoRA, 2402.09353.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.weights.architectures import EMBEDDINGS, FINAL_NORMS, HEADS, NOT_THE_MODEL, WRAPPERS
+from lmeval_screener.weights.matrices import Matrix, matrix_of
+from lmeval_screener.weights.projection import OutputProjection, find_projection, read_contents
+from lmeval_screener.weights.safetensors import FLOAT_DTYPES, Tensor
+from lmeval_screener.weights.torch_archive import locate
+
+CONFIG = "adapter_config.json"
+FILES = ("adapter_model.safetensors", "adapter_model.bin")
+#: How archives of a model's own weights begin; a training leaves other .bin files beside its adapter.
+_ARCHIVES = "pytorch_model"
+
+_PREFIX = "base_model.model."
+#: What may stand behind a module's name: parts that are read.
+_PART = re.compile(
+    r"(?:modules_to_save\.)?(?:"
+    r"lora_(?P<linear>A|B)(?:\.\w+)?\.weight|lora_embedding_(?P<embedding>A|B)(?:\.\w+)?|"
+    r"(?P<magnitude>lora_magnitude_vector)(?:\.\w+)*|"
+    r"(?:token_adapter\.)?(?P<tokens>trainable_tokens_delta)(?:\.\w+)?|"
+    r"(?P<base>base_layer\.weight)|(?P<weight>weight))"
+)
+#: Where the name of a module ends that is neither a head nor an embedding.
+_END = re.compile(r"\.(?:lora_|base_layer|modules_to_save|token_adapter|[\w-]+$)")
+#: Ways of starting to train that leave the base's weights as they are; others subtract from them.
+_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+#: Settings that are other methods than LoRA or DoRA, if they are set.
+_OTHER_METHODS = (
+    *("alora_invocation_tokens", "use_qalora", "use_bdlora", "arrow_config", "kasa_config"),
+    *("velora_config", "monteclora_config", "megatron_config", "layer_replication", "fan_in_fan_out"),
+)
+
+
+def _modules(names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(f"{w}{name.removesuffix('.weight')}" for name in names for w in WRAPPERS)
+
+
+_HEADS, _EMBEDDINGS, _NORMS = _modules(HEADS), _modules(EMBEDDINGS), _modules(FINAL_NORMS)
+#: Last words of embeddings' names, less those that other modules bear too.
+_EMBEDDING_WORDS = {m.rpartition(".")[2] for m in _EMBEDDINGS} - {"embeddings", "embedding"}
+#: A pattern of PEFT's that is a name or the end of one, with at most two gaps: any other could be made to run
+#: for ever.
+_PATTERN = re.compile(r"\^?(?:[\w-]|\\?\.(?!\*))*(?:\.\*(?:[\w-]|\\?\.(?!\*))*){0,2}\$?")
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A low-rank change of a matrix.
+
+    Attributes:
+        a: The factor A: (r, d); of an embedding (r, v).
+        b: The factor B: (v, r); of an embedding (d, r).
+        scaling: What their product is multiplied by.
+        embedding: Whether the matrix is an embedding, whose factors are stored transposed.
+        magnitude: DoRA's length of every row, (v, 1).
+    """
+
+    a: Matrix
+    b: Matrix
+    scaling: float
+    embedding: bool
+    magnitude: Matrix | None = None
+
+    def applied(
+        self,
+        rows: NDArray[np.float32],
+        left: NDArray[np.float32],
+        right: NDArray[np.float32],
+        magnitude: NDArray[np.float32] | None,
+    ) -> NDArray[np.float32]:
+        """Rows (n, d) plus ``scaling · left (n, r) @ right (r, d)``, of DoRA's lengths (n, 1) where given."""
+        changed = rows.astype(np.float64) + self.scaling * (
+            left.astype(np.float64) @ right.astype(np.float64)
+        )
+        if magnitude is not None:
+            changed *= magnitude / np.linalg.norm(changed, axis=1, keepdims=True)
+        result: NDArray[np.float32] = changed.astype(np.float32)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRows:
+    """Rows of single tokens: row ``k`` of the matrix is that of token ``ids[k]``."""
+
+    ids: tuple[int, ...]
+    matrix: Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedMatrix:
+    """What an adapter makes of its base's output projection.
+
+    Attributes:
+        base: Where the base is read.
+        projection: The base's output projection.
+        replaced: A matrix of the adapter that stands in place of the base's.
+        updates: Low-rank changes, in order.
+        tokens: Rows of single tokens.
+        norm: Whether the adapter changes the final norm too.
+    """
+
+    base: Snapshot
+    projection: OutputProjection
+    replaced: Matrix | None
+    updates: tuple[Update, ...]
+    tokens: TokenRows | None
+    norm: bool
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter as it is stored.
+
+    Attributes:
+        snapshot: Where it is read.
+        file: The file of its tensors.
+        base: The base's name or path, as its configuration says it.
+        revision: The base's revision, None for the default.
+        settings: adapter_config.json.
+        modules: Its tensors by module and part: ``modules["lm_head"]["A"]``.
+    """
+
+    snapshot: Snapshot
+    file: str
+    base: str
+    revision: str | None
+    settings: Mapping[str, Any]
+    modules: Mapping[str, Mapping[str, Tensor]]
+
+    @property
+    def label(self) -> str:
+        """The base as a user would write it."""
+        return self.base if self.revision is None else f"{self.base}@{self.revision}"
+
+
+def is_adapter(snapshot: Snapshot) -> bool:
+    """Whether a checkpoint is an adapter and holds no weights of a model's own."""
+    own = any(
+        "/" not in path
+        and (
+            (path.endswith(".safetensors") and not path.startswith("adapter_")) or path.startswith(_ARCHIVES)
+        )
+        for path in snapshot.files
+    )
+    return CONFIG in snapshot.files and any(name in snapshot.files for name in FILES) and not own
+
+
+async def read_adapter(snapshot: Snapshot) -> Adapter:
+    """An adapter's settings and the places of its tensors.
+
+    Raises:
+        ScreeningError: ``IdenticalToBase`` where it changes neither a head nor an input embedding, before
+            anything of the base is read; ``BadConfig`` without a base's name; ``BadHeader`` and the like.
+    """
+    try:
+        settings = json.loads(await snapshot.small_file(CONFIG))
+    except (ValueError, RecursionError) as error:
+        raise ScreeningError(
+            "BadConfig", f"{CONFIG} of {snapshot.repo} is not valid JSON ({error}); ask for another revision"
+        ) from error
+    base = settings.get("base_model_name_or_path") if isinstance(settings, dict) else None
+    if not isinstance(base, str) or not base:
+        raise ScreeningError(
+            "BadConfig",
+            f"{CONFIG} of {snapshot.repo} names no base (base_model_name_or_path), whose rows it "
+            "changes; merge it into its base, or write the name into the file",
+        )
+    revision = settings.get("revision")
+    file = next(name for name in FILES if name in snapshot.files)
+    modules: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in (await read_contents(snapshot, file)).tensors.items():
+        module, part = _split(name.removeprefix(_PREFIX))
+        modules.setdefault(module, {})[part] = tensor
+    adapter = Adapter(
+        snapshot, file, base, revision if isinstance(revision, str) and revision else None, settings, modules
+    )
+    if not modules:
+        raise _unread(adapter, f"stores no tensors in {file}")
+    if not any(_is_head(module) or _is_embedding(module) for module in modules):
+        raise identical(adapter, "neither the output projection nor the input embedding")
+    return adapter
+
+
+async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjection:
+    """The output projection of an adapter's merged model.
+
+    Args:
+        adapter: The adapter.
+        base: Its base, opened.
+
+    Raises:
+        ScreeningError: ``IdenticalToBase``, ``AdapterOnly`` where it changes the head in a way that is not
+            read, or an error of the base, which then is named.
+    """
+    try:
+        projection = await find_projection(base)
+    except ScreeningError as error:
+        raise ScreeningError(error.code, f"its base {adapter.label}: {error}") from error
+    heads = [module for module in adapter.modules if _is_head(module)]
+    embeddings = [module for module in adapter.modules if _is_embedding(module)]
+    if len(heads) > 1 or len(embeddings) > 1:
+        raise _unread(adapter, f"changes {len(heads)} heads and {len(embeddings)} embeddings")
+    touched = [*heads, *(embeddings if projection.tied else ())]
+    parts = {module: dict(adapter.modules[module]) for module in touched}
+    for module in embeddings if projection.tied else ():
+        if "weight" in parts[module] and (heads or _saved(adapter, module)):
+            # PEFT trains a copy of an embedding that is to be saved: the head keeps the base's rows.
+            del parts[module]["weight"]
+    if not any(parts.values()):
+        raise identical(
+            adapter,
+            "not the output projection, of which the saved embedding is a copy"
+            if projection.tied
+            else "not the output projection, which is not tied to the input embedding",
+        )
+    settings = adapter.settings
+    plain = settings.get("init_lora_weights", True)
+    if plain not in _PLAIN_STARTS:
+        raise _unread(adapter, f"was begun with init_lora_weights={plain!r}, which changes the base")
+    other = [name for name in _OTHER_METHODS if settings.get(name)]
+    if other:
+        raise _unread(adapter, f"sets {other[0]}")
+    replaced: Matrix | None = None
+    updates: list[Update] = []
+    tokens: list[TokenRows] = []
+    for module, tensors in parts.items():
+        if unknown := sorted(set(tensors) - {"A", "B", "EA", "EB", "magnitude", "base", "weight", "tokens"}):
+            raise _unread(adapter, f"stores {module}.{unknown[0]}")
+        place = await _located(adapter, tensors)
+        whole = place.get("base") or place.get("weight")
+        if whole is not None and replaced is None:
+            replaced = whole
+        if update := _update(adapter, module, place):
+            updates.append(update)
+        if "tokens" in place:
+            tokens.append(TokenRows(_token_ids(adapter, module, place["tokens"]), place["tokens"]))
+    ensured = bool(settings.get("ensure_weight_tying"))
+    if len(updates) > 1 and ensured:
+        # One change under both names: the model that was trained has it once (peft 0.21 merges it twice).
+        updates = updates[:1]
+    if len(tokens) > 1 and tokens[0].ids == tokens[1].ids:
+        tokens = tokens[:1]
+    if len(tokens) > 1 or (tokens and updates):
+        kinds = " and ".join(sorted({part for p in parts.values() for part in p}))
+        raise _unread(adapter, f"changes {' and '.join(touched)}, which are one matrix, by {kinds}")
+    shape = projection.shape if replaced is None else replaced.shape
+    _fits(adapter, shape, projection.shape[1], updates, tokens)
+    warnings = list(projection.warnings)
+    if any(update.embedding for update in updates) and not ensured:
+        warnings.append(
+            f"the adapter changes the input embedding, which {adapter.label} ties to its head: the rows are "
+            "those of the merged model; before it is merged, its head lacks that change"
+        )
+    return replace(
+        projection,
+        file=adapter.file,
+        shape=shape,
+        warnings=tuple(warnings),
+        strides=None,
+        scale=None,
+        pieces=None,
+        adapter=AdaptedMatrix(
+            base,
+            projection,
+            replaced,
+            tuple(updates),
+            tokens[0] if tokens else None,
+            any(module in _NORMS for module in adapter.modules),
+        ),
+    )
+
+
+def identical(adapter: Adapter, what: str) -> ScreeningError:
+    """The report of an adapter that changes no row of the output projection."""
+    names = sorted({module.rpartition(".")[2] for module in adapter.modules})
+    shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    return ScreeningError(
+        "IdenticalToBase",
+        f"is identical to its base {adapter.label} in every row that G reads: the adapter changes "
+        f"{shown or 'no module'}, {what}; screen {adapter.label}",
+    )
+
+
+def _unread(adapter: Adapter, why: str) -> ScreeningError:
+    return ScreeningError(
+        "AdapterOnly",
+        f"cannot be screened because it is an adapter ({adapter.settings.get('peft_type')}) that {why}; "
+        f"merge it into its base {adapter.label} (merge_and_unload, save_pretrained) and screen that folder",
+    )
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Module and part of a tensor's name.
+
+    A head or an embedding is looked for first, so that a part which nobody knows is still seen to be theirs.
+    """
+    words = name.split(".")
+    heads = (".".join(words[:count]) for count in range(1, len(words)))
+    module = next((m for m in heads if _is_head(m) or _is_embedding(m)), None)
+    if module is None:
+        end = _END.search(name)
+        return (name, "") if end is None else (name[: end.start()], name[end.start() + 1 :])
+    rest = name[len(module) + 1 :]
+    found = _PART.fullmatch(rest)
+    if found is None:
+        return module, rest
+    if found["linear"] or found["embedding"]:
+        return module, found["linear"] or f"E{found['embedding']}"
+    return module, str(found.lastgroup)
+
+
+def _is_head(module: str) -> bool:
+    own = not any(word in module for word in NOT_THE_MODEL) and not _numbered(module)
+    return own and (module in _HEADS or module.endswith(".lm_head"))
+
+
+def _is_embedding(module: str) -> bool:
+    own = not any(word in module for word in NOT_THE_MODEL) and not _numbered(module)
+    return own and (module in _EMBEDDINGS or module.rpartition(".")[2] in _EMBEDDING_WORDS)
+
+
+def _numbered(module: str) -> bool:
+    return any(part.isdigit() for part in module.split("."))
+
+
+def _saved(adapter: Adapter, module: str) -> bool:
+    """Whether a module is trained as a copy of its own."""
+    names = adapter.settings.get("modules_to_save")
+    return isinstance(names, list) and any(
+        isinstance(name, str) and (module == name or module.endswith(f".{name}")) for name in names
+    )
+
+
+async def _located(adapter: Adapter, tensors: Mapping[str, Tensor]) -> dict[str, Matrix]:
+    for part, tensor in tensors.items():
+        flat = part in ("magnitude",)
+        if tensor.dtype not in FLOAT_DTYPES or 0 in tensor.shape or (len(tensor.shape) != 2 and not flat):
+            raise _unread(adapter, f"stores {tensor.name} as {tensor.dtype} of shape {tensor.shape}")
+    found = list(tensors.values())
+    if any(tensor.entry is not None for tensor in found):
+        found = await locate(adapter.snapshot, adapter.file, found)
+    return {part: matrix_of(tensor, adapter.file) for part, tensor in zip(tensors, found, strict=True)}
+
+
+def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> Update | None:
+    settings = adapter.settings
+    linear, embedding = {"A", "B"} & place.keys(), {"EA", "EB"} & place.keys()
+    if not linear and not embedding:
+        return None
+    if settings.get("peft_type") != "LORA":
+        raise _unread(adapter, f"changes {module}")
+    names = ("EA", "EB") if embedding else ("A", "B")
+    if len(linear) + len(embedding) != 2 or not all(name in place for name in names):
+        raise _unread(adapter, f"lacks a factor of {module}")
+    a, b = place[names[0]], place[names[1]]
+    magnitude = place.get("magnitude")
+    if (magnitude is not None) != bool(settings.get("use_dora")):
+        raise _unread(
+            adapter, f"has use_dora={settings.get('use_dora')!r} and not the magnitudes of {module} that fit"
+        )
+    if magnitude is not None and embedding:
+        raise _unread(
+            adapter, f"is a DoRA of the embedding {module}, whose lengths run over all rows at once"
+        )
+    rank = a.shape[0]
+    alpha = _patterned(adapter, "alpha_pattern", module, settings.get("lora_alpha", 8))
+    if (
+        isinstance(alpha, bool)
+        or not isinstance(alpha, int | float)
+        or not math.isfinite(alpha)
+        or b.shape[1] != rank
+    ):
+        raise _unread(
+            adapter, f"has lora_alpha {alpha!r} and factors of ranks {rank} and {b.shape[1]} for {module}"
+        )
+    said = _patterned(adapter, "rank_pattern", module, settings.get("r", rank))
+    if said != rank:
+        raise _unread(adapter, f"states the rank {said!r} for {module}, but its factors have {rank}")
+    scaling = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+    return Update(a, b, scaling, bool(embedding), magnitude)
+
+
+def _patterned(adapter: Adapter, setting: str, module: str, otherwise: Any) -> Any:
+    """A module's own setting by PEFT's patterns: ends of names, which may have gaps."""
+    pattern = adapter.settings.get(setting)
+    for key, value in pattern.items() if isinstance(pattern, dict) else ():
+        if not _PATTERN.fullmatch(key):
+            raise _unread(adapter, f"has the pattern {key!r} in its {setting}, which is not followed")
+        if re.match(rf"(.*\.)?({key})$", module):
+            return value
+    return otherwise
+
+
+def _token_ids(adapter: Adapter, module: str, matrix: Matrix) -> tuple[int, ...]:
+    stated = adapter.settings.get("trainable_token_indices", adapter.settings.get("token_indices"))
+    if isinstance(stated, dict):
+        stated = next(
+            (ids for name, ids in stated.items() if module == name or module.endswith(f".{name}")), None
+        )
+    natural = isinstance(stated, list) and all(type(i) is int and i >= 0 for i in stated)
+    if not natural or len(set(stated)) != len(stated) or len(stated) != matrix.shape[0]:
+        raise _unread(adapter, f"does not say of which tokens the {matrix.shape[0]} rows for {module} are")
+    return tuple(stated)
+
+
+def _fits(
+    adapter: Adapter, shape: tuple[int, int], width: int, updates: list[Update], tokens: list[TokenRows]
+) -> None:
+    """Every shape has to be that of one and the same matrix."""
+    v, d = shape
+    for update in updates:
+        found = (
+            (update.a.shape[1], update.b.shape[0])
+            if update.embedding
+            else (update.b.shape[0], update.a.shape[1])
+        )
+        if found != shape or (update.magnitude is not None and update.magnitude.shape != (v, 1)):
+            raise _unread(adapter, f"has factors for {found[0]} × {found[1]} numbers; its base has {v} × {d}")
+    if d != width or any(t.matrix.shape[1] != d or max(t.ids, default=0) >= v for t in tokens):
+        raise _unread(adapter, f"has rows that do not fit the {v} × {width} numbers of its base")

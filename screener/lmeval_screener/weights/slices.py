@@ -1,0 +1,116 @@
+"""Slices of torch's distributed checkpoint: which file holds which part of a matrix.
+
+``HuggingFaceStorageWriter(save_distributed=True)`` lets every process write files of its own
+(``shard-00001-model-00001-of-00002.safetensors``), in which a tensor's usual name stands for a slice of it.
+Where the slice begins is in the file's metadata: ``DCP_SHARDING_INFO``, a JSON object of
+``{name: {"saved_offsets": [row, column]}}``. How large the whole is stands nowhere, so that config.json
+has to say it.
+
+Source: torch 2.13, ``torch/distributed/checkpoint/_hf_utils.py`` and ``hf_storage.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.weights.matrices import Matrix, matrix_of
+from lmeval_screener.weights.safetensors import Header, read_header
+
+_FILE = re.compile(r"shard-(\d+)-model-(\d+)-of-(\d+)\.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A slice of a matrix: its numbers, and the row and column of the whole where it begins."""
+
+    matrix: Matrix
+    row: int
+    column: int
+
+
+def slice_files(files: Iterable[str]) -> list[str]:
+    """The files of a distributed checkpoint, if all of a checkpoint's weights are such files; else none."""
+    weights = [
+        path
+        for path in files
+        if path.endswith(".safetensors") and "/" not in path and not path.startswith("adapter_")
+    ]
+    return sorted(weights) if all(_FILE.fullmatch(path) for path in weights) else []
+
+
+async def read_slices(snapshot: Snapshot, files: Iterable[str]) -> dict[str, Header]:
+    """The headers of the files, read side by side.
+
+    Raises:
+        ScreeningError: ``BadHeader``, or an error of the connection.
+    """
+    names = list(files)
+    headers = await asyncio.gather(*(read_header(snapshot, name, 16_384) for name in names))
+    return dict(zip(names, headers, strict=True))
+
+
+def joined(
+    name: str, headers: Mapping[str, Header], sizes: tuple[int, int] | None
+) -> tuple[tuple[int, int], tuple[Piece, ...]]:
+    """Shape of a matrix and the slices that make it up.
+
+    Args:
+        name: Its name.
+        headers: Every file's header.
+        sizes: Rows and width that config.json states: at least so many rows, exactly this width.
+
+    Raises:
+        ScreeningError: ``SlicedTensor`` unless the slices are known to be the whole matrix: every one has its
+            offsets, they cover it without gap and overlap, and config.json's sizes fit.
+    """
+    pieces = []
+    for file, header in headers.items():
+        tensor = header.tensors.get(name)
+        if tensor is None:
+            continue
+        offsets = header.slices.get(name)
+        if offsets is None or len(offsets) != 2 or len(tensor.shape) != 2 or 0 in tensor.shape:
+            raise sliced(name, f"{file} does not say which rows and columns it holds")
+        pieces.append(Piece(matrix_of(tensor, file), *offsets))
+    v = max(piece.row + piece.matrix.shape[0] for piece in pieces)
+    d = max(piece.column + piece.matrix.shape[1] for piece in pieces)
+    held = sum(piece.matrix.shape[0] * piece.matrix.shape[1] for piece in pieces)
+    if held != v * d or _overlap(pieces) or len({piece.matrix.dtype for piece in pieces}) != 1:
+        raise sliced(
+            name, f"those that are there do not make up {v} × {d} numbers; is a process's file missing?"
+        )
+    if sizes is None:
+        raise sliced(name, "config.json has no vocab_size and hidden_size that say how large the whole is")
+    if v < sizes[0] or d != sizes[1]:
+        raise sliced(
+            name,
+            f"those that are there make up {v} × {d} of {sizes[0]} × {sizes[1]}; is a file missing?",
+        )
+    return (v, d), tuple(sorted(pieces, key=lambda piece: (piece.row, piece.column)))
+
+
+def sliced(name: str, why: str) -> ScreeningError:
+    """The error of slices that cannot be put together."""
+    return ScreeningError(
+        "SlicedTensor",
+        f"cannot be screened because {name} is stored in slices of torch's distributed checkpoint, and "
+        f"{why}; put them together first (HuggingFaceStorageWriter(..., enable_consolidation=True) when "
+        "saving, or torch.distributed.checkpoint._consolidate_hf_safetensors.consolidate_safetensors_files)",
+    )
+
+
+def _overlap(pieces: list[Piece]) -> bool:
+    """Whether two slices share a number. There is one for each process, so that all pairs are few."""
+    spans = sorted((p.row, p.row + p.matrix.shape[0], p.column, p.column + p.matrix.shape[1]) for p in pieces)
+    open_spans: list[tuple[int, int, int, int]] = []
+    for span in spans:
+        open_spans = [other for other in open_spans if other[1] > span[0]]
+        if any(other[2] < span[3] and span[2] < other[3] for other in open_spans):
+            return True
+        open_spans.append(span)
+    return False

@@ -1,0 +1,51 @@
+"""What the reference pages are made from, through cog: every command's help, every public name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+os.environ["COLUMNS"] = "100"  # before argparse asks for the width
+
+from lmeval_dispersion.cli import JOBS, _overview, parser_of
+
+
+def every_help() -> Iterator[tuple[str, str]]:
+    """Title and help of each command, in the order of the overview."""
+    yield "dispersion", _overview()
+    for commands in JOBS.values():
+        for name in commands:
+            parser, _ = parser_of(name)
+            yield f"dispersion {name}", parser.format_help().rstrip()
+
+
+def public_names() -> Iterator[tuple[str, list[str]]]:
+    """Heading and full paths of the public names, by what they are for; each name once.
+
+    Raises:
+        AssertionError: A public name has no heading here.
+    """
+    import inspect
+
+    import lmeval_dispersion
+
+    rooms = {
+        "lmeval_screener": "Screen checkpoints",
+        "lmeval_dispersion.geometry": "Geometry",
+        "lmeval_dispersion.harness": "Evaluate with dispersion",
+        "lmeval_dispersion.audit": "Judge a run",
+        "lmeval_dispersion.store": "Judge a run",
+        "lmeval_dispersion.model": "Look inside a model",
+        "lmeval_dispersion.laboratory": "Look inside a model",
+        "lmeval_dispersion.training": "Train",
+        "lmeval_dispersion.watch": "Train",
+        "lmeval_dispersion.errors": "Errors",
+    }
+    found: dict[str, list[str]] = {heading: [] for heading in rooms.values()}
+    for name in lmeval_dispersion.__all__:
+        value = getattr(lmeval_dispersion, name)
+        # The module that defines it, not the one that hands it on: pages are made by reading, not by running.
+        path = value.__name__ if inspect.ismodule(value) else f"{value.__module__}.{value.__qualname__}"
+        heading = next(heading for room, heading in rooms.items() if path.startswith(room))
+        found[heading].append(path)
+    yield from ((heading, paths) for heading, paths in found.items() if paths)

@@ -1,0 +1,327 @@
+"""A store of screenings: the real command against the loopback Hub, killed, repeated, side by side."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import write_checkpoint
+from hub_faults import status
+from hub_server import HubServer
+
+from lmeval_dispersion.paths import data_folder
+
+duckdb = pytest.importorskip("duckdb", reason="the extra [registry] is not installed")
+
+TOKENIZER = data_folder("demo") / "sums-00"
+
+
+@pytest.fixture
+def hub():
+    with HubServer(latency=0.02) as server:
+        yield server
+
+
+@pytest.fixture
+def add(hub, tmp_path):
+    """Serves a checkpoint that differs from all others: ``add(name, spread=1.0, branch="main")``."""
+    rows = len(json.loads((TOKENIZER / "tokenizer.json").read_text())["model"]["vocab"]) + 40
+    made = []
+
+    def one(name, spread=1.0, **settings):
+        draw = np.random.default_rng(len(made))
+        matrix = (
+            np.random.default_rng(1).normal(size=(rows, 16))
+            + 0.05 * draw.normal(size=(rows, 16))
+            + 1 / spread
+        )
+        place = tmp_path / "repos" / f"{len(made)}"
+        made.append(place)
+        write_checkpoint(place, {"lm_head.weight": ("F32", matrix)})
+        (place / "tokenizer.json").write_bytes((TOKENIZER / "tokenizer.json").read_bytes())
+        return hub.add(name, place, **settings)
+
+    return one
+
+
+@pytest.fixture
+def start(hub, tmp_path):
+    """Starts the real command, each time with an empty cache, so that only the store can know anything."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    env |= {"HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "OPENBLAS_NUM_THREADS": "1"}
+    homes, begun = [], []
+
+    def popen(*args, module="lmeval_screener"):
+        homes.append(tmp_path / f"hf-{len(homes)}")
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *map(str, args)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+            env=env | {"HF_HOME": str(homes[-1])},
+        )  # fmt: skip
+        begun.append(process)
+        return process
+
+    yield popen
+    for process in begun:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def run(start):
+    def finished(*args, **settings):
+        process = start(*args, **settings)
+        out, err = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+    return finished
+
+
+@pytest.fixture
+def registry(run):
+    return lambda *args: run("registry", *args, module="lmeval_dispersion")
+
+
+def rows_of(store, statement):
+    with duckdb.connect(str(store), read_only=True) as connection:
+        return connection.execute(statement).fetchall()
+
+
+def kept(store):
+    """Lines of results in the journal."""
+    places = list(Path(f"{store}.journal").glob("*.jsonl"))
+    return sum(place.read_bytes().count(b'{"k":"results"') for place in places)
+
+
+def test_killed_three_times_nothing_is_lost_or_doubled(hub, add, start, run, tmp_path):
+    names = [f"org/model-{number:02d}" for number in range(40)]
+    for number, name in enumerate(names):
+        add(name, 1 + number / 40)
+    store = tmp_path / "nightly.duckdb"
+    hub.latency = 0.1
+    before = 0
+    stored = set()
+    for _ in range(3):
+        first = len(hub.requests)
+        process = start(*names, "--store", store, "--format", "json")
+        deadline = time.monotonic() + 60
+        while kept(store) < 1 and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        read = {r.path for r in hub.requests[first:] if r.part == "resolve"}
+        # What an earlier, killed run had read is not read again.
+        assert not [path for path in read for name in stored if f"/{name}/" in path]
+        assert run("registry", "query", store, module="lmeval_dispersion").returncode == 0
+        assert kept(store) == 0
+        stored = {row[0] for row in rows_of(store, "SELECT repo FROM results")}
+        assert len(stored) > before
+        before = len(stored)
+    # A torn last line, as a kill in the middle of a write leaves it.
+    torn = Path(f"{store}.journal") / "0-torn.jsonl"
+    torn.write_bytes(b'{"k":"results","identity":"hf://org/half","fi')
+    done = run(*names, "--store", store, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert f"{before} of 40 taken from" in done.stderr
+    assert rows_of(store, "SELECT count(*), count(DISTINCT identity) FROM results") == [(40, 40)]
+    assert not list(Path(f"{store}.journal").glob("*.jsonl"))
+    fresh = json.loads(run(*names, "--format", "json").stdout)["checkpoints"]
+    again = json.loads(done.stdout)["checkpoints"]
+    same = (
+        "repo",
+        "revision",
+        "rank",
+        "tied_with",
+        "next",
+        "gap",
+        "within_domain",
+        "between",
+        "tokens",
+        "tensor",
+    )
+    assert [[c[name] for name in same] for c in again] == [[c[name] for name in same] for c in fresh]
+
+
+def test_only_what_is_new_or_changed_is_read(hub, add, run, tmp_path):
+    for name in ("org/a", "org/b"):
+        add(name)
+    store = tmp_path / "s.duckdb"
+    assert run("org/a", "org/b", "--store", store).returncode == 0
+    first = len(hub.requests)
+    again = run("org/a", "org/b", "--store", store, "--format", "json")
+    assert {r.part for r in hub.requests[first:]} <= {"api", "raw"}
+    assert "2 of 2 taken from" in again.stderr
+    old = hub.repositories["org/a"].branches["main"]
+    new = add("org/a", 3.0)
+    add("org/c", 0.5)
+    first = len(hub.requests)
+    moved = json.loads(run("org/a", "org/b", "org/c", "--store", store, "--format", "json").stdout)
+    read = [r.path for r in hub.requests[first:] if r.part == "resolve"]
+    assert [path for path in read if "/org/a/" in path]
+    assert [path for path in read if "/org/c/" in path]
+    assert not [path for path in read if "/org/b/" in path]
+    assert {c["repo"]: c["revision"] for c in moved["checkpoints"]}["org/a"] == new != old
+    # A commit that is known costs no request at all.
+    first = len(hub.requests)
+    assert run(f"org/a@{new}", f"org/a@{old}", "--store", store).returncode == 0
+    assert len(hub.requests) == first
+    first = len(hub.requests)
+    assert run("org/b", "--store", store, "--refresh").returncode == 0
+    assert [r for r in hub.requests[first:] if r.part == "resolve"]
+    # Another token set is another measurement.
+    first = len(hub.requests)
+    run("org/b", "--store", store, "--reference", "reference:bare")
+    assert [r for r in hub.requests[first:] if r.part == "resolve"]
+
+
+def test_a_folder_that_was_saved_again_is_read_again(add, run, tmp_path):
+    add("org/a")
+    folder, store = tmp_path / "repos" / "0", tmp_path / "s.duckdb"
+    run(folder, "--store", store)
+    assert "1 of 1 taken" in run(folder, "--store", store).stderr
+    weights = folder / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-64:] = content[-128:-64]
+    weights.write_bytes(content)
+    assert "taken from" not in run(folder, "--store", store).stderr
+
+
+def test_failures_are_kept_and_tried_again_by_kind(hub, add, run, registry, tmp_path):
+    for name in ("org/good", "org/broken", "org/busy"):
+        add(name)
+    broken = hub.repositories["org/broken"].commits[hub.repositories["org/broken"].branches["main"]]
+    (broken / "model.safetensors").write_bytes(b"\xff" * 4096)
+    hub.fault("cdn", status(503), match="*busy*")
+    hub.fault("resolve", status(503), match="*busy*")
+    store = tmp_path / "s.duckdb"
+    names = ("org/good", "org/broken", "org/busy", "org/none")
+    first = json.loads(run(*names, "--store", store, "--format", "json", "--timeout", "4").stdout)["failed"]
+    errors = {f["repo"]: f["error"] for f in first}
+    assert errors["org/broken"] == "BadHeader"
+    assert errors["org/none"] == "RepoNotFound"
+    assert errors["org/busy"] in ("ServerError", "Timeout")
+    hub.faults.clear()
+    begin = len(hub.requests)
+    second = run(*names, "--store", store, "--format", "json")
+    failed = {f["repo"]: f for f in json.loads(second.stdout)["failed"]}
+    read = [r.path for r in hub.requests[begin:] if r.part == "resolve"]
+    assert set(failed) == {"org/broken", "org/none"}
+    assert failed["org/broken"] == next(f for f in first if f["repo"] == "org/broken")
+    assert not [path for path in read if "broken" in path]
+    assert [path for path in read if "busy" in path]
+    # Another commit is another chance.
+    add("org/broken")
+    assert run(*names[:3], "--store", store).returncode == 0
+    shown = registry("show", store, "org/broken", "--format", "json")
+    assert "BadHeader" in shown.stdout
+
+
+def test_two_processes_on_one_store(add, start, tmp_path):
+    names = [f"org/m{number}" for number in range(12)]
+    for name in names:
+        add(name)
+    store = tmp_path / "s.duckdb"
+    both = [start(*names[:8], "--store", store), start(*names[4:], "--store", store)]
+    for process in both:
+        process.communicate(timeout=120)
+        assert process.returncode == 0
+    assert rows_of(store, "SELECT count(*), count(DISTINCT identity) FROM results") == [(12, 12)]
+    assert rows_of(store, "SELECT count(*) FROM runs WHERE ended IS NOT NULL") == [(2,)]
+
+
+def test_query_ranks_across_runs_and_diff_says_what_moved(hub, add, run, registry, tmp_path):
+    store = tmp_path / "s.duckdb"
+    add("org/a", 2.0)
+    add("org/b", 1.0)
+    add("org/gone", 0.7)
+    run("org/a", "--store", store)
+    run("org/b", "org/gone", "--store", store)
+    answer = json.loads(registry("query", store, "--format", "json").stdout)
+    assert answer["answer"][0].startswith("3 checkpoints in 1 group for math")
+    rows = answer["tables"]["checkpoints"]["rows"]
+    together = json.loads(run("org/a", "org/b", "org/gone", "--format", "json").stdout)["checkpoints"]
+    assert [(row["checkpoint"], row["rank"], row["G"]) for row in rows] == [
+        (c["repo"], c["rank"], c["gap"]["cosine"]["mean"]) for c in together
+    ]
+    (last,) = rows_of(store, "SELECT max_by(run, started) FROM runs")[0]
+    assert "nothing moved" in registry("diff", store, "--since", last).stdout.splitlines()[0]
+
+    add("org/b", 9.0)  # the same repository, trained on
+    add("org/new", 0.5)
+    del hub.repositories["org/gone"]
+    assert run("org/a", "org/b", "org/gone", "org/new", "--store", store).returncode == 3
+    moved = json.loads(registry("diff", store, "--since", last, "--format", "json").stdout)["tables"][
+        "moved"
+    ]["rows"]
+    by_kind = {row["what"]: row for row in moved}
+    assert {(row["what"], row["checkpoint"]) for row in moved} == {
+        *(("new", "org/new"), ("changed", "org/b"), ("vanished", "org/gone"), ("leader", "org/b")),
+    }
+    assert by_kind["changed"]["apart"] == "yes"
+    assert by_kind["leader"]["gain"] > 0
+    best = registry("query", store, "--top", "1", "--format", "csv").stdout.splitlines()
+    assert [line.split(",")[0] for line in best] == ["checkpoint", "org/b"]
+
+    # Superseded commits go, the latest stays.
+    assert rows_of(store, "SELECT count(*) FROM results") == [(5,)]
+    pruned = registry("prune", store)
+    assert pruned.stdout.startswith("Forgot 1 superseded result,")
+    left = {row[0] for row in rows_of(store, "SELECT repo FROM results")}
+    assert left == {"org/a", "org/b", "org/new", "org/gone"}
+    assert rows_of(store, "SELECT count(*) FROM results WHERE repo = 'org/b'") == [(1,)]
+
+
+def test_export_and_read_only_sql(add, run, registry, tmp_path):
+    store, table = tmp_path / "s.duckdb", tmp_path / "all.csv"
+    add("org/a")
+    run("org/a", "--store", store)
+    assert registry("export", store, table).returncode == 0
+    with table.open() as file:
+        (row,) = csv.DictReader(file)
+    assert (row["repo"], row["domain"]) == ("org/a", "math")
+    assert registry("export", store, tmp_path / "all.parquet").returncode == 0
+    assert duckdb.sql(f"SELECT repo FROM '{tmp_path}/all.parquet'").fetchall() == [("org/a",)]
+    for statement in ("DROP TABLE seen", f"COPY seen TO '{tmp_path}/x.csv'", f"SELECT * FROM '{table}'"):
+        done = registry("query", store, statement)
+        assert done.returncode == 2, statement
+        assert "could not answer" in done.stderr
+    assert not (tmp_path / "x.csv").exists()
+    assert rows_of(store, "SELECT count(*) FROM seen") == [(1,)]
+    table.write_text("no database")
+    assert registry("query", table).returncode in (1, 2)
+    assert table.read_text() == "no database"
+    assert registry("query", tmp_path / "none.duckdb").returncode == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(hub, add, start, run, tmp_path, number):
+    names = [f"org/model-{one:02d}" for one in range(30)]
+    for name in names:
+        add(name)
+    hub.latency = 0.2
+    store, lines = tmp_path / "s.duckdb", tmp_path / "out.jsonl"
+    process = start(*names, "--store", store, "--output", lines)
+    deadline = time.monotonic() + 60
+    while not (lines.exists() and b"\n" in lines.read_bytes()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 3, err
+    assert "the same command goes on from here" in err
+    *each, last = [json.loads(line) for line in lines.read_text().splitlines()]
+    done = {line["repo"] for line in each if "error" not in line}
+    assert {line["error"] for line in each if "error" in line} == {"Interrupted"}
+    assert len(each) == 30
+    assert last["summary"]["totals"]["checkpoints"] == len(done) > 0
+    assert {row[0] for row in rows_of(store, "SELECT repo FROM results")} == done
+    hub.latency = 0.0
+    assert f"{len(done)} of 30 taken from" in run(*names, "--store", store).stderr

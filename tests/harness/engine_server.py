@@ -1,0 +1,120 @@
+"""Stands in for the servers of vLLM and SGLang: their protocols, answered by a transformers model on the CPU.
+
+    python engine_server.py MODEL PORT
+
+Paths below ``/vllm`` are those of `vllm serve MODEL --runner pooling --convert embed`, below ``/sglang``
+those of `sglang.launch_server --return-hidden-states-mode last`. A word before them plants a defect:
+``/unit``, ``/before-norm``, ``/shifted``, ``/off``, ``/short``.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import torch
+import transformers
+
+MODEL = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
+LONGEST = 512
+EXTRA = {"model", "input", "encoding_format", "add_special_tokens", "use_activation", "user", "dimensions"}
+
+
+class Refusal(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def states(tokens: list[int], defect: str) -> torch.Tensor:
+    """(t, d): what the output projection is given, with the defect."""
+    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens) or not tokens:
+        raise Refusal(400, "input must be lists of token ids")
+    if len(tokens) > LONGEST:
+        raise Refusal(400, f"This model's maximum context length is {LONGEST} tokens")
+    with torch.no_grad():
+        out = MODEL.model(torch.tensor([tokens]), output_hidden_states=True)
+    rows = out.last_hidden_state[0]
+    if defect == "before-norm":
+        seen: list[torch.Tensor] = []
+        handle = MODEL.model.norm.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        with torch.no_grad():
+            MODEL.model(torch.tensor([tokens]))
+        handle.remove()
+        rows = seen[0][0]
+    return rows[:-1] if defect == "shifted" and len(rows) > 1 else rows
+
+
+def embeddings(body: dict[str, Any], defect: str) -> dict[str, Any]:
+    if unknown := set(body) - EXTRA:
+        raise Refusal(400, f"unknown fields {unknown}")
+    if body["model"] != "tiny":
+        raise Refusal(404, f"The model `{body['model']}` does not exist.")
+    data = []
+    for index, tokens in enumerate(body["input"]):
+        vector = states(tokens, defect)[-1]
+        if body.get("use_activation") is not False or defect == "unit":
+            vector = vector / vector.norm()
+        plain = body.get("encoding_format", "float") == "float"
+        value = vector.tolist() if plain else base64.b64encode(vector.numpy().tobytes()).decode()
+        data.append({"object": "embedding", "index": index, "embedding": value})
+    data.reverse()  # the order is told by the index alone
+    return {"object": "list", "model": "tiny", "data": data[1:] if defect == "short" else data}
+
+
+def generate(body: dict[str, Any], defect: str) -> list[dict[str, Any]]:
+    if body.get("return_hidden_states") not in (False, None, "last") or defect == "off":
+        raise Refusal(400, "The server is not configured to return hidden states.")
+    if body["sampling_params"]["max_new_tokens"] != 1:
+        raise Refusal(400, "one token")
+    answers = []
+    for tokens in body["input_ids"]:
+        rows = states(tokens, defect)
+        best = int(MODEL.lm_head(rows[-1]).argmax())
+        told = {"prompt_tokens": len(tokens), "completion_tokens": 1, "cached_tokens": 0}
+        answers.append({"output_ids": [best], "meta_info": {**told, "hidden_states": [rows[-1:].tolist()]}})
+    return answers
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.answer(None)
+
+    def do_POST(self) -> None:
+        self.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def answer(self, body: Any) -> None:
+        first, _, rest = self.path.lstrip("/").partition("/")
+        defect, rest = ("", f"{first}/{rest}") if first in ("vllm", "sglang") else (first, rest)
+        kind, _, path = rest.partition("/")
+        calls: dict[tuple[str, str, bool], Any] = {
+            ("vllm", "v1/models", False): lambda: {"data": [{"id": "tiny", "max_model_len": LONGEST}]},
+            ("vllm", "v1/embeddings", True): lambda: embeddings(body, defect),
+            ("sglang", "get_model_info", False): lambda: {"model_path": "tiny"},
+            ("sglang", "generate", True): lambda: generate(body, defect),
+        }
+        status, found = 404, {"error": {"message": "Not Found"}}
+        if (kind, path, body is not None) in calls:
+            try:
+                status, found = 200, calls[kind, path, body is not None]()
+            except Refusal as refusal:
+                status, found = refusal.status, {"error": {"message": str(refusal), "code": refusal.status}}
+        content = json.dumps(found).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()

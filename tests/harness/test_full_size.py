@@ -1,0 +1,190 @@
+"""Models as large ones are run: over processes and devices, compiled, in few bits, with experts and eyes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from harness_world import (
+    arguments,
+    check_vectors,
+    environment,
+    evaluate,
+    from_folder,
+    hflm,
+    records,
+    tiny_llama,
+)
+
+from lmeval_dispersion.errors import HarnessError
+from lmeval_dispersion.harness.from_samples import stores_from_samples
+from lmeval_dispersion.model.loading import load_model
+from lmeval_dispersion.store import read_store
+
+pytestmark = pytest.mark.usefixtures("in_world")
+
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.mark.slow
+def test_a_model_that_two_processes_hold_gives_the_same_store(
+    stock: Callable[..., Path], model_folder: Path, tmp_path: Path
+) -> None:
+    logged = stock("arc_easy", families=("arc",), num_fewshot=2)
+    stores_from_samples(logged, arguments(model_folder), tmp_path / "one", layers="last+layer.0.attn")
+    (tmp_path / "codes").mkdir()
+    launch = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [
+            *(*launch, "--nproc-per-node", "2", str(HERE / "tensor_parallel.py"), str(tmp_path / "codes")),
+            *("store", "--from-samples", str(logged), "--model", str(model_folder), "--dtype", "float32"),
+            *("--model-args", "tp_plan=auto", "--layer", "last", "--layer", "layer.0.attn"),
+            *("-o", str(tmp_path / "two")),
+        ],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert [(tmp_path / "codes" / rank).read_text() for rank in "01"] == ["0", "0"]
+    one, two = (read_store(tmp_path / name / "arc_easy_dispersion") for name in ("one", "two"))
+    for layer in one.layers:
+        np.testing.assert_allclose(two.vectors(layer), one.vectors(layer), atol=1e-3)  # float16
+        np.testing.assert_allclose(two.norms(layer), one.norms(layer), rtol=1e-4)
+    np.testing.assert_allclose(
+        two.documents["query_perplexity"], one.documents["query_perplexity"], rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("how", ["wrapped", "in place"])
+def test_compiled_models_give_their_states(
+    how: str, tokenizer: Any, task_manager: Callable[..., Any]
+) -> None:
+    model = tiny_llama(tokenizer)
+    run: Any = model
+    if how == "wrapped":
+        run = torch.compile(model, backend="eager")
+    else:
+        model.compile(backend="eager")
+    run(torch.tensor([[1, 2, 3]]))  # compiled before anything is hooked
+    lm = hflm(run, tokenizer)
+    for _ in range(2):  # hooks of the first run are gone in the second
+        results = evaluate(lm, ["arc_easy_dispersion"], task_manager(), limit=3)
+        check_vectors(lm, results, "arc_easy_dispersion")
+
+
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
+@pytest.mark.parametrize("bits", ["8bit", "4bit"])
+def test_weights_in_few_bits_give_their_own_states(
+    bits: str, model_folder: Path, task_manager: Callable[..., Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("bitsandbytes", reason="pip install 'lmeval-dispersion[quantized]'")
+    loaded = load_model(model_folder, quantize=bits, device="cpu")  # type: ignore[arg-type]
+    loaded.model.save_pretrained(tmp_path / "few")
+    loaded.tokenizer.save_pretrained(tmp_path / "few")
+    lm = hflm(str(tmp_path / "few"), None, device="cpu", dtype="float32", batch_size=1, max_length=512)
+    assert "bit" in type(lm.model.model.layers[0].mlp.up_proj).__name__
+    results = evaluate(lm, ["arc_easy_dispersion"], task_manager(), limit=3)
+    check_vectors(lm, results, "arc_easy_dispersion")
+    plain = evaluate(from_folder(model_folder), ["arc_easy_dispersion"], task_manager(), limit=3)
+    ours, theirs = (
+        np.concatenate([r.state.vectors["last"] for r in records(found, "arc_easy_dispersion")])
+        for found in (results, plain)
+    )
+    assert (
+        0.001 < np.linalg.norm(ours - theirs) / np.linalg.norm(theirs) < 0.5
+    )  # its own, not the plain one's
+
+
+def test_a_device_map_gives_the_same_states(model_folder: Path, task_manager: Callable[..., Any]) -> None:
+    results = []
+    for settings in ({}, {"device_map": "auto"}):
+        lm = hflm(str(model_folder), None, device="cpu", dtype="float32", max_length=512, **settings)
+        found = evaluate(lm, ["arc_easy_dispersion"], task_manager(), limit=4)
+        results.append([r.state.vectors["last"] for r in records(found, "arc_easy_dispersion")])
+    np.testing.assert_allclose(*results, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["Mixtral", "Qwen2Moe"])
+def test_experts(kind: str, tokenizer: Any, task_manager: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    more = {"num_local_experts": 4} if kind == "Mixtral" else {"num_experts": 4}
+    if kind == "Qwen2Moe":
+        more |= {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_experts_per_tok=2,
+        max_position_embeddings=512,
+        eos_token_id=1,
+        pad_token_id=2,
+        **more,
+    )
+    lm = hflm(getattr(transformers, f"{kind}ForCausalLM")(config).eval(), tokenizer, batch_size=1)
+    check_vectors(lm, evaluate(lm, ["arc_easy_dispersion"], task_manager(), limit=3), "arc_easy_dispersion")
+
+
+@pytest.fixture(scope="module")
+def seeing_model(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny LLaVA with its processor as a folder."""
+    torch.manual_seed(0)
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|endoftext|>", pad_token="<|pad|>"
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    text = tiny_llama(tokenizer).config
+    eye = transformers.CLIPVisionConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=28,
+        patch_size=14,
+    )
+    config = transformers.LlavaConfig(
+        vision_config=eye, text_config=text, image_token_index=tokenizer.convert_tokens_to_ids("<image>")
+    )
+    model = transformers.LlavaForConditionalGeneration(config).eval()
+    images = transformers.CLIPImageProcessor(
+        size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}
+    )
+    folder = tmp_path_factory.mktemp("models") / "llava"
+    model.save_pretrained(folder)
+    transformers.LlavaProcessor(images, tokenizer, patch_size=14).save_pretrained(folder)
+    return folder
+
+
+def test_models_with_eyes_read_texts(seeing_model: Path, task_manager: Callable[..., Any]) -> None:
+    from lm_eval.models.hf_vlms import HFMultimodalLM
+
+    lm = HFMultimodalLM(str(seeing_model), device="cpu", dtype="float32", batch_size=3, max_length=512)
+    results = evaluate(lm, ["arc_easy_dispersion"], task_manager(), limit=4)
+    check_vectors(lm, results, "arc_easy_dispersion")
+    from lm_eval.api.instance import Instance
+
+    from lmeval_dispersion.harness import requests
+
+    arguments = ("<image> What is it?", {"until": ["\n"], "max_gen_toks": 4}, {"visual": [None]})
+    for kind in ("loglikelihood", "generate_until"):
+        request = Instance(
+            request_type=requests.REQUEST_TYPES[kind],
+            doc={},
+            arguments=arguments,
+            idx=0,
+            metadata=("t", 0, 1),
+        )
+        with pytest.raises(HarnessError, match="t has images in its prompts, whose states cannot be kept"):
+            getattr(lm, request.request_type)([request])

@@ -1,0 +1,197 @@
+"""Heads of 8-bit floats: their scales are applied as transformers and compressed-tensors apply them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hub_client import ours
+from lmeval_screener.checkpoints.http import Budget
+from lmeval_screener.checkpoints.local import open_folder
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.weights.projection import find_projection
+from lmeval_screener.weights.rows import read_rows
+from safetensors.torch import save_file
+
+V, D = 384, 256
+IDS = [0, 1, 127, 128, 255, 256, 383]
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+SCALES = {"tensor": (1,), "number": (), "rows": (V, 1), "row list": (V,), "blocks": (3, 2), "groups": (V, 8)}
+
+
+def codes(v: int = V, d: int = D, dtype: torch.dtype = torch.float8_e4m3fn) -> torch.Tensor:
+    return (torch.randn(v, d, generator=torch.Generator().manual_seed(0)) * 30).to(dtype)
+
+
+def scales(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    drawn = torch.rand(shape, generator=torch.Generator().manual_seed(1)) + 0.01
+    return drawn.to(dtype)
+
+
+def write(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any] | None = None) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    settings = {"model_type": "llama", "tie_word_embeddings": False} | (config or {})
+    (folder / "config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def rows(folder: Path, ids: list[int] = IDS) -> np.ndarray:
+    async def work() -> np.ndarray:
+        snapshot = open_folder(folder)
+        return await read_rows(snapshot, await find_projection(snapshot), ids)
+
+    return asyncio.run(work())
+
+
+def refusal(folder: Path) -> ScreeningError:
+    with pytest.raises(ScreeningError) as caught:
+        rows(folder)
+    assert caught.value.code == "QuantizedTensor"
+    return caught.value
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("blocks", ["blocks", "tensor"])
+def test_as_transformers_dequantises_them(tmp_path, dtype, blocks):
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    weight, scale = codes(dtype=dtype), scales(SCALES[blocks])
+    grid = scale if blocks == "blocks" else scale.reshape(1, 1)
+    expected = Fp8Dequantize(None)._dequantize_one(weight, grid)
+    folder = write(
+        tmp_path, {"lm_head.weight": weight, "lm_head.weight_scale_inv": scale}, {"quantization_config": FP8}
+    )
+    np.testing.assert_array_equal(rows(folder), expected.numpy()[IDS])
+    # The scales matter: the bare codes are another matrix.
+    assert np.abs(rows(folder) - weight.float().numpy()[IDS]).max() > 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings"),
+    [
+        ("tensor", {"strategy": "tensor"}),
+        ("number", {"strategy": "tensor"}),
+        ("rows", {"strategy": "channel"}),
+        ("blocks", {"strategy": "block", "block_structure": [128, 128]}),
+        ("groups", {"strategy": "group", "group_size": 32}),
+    ],
+)
+def test_as_compressed_tensors_dequantises_them(tmp_path, shape, settings):
+    from compressed_tensors.quantization import QuantizationArgs
+    from compressed_tensors.quantization.lifecycle.forward import dequantize
+
+    weight, scale = codes(), scales(SCALES[shape])
+    arguments = QuantizationArgs(num_bits=8, type="float", symmetric=True, **settings)
+    expected = dequantize(weight, scale, args=arguments)
+    config = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    config["config_groups"] = {"group_0": {"targets": ["Linear"], "weights": settings}}
+    tensors = {"lm_head.weight": weight, "lm_head.weight_scale": scale, "lm_head.input_scale": scales((1,))}
+    folder = write(tmp_path, tensors, {"quantization_config": config})
+    np.testing.assert_array_equal(rows(folder), expected.numpy()[IDS])
+
+
+@pytest.mark.parametrize("name", ["rows", "row list"])
+def test_one_number_a_row(tmp_path, name):
+    weight, scale = codes(), scales(SCALES[name])
+    folder = write(tmp_path, {"lm_head.weight": weight, "lm_head.weight_scale": scale})
+    np.testing.assert_array_equal(rows(folder), (weight.float() * scale.reshape(V, 1)).numpy()[IDS])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.float8_e8m0fnu])
+def test_scales_of_every_type(tmp_path, dtype):
+    weight, scale = codes(), scales((3, 2)).to(dtype)
+    folder = write(tmp_path, {"lm_head.weight": weight, "lm_head.weight_scale_inv": scale})
+    wide = scale.float().repeat_interleave(128, 0).repeat_interleave(128, 1)
+    np.testing.assert_array_equal(rows(folder), (weight.float() * wide).numpy()[IDS])
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_blocks_at_the_edge_are_cut_off(tmp_path, said):
+    weight, scale = codes(301, 201), scales((3, 2))
+    config = {"quantization_config": FP8} if said else None
+    folder = write(tmp_path, {"lm_head.weight": weight, "lm_head.weight_scale_inv": scale}, config)
+    wide = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)[:301, :201]
+    ids = [127, 128, 255, 256, 300]
+    np.testing.assert_array_equal(rows(folder, ids), (weight.float() * wide).numpy()[ids])
+
+
+def test_a_tied_embedding_and_scales_in_another_shard(tmp_path):
+    weight, scale = codes(), scales((V, 1))
+    folder = write(tmp_path, {"model.embed_tokens.weight": weight}, {"tie_word_embeddings": True})
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    save_file({"model.embed_tokens.weight_scale": scale}, folder / "model-00002-of-00002.safetensors")
+    parts = {"weight": "1", "weight_scale": "2"}
+    index = {f"model.embed_tokens.{n}": f"model-0000{k}-of-00002.safetensors" for n, k in parts.items()}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    np.testing.assert_array_equal(rows(folder), (weight.float() * scale).numpy()[IDS])
+
+
+@pytest.mark.parametrize(
+    ("beside", "says"),
+    [
+        ({"weight_scale": (5, 2)}, "blocks of no known size"),
+        ({"weight_scale": (2, 2, 2)}, "of shape (2, 2, 2)"),
+        ({"weight_scale": (V, 1), "weight_zero_point": (V, 1)}, "lm_head.weight_zero_point beside it"),
+        ({"weight_scale": (V, 1), "weight_scale_2": (1,)}, "lm_head.weight_scale_2 beside it"),
+        ({"weight_scale": (V, 1), "weight_scale_inv": (V, 1)}, "lm_head.weight_scale beside it"),
+        ({"scale": (3, 2)}, "lm_head.scale beside it"),
+        ({"SCB": (V,)}, "lm_head.SCB beside it"),
+        ({"lora_A.weight": (2, D)}, "lm_head.lora_A.weight beside it"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(tmp_path, beside, says):
+    tensors = {"lm_head.weight": codes()} | {f"lm_head.{n}": scales(s) for n, s in beside.items()}
+    assert says in str(refusal(write(tmp_path, tensors)))
+
+
+def test_blocks_that_contradict_the_configuration_or_could_be_two_sizes_are_refused(tmp_path):
+    tensors = {"lm_head.weight": codes(), "lm_head.weight_scale_inv": scales((3, 2))}
+    config = {"quantization_config": FP8 | {"weight_block_size": [64, 64]}}
+    assert "no known size" in str(refusal(write(tmp_path / "a", tensors, config)))
+    # 250 rows in two blocks: of 128 and 122, or of 125 each?
+    unclear = {"lm_head.weight": codes(250, 256), "lm_head.weight_scale_inv": scales((2, 2))}
+    assert "no known size" in str(refusal(write(tmp_path / "b", unclear)))
+    assert rows(write(tmp_path / "c", unclear, {"quantization_config": FP8}), [0]).shape == (1, 256)
+
+
+def test_codes_without_the_scales_that_the_configuration_announces_are_refused(tmp_path):
+    tensors = {"lm_head.weight": codes()}
+    np.testing.assert_array_equal(rows(write(tmp_path / "a", tensors)), codes().float().numpy()[IDS])
+    error = refusal(write(tmp_path / "b", tensors, {"quantization_config": FP8}))
+    assert "without the scales" in str(error)
+
+
+def test_scales_beside_numbers_of_16_bits_are_refused(tmp_path):
+    tensors = {"lm_head.weight": codes().bfloat16(), "lm_head.weight_scale": scales((V, 1))}
+    assert "as BF16 with lm_head.weight_scale beside it" in str(refusal(write(tmp_path, tensors)))
+
+
+@pytest.mark.parametrize("shape", [(V, 1), (3, 2), (1,)])
+def test_from_afar_scales_cost_few_requests_and_come_from_the_cache(hub, tmp_path, shape):
+    weight, scale = codes(), scales(shape)
+    folder = write(tmp_path / "m", {"lm_head.weight": weight, "lm_head.weight_scale": scale})
+    hub.add("org/m", folder)
+
+    async def work(budget: Budget) -> tuple[np.ndarray, int]:
+        async with ours(hub, tmp_path / "cache") as client:
+            snapshot = await client.snapshot("org/m", None, budget)
+            projection = await find_projection(snapshot)
+            before = snapshot.meter.requests
+            return await read_rows(snapshot, projection, IDS), snapshot.meter.requests - before
+
+    def remote() -> tuple[np.ndarray, int]:
+        budget = Budget(20)
+        return asyncio.run(budget.bounded(work(budget)))
+
+    found, requests = remote()
+    np.testing.assert_array_equal(found, rows(folder))
+    assert requests <= 6  # five runs of rows and one of scales
+    again, requests = remote()
+    np.testing.assert_array_equal(again, found)
+    assert requests == 0

@@ -1,0 +1,131 @@
+"""The gate, and what is said while a screening runs."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from lmeval_screener.cli import main
+from lmeval_screener.gate import Gate, judged, with_reference
+from lmeval_screener.measured import Gaps
+from lmeval_screener.progress import Lines
+from lmeval_screener.ranking.gap import gap
+from lmeval_screener.reports.answer import answer
+from lmeval_screener.result import Failed
+from lmeval_screener.targets.target import parse_target
+from test_answer import member, result
+
+from lmeval_dispersion.geometry import METRICS
+from lmeval_dispersion.paths import data_folder
+
+DEMO = data_folder("demo")
+
+
+def test_gaps_that_were_packed_are_those_that_went_in():
+    draw = np.random.default_rng(0)
+    t, r = draw.normal(size=(10, 24)) + 0.4, draw.normal(size=(30, 24)) + 0.4
+    gaps = {metric: gap(t, r, metric) for metric in METRICS}
+    packed = Gaps.of(gaps)
+    assert list(packed) == list(METRICS)
+    for metric, one in gaps.items():
+        found = packed[metric]
+        assert (found.metric, found.mean, found.se) == (metric, one.mean, one.se)
+        for name in ("within_domain", "between", "within_reference"):
+            assert getattr(found, name)[:4] == getattr(one, name)[:4]
+        np.testing.assert_array_equal(found.left_out_domain, one.left_out_domain)
+        np.testing.assert_array_equal(found.left_out_reference, one.left_out_reference)
+    assert packed.packed.nbytes < 8 * 2 * 60
+
+
+def members(*ranges):
+    return [member(f"org/{'abcdef'[i]}", i + 1, ends) for i, ends in enumerate(ranges)]
+
+
+def test_tied_passes_and_told_apart_below_fails():
+    screened = result(members((1, 2), (1, 3), (2, 3), (4, 4)))
+    first = judged(screened, parse_target("org/a")).gate
+    assert (first.below, first.compared, first.exit_code) == (("org/c", "org/d"), 3, 4)
+    assert answer(judged(screened, parse_target("org/a")))[0] == (
+        "Failed: org/c, org/d told apart below org/a (3 compared)."
+    )
+    second = judged(screened, parse_target("org/b")).gate
+    assert second.below == ("org/d",)
+    last = judged(screened, parse_target("org/d"))
+    assert (last.gate.passed, last.gate.exit_code) == (True, None)
+    assert answer(last)[0] == "Passed: none of 3 is told apart below org/d."
+
+
+def test_what_cannot_be_compared_does_not_pass():
+    lonely = result(
+        [*members((1, 1)), member("org/x", 1, scale="1B")], [Failed("org/y", None, "Timeout", "")]
+    )
+    found = judged(lonely, parse_target("org/a")).gate
+    assert (found.compared, found.not_compared, found.passed, found.exit_code) == (0, 2, False, 1)
+    failed = judged(lonely, parse_target("org/y")).gate
+    assert failed.sentence == "The gate cannot be judged: org/y was not screened (Timeout)."
+    assert failed.exit_code == 1
+
+
+def test_many_below_are_counted():
+    gate = Gate("org/a", tuple(f"org/{i}" for i in range(9)), 12, 0)
+    assert "org/4 and 4 more told apart" in gate.sentence
+
+
+def test_a_reference_that_is_screened_anyway_is_screened_once():
+    targets = [parse_target(f"{DEMO}/sums-10"), parse_target("org/a@v1")]
+    assert with_reference(targets, parse_target("org/a@v1"))[0] == targets
+    assert len(with_reference(targets, parse_target("org/a"))[0]) == 3
+    (same, here) = with_reference(targets, parse_target(f"{DEMO}/../demo/sums-10"))
+    assert (same, here) == (targets, targets[0])
+
+
+@pytest.mark.parametrize(("reference", "status"), [("sums-80", 4), ("sums-00", 0)])
+def test_the_command_ends_with_the_gates_status(capsys, reference, status):
+    names = [str(DEMO / name) for name in ("sums-80", "sums-45", "sums-00")]
+    gate = ["--fail-if-below", str(DEMO / reference)]
+    assert main([*names, *gate]) == status
+    assert capsys.readouterr().out.startswith("Failed: " if status else "Passed: ")
+    assert main([*names, *gate, "--format", "json"]) == status
+    found = json.loads(capsys.readouterr().out)["gate"]
+    assert (found["passed"], found["compared"]) == (status == 0, 2)
+    assert len(found["below"]) == (2 if status else 0)
+
+
+def test_json_lines_end_with_the_ranks(capsys, tmp_path):
+    names = [str(DEMO / name) for name in ("sums-80", "sums-45")] + [str(tmp_path / "none")]
+    assert main([*names, "--format", "jsonl"]) == 3
+    *each, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert sorted(line["repo"] for line in each) == sorted(names)
+    assert [line["error"] for line in each if "error" in line] == ["FolderNotFound"]
+    main([*names, "--format", "json"])
+    whole = json.loads(capsys.readouterr().out)
+    gaps = {c["repo"]: c["gap"] for c in whole["checkpoints"]}
+    assert {line["repo"]: line["gap"] for line in each if "gap" in line} == gaps
+    (group,) = last["summary"]["groups"]
+    assert [(c["checkpoint"], c["rank"]) for c in group["ranking"]] == [(names[0], 1), (names[1], 2)]
+    assert last["summary"]["answer"] == whole["answer"]
+    assert main([*names, "--format", "jsonl", "--top", "1"]) == 2
+
+
+def test_lines_of_progress_come_by_time_and_share_and_name_failures():
+    now, said = [0.0], []
+    lines = Lines(said.append, lambda: now[0])
+    for done in range(1, 1001):
+        now[0] += 0.1
+        failed = Failed("org/x", None, "GatedRepo", "") if done % 100 == 0 else None
+        lines.ended(failed or object(), done, 1000)
+    assert len(said) == 19  # every 5 %, not the last
+    assert said[0] == "50 of 1000 (5 %), 10.0/s, 95 s left"
+    assert said[1].endswith("; failed: 1 GatedRepo")
+    now, said = [0.0], []
+    slow = Lines(said.append, lambda: now[0])
+    for done in range(1, 11):
+        now[0] += 10
+        slow.ended(object(), done, 100_000)
+    assert [text.split()[0] for text in said] == ["3", "6", "9"]
+    assert said[0].endswith("0.1/s, 277 h 46 min left")
+    quick = Lines(said.append, lambda: 0.5)
+    for done in range(1, 11):
+        quick.ended(object(), done, 10)
+    assert len(said) == 3

@@ -1,0 +1,228 @@
+"""Quotas: what is left is never exceeded, waits cost no checkpoint its time, buckets are apart."""
+
+from __future__ import annotations
+
+import asyncio
+
+import hub_faults as faults
+import numpy as np
+import pytest
+from checkpoints import head_and_embedding, write_checkpoint
+from hub_client import FILE, HEAD, IDS, full_matrix, ours, read_of
+from hub_server import HubServer
+from lmeval_screener.checkpoints.http import Budget
+from lmeval_screener.checkpoints.limits import UNTOLD, Bucket
+from lmeval_screener.errors import ScreeningError
+
+
+def told(left, seconds, quota=10):
+    return {
+        "RateLimit": f'"api";r={left};t={seconds}',
+        "RateLimit-Policy": f'"fixed window";"api";q={quota};w=300',
+    }
+
+
+def let_go(bucket, count):
+    """How many of some requests leave at once."""
+
+    async def work():
+        tasks = [asyncio.ensure_future(bucket.turn(None)) for _ in range(count)]
+        await asyncio.sleep(0.01)
+        gone = sum(task.done() for task in tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return gone
+
+    return asyncio.run(work())
+
+
+@pytest.mark.parametrize(("left", "expected"), [(0, 0), (3, 3), (100, 20)])
+def test_no_more_leave_than_are_left(left, expected):
+    bucket = Bucket("api")
+    assert let_go(bucket, 1) == 1
+    bucket.done(told(left, 200))
+    assert let_go(bucket, 20) == expected
+    assert (bucket.quota, bucket.window) == (10, 300.0)
+
+
+def test_until_a_server_says_something_few_leave_and_a_silent_one_sets_no_limit():
+    bucket = Bucket("api")
+    assert let_go(bucket, 40) == UNTOLD
+    for _ in range(UNTOLD):
+        bucket.done({})
+    assert let_go(bucket, 40) == 40
+
+
+def test_answers_that_overtake_one_another_do_not_add_room():
+    bucket = Bucket("api")
+    assert let_go(bucket, 3) == 3
+    for left in (5, 7, 6):
+        bucket.done(told(left, 200))
+    assert bucket.room() == 5
+    bucket.done(told(9, 290))  # a new window
+    assert bucket.room() == 10, "and one that nobody asked for"
+
+
+def test_what_is_optional_is_never_asked_for_near_a_limit():
+    bucket = Bucket("pages")
+    assert bucket.affords()
+    assert let_go(bucket, 1) == 1
+    bucket.done(told(90, 200, quota=100))
+    assert bucket.affords()
+    assert let_go(bucket, 1) == 1
+    bucket.done(told(20, 200, quota=100))
+    assert not bucket.affords()
+    assert bucket.room() == 20
+
+
+def test_a_cancelled_request_gives_its_turn_back():
+    bucket = Bucket("api")
+    assert let_go(bucket, 1) == 1
+    bucket.done(told(2, 200))
+
+    async def work():
+        first = [asyncio.ensure_future(bucket.turn(None)) for _ in range(2)]
+        await asyncio.sleep(0)
+        waiting = [asyncio.ensure_future(bucket.turn(None)) for _ in range(2)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        await asyncio.sleep(0)
+        assert all(task.done() for task in first)
+        bucket.done(None)  # it failed on its way: nobody counted it
+        await asyncio.wait_for(waiting[1], 1)
+
+    asyncio.run(work())
+
+
+def test_too_long_a_wait_is_refused_to_all_that_wait():
+    async def work():
+        bucket = Bucket("api")
+        bucket.hold(100)
+        waiting = asyncio.ensure_future(bucket.turn(None))
+        await asyncio.sleep(0)
+        bucket.hold(3600)
+        for turn in (waiting, bucket.turn(None)):
+            with pytest.raises(ScreeningError, match=r"try again in 36\d\d s|try again in 3600 s") as error:
+                await turn
+            assert error.value.code == "RateLimited"
+
+    asyncio.run(work())
+
+
+def test_a_wait_is_told_once_a_window():
+    heard = []
+
+    async def work():
+        bucket = Bucket("api", lambda name, seconds: heard.append((name, round(seconds, -1))))
+        await bucket.turn(None)
+        bucket.done(told(0, 200))
+        waiting = [asyncio.ensure_future(bucket.turn(None)) for _ in range(5)]
+        await asyncio.sleep(0.01)
+        for task in waiting:
+            task.cancel()
+
+    asyncio.run(work())
+    assert heard == [("api", 200)]
+
+
+def test_the_clock_stands_while_anything_of_a_checkpoint_waits():
+    async def work():
+        budget = Budget(0.3)
+
+        async def waits(seconds):
+            with budget.paused():
+                await asyncio.sleep(seconds)
+
+        async def both():
+            await asyncio.gather(waits(0.5), waits(0.7))
+            return budget.remaining
+
+        assert await budget.bounded(both()) > 0.1
+        with pytest.raises(ScreeningError) as error:
+            await budget.bounded(asyncio.sleep(5))
+        return error.value.code
+
+    assert asyncio.run(work()) == "Timeout"
+
+
+def rows(hub, tmp_path, count, *, timeout, faulty=None):
+    """Rows of many checkpoints by name, read side by side; each as it came or its error."""
+
+    async def one(pool, number):
+        budget = Budget(timeout)
+
+        async def work():
+            return (await read_of(await pool.snapshot(f"org/m{number}", budget=budget))).rows
+
+        try:
+            return await budget.bounded(work())
+        except ScreeningError as error:
+            return error.code
+
+    async def work():
+        async with ours(hub, tmp_path / "cache") as pool:
+            found = await asyncio.gather(*(one(pool, number) for number in range(count)))
+            return found, pool.quotas()
+
+    return asyncio.run(work())
+
+
+@pytest.fixture
+def registry(tmp_path):
+    """A server of some quotas with some checkpoints."""
+
+    def serve(count, **quotas):
+        hub = HubServer(quotas=quotas)
+        truth = []
+        for number in range(count):
+            folder = write_checkpoint(tmp_path / f"m{number}", head_and_embedding(seed=number))
+            hub.add(f"org/m{number}", folder)
+            truth.append(full_matrix(folder / FILE, HEAD)[list(IDS)])
+        return hub, truth
+
+    return serve
+
+
+def test_a_run_above_every_quota_ends_in_one_go(registry, tmp_path):
+    """24 checkpoints of 4 s, 8 API calls and 24 resolver requests in 2 s, next to no pages: all come."""
+    server, truth = registry(24, api=(8, 2.0), resolvers=(24, 2.0), pages=(4, 2.0))
+    with server as hub:
+        found, quotas = rows(hub, tmp_path, 24, timeout=4.0)
+        for got, expected in zip(found, truth, strict=True):
+            assert not isinstance(got, str), got
+            np.testing.assert_array_equal(got, expected)
+        assert len(hub.seen("api")) - hub.quotas.refusals["api"] == 24
+        # What is not known at the start of a window may be one too many; nothing is tried in between.
+        assert hub.quotas.refusals["api"] <= UNTOLD
+        assert hub.quotas.refusals["resolvers"] <= UNTOLD
+        waited = {bucket.name: bucket.waited for bucket in quotas}
+        assert waited["api"] > 0
+        assert waited["pages"] == 0, "nobody waits for what is optional"
+
+
+def test_a_bucket_that_is_empty_does_not_stop_the_others(registry, tmp_path):
+    server, truth = registry(12, pages=(1, 300.0), api=(1000, 300.0), resolvers=(1000, 300.0))
+    with server as hub:
+        found, quotas = rows(hub, tmp_path, 12, timeout=20)
+        assert all(not isinstance(got, str) for got in found)
+        np.testing.assert_array_equal(found, truth)
+        assert hub.quotas.refusals["pages"] < 2 * UNTOLD
+        assert all(bucket.waited == 0 for bucket in quotas), "nobody waited for the pages' window"
+
+
+def test_a_refusal_without_a_word_by_some_edge_is_tried_again_soon(registry, tmp_path):
+    server, truth = registry(1)
+    with server as hub:
+        hub.fault("resolve", faults.status(429), times=1)
+        found, _ = rows(hub, tmp_path, 1, timeout=20)
+        np.testing.assert_array_equal(found, truth)
+
+
+def test_a_server_that_refuses_again_and_again_is_left_alone(registry, tmp_path):
+    server, _ = registry(1)
+    with server as hub:
+        hub.fault("api", faults.status(429, {"RateLimit": '"api";r=0;t=0'}))
+        found, _ = rows(hub, tmp_path, 1, timeout=20)
+        assert found == ["RateLimited"]
+        assert len(hub.seen("api")) == 5

@@ -1,0 +1,137 @@
+"""Models of an MLflow registry: a real server, whose models lie in S3."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import warnings
+
+import pytest
+from faulty_proxy import FaultyProxy
+from hub_client import full_matrix
+from lmeval_screener import screen
+from storages import expand, free_port, moto, process, slow_gap
+
+from lmeval_dispersion.paths import data_folder
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+DEMO = data_folder("demo")
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory):
+    """A server with a model of two versions: a plain folder, and one as MLflow's flavour saves it.
+
+    Gives the store behind a proxy that counts.
+    """
+    pytest.importorskip("mlflow.server", reason="the test needs MLflow's server, not only its client")
+    folder = tmp_path_factory.mktemp("mlflow")
+    with moto() as s3, FaultyProxy(s3.port) as proxy, pytest.MonkeyPatch.context() as patch:
+        port = free_port()
+        for name, value in {
+            "AWS_ENDPOINT_URL": proxy.endpoint,
+            "AWS_ACCESS_KEY_ID": "a",
+            "AWS_SECRET_ACCESS_KEY": "b",
+            "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}",
+        }.items():
+            patch.setenv(name, value)
+        patch.delenv("AWS_PROFILE", raising=False)
+        settings = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--backend-store-uri", f"sqlite:///{folder}/registry.db", "--workers", "1"]
+        command += ["--default-artifact-root", "s3://box/mlflow", "--no-serve-artifacts"]
+        with process(command, port, env={**os.environ, **settings}, cwd=folder):
+            plain = s3.put(DEMO / "sums-10", "mlflow/1/artifacts/plain")
+            flavoured = folder / "flavoured"
+            shutil.copytree(
+                DEMO / "sums-80", flavoured / "model", ignore=shutil.ignore_patterns("tokenizer*")
+            )
+            (flavoured / "components" / "tokenizer").mkdir(parents=True)
+            shutil.copy(DEMO / "sums-80" / "tokenizer.json", flavoured / "components" / "tokenizer")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                from mlflow import MlflowClient
+
+                client = MlflowClient()
+                client.create_registered_model("sums")
+                for source in (plain, s3.put(flavoured, "mlflow/2/artifacts/model")):
+                    client.create_model_version("sums", source, await_creation_for=0)
+                client.set_registered_model_alias("sums", "champion", "1")
+                client.transition_model_version_stage("sums", "1", "Production")
+            yield proxy
+
+
+def test_names_stages_aliases_and_versions(registry, tmp_path):
+    for text, found in (
+        ("models:/sums", ["models:/sums/2"]),
+        ("models:/sums/latest", ["models:/sums/2"]),
+        ("models:/sums/Production", ["models:/sums/1"]),
+        ("models:/sums@champion", ["models:/sums/1"]),
+        ("models:/sums/1", ["models:/sums/1"]),
+        ("models:/sums/*", ["models:/sums/1", "models:/sums/2"]),
+    ):
+        assert expand(text, tmp_path)[0] == found
+
+
+def test_every_version_is_read_by_ranges(registry, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    registry.heal()
+    result = screen(["models:/sums/*"], timeout=60)
+    assert not result.failed
+    assert {c.repo for c in result.checkpoints} == {"models:/sums/1", "models:/sums/2"}
+    for c in result.checkpoints:
+        name = {"models:/sums/1": "sums-10", "models:/sums/2": "sums-80"}[c.repo]
+        matrix = full_matrix(DEMO / name / c.tensor.file, c.tensor.name)
+        ids = [[t.id for t in side] for side in (c.tokens.domain_tokens, c.tokens.reference_tokens)]
+        assert c.gaps["cosine"].mean == pytest.approx(slow_gap(matrix, *ids), abs=1e-6)
+    weights = [r for r in registry.requests if r.path.endswith(".safetensors")]
+    assert weights
+    assert all("range" in r.headers for r in weights)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("models:/sums/7", "version=7"),
+        ("models:/sums@nobody", "nobody"),
+        ("models:/sums/Staging", "no version Staging"),
+        ("models:/nothing", "it has 0 versions"),
+    ],
+)
+def test_what_the_registry_does_not_have(registry, text, says):
+    (failed,) = screen([text], timeout=60).failed
+    assert failed.error == "RepoNotFound"
+    assert says in failed.message
+    assert "MLFLOW_TRACKING_URI" in failed.message
+
+
+class Answers:
+    """A registry's client that answers with one place."""
+
+    def __init__(self, place):
+        self.place = place
+
+    def get_model_version_download_uri(self, name, version):
+        return self.place
+
+
+@pytest.mark.parametrize(
+    ("place", "code", "says"),
+    [
+        ("mlflow-artifacts:/1/models/m-1/artifacts", "RangeNotSupported", "--no-serve-artifacts"),
+        ("runs:/0123/model", "BadName", "mlflow artifacts download"),
+        ("models:/m-0123", "BadName", "mlflow artifacts download"),
+    ],
+)
+def test_what_cannot_be_read_by_ranges_is_never_downloaded(place, code, says, tmp_path, monkeypatch):
+    monkeypatch.setattr("lmeval_screener.checkpoints.mlflow_models._client", lambda: Answers(place))
+    (failed,) = screen(["models:/sums/1"]).failed
+    assert (failed.error, says in failed.message) == (code, True), failed.message
+
+
+def test_a_server_that_is_not_there_and_a_package_that_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    (failed,) = screen(["models:/sums"]).failed
+    assert failed.error == "MissingExtra"
+    assert "lmeval-dispersion[mlflow]" in failed.message

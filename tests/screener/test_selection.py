@@ -1,0 +1,393 @@
+"""Checkpoints by author, words, tags, base model, collection, date or a list, without an API call each."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import write_checkpoint
+from hub_client import full_matrix
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lmeval_screener import screen
+from lmeval_screener.checkpoints.hub_responses import FileNames
+from lmeval_screener.checkpoints.limits import Allowance
+from lmeval_screener.cli import main
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.targets.selection import (
+    Query,
+    Selection,
+    add_selection_options,
+    query_of,
+    read_list,
+    select_targets,
+    selection_of,
+)
+from lmeval_screener.tokens.resolution import resolve
+from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.tokens.vocabulary import Vocabulary
+
+from lmeval_dispersion.errors import UsageError
+
+TOKENIZERS = Path(__file__).parent.parent / "data" / "tokenizers"
+V, D = 49_152, 4
+
+
+@pytest.fixture
+def registry(hub, tmp_path, monkeypatch):
+    """Two organisations on the loopback Hub, found through huggingface_hub's own settings."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+    monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "downloads"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("lmeval_screener.checkpoints.hub._implicit_token", lambda: None)
+
+    def add(name, *, seed=0, shards=1, tied=False, v=V, **settings):
+        draw = np.random.default_rng(seed)
+        tensors = {"model.embed_tokens.weight": ("F16", draw.normal(size=(v, D)))}
+        if not tied:
+            tensors["lm_head.weight"] = ("F16", draw.normal(size=(v, D)))
+        config = {"model_type": "llama", "tie_word_embeddings": tied, "seed": seed}
+        folder = write_checkpoint(tmp_path / name, tensors, config=config, shards=shards)
+        shutil.copy(TOKENIZERS / "smollm2.json", folder / "tokenizer.json")
+        hub.add(name, folder, parameters=2 * V * D, **settings)
+        return folder
+
+    hub.make = add
+    return hub
+
+
+def options(*words):
+    parser = argparse.ArgumentParser()
+    add_selection_options(parser)
+    args = parser.parse_args(words)
+    return selection_of(args), args.lists
+
+
+def chosen(*words, names=()):
+    selection, lists = options(*words)
+    return [target.repo for target in select_targets(list(names), selection, lists).targets]
+
+
+def means(result):
+    return {found.repo: found.gaps["cosine"].mean for found in result.checkpoints}
+
+
+def gaps(folder):
+    """G by the definition, from the whole matrix and every pair."""
+    vocabulary = Vocabulary.from_file("tokenizer.json", (TOKENIZERS / "smollm2.json").read_bytes())
+    found = resolve(load_token_set("math", "domain"), load_token_set("reference", "reference"), vocabulary)
+    files = [f for f in folder.glob("*.safetensors") if b'"lm_head.weight"' in f.read_bytes()[:4000]]
+    name = "lm_head.weight" if files else "model.embed_tokens.weight"
+    matrix = full_matrix((files or [folder / "model.safetensors"])[0], name)
+    unit = matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
+    t, r = unit[list(found.domain_ids)], unit[list(found.reference_ids)]
+    pairs = 1 - (t @ t.T)[np.triu_indices(len(t), 1)]
+    return pairs.mean() + (1 - t @ r.T).mean()
+
+
+@pytest.fixture
+def family(registry, tmp_path):
+    registry.make("acme/base-1", v=9, changed="2026-03-01T00:00:00.000Z")
+    tuned = "base_model:finetune:acme/base-1"
+    for number in (1, 2, 3):
+        labels = ["base_model:acme/base-1", tuned, "math" if number > 1 else "code"]
+        changed = f"2026-0{number + 3}-01T00:00:00.000Z"
+        registry.make(f"acme/tuned-{number}", v=9, tags=labels, changed=changed)
+    registry.make("other/tuned-9", v=9, tags=[tuned], changed="2026-09-01T10:00:00Z")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "README.md").write_text("nothing here")
+    (tmp_path / "texts" / "training_args.bin").write_text("nor here")
+    registry.add("acme/only-texts", tmp_path / "texts", changed="2026-10-01T00:00:00Z")
+    registry.collections["acme/best-0123456789abcdef01234567"] = [
+        ("model", "acme/tuned-2"), ("dataset", "acme/data"), ("model", "other/tuned-9"),
+    ]  # fmt: skip
+    return registry
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--author", "acme"], "tuned-3 tuned-2 tuned-1 base-1"),
+        (["--author", "acme", "--search", "TUNED"], "tuned-3 tuned-2 tuned-1"),
+        (["--base-model", "acme/base-1"], "tuned-9 tuned-3 tuned-2 tuned-1"),
+        (["--base-model", "acme/base-1", "--author", "acme", "--tag", "math"], "tuned-3 tuned-2"),
+        (["--author", "acme", "--author", "other"], "tuned-3 tuned-2 tuned-1 base-1 tuned-9"),
+        (["--author", "acme", "--limit", "2"], "tuned-3 tuned-2"),
+        (["--author", "acme", "--since", "2026-05-01"], "tuned-3 tuned-2"),
+        (["--author", "acme", "--since", "2026-05-02"], "tuned-3"),
+        (["--collection", "acme/best-0123456789abcdef01234567"], "tuned-2 tuned-9"),
+    ],
+)
+def test_what_options_select(family, words, expected):
+    family.page = 2  # lists go on over pages
+    assert " ".join(repo.partition("/")[2] for repo in chosen(*words)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("acme/*", "tuned-3 tuned-2 tuned-1 base-1"),
+        ("acme/tuned-[12]*", "tuned-2 tuned-1"),
+        ("hf://acme/tuned-*", "tuned-3 tuned-2 tuned-1"),
+        ("https://huggingface.co/acme", "tuned-3 tuned-2 tuned-1 base-1"),
+        ("https://huggingface.co/acme/models", "tuned-3 tuned-2 tuned-1 base-1"),
+        ("https://huggingface.co/collections/acme/best-0123456789abcdef01234567", "tuned-2 tuned-9"),
+        (
+            "https://huggingface.co/models?other=base_model:finetune:acme/base-1,math&sort=trending",
+            "tuned-3 tuned-2",
+        ),
+        ("https://huggingface.co/models?search=tuned-9", "tuned-9"),
+        ("https://huggingface.co/acme/tuned-1", "tuned-1"),
+    ],
+)
+def test_what_a_name_or_a_page_selects(family, text, expected):
+    assert " ".join(repo.partition("/")[2] for repo in chosen(names=[text])) == expected
+
+
+def test_a_page_of_a_repository_without_an_organisation_is_that_repository(registry):
+    registry.make("gpt2")
+    assert chosen(names=[f"{registry.endpoint}/gpt2"]) == ["gpt2"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.text(max_size=40))
+def test_any_text_is_a_query_or_none(text):
+    found = query_of(text)
+    assert found is None or isinstance(found, Query)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("a/b\n\n# all of it\n  a/c@step1  # the first\n./x\n", ["a/b", "a/c@step1", "./x"]),
+        ("repo,accuracy\na/b,0.5\na/c,0.25\n", ["a/b", "a/c"]),
+        ("accuracy,name,revision\n0.5,a/b,main\n0.1,a/c,\n", ["a/b@main", "a/c"]),
+        ("a/b,0.5\na/c,0.7\n", ["a/b", "a/c"]),
+        ('"with, comma",1\n', ["with, comma"]),
+        ("\ufeffa/b\r\na/c\r\n", ["a/b", "a/c"]),
+    ],
+)
+def test_lists(tmp_path, monkeypatch, content, expected):
+    place = tmp_path / "list.txt"
+    place.write_bytes(content.encode())
+    assert read_list(str(place)) == expected
+    monkeypatch.setattr("sys.stdin", io.StringIO(content.removeprefix("\ufeff").replace("\r", "")))
+    assert read_list("-") == expected
+
+
+@pytest.mark.parametrize(("content", "said"), [(b"# nothing\n", "got none"), (b"\xff\xfe\x00", "one a line")])
+def test_a_list_that_is_none(tmp_path, content, said):
+    (tmp_path / "list").write_bytes(content)
+    with pytest.raises(UsageError, match=said):
+        read_list(str(tmp_path / "list"))
+    with pytest.raises(UsageError, match="expected a list"):
+        read_list(str(tmp_path / "missing"))
+
+
+def test_names_lists_and_selections_together_name_each_checkpoint_once(family, tmp_path):
+    (tmp_path / "list").write_text("acme/tuned-1\nother/tuned-9@main\n")
+    selection, lists = options("--author", "acme", "--from", str(tmp_path / "list"))
+    found = select_targets(["acme/base-1", "other/*"], selection, lists)
+    assert [target.label for target in found.targets] == [
+        "acme/base-1", "other/tuned-9", "acme/tuned-1", "other/tuned-9@main", "acme/tuned-3", "acme/tuned-2",
+    ]  # fmt: skip
+    commits = [target.listing and target.listing.commit for target in found.targets]
+    assert [commit is None for commit in commits] == [False, False, False, True, False, False]
+    assert found.sentence == "6 repositories listed, 5 taken with their commits; left out: 1 without weights"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--author", "nobody"], "expected models of nobody/\\*"),
+        (["--collection", "acme/gone-1"], "has no such list"),
+        (["--collection", "https://x"], "expected --collection such as OWNER/SLUG"),
+        (["--author", "a/b"], "expected --author such as ORG"),
+        (["--base-model", "b"], "expected --base-model such as ORG/NAME"),
+        (["--since", "yesterday"], "expected --since such as"),
+        (["--limit", "0"], "expected --limit of at least 1"),
+        (["--limit", "3"], "expected something to list"),
+    ],
+)
+def test_a_selection_of_nothing_is_refused_with_a_sentence(family, words, said):
+    with pytest.raises(UsageError, match=said):
+        chosen(*words, names=["acme/tuned-1"])
+
+
+def test_selected_checkpoints_cost_three_resolver_requests_and_no_api_call(registry):
+    """Every G is that of the whole matrix; a second run asks for the list only."""
+    folders = {f"acme/m{n:02d}": registry.make(f"acme/m{n:02d}", seed=n) for n in range(10)}
+    folders["acme/tied"] = registry.make("acme/tied", seed=50, tied=True)
+    registry.page = 4
+    result = screen(["acme/*"])
+    assert not result.failed
+    for found in result.checkpoints:
+        assert found.gaps["cosine"].mean == pytest.approx(gaps(folders[found.repo]), abs=1e-6)
+        assert found.revision == registry.repositories[found.repo].branches["main"]
+    assert len(result.checkpoints) == 11
+    assert len(registry.seen("list")) == 3
+    assert not registry.seen("api")
+    assert not registry.seen("raw")
+    # The first ones leave before anybody knows where texts lie; and the tokenizer is read once.
+    first = sum("/resolve/" in r.path and r.path.endswith("config.json") for r in registry.seen("resolve"))
+    assert len(registry.seen("resolve")) <= 3 * 11 + first + 3
+    assert result.requests == len(registry.requests)
+    registry.requests.clear()
+    again = screen(["acme/*"])
+    assert [request.part for request in registry.requests] == ["list"] * 3
+    assert [c.gaps["cosine"].mean for c in again.checkpoints] == [
+        c.gaps["cosine"].mean for c in result.checkpoints
+    ]
+    registry.requests.clear()
+    pinned = screen([f"{c.repo}@{c.revision}" for c in result.checkpoints])
+    assert not pinned.failed
+    assert not registry.requests, "what is pinned and cached costs nothing at all"
+
+
+def test_sharded_gguf_free_and_renamed_checkpoints_come_from_a_list_too(registry):
+    folder = registry.make("acme/sharded", seed=3, shards=2)
+    result = screen(["acme/*"])
+    assert result.checkpoints[0].gaps["cosine"].mean == pytest.approx(gaps(folder), abs=1e-6)
+    assert not registry.seen("api")
+
+
+def test_a_moved_branch_is_read_anew(registry):
+    registry.make("acme/m", seed=1)
+    before = screen(["acme/*"]).checkpoints[0]
+    folder = registry.make("acme/m", seed=2)
+    after = screen(["acme/*"]).checkpoints[0]
+    assert before.revision != after.revision
+    assert after.gaps["cosine"].mean == pytest.approx(gaps(folder), abs=1e-6)
+
+
+def test_gated_checkpoints_fail_by_name_without_a_request(registry):
+    registry.make("acme/open", seed=1)
+    registry.make("acme/closed", seed=2, gated=True)
+    result = screen(["acme/*"])
+    assert [(failed.repo, failed.error) for failed in result.failed] == [("acme/closed", "GatedRepo")]
+    assert not [request for request in registry.requests if "closed" in request.path]
+
+
+def test_a_text_that_does_not_have_the_digest_it_came_with_is_refused(registry):
+    from hub_faults import content
+
+    registry.make("acme/m", seed=1)
+    registry.fault("resolve", content(b"{}"), match="*resolve-cache*config.json")
+    (failed,) = screen(["acme/*"]).failed
+    assert failed.error == "BadResponse"
+
+
+def test_a_web_page_in_place_of_a_list_is_asked_for_once_more(registry):
+    from hub_faults import status
+
+    registry.make("acme/m", v=9)
+    registry.fault("list", status(200), times=1)
+    assert chosen(names=["acme/*"]) == ["acme/m"]
+    registry.fault("list", status(200), times=-1)
+    with pytest.raises(ScreeningError, match="is not the Hub's JSON"):
+        chosen(names=["acme/*"])
+    assert len(registry.seen("list")) == 4
+
+
+def test_what_a_run_that_failed_found_out_serves_the_next_one(registry):
+    from hub_faults import status
+
+    folder = registry.make("acme/m", seed=4)
+    registry.fault("resolve", status(403), match="*/tokenizer.json")
+    assert screen(["acme/*"]).failed[0].error == "AccessDenied"
+    registry.faults.clear()
+    registry.requests.clear()
+    commit = registry.repositories["acme/m"].branches["main"]
+    (found,) = screen([f"acme/m@{commit}"]).checkpoints
+    assert found.gaps["cosine"].mean == pytest.approx(gaps(folder), abs=1e-6)
+    assert not registry.seen("api")
+
+
+def test_a_list_is_kept_for_offline_runs(registry, monkeypatch):
+    from huggingface_hub import constants
+
+    registry.make("acme/m", seed=1)
+    found = screen(["acme/*"])
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    registry.requests.clear()
+    assert means(screen(["acme/*"])) == means(found)
+    assert not registry.requests
+
+
+def test_limits_stop_cleanly_and_the_next_run_goes_on(registry):
+    for number in range(8):
+        registry.make(f"acme/m{number:02d}", seed=number)
+    done: set[str] = set()
+    turns = 0
+    while turns < 8:
+        turns += 1
+        registry.requests.clear()
+        result = screen(["acme/*"], allowance=Allowance(requests=14))
+        counted = [request for request in registry.requests if not request.on_cdn]
+        assert len(counted) <= 14
+        assert {failed.error for failed in result.failed} <= {"NotTried"}
+        assert all("--max-requests 14" in failed.message for failed in result.failed)
+        assert done < {found.repo for found in result.checkpoints}, "every run gets further"
+        done = {found.repo for found in result.checkpoints}
+        if not result.failed:
+            break
+    assert len(done) == 8
+    assert 1 < turns <= 4
+
+
+def test_a_limit_of_bytes(registry):
+    for number in range(12):
+        registry.make(f"acme/m{number:02d}", seed=number)
+    whole = screen([f"acme/m{number:02d}" for number in range(3)])  # brings the tokenizer
+    assert not whole.failed
+    result = screen(["acme/*"], allowance=Allowance(bytes_read=250_000))
+    assert {failed.error for failed in result.failed} == {"NotTried"}
+    assert 3 < len(result.checkpoints) < 12
+    assert result.bytes_read < 320_000
+    with pytest.raises(UsageError, match="at least 1"):
+        Allowance(bytes_read=0)
+
+
+def test_the_command_selects_plans_and_says_what_it_left_out(registry, tmp_path, capsys, monkeypatch):
+    quotas = {"api": (1, 1), "resolvers": (5, 5), "pages": (9, 9)}
+    monkeypatch.setattr("lmeval_screener.planning.QUOTAS", quotas)
+    for number in range(4):
+        registry.make(f"acme/m{number}", seed=number)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "README.md").write_text("nothing here")
+    registry.add("acme/only-texts", tmp_path / "texts")
+    assert main(["acme/*", "--dry-run", "--format", "json"]) == 0
+    told = capsys.readouterr()
+    assert "5 repositories listed, 4 taken with their commits; left out: 1 without weights" in told.err
+    plan = json.loads(told.out)
+    assert plan["answer"][0].startswith("4 of 4 checkpoints to read: about 12 resolver and 0 API requests")
+    assert "The quota of resolvers makes it at least 10 min." in plan["answer"][0]
+    assert not registry.seen("resolve")
+    assert main(["acme/*", "--format", "json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["checkpoints"]) == 4
+    registry.make("acme/closed", v=9, gated=True)
+    assert main(["acme/*", "--dry-run", "--format", "json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["answer"][0].startswith("0 of 5 checkpoints to read: about 0 resolver")
+    assert plan["answer"][0].endswith("No quota binds.")
+    assert plan["answer"][1] == "Without a request: 4 cached, 1 gated."
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.text(st.characters(exclude_characters="\n"), min_size=1), unique=True))
+def test_names_of_files_are_a_mapping(names):
+    files = FileNames(names)
+    assert list(files) == names
+    assert len(files) == len(names)
+    assert all(files[name].path == name and files[name].size is None for name in names)
+    assert dict(files).keys() == set(names)
+    assert "a\nb" not in files
+    assert Selection().limit is None

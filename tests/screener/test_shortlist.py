@@ -1,0 +1,222 @@
+"""Short lists: who is on them, how probable that was, and what is written for lm-eval."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import yaml
+from lmeval_screener.ranking.gap import gap
+from lmeval_screener.result import Failed, Result, Screened, TensorInfo, TokenInfo
+from lmeval_screener.shortlist.choice import shortlist
+from lmeval_screener.shortlist.emit import check_emit, emit
+from lmeval_screener.shortlist.manifest import read_manifest
+from lmeval_screener.targets.target import Target
+
+from lmeval_dispersion.errors import UsageError
+
+GAP = {
+    metric: gap([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]], [[1.0, 1, 0], [0, 1, 1], [1, 0, 1]], metric)
+    for metric in ("cosine", "euclidean")
+}
+
+
+def screened(name, rank, tied=None, *, scale="7B", revision="c" * 40, requested=None, file=None):
+    gaps = {metric: replace(one, mean=10.0 - rank) for metric, one in GAP.items()}
+    return Screened(
+        repo=name, requested_revision=requested, revision=revision, family="fam", scale=scale, gaps=gaps,
+        tensor=TensorInfo("lm_head.weight", file or "model.safetensors", "BF16", (1000, 3), False),
+        tokens=TokenInfo(3, 3, (), (), "single digits"), bytes_read=1, requests=1, seconds=0.1,
+        rank=rank, tied_with=tied or (rank, rank), file=file,
+    )  # fmt: skip
+
+
+def result_of(*members):
+    failed = (Failed("org/none", None, "RepoNotFound", "org/none is not there"),)
+    return Result("math", "reference", "cosine", members, failed, 1.0, 1, 1)
+
+
+def group(count, scale="7B", ties=()):
+    """`count` checkpoints; `ties` are runs of ranks (first, last) that are tied."""
+    spans = {rank: span for span in ties for rank in range(span[0], span[1] + 1)}
+    return [
+        screened(f"org/{scale}-{rank}", rank, spans.get(rank), scale=scale) for rank in range(1, count + 1)
+    ]
+
+
+def names(checkpoints):
+    return [c.repo.rpartition("-")[2] for c in checkpoints]
+
+
+@pytest.mark.parametrize(
+    ("k", "ties", "listed", "sentence"),
+    [
+        (3, (), "123", "3 of 9: the 3 best, the 3rd separated from all behind it"),
+        (3, ((3, 5),), "12345", "5 of 9: the 3 best and 2 not separated from the 3rd (cap 6)"),
+        (2, ((2, 6),), "1234", "4 of 9: the 2 best and 2 of the 4 not separated from the 2nd (cap 4)"),
+        (3, ((1, 2), (4, 9)), "123", "3 of 9: the 3 best, the 3rd separated from all behind it"),
+        (1, (), "1", "1 of 9: the best, separated from all behind it"),
+        (1, ((1, 3),), "12", "2 of 9: the best and 1 of the 2 not separated from the 1st (cap 2)"),
+        (9, (), "123456789", "all 9"),
+        (20, (), "123456789", "all 9"),
+    ],
+)
+def test_a_list_takes_the_best_and_what_is_tied_with_the_last_of_them(k, ties, listed, sentence):
+    (one,) = shortlist(result_of(*group(9, ties=ties)), k).groups
+    assert names(one.listed) == list(listed)
+    assert one.sentence() == sentence
+    assert [one.why(c) for c in one.listed] == ["rank"] * len(one.best) + ["tied"] * len(one.tied)
+
+
+def test_a_tie_counts_only_where_each_lies_in_the_others_range():
+    members = group(5)
+    members[1] = replace(members[1], tied_with=(2, 4))  # its range reaches over rank 3, which is told apart
+    members[3] = replace(members[3], tied_with=(2, 4))
+    (one,) = shortlist(result_of(*members), 2).groups
+    assert names(one.listed) == ["1", "2", "4"]
+
+
+def test_every_other_is_drawn_with_the_probability_that_is_recorded():
+    result = result_of(*group(8, ties=((2, 3),)))
+    counts = Counter()
+    for seed in range(1500):
+        (one,) = shortlist(result, 2, audit_sample=2, seed=seed).groups
+        counts.update(names(one.audit))
+        assert len(set(names(one.chosen))) == 5
+    assert [one.probability(c) for c in one.group.checkpoints] == [1, 1, 1] + [2 / 5] * 5
+    # Binomial: 600 expected of 1,500, standard deviation 19.
+    assert sorted(counts) == ["4", "5", "6", "7", "8"]
+    assert all(abs(count - 600) < 90 for count in counts.values())
+
+
+def test_the_sample_of_a_group_does_not_depend_on_the_other_groups_nor_on_the_order():
+    alone = shortlist(result_of(*group(20)), 2, audit_sample=4, seed=3).groups[0]
+    both = shortlist(result_of(*group(30, "1B"), *group(20)), 2, audit_sample=4, seed=3).groups[1]
+    assert names(alone.audit) == names(both.audit)
+    other = shortlist(result_of(*group(20)), 2, audit_sample=4, seed=4).groups[0]
+    assert names(alone.audit) != names(other.audit)
+
+
+def test_an_audit_of_more_than_there_are_takes_all_and_without_one_the_others_have_no_chance():
+    (one,) = shortlist(result_of(*group(5)), 2, audit_sample=9).groups
+    assert (names(one.audit), one.probability(one.audit[0])) == (["3", "4", "5"], 1.0)
+    (one,) = shortlist(result_of(*group(5)), 2).groups
+    assert [one.probability(c) for c in one.group.checkpoints] == [1, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("k", "counts"), [(1, [0, 1, 0]), (3, [1, 1, 1]), (6, [2, 3, 1]), (5, [2, 2, 1]), (99, [2, 9, 1])]
+)
+def test_a_diverse_list_goes_round_the_groups_the_largest_first(k, counts):
+    chosen = shortlist(result_of(*group(2, "1B"), *group(9, "7B"), *group(1, "3B")), k, diverse=True)
+    assert [len(one.best) for one in chosen.groups] == counts
+    assert chosen.sentence() == f"Short list: {sum(counts)} of 12 in 3 groups."
+
+
+def test_a_diverse_audit_is_drawn_from_all_that_no_group_lists():
+    chosen = shortlist(result_of(*group(6, "1B"), *group(6, "7B")), 2, diverse=True, audit_sample=4, seed=1)
+    assert sum(len(one.audit) for one in chosen.groups) == 4
+    assert {one.probability(c) for one in chosen.groups for c in one.group.checkpoints[1:]} == {4 / 10}
+    assert chosen.sentence() == "Short list: 2 of 12 in 2 groups, and 4 of the others at random."
+
+
+@pytest.mark.parametrize(("k", "audit", "message"), [(0, 0, "--shortlist"), (1, -1, "--audit-sample")])
+def test_numbers_out_of_range(k, audit, message):
+    with pytest.raises(UsageError, match=message):
+        shortlist(result_of(*group(3)), k, audit_sample=audit)
+
+
+# --- for lm-eval ----------------------------------------------------------------------------------------
+
+
+def test_configurations_are_pinned_and_the_manifest_holds_everyone(tmp_path):
+    folder = tmp_path / "models of\nmine"
+    members = [
+        screened("org/a", 1, requested="step1000"),
+        screened(str(folder), 2, revision=None),
+        screened("org/b-GGUF", 3, file="b-Q4_K_M.gguf"),
+        screened("org/c", 4),
+    ]
+    chosen = shortlist(result_of(*members), 3)
+    place = emit(tmp_path / "list", result_of(*members), chosen, tasks=("gsm8k",), command="screen …")
+    files = sorted((tmp_path / "list" / "models").iterdir())
+    assert [file.name for file in files] == [
+        "001-org_a-step1000.yaml", "002-models_of_mine.yaml", "003-org_b-GGUF-b-Q4_K_M.gguf.yaml",
+    ]  # fmt: skip
+    configs = [yaml.safe_load(file.read_text()) for file in files]
+    assert [config["model_args"] for config in configs] == [
+        {"pretrained": "org/a", "revision": "c" * 40},
+        {"pretrained": str(folder)},
+        {"pretrained": "org/b-GGUF", "revision": "c" * 40, "gguf_file": "b-Q4_K_M.gguf"},
+    ]
+    assert configs[0]["tasks"] == ["gsm8k"]
+    assert len({config["output_path"] for config in configs}) == 3
+    assert place == tmp_path / "list" / "manifest.json"
+    manifest = read_manifest(tmp_path / "list")
+    assert [c.chosen for c in manifest.candidates] == ["rank", "rank", "rank", None]
+    assert [c.probability for c in manifest.candidates] == [1, 1, 1, 0]
+    assert [c.scores["G"] for c in manifest.candidates] == [9, 8, 7, 6]
+    assert json.loads(place.read_text())["failed"][0]["repo"] == "org/none"
+
+
+def test_a_shard_takes_its_share_and_every_checkpoint_is_in_one(tmp_path):
+    result = result_of(*group(7))
+    emit(tmp_path / "list", result, shortlist(result, 7), tasks=("gsm8k",), command="")
+    runner = tmp_path / "lm_eval"
+    runner.write_text('#!/bin/sh\necho "$3" >> ran\ncase "$3" in *-4.yaml) exit 1;; esac\n')
+    runner.chmod(0o755)
+    (tmp_path / "dispersion").write_text("#!/bin/sh\necho enabled: 1 task file\n")
+    (tmp_path / "dispersion").chmod(0o755)
+    codes = []
+    for shard in range(3):
+        done = subprocess.run(
+            ["bash", tmp_path / "list" / "run.sh"],
+            env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SHARD": str(shard), "SHARDS": "3"},
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        codes.append((done.returncode, "not evaluated: 004-org_7B-4" in done.stderr))
+    assert codes == [(1, True), (0, False), (0, False)]
+    ran = (tmp_path / "list" / "ran").read_text().splitlines()
+    assert sorted(ran) == sorted(f"models/00{i}-org_7B-{i}.yaml" for i in range(1, 8))
+    slurm = (tmp_path / "list" / "slurm.sh").read_text()
+    assert "--array=0-6\n" in slurm
+    assert "SHARDS=7 " in slurm
+
+
+def test_what_cannot_be_emitted_is_said_before_the_screening(tmp_path):
+    assert check_emit(tmp_path / "new", None, "math", []) == ("gsm8k_dispersion",)
+    assert check_emit(tmp_path / "new", "a, b", "mine", []) == ("a", "b")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    for folder in (tmp_path / "full", tmp_path / "full" / "x"):
+        with pytest.raises(UsageError, match="new or empty folder"):
+            check_emit(folder, None, "math", [])
+    with pytest.raises(UsageError, match="--tasks NAME,NAME with --emit for the domain mine"):
+        check_emit(tmp_path / "new", None, "mine", [])
+    with pytest.raises(UsageError, match="got s3://b/x and 1 more, which lm-eval cannot read"):
+        check_emit(tmp_path / "new", None, "math", [Target("s3://b/x"), Target("s3://b/y"), Target("a/b")])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "No such file"),
+        ("{", "as JSON"),
+        ('{"schema": "screen-checkpoints/1"}', "got screen-checkpoints/1"),
+        ("[]", "got other JSON"),
+        ('{"schema": "screen-checkpoints-shortlist/1", "candidates": []}', "KeyError 'domain'"),
+        (
+            '{"schema": "screen-checkpoints-shortlist/1", "candidates": [], "domain": "math", '
+            '"metric": "cosine", "k": 1, "audit_sample": 0, "diverse": false}',
+            "at least one candidate",
+        ),
+    ],
+)
+def test_manifests_that_cannot_be_read(tmp_path, text, message):
+    if text is not None:
+        (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_manifest(tmp_path)

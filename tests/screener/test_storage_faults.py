@@ -1,0 +1,209 @@
+"""Every fault in every storage ends in the right rows or in its named error, in bounded time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import fsspec
+import numpy as np
+import pytest
+from checkpoints import head_and_embedding, write_checkpoint
+from faulty_proxy import FaultyProxy, other_version, shifted, whole
+from fsspec.implementations.memory import MemoryFileSystem
+from hub_faults import closed, content, status, truncated, without
+from hub_server import HubServer
+from lmeval_screener.checkpoints import http, remote
+from lmeval_screener.errors import ScreeningError
+from storages import ACCOUNT, KEY, azurite, fake_gcs, moto, put_azure, put_gcs, read, truth
+from web_server import WebServer
+
+HUB = "http://127.0.0.1:9"
+EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("made") / "m", head_and_embedding())
+
+
+@pytest.fixture(scope="module")
+def s3(folder):
+    with moto() as store:
+        store.put(folder, "m")
+        yield store.port
+
+
+@pytest.fixture(scope="module")
+def azure(folder):
+    with azurite() as port:
+        put_azure(port, folder, "m")
+        yield port
+
+
+@pytest.fixture(scope="module")
+def gcs(folder):
+    with fake_gcs() as port:
+        put_gcs(port, folder, "m")
+        yield port
+
+
+class Storage:
+    """A storage with a checkpoint behind something that breaks replies."""
+
+    def __init__(self, broken, address: str, endpoint: str = HUB) -> None:
+        self.broken, self.address, self.endpoint = broken, address, endpoint
+
+    def fault(self, change, *, match: str = "*", times: int = -1) -> None:
+        if isinstance(self.broken, HubServer):
+            for part in ("api", "cdn") if match == "*" else ("cdn",):
+                self.broken.fault(part, change, times=times)
+        else:
+            self.broken.fault(change, match=match, times=times)
+
+
+@pytest.fixture(params=["s3", "azure", "gcs", "web", "bucket"])
+def storage(request, folder, monkeypatch) -> Iterator[Storage]:
+    monkeypatch.setattr(http, "FIRST_WAIT", 0.004)
+    monkeypatch.setattr(remote, "WHOLE", 1000)
+    kind = request.param
+    if kind == "web":
+        with WebServer(folder.parent) as web:
+            yield Storage(web, f"{web.endpoint}/m/model.safetensors")
+        return
+    if kind == "bucket":
+        with HubServer() as hub:
+            yield Storage(hub, f"{hub.add_bucket('org/box', folder.parent)}/m", hub.endpoint)
+        return
+    with FaultyProxy(request.getfixturevalue(kind)) as proxy:
+        settings = {
+            "s3": {
+                "AWS_ENDPOINT_URL": proxy.endpoint,
+                "AWS_ACCESS_KEY_ID": "a",
+                "AWS_SECRET_ACCESS_KEY": "b",
+            },
+            "azure": {
+                "AZURE_STORAGE_CONNECTION_STRING": f"AccountName={ACCOUNT};AccountKey={KEY};"
+                f"BlobEndpoint={proxy.endpoint}/{ACCOUNT}"
+            },
+            "gcs": {"STORAGE_EMULATOR_HOST": proxy.endpoint},
+        }
+        for name, value in settings[kind].items():
+            monkeypatch.setenv(name, value)
+        yield Storage(proxy, f"{ {'s3': 's3', 'azure': 'az', 'gcs': 'gs'}[kind] }://box/m")
+
+
+def check(storage, folder, cache):
+    found = read(storage.address, cache, endpoint=storage.endpoint)
+    np.testing.assert_array_equal(found.rows, truth(folder))
+    return found
+
+
+def refusal(storage, cache, timeout=2.0):
+    start = time.monotonic()
+    with pytest.raises(ScreeningError) as raised:
+        read(storage.address, cache, endpoint=storage.endpoint, timeout=timeout)
+    assert time.monotonic() - start < timeout + 5
+    assert ";" in str(raised.value), "says what to do next"
+    return raised.value.code
+
+
+def test_without_faults(storage, folder, tmp_path):
+    meter = check(storage, folder, tmp_path).snapshot.meter
+    assert meter.requests == len(storage.broken.requests)
+    stored = sum(place.stat().st_size for place in folder.iterdir())
+    assert 0 < meter.bytes_read < stored + 6 * 64 + 2000, "nothing is read twice but the rows"
+    assert check(storage, folder, tmp_path).snapshot.meter.bytes_read < 2000, "all comes from the cache"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(status(429), id="429"),
+        pytest.param(status(500), id="500"),
+        pytest.param(status(503), id="503"),
+        pytest.param(closed(), id="closed"),
+        pytest.param(closed(reset=True), id="reset"),
+        pytest.param(truncated(7), id="truncated"),
+        pytest.param(truncated(7, reset=True), id="reset in mid-body"),
+        pytest.param(shifted(8), id="another range"),
+        pytest.param(without("Content-Range"), id="no range"),
+    ],
+)
+@pytest.mark.parametrize("where", ["*", "*model.safetensors*"])
+def test_what_passes_is_tried_again(storage, folder, tmp_path, fault, where):
+    storage.fault(fault, match=where, times=1)
+    check(storage, folder, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fault", "codes"),
+    [
+        pytest.param(status(429), {"RateLimited"}, id="429"),
+        pytest.param(status(500), {"ServerError"}, id="500"),
+        pytest.param(closed(reset=True), {"Unreachable"}, id="reset"),
+        pytest.param(shifted(8), {"BadResponse"}, id="another range"),
+        pytest.param(without("Content-Range"), {"BadResponse"}, id="no range"),
+        pytest.param(whole, {"RangeNotSupported", "BadResponse"}, id="200 for 206"),
+        pytest.param(other_version, {"BadResponse"}, id="another version"),
+        pytest.param(content(b"short"), {"BadResponse", "Unreachable"}, id="another length"),
+        pytest.param(status(404), {"BadResponse", "FileNotFound"}, id="gone"),
+        pytest.param(status(403, body=EXPIRED), {"AccessDenied"}, id="expired"),
+        pytest.param(status(416), {"BadResponse"}, id="416"),
+    ],
+)
+def test_what_stays_wrong_has_a_name(storage, tmp_path, fault, codes):
+    if isinstance(storage.broken, HubServer) and fault is other_version:
+        # The Hub names the content where it resolves; its ETag has to stay what it was first.
+        storage.broken.fault("cdn", lambda reply, request: reply, match="*safetensors", times=1)
+    storage.fault(fault, match="*model.safetensors*")
+    assert refusal(storage, tmp_path) in codes
+
+
+class Flaky(MemoryFileSystem):
+    """A file system whose reads fail as they are told to."""
+
+    protocol = "flaky"
+    store: dict = {}  # noqa: RUF012
+    faults: list = []  # noqa: RUF012
+    cachable = False
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.replace("flaky://", "memory://"))
+
+    def cat_file(self, path, start=None, end=None, **kwargs):
+        body = super().cat_file(path, start=start, end=end)
+        if self.faults and path.endswith("model.safetensors"):
+            fault = self.faults.pop(0)
+            if isinstance(fault, Exception):
+                raise fault
+            return body[:fault]
+        return body
+
+
+@pytest.fixture
+def flaky(folder, monkeypatch):
+    monkeypatch.setattr(http, "FIRST_WAIT", 0.004)
+    fsspec.register_implementation("flaky", Flaky, clobber=True)
+    Flaky.store, Flaky.pseudo_dirs, Flaky.faults = {}, [""], []
+    Flaky().put(str(folder) + "/", "/disk/m/", recursive=True)
+    return Flaky
+
+
+def test_faults_of_a_file_system(flaky, folder, tmp_path):
+    for name, fault in (("reset", ConnectionResetError("reset")), ("short", 5), ("slow", TimeoutError())):
+        flaky.faults[:] = [fault]
+        found = read("flaky://disk/m", tmp_path / name)
+        np.testing.assert_array_equal(found.rows, truth(folder))
+    for fault, code in (
+        (ConnectionResetError("x"), "Unreachable"),
+        (PermissionError("x"), "AccessDenied"),
+        (3, "BadResponse"),
+        (FileNotFoundError("x"), "BadResponse"),
+    ):
+        flaky.faults[:] = [fault] * 50
+        with pytest.raises(ScreeningError) as raised:
+            read("flaky://disk/m", tmp_path / "again", timeout=2.0)
+        assert raised.value.code == code
+        assert ";" in str(raised.value)

@@ -1,0 +1,330 @@
+"""The verdict's sentences on planted registries: each where it is true, none on noise."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+import yaml
+from lmeval_screener.shortlist.manifest import Candidate, Manifest
+from lmeval_screener.shortlist.verdict import enough_results, verify
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.report import render
+
+
+def planted(counts, skill, *, listed=4, audit=0, seed=1, extra=None, **more):
+    """A manifest of groups of ``counts`` candidates and their accuracies, G of correlation ``skill``."""
+    draw = np.random.default_rng(seed)
+    candidates, accuracies = [], []
+    for number, count in enumerate(counts):
+        gaps = np.sort(draw.normal(size=count))[::-1]
+        own = skill * gaps + math.sqrt(1 - skill**2) * draw.normal(size=count)
+        drawn = (
+            draw.choice(np.arange(listed, count), min(audit, count - listed), replace=False) if audit else ()
+        )
+        for i in range(count):
+            why = "rank" if i < listed else "audit" if i in drawn else None
+            probability = 1.0 if i < listed else len(drawn) / max(count - listed, 1)
+            scores = {"G": float(gaps[i])} | ({} if extra is None else extra(draw, gaps[i], own[i]))
+            name = f"org/g{number}-{i}"
+            candidates.append(
+                Candidate(name, None, "a" * 40, None, ("fam", f"{number}B"), i + 1, why, probability, scores)
+            )
+            accuracies.append(float(own[i]))
+    return Manifest("math", "cosine", listed, audit, False, tuple(candidates), "manifest.json"), accuracies
+
+
+def verdict(folder, manifest, accuracies, *, known=None, **options):
+    lines = ["repo,accuracy"]
+    for c, accuracy in zip(manifest.candidates, accuracies, strict=True):
+        if known is None or known(c):
+            lines.append(f"{c.repo},{accuracy}")
+    (folder / "accuracy.csv").write_text("\n".join(lines) + "\n")
+    return verify(manifest, [str(folder / "accuracy.csv")], **options)
+
+
+def chosen(c):
+    return c.chosen is not None
+
+
+@pytest.mark.parametrize(
+    ("counts", "skill", "audit", "known", "start"),
+    [
+        ([30], 0.8, 0, None, "The screen works here: "),
+        ([12, 12, 12], 0.7, 0, None, "The screen works here: "),
+        ([40], 0.95, 8, chosen, "The screen works here: "),
+        ([30], -0.8, 0, None, "The screen misleads here, its order is reversed: "),
+        ([120], 0.0, 0, None, "The screen is no better than chance here, or hardly: "),
+        ([10], 0.3, 0, None, "Not enough results to tell whether the screen works here: "),
+        ([3], 1.0, 0, None, "Not enough results to tell whether the screen works here: "),
+        ([40], 0.0, 0, chosen, "Not enough results to tell whether the screen works here: "),
+    ],
+)
+def test_the_first_line_says_whether_the_screen_works(tmp_path, counts, skill, audit, known, start):
+    found = verdict(tmp_path, *planted(counts, skill, audit=audit, listed=min(4, counts[0])), known=known)
+    first = found.answer()[0]
+    assert first.startswith(start), first
+    assert render(found.document(), "table").startswith(first[:60])
+
+
+def test_on_noise_next_to_nothing_is_claimed_and_on_skill_no_chance(tmp_path):
+    noise = [verdict(tmp_path, *planted([8, 8], 0.0, seed=seed, listed=2)) for seed in range(60)]
+    claims = [one for one in noise if one.overall.outcome in ("works", "misleads")]
+    assert len(claims) <= 7  # 3 expected at 5 %; more than 7 in 1 % of cases
+    apart = [one for one in noise if any(group.separate for group in one.groups)]
+    assert len(apart) <= 7
+    skilled = [verdict(tmp_path, *planted([60], 0.6, seed=seed)) for seed in range(30)]
+    assert not [one for one in skilled if one.overall.outcome == "chance"]
+    assert len([one for one in skilled if one.overall.outcome == "works"]) >= 28
+
+
+def test_a_list_alone_is_never_called_chance(tmp_path):
+    # Sixty of the list in no order: the pairs inside it differ little in G.
+    manifest, accuracies = planted([80], 0.0, listed=70)
+    found = verdict(tmp_path, manifest, accuracies, known=chosen)
+    assert found.overall.decisions.high < 0.65
+    assert found.answer()[0].startswith("Not enough results")
+    assert "pairs with results" in found.answer()[0]
+    assert (
+        "What the list missed is not known: no other was drawn at random (--audit-sample)." in found.answer()
+    )
+
+
+def test_the_number_of_results_that_would_do_is_said_where_there_are_fewer(tmp_path):
+    enough = enough_results(2 / 3)
+    assert 30 <= enough <= 40
+    few = verdict(tmp_path, *planted([12], 0.2, seed=3)).answer()[0]
+    assert f"; about {enough} in one group would show" in few
+    shown = 0
+    for seed in range(200):
+        draw = np.random.default_rng(seed)
+        g = draw.normal(size=enough)
+        a = 0.5 * g + math.sqrt(0.75) * draw.normal(size=enough)  # two pairs of three are in the right order
+        signs = np.sign((g[:, None] - g) * (a[:, None] - a)).sum() / (enough * (enough - 1))
+        shown += signs / math.sqrt(2 * (2 * enough + 5) / (9 * enough * (enough - 1))) > 1.96
+    assert 0.7 < shown / 200 < 0.92
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "sentence"),
+    [
+        ([9, 1, 2, 3, 4, 5], "The list holds the best of all; as many at random would miss it by "),
+        ([1, 2, 9, 3, 4, 5], "The list misses the best of all by 7; as many at random would miss it by "),
+    ],
+)
+def test_with_all_results_the_regret_is_a_fact(tmp_path, accuracies, sentence):
+    manifest, _ = planted([6], 0.0, listed=2)
+    text = " ".join(verdict(tmp_path, manifest, accuracies).answer())
+    assert sentence in text
+
+
+def test_with_an_audit_the_others_that_are_better_are_estimated(tmp_path):
+    manifest, accuracies = planted([40], 0.5, listed=8, audit=8)
+    pairs = list(zip(manifest.candidates, accuracies, strict=True))
+    better = [100.0 if c.chosen == "audit" and i % 2 else a for i, (c, a) in enumerate(pairs)]
+    best = max(value for (c, _), value in zip(pairs, better, strict=True) if c.chosen == "rank")
+    drawn = [value for (c, _), value in zip(pairs, better, strict=True) if c.chosen == "audit"]
+    count = sum(value > best for value in drawn)
+    (sentence,) = [s for s in verdict(tmp_path, manifest, better, known=chosen).answer() if "at random" in s]
+    seen = rf"Of 8 others drawn at random {count} are better than the list's best, by up to 9\d"
+    assert re.match(seen, sentence), sentence
+    assert re.search(r": \d+ to \d+ of all 32 others \(95 %\)\.$", sentence)
+    worse = [-100.0 if c.chosen == "audit" else a for c, a in pairs]
+    (sentence,) = [s for s in verdict(tmp_path, manifest, worse, known=chosen).answer() if "at random" in s]
+    seen = "Of 8 others drawn at random none are better than the list's best: at most 10 of all 32 others"
+    assert sentence == f"{seen} (95 %)."
+
+
+def test_missing_results_are_named_and_hours_are_counted(tmp_path):
+    manifest, accuracies = planted([20], 0.5, listed=4, audit=3)
+    found = verdict(
+        tmp_path, manifest, accuracies, known=lambda c: chosen(c) and c.rank != 2, hours=1.5
+    )  # fmt: skip
+    answer = found.answer()
+    assert "1 of those to be evaluated have no result: org/g0-1." in answer
+    assert "GPU hours: 10.5 in place of 30, 19.5 saved." in answer
+    assert found.saved == 19.5
+    whole = verdict(tmp_path, manifest, accuracies)
+    assert not [s for s in whole.answer() if "no result" in s or "GPU" in s]
+
+
+def test_several_groups_are_compared_only_inside_each(tmp_path):
+    # Right inside each group; across them the order is turned round.
+    candidates, accuracies = [], []
+    for number, shift in enumerate((0, 10, 20)):
+        for i in range(6):
+            candidates.append(
+                Candidate(f"o/{number}-{i}", None, "a" * 40, None, ("f", str(number)), i + 1,
+                          "rank" if i < 2 else None, float(i < 2), {"G": 6 - i + shift})
+            )  # fmt: skip
+            accuracies.append(6 - i - 2 * shift)
+    found = verdict(tmp_path, Manifest("math", "cosine", 2, 0, False, tuple(candidates), "m"), accuracies)
+    assert found.overall.agreement.spearman == 1
+    assert found.overall.decisions.value == 1
+    assert found.answer()[0].startswith("The screen works here: 100 % of pairs")
+    apart = "Told apart from chance by itself, all 3 groups counted: f · 0 (right order)"
+    assert found.answer()[1].startswith(apart)
+    assert "The lists hold the best of 3 of 3 groups with all results; mean regret 0." in found.answer()
+
+
+# --- what else could have ranked ------------------------------------------------------------------------
+
+
+def strong_rival(draw, gap, accuracy):
+    return {"step": float(accuracy) + 0.1 * draw.normal(), "norm": float(draw.normal())}
+
+
+def noise_rivals(draw, gap, accuracy):
+    return {f"figure {i}": float(draw.normal()) for i in range(7)}
+
+
+def test_a_figure_that_orders_better_is_named_as_exploratory(tmp_path):
+    found = verdict(tmp_path, *planted([25], 0.5, extra=strong_rival))
+    (sentence,) = [s for s in found.answer() if s.startswith("Exploratory")]
+    best = r"Exploratory: of 3 figures that could have ranked, step orders these results best "
+    assert re.match(best + r"\(Spearman 0\.9\d, G 0\.\d\d; p < 0\.001 for the best of 3\)", sentence)
+    assert found.exploration.rivals[0].name == "step"
+    alone = verdict(tmp_path, *planted([25], 0.5))
+    assert alone.exploration is None
+
+
+def test_looking_at_many_figures_is_corrected_for(tmp_path):
+    named = 0
+    for seed in range(60):
+        found = verdict(tmp_path, *planted([15], 0.0, extra=noise_rivals, seed=seed))
+        (sentence,) = [s for s in found.answer() if s.startswith("Exploratory")]
+        named += "none is told apart" not in sentence
+    assert named <= 7  # without the correction a third of them would be
+
+
+# --- results --------------------------------------------------------------------------------------------
+
+
+def small_manifest(*entries):
+    candidates = [
+        Candidate(repo, requested, commit, file, ("fam", "7B"), i + 1, "rank", 1.0, {"G": float(-i)})
+        for i, (repo, requested, commit, file) in enumerate(entries)
+    ]
+    return Manifest("math", "cosine", len(candidates), 0, False, tuple(candidates), "manifest.json")
+
+
+def lm_eval(folder, name, arguments, accuracy):
+    content = {"results": {"gsm8k": {"acc,none": accuracy}}, "config": {"model_args": arguments}, "date": 1.0}
+    (folder / f"results_{name}.json").write_text(json.dumps(content))
+
+
+def test_results_are_matched_by_the_commit_that_was_screened(tmp_path):
+    manifest = small_manifest(
+        ("org/a", "step1000", "1" * 40, None),
+        ("org/a", "step2000", "2" * 40, None),
+        ("org/b", None, "3" * 40, "Q4_K_M"),
+        ("/data/run/checkpoint-5", None, None, None),
+    )
+    lm_eval(tmp_path, "1", {"pretrained": "org/a", "revision": "1" * 40}, 0.1)
+    lm_eval(tmp_path, "2", {"pretrained": "org/a", "revision": "2" * 40}, 0.2)
+    lm_eval(tmp_path, "3", {"pretrained": "org/b", "revision": "3" * 40, "gguf_file": "b-Q4_K_M.gguf"}, 0.3)
+    lm_eval(tmp_path, "4", {"pretrained": "/elsewhere/run/checkpoint-5"}, 0.4)
+    lm_eval(tmp_path, "5", {"pretrained": "org/a", "revision": "9" * 40}, 0.5)
+    found = verify(manifest, [str(tmp_path)])
+    assert (found.overall.results, found.without) == (4, ())
+    assert found.groups[0].missed.best == 0.4
+    assert found.overall.agreement.spearman == -1
+
+
+def test_sources_that_disagree_are_refused_and_equal_ones_are_not(tmp_path):
+    manifest, accuracies = planted([5], 0.5)
+    verdict(tmp_path, manifest, accuracies)
+    (tmp_path / "same.csv").write_text((tmp_path / "accuracy.csv").read_text())
+    sources = [str(tmp_path / "accuracy.csv"), str(tmp_path / "same.csv")]
+    assert verify(manifest, sources).overall.results == 5
+    (tmp_path / "same.csv").write_text("repo,accuracy\norg/g0-0,77\n")
+    with pytest.raises(UsageError, match=r"org/g0-0: expected one result, got .* and 77 in .*same\.csv"):
+        verify(manifest, sources)
+
+
+def test_equal_results_are_not_enough(tmp_path):
+    manifest, _ = planted([6], 0.5)
+    first = verdict(tmp_path, manifest, [1.0] * 6).answer()[0]
+    assert first == "Not enough results to tell whether the screen works here: all accuracies are equal."
+    one = verdict(tmp_path, manifest, [1.0] * 6, known=lambda c: c.rank == 1).answer()[0]
+    assert one.endswith("here: fewer than two checkpoints to compare.")
+
+
+@pytest.mark.parametrize("form", ["table", "markdown", "csv", "json", "html"])
+def test_every_format_holds_the_verdict(tmp_path, form):
+    found = verdict(tmp_path, *planted([12, 9], 0.8, audit=3), known=chosen, hours=2.0)
+    text = render(found.document(), form)
+    assert "nan" not in text.lower().replace("finance", "") or form == "html"
+    if form == "json":
+        content = json.loads(text)
+        assert content["schema"] == "screen-checkpoints-verdict/1"
+        assert content["outcome"] == found.overall.outcome
+        assert [line["results"] for line in content["groups"]] == [7, 7]
+        assert content["hours_saved"] == 2.0 * 7
+    elif form == "csv":
+        assert text.splitlines()[0].startswith("group,outcome,candidates,listed,audited,results")
+        assert len(text.splitlines()) == 4
+    else:
+        assert "in the right order" in text
+
+
+# --- the command ----------------------------------------------------------------------------------------
+
+
+def test_the_demos_list_is_written_and_verified_by_both_commands(tmp_path, capsys, monkeypatch):
+    from lmeval_screener.cli import main as screen_checkpoints
+
+    from lmeval_dispersion.cli import main as dispersion
+    from lmeval_dispersion.paths import data_folder
+
+    monkeypatch.chdir(tmp_path)
+    words = ["--demo", "--controls", "--shortlist", "2", "--audit-sample", "3", "--emit", "list"]
+    assert screen_checkpoints(words) == 0
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 5
+    assert (
+        "2 of 11: the 2 best, the 2nd separated from all behind it, and 3 of the others at random"
+        in printed.err
+    )
+    assert "evaluate with: bash list/run.sh" in printed.err
+    family = yaml.safe_load((data_folder("demo") / "family.yaml").read_text())
+    lines = [f"{entry['folder']},{entry['accuracy']['mean']}" for entry in family["checkpoints"]]
+    (tmp_path / "all.csv").write_text("\n".join(["repo,accuracy", *lines]) + "\n")
+    words = ["list/manifest.json", "all.csv", "--hours-per-model", "2", "--format", "json"]
+    found = []
+    for command in (screen_checkpoints, dispersion):
+        assert command(["verify", *words]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1]
+    assert found[0]["answer"][0].startswith("The screen works here: ")
+    assert found[0]["groups"][0]["regret"] == 0
+    assert found[0]["hours_saved"] == 12
+    names = {figure["name"] for figure in found[0]["exploration"]["figures"]}
+    assert {"G", "within(R)", "norm of the rows", "effective rank of T", "G of centred rows"} <= names
+    assert not [name for name in names if "random" in name]
+    # A second list does not mix with the first.
+    assert screen_checkpoints(["--demo", "--shortlist", "2", "--emit", "list"]) == 2
+    assert "new or empty folder, got list" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["none.json", "x.csv"], "none.json: expected the manifest of a short list, got No such file"),
+        (["none.json", "x.csv", "--hours-per-model", "0"], "--hours-per-model above 0"),
+        (["none.json", "x.csv", "-o", "x.xlsx"], "expected --output with the suffix"),
+    ],
+)
+def test_wrong_usage_of_verify_is_one_sentence(tmp_path, capsys, monkeypatch, words, message):
+    from lmeval_screener.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    assert main(["verify", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("screen-checkpoints verify: ")
+    assert message in error
+    assert error.count("\n") == 1

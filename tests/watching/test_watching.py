@@ -1,0 +1,285 @@
+"""Watched runs of Trainer, TRL and a plain loop: what is logged is what the screener says of checkpoints."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lmeval_screener import screen
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
+
+from lmeval_dispersion import DispersionCallback, watch
+from lmeval_dispersion.cli import main
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.geometry import dispersion, effective_rank
+from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.watching.records import FILE, append_record, change, falls, read_records
+from lmeval_dispersion.watching.watcher import TEXTS
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*pin_memory.*:UserWarning",
+    "ignore:.*lr_scheduler.step.*:UserWarning",
+    "ignore::DeprecationWarning:trl.*",
+    "ignore::FutureWarning:transformers.*",
+    "ignore::FutureWarning:trl.*",
+)
+DEMO = data_folder("demo") / "sums-45"
+
+
+@pytest.fixture
+def tokenizer():
+    return AutoTokenizer.from_pretrained(DEMO)
+
+
+@pytest.fixture
+def model():
+    return AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+
+
+def texts(tokenizer, n=16):
+    ids = tokenizer("12 + 30 = 42. 7 + 8 = 15. It was late, and they went home.").input_ids[:16]
+    return [{"input_ids": list(ids), "labels": list(ids)} for _ in range(n)]
+
+
+def arguments(folder, kind=TrainingArguments, **options):
+    return kind(
+        output_dir=str(folder),
+        **{
+            "max_steps": 6,
+            "per_device_train_batch_size": 4,
+            "learning_rate": 0.05,
+            "lr_scheduler_type": "constant",
+            "report_to": "none",
+            "logging_steps": 2,
+            "save_steps": 3,
+            "disable_tqdm": True,
+            "use_cpu": True,
+        }
+        | options,
+    )
+
+
+def check_logs(folder, log_history):
+    """Values of the log, the JSONL and the screener on every saved checkpoint; returns them by step."""
+    logged = {entry["step"]: entry for entry in log_history if "watch/gap_math" in entry}
+    records = {record["step"]: record for record in read_records(folder)}
+    assert set(logged) == set(records) == {2, 3, 4, 6}
+    saved = sorted(folder.glob("checkpoint-*"))
+    assert len(saved) == 2
+    for checkpoint in saved:
+        step = int(checkpoint.name.split("-")[1])
+        assert records[step]["saved"]
+        screened = screen([str(checkpoint)]).groups[0].checkpoints[0].gaps["cosine"]
+        assert logged[step]["watch/gap_math"] == pytest.approx(screened.mean, abs=1e-6)
+        assert logged[step]["watch/gap_math_se"] == pytest.approx(screened.se, abs=1e-6)
+        assert records[step]["domains"]["math"]["within"] == pytest.approx(
+            screened.within_domain.mean, abs=1e-6
+        )
+    for step, entry in logged.items():
+        for name in ("dispersion", "condensation", "effective_rank"):
+            assert entry[f"watch/{name}"] == records[step][name]
+    return logged
+
+
+class Tracker(TrainerCallback):
+    """What a tracker such as TensorBoard gets."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_log(self, args, state, control, logs=None, **_):
+        self.seen.append((state.global_step, set(logs)))
+
+
+def test_a_trainer_is_watched(tmp_path, model, tokenizer):
+    tracker = Tracker()
+    trainer = Trainer(
+        model=model,
+        args=arguments(tmp_path, eval_strategy="steps", eval_steps=4),
+        train_dataset=texts(tokenizer),
+        eval_dataset=texts(tokenizer, 4),
+        processing_class=tokenizer,
+        callbacks=[tracker],
+    )
+    trainer.add_callback(DispersionCallback(trainer, domains=["math"]))
+    trainer.train()
+    logged = check_logs(tmp_path, trainer.state.log_history)
+    assert logged[2]["watch/gap_math"] != logged[6]["watch/gap_math"]
+    # The trainer's own entries are all still there, and trackers get ours.
+    assert [e["step"] for e in trainer.state.log_history if "loss" in e] == [2, 4, 6]
+    assert [step for step, names in tracker.seen if "watch/gap_math" in names] == [2, 3, 4, 6]
+    assert [step for step, names in tracker.seen if "loss" in names] == [2, 4, 6]
+    # A resumed run goes on in the same file: steps after the checkpoint are measured again.
+    shutil.rmtree(tmp_path / "checkpoint-6")
+    again = Trainer(
+        model=AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32),
+        args=arguments(tmp_path),
+        train_dataset=texts(tokenizer),
+        processing_class=tokenizer,
+    )
+    again.add_callback(DispersionCallback(again))
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert [record["step"] for record in read_records(tmp_path)] == [2, 3, 4, 6]
+    assert len((tmp_path / FILE).read_text().splitlines()) == 6
+
+
+def test_a_trl_trainer_is_watched_and_keeps_its_own_averages(tmp_path, model, tokenizer):
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+    trainer = SFTTrainer(
+        model=model,
+        args=arguments(tmp_path, SFTConfig, max_length=32, bf16=False),
+        train_dataset=Dataset.from_list([{"input_ids": row["input_ids"]} for row in texts(tokenizer)]),
+        processing_class=tokenizer,
+    )
+    trainer.add_callback(DispersionCallback(trainer, domains=["math"]))
+    trainer.train()
+    check_logs(tmp_path, trainer.state.log_history)
+    own = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["step"] for entry in own] == [2, 4, 6]
+    assert all("mean_token_accuracy" in entry for entry in own)
+
+
+def test_a_loop_of_ones_own_is_watched(tmp_path, model, tokenizer):
+    watcher = watch(model, tokenizer, domains=["math"], folder=tmp_path, every=2)
+    batch = torch.tensor([row["input_ids"] for row in texts(tokenizer, 4)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    model.train()
+    model.model.layers[1].eval()  # a mode of its own, to be left as it is
+    found = {}
+    for step in range(1, 6):
+        model(batch, labels=batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 5:
+            model.save_pretrained(tmp_path / "checkpoint")
+            tokenizer.save_pretrained(tmp_path / "checkpoint")
+        found[step] = watcher.step(saved=step == 5)
+    assert [step for step, logs in found.items() if logs] == [2, 4, 5]
+    screened = screen([str(tmp_path / "checkpoint")]).groups[0].checkpoints[0].gaps["cosine"]
+    assert found[5]["watch/gap_math"] == pytest.approx(screened.mean, abs=1e-6)
+    assert model.training
+    assert not model.model.layers[1].training
+    # The fixed batch, text by text.
+    model.eval()
+    states = []
+    for text in TEXTS:
+        ids = tokenizer(text, add_special_tokens=False).input_ids[:32]
+        with torch.no_grad():
+            out = model(torch.tensor([ids]), output_hidden_states=True)
+        states.append(out.hidden_states[-1][0].double().numpy())
+    assert found[5]["watch/dispersion"] == pytest.approx(dispersion([s[-1] for s in states]), abs=1e-6)
+    similar = np.mean([1 - dispersion(s) for s in states])
+    assert found[5]["watch/condensation"] == pytest.approx(similar, abs=1e-6)
+    assert found[5]["watch/effective_rank"] == pytest.approx(effective_rank(np.concatenate(states)), rel=1e-5)
+    record = watcher.records[-1]
+    assert change(record, watcher.records[0], "math").mean == pytest.approx(
+        found[5]["watch/gap_math"] - found[2]["watch/gap_math"]
+    )
+
+
+def test_a_fall_beyond_its_paired_error_is_warned_of_and_noise_is_not(tmp_path, model, tokenizer, caplog):
+    watcher = watch(model, tokenizer, domains=["math"], texts=(), folder=tmp_path, saves=2)
+    rng = torch.Generator().manual_seed(0)
+    head = model.get_output_embeddings().weight
+    plain = head.detach().clone()
+    digits = watcher.resolutions["math"].domain_ids
+    with caplog.at_level(logging.WARNING), torch.no_grad():
+        for step in range(1, 7):  # changes that do not belong to the digits
+            head.copy_(plain + 0.01 * torch.randn(plain.shape, generator=rng) * plain.std())
+            watcher.measure(step, saved=True)
+        assert not caplog.records
+        for step in range(7, 10):  # the digits draw together
+            head.copy_(plain)
+            head[digits] += (
+                (step - 6)
+                * plain.norm(dim=1).mean()
+                * torch.nn.functional.normalize(plain[digits].mean(dim=0), dim=0)
+            )
+            watcher.measure(step, saved=True)
+    assert caplog.records
+    assert "G of math fell by" in caplog.records[0].message
+    assert not any(record["warnings"] for record in read_records(tmp_path)[:6])
+    assert falls(read_records(tmp_path), 2) == watcher.records[-1]["warnings"] != []
+    assert falls(read_records(tmp_path)[:2], 2) == []
+
+
+@pytest.fixture
+def followed(tmp_path, model, tokenizer):
+    """A folder with a rise of G, and one where nothing happens."""
+    head = model.get_output_embeddings().weight
+    digits = None
+    for name, strength in (("rising", 0.6), ("still", 0.0)):
+        watcher = watch(model, tokenizer, domains=["math"], folder=tmp_path / name)
+        digits = watcher.resolutions["math"].domain_ids
+        plain, rng = head.detach().clone(), torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for step in range(4):
+                noise = torch.randn(plain[digits].shape, generator=rng) * plain.std()
+                head[digits] = plain[digits] + step * strength * noise
+                watcher.measure(10 * step, saved=step % 2 == 1)
+            head.copy_(plain)
+    return tmp_path
+
+
+def test_the_page_says_what_moved(followed, capsys, tmp_path):
+    assert main(["watch", str(followed / "rising")]) == 0
+    out = capsys.readouterr().out
+    assert "it rose since step 0" in " ".join(out.split())
+    assert main(["watch", str(followed / "still"), "--format", "markdown"]) == 0
+    out = capsys.readouterr().out
+    assert "is not shown" in out
+    assert "No fall over the saves" in out
+    assert main(["watch", str(followed / "rising"), "-o", str(tmp_path / "page.html"), "-q"]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "G of math by step" in page
+    assert 'http-equiv="refresh"' not in page
+
+
+def test_a_followed_page_reloads_and_grows_with_the_run(followed, tmp_path, monkeypatch):
+    page, folder = tmp_path / "page.html", followed / "rising"
+    pages = []
+
+    def wait(seconds):
+        assert seconds == 7
+        pages.append(page.read_text())
+        if len(pages) == 2:
+            raise KeyboardInterrupt
+        append_record(folder, {**read_records(folder)[-1], "step": 99})
+
+    monkeypatch.setattr("time.sleep", wait)
+    assert main(["watch", str(folder), "-o", str(page), "--follow", "7", "-q"]) == 130
+    assert all('<meta http-equiv="refresh" content="7">' in text for text in pages)
+    assert ["at step 99" in text for text in pages] == [False, True]
+
+
+def test_what_cannot_be_watched_is_told(followed, model, tokenizer, tmp_path, capsys):
+    with pytest.raises(UsageError, match="list of token sets"):
+        watch(model, tokenizer, domains="math")
+    with pytest.raises(UsageError, match="tokenizer"):
+        watch(model, None)
+    with pytest.raises(UsageError, match="output projection"):
+        watch(model.model, tokenizer)
+    with pytest.raises(UsageError, match="at least 2 texts"):
+        watch(model, tokenizer, texts=["one"])
+    with pytest.raises(UsageError, match="watch\\(\\)"):
+        DispersionCallback(model)
+    assert main(["watch", str(tmp_path / "nothing")]) == 2
+    assert "DispersionCallback" in capsys.readouterr().err
+    assert main(["watch", str(followed / "still"), "--follow", "5"]) == 2
+    assert "-o FILE.html" in capsys.readouterr().err
+    path = followed / "still" / FILE
+    path.write_text(path.read_text() + '{"format": "dispersion-w')  # a process was killed while it wrote
+    assert len(read_records(path.parent)) == 4
+    append_record(path.parent, {**read_records(path.parent)[-1], "step": 50})
+    assert [record["step"] for record in read_records(path.parent)][-1] == 50
+    path.write_text(json.dumps({"loss": 1}) + "\n")
+    with pytest.raises(UsageError, match="dispersion-watch/1"):
+        read_records(Path(path))
