@@ -1,7 +1,10 @@
 """The results of part B as JSON, and the page that is made of it.
 
-python benchmarks/validity/released_page.py collect OUT MODELS TEXT   docs/results/released.json, from the runs
-python benchmarks/validity/released_page.py page                      docs/results/released.md, from the JSON
+    python benchmarks/validity/released_page.py collect OUT MODELS TEXT
+    python benchmarks/validity/released_page.py page
+
+``collect`` writes docs/results/released.json from the runs of released.py in OUT, ``page`` makes released.md
+of that file.
 """
 
 import json
@@ -69,11 +72,12 @@ def page() -> str:
     lines = [
         "# Two released models, end to end",
         "",
-        "What the tools say of real models, in their own words: each answer is the first sentences of a report.",
-        f"The [configuration]({HOME}/benchmarks/validity/released.yaml) was committed before the first run, with",
-        "what would refute each claim. The sizes are what two shared CPU cores allow, so *not told apart* also",
-        "means *too little was measured*. This page is made from [released.json](released.json) by",
-        "`benchmarks/validity/released_page.py page`, and a test holds it to that.",
+        "What the tools say of real models, in their own words: each answer is the first sentences of a",
+        f"report. The [configuration]({HOME}/benchmarks/validity/released.yaml) was committed before the",
+        "first run, with what would refute each claim. Two shared CPU cores allow these sizes only, so *not",
+        "told apart* also means *too little was measured*. This page is made from",
+        "[released.json](released.json) by `benchmarks/validity/released_page.py page`; a test holds it to",
+        "that.",
         "",
         "| claim | what would refute it |",
         "|---|---|",
@@ -86,8 +90,13 @@ def page() -> str:
             lines += [f"Accuracy (guessing: 25 %): {shares}.", ""]
         for text in run["answers"]:
             lines += [f"> {text}", ""]
-        lines += [f"Commit {run['commit']}, {run['machine']}, {run['cpu_seconds']} CPU seconds."]
+        lines += [_made(run)]
     return "\n".join(lines) + "\n"
+
+
+def _made(run: dict) -> str:
+    cost = f"{run['cpu_seconds']} CPU seconds" if run["cpu_seconds"] else f"{run['seconds']} seconds, busy"
+    return f"Commit {run['commit']}, {run['machine']}, {cost}."
 
 
 def main() -> None:
