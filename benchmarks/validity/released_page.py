@@ -1,0 +1,114 @@
+"""The results of part B as JSON, and the page that is made of it.
+
+    python benchmarks/validity/released_page.py collect OUT MODELS TEXT
+    python benchmarks/validity/released_page.py page
+
+``collect`` writes docs/results/released.json from the runs of released.py in OUT, ``page`` makes released.md
+of that file.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+HERE = Path(__file__).resolve().parent
+HOME = "https://github.com/lmeval-dispersion/lmeval-dispersion/blob/main"
+RESULTS = HERE.parent.parent / "docs" / "results"
+JSON, PAGE = RESULTS / "released.json", RESULTS / "released.md"
+TITLES = (
+    "Perplexity law:",
+    "Condensation:",
+    "Choice of sub-layer:",
+    "Dispersion audit:",
+    "What labels are worth:",
+)
+
+
+def answer(*words: str, cwd: Path) -> str:
+    """The first sentences of a command's report; what is complete is not computed again."""
+    program = [sys.executable, "-m", "lmeval_dispersion", *words, "--quiet"]
+    done = subprocess.run(program, cwd=cwd, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    end = next((i for i, line in enumerate(lines) if line.startswith(TITLES)), 0)
+    if not end:
+        raise SystemExit(f"{' '.join(words)}: {done.stderr or 'no answer'}")
+    return " ".join(lines[:end])
+
+
+def collect(out: Path, models: Path, text: Path) -> None:
+    """Write the JSON from finished runs."""
+    settings = yaml.safe_load((HERE / "released.yaml").read_text("utf-8"))
+    found = []
+    for name, run in settings["runs"].items():
+        result = json.loads((out / name / "result.json").read_text("utf-8"))
+        kept = {key: result[key] for key in ("name", "about", "commit", "machine", "seconds", "cpu_seconds")}
+        if "command" in run:
+            arguments = [str(value) for value in run["arguments"]]
+            study = ["--dtype", "float32", "--study", str(out / name / "study")]
+            kept["answers"] = [
+                answer(run["command"], run["model"], "--data", str(text), *arguments, *study, cwd=models)
+            ]
+            kept["command"] = f"dispersion {run['command']} MODEL --data TEXT {' '.join(arguments)}"
+        else:
+            store = str(out / name / "store")
+            kept["answers"] = [
+                answer(job, store, cwd=models) for job in run.get("reports", ["audit", "budget"])
+            ]
+            kept["command"] = f"lm_eval --tasks {','.join(run['tasks'])} --limit {run['limit']}"
+            files = sorted((out / name / "results").rglob("results_*.json"))
+            tasks = json.loads(files[-1].read_text("utf-8"))["results"]
+            shown = {task: tasks[task] for task in run["tasks"]}
+            kept["accuracy"] = {task: values[f"{run['correct']},none"] for task, values in shown.items()}
+        found.append(kept)
+    JSON.write_text(json.dumps({"claims": settings["claims"], "runs": found}, indent=1) + "\n", "utf-8")
+
+
+def page() -> str:
+    """The page, from the JSON."""
+    content = json.loads(JSON.read_text("utf-8"))
+    lines = [
+        "# Two released models, end to end",
+        "",
+        "What the tools say of real models, in their own words: each answer is the first sentences of a",
+        f"report. The [configuration]({HOME}/benchmarks/validity/released.yaml) was committed before the",
+        "first run, with what would refute each claim. Two shared CPU cores allow these sizes only, so *not",
+        "told apart* also means *too little was measured*. This page is made from",
+        "[released.json](released.json) by `benchmarks/validity/released_page.py page`; a test holds it to",
+        "that.",
+        "",
+        "| claim | what would refute it |",
+        "|---|---|",
+    ]
+    lines += [f"| {name} | {text} |" for name, text in content["claims"].items()]
+    for run in content["runs"]:
+        lines += ["", f"## {run['name']}: {run['about']}", "", "```console", f"$ {run['command']}", "```", ""]
+        if "accuracy" in run:
+            shares = ", ".join(f"{task} {100 * value:.1f} %" for task, value in run["accuracy"].items())
+            lines += [f"Accuracy (guessing: 25 %): {shares}.", ""]
+        for text in run["answers"]:
+            lines += [f"> {text}", ""]
+        lines += [_made(run)]
+    return "\n".join(lines) + "\n"
+
+
+def _made(run: dict) -> str:
+    cost = f"{run['cpu_seconds']} CPU seconds" if run["cpu_seconds"] else f"{run['seconds']} seconds, busy"
+    return f"Commit {run['commit']}, {run['machine']}, {cost}."
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["page"]:
+        PAGE.write_text(page(), "utf-8")
+    elif sys.argv[1:2] == ["collect"] and len(sys.argv) == 5:
+        out, models, text = (Path(word).resolve() for word in sys.argv[2:])
+        collect(out, models, text)
+        PAGE.write_text(page(), "utf-8")
+    else:
+        raise SystemExit("usage: released_page.py collect OUT MODELS TEXT | page")
+
+
+if __name__ == "__main__":
+    main()
