@@ -15,7 +15,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
 def test_the_options_of_the_screener_are_those_of_its_help():
-    shown = re.search(r"<!-- help -->\n```\n(.*?)```", (ROOT / "docs/screener.md").read_text(), re.DOTALL)
+    shown = re.search(r"<!-- help -->\n```\n(.*?)```", (ROOT / "docs/reference/screening.md").read_text(), re.DOTALL)
     done = subprocess.run(
         [sys.executable, "-m", "lmeval_screener", "--help"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""docs/reading.md says what the reading layer does: error codes, names of tensors, numbers."""
+"""docs/explanation/ranged-reads.md says what the reading layer does: error codes, names of tensors, numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lmeval_screener.weights import rows
 from lmeval_screener.weights.architectures import EMBEDDINGS, HEADS
 from lmeval_screener.weights.safetensors import FLOAT_DTYPES
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "reading.md").read_text()
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "explanation" / "ranged-reads.md").read_text()
 
 
 def part(name):

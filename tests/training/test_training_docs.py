@@ -1,4 +1,4 @@
-"""Every example of docs/training.md runs, and its help text is the command's."""
+"""Every example of docs/reference/training.md runs, and its help text is the command's."""
 
 import os
 import re
@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_decoders import VOCABULARY, tiny_gpt2, tokens
 
-PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "training.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -111,7 +111,7 @@ def test_help_text_is_the_commands():
     call = "from lmeval_dispersion.cli import main; main(['train', '--help'])"
     printed = subprocess.run(
         [sys.executable, "-c", call],
-        env=os.environ | {"COLUMNS": "110", "PYTHONPATH": str(PAGE.parents[1])},
+        env=os.environ | {"COLUMNS": "110", "PYTHONPATH": str(PAGE.parents[2])},
         capture_output=True,
         text=True,
         check=True,
