@@ -195,7 +195,9 @@ def test_rare_words_are_no_pieces() -> None:
     assert tokenizer.token_to_id("Ġbird") is None
 
 
-@pytest.mark.parametrize("page", [ROOT / "docs" / "results" / "demo.md", DEMO / "README.md"], ids=["docs", "model card"])
+@pytest.mark.parametrize(
+    "page", [ROOT / "docs" / "results" / "demo.md", DEMO / "README.md"], ids=["docs", "model card"]
+)
 def test_pages_hold_the_measured_table(page: Path) -> None:
     assert table(CHECKPOINTS) in page.read_text("utf-8")
 
