@@ -1,4 +1,4 @@
-"""The pages on reading checkpoints say what the reading layer does: error codes, names of tensors, numbers."""
+"""The pages on reading say what the reading layer does: error codes, names of tensors, numbers."""
 
 from __future__ import annotations
 
