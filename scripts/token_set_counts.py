@@ -1,4 +1,4 @@
-"""Prints the table of ``docs/token-sets.md``: what each bundled set resolves to on each tokenizer.
+"""Prints the table of ``docs/reference/token-sets.md``: what each bundled set resolves to on each tokenizer.
 
 python scripts/token_set_counts.py [FOLDER_OF_TOKENIZER_JSON_FILES]
 """

@@ -195,13 +195,15 @@ def test_rare_words_are_no_pieces() -> None:
     assert tokenizer.token_to_id("Ġbird") is None
 
 
-@pytest.mark.parametrize("page", [ROOT / "docs" / "demo.md", DEMO / "README.md"], ids=["docs", "model card"])
+@pytest.mark.parametrize(
+    "page", [ROOT / "docs" / "results" / "demo.md", DEMO / "README.md"], ids=["docs", "model card"]
+)
 def test_pages_hold_the_measured_table(page: Path) -> None:
     assert table(CHECKPOINTS) in page.read_text("utf-8")
 
 
 def test_page_holds_the_spread_over_seeds() -> None:
-    page = (ROOT / "docs" / "demo.md").read_text("utf-8")
+    page = (ROOT / "docs" / "results" / "demo.md").read_text("utf-8")
     rows = CHECKPOINTS + FAMILY["replicates"]
     assert spread(rows) in page
     for seed in sorted({row["seed"] for row in rows}):

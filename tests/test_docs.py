@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -14,17 +13,22 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
-def test_the_options_of_the_screener_are_those_of_its_help():
-    shown = re.search(r"<!-- help -->\n```\n(.*?)```", (ROOT / "docs/screener.md").read_text(), re.DOTALL)
-    done = subprocess.run(
-        [sys.executable, "-m", "lmeval_screener", "--help"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"COLUMNS": "100"},
-    )
+def test_the_reference_holds_every_command_and_its_options(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from reference_pages import every_help
+
+    page = (ROOT / "docs/reference/commands.md").read_text()
+    shown = dict(re.findall(r"^## ([^\n]+)\n\n```text\n(.*?)```", page, re.DOTALL | re.MULTILINE))
     # argparse's headings differ a little between versions of Python; the options do not.
-    assert shown
-    assert re.findall(r"--[a-z-]+", shown[1]) == re.findall(r"--[a-z-]+", done.stdout)
+    options = {title: re.findall(r"--[a-z-]+", text) for title, text in every_help()}
+    assert {title: re.findall(r"--[a-z-]+", text) for title, text in shown.items()} == options
+
+
+def test_the_example_of_dispersion_prints_what_the_page_shows():
+    page = (ROOT / "docs/explanation/dispersion.md").read_text()
+    (code, output), *_ = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", page, re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (output, "")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

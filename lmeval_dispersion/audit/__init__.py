@@ -33,7 +33,7 @@ def audit_run(
         seed: Of everything that is drawn.
 
     Returns:
-        The report ``dispersion-audit/2`` (``docs/audit.md``) as a dict, where undefined numbers are None;
+        The report ``dispersion-audit/2`` (``docs/reference/audit.md``) as a dict, where undefined numbers are None;
         ``to_markdown()``, ``to_html()``, ``to_frame()`` and ``plot()`` show it.
 
     Raises:

@@ -35,7 +35,7 @@ _SLICE_COLUMNS = [
 _REMARK = Column("reason", "Remark")
 _PROTOCOLS = {"whole": "Whole test part", "slices": "One batch a slice", "mixtures": "Mixtures"}
 LIBRARIES = ("numpy", "pandas", "scikit-learn")
-GUIDE = "docs/audit.md"
+GUIDE = "docs/reference/audit.md"
 _LOWEST = 20  # documents of the low end that a ranking shows
 
 

@@ -1,4 +1,4 @@
-"""The whole audit of one run as one JSON-able dict; docs/audit.md is its contract.
+"""The whole audit of one run as one JSON-able dict; docs/reference/audit.md is its contract.
 
 A part that cannot be had is ``{"missing": sentence}``, and the others still appear. Numbers are rounded to
 seven significant digits, and undefined ones are null, so that the same store and seed give the same bytes.

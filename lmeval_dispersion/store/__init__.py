@@ -2,7 +2,7 @@
 
 A folder holds ``vectors.safetensors`` (float16 unit rows and float32 norms a layer), ``documents.parquet``
 (one row a document, in the same order) and ``manifest.json``, which is written last: a folder without it
-is a store whose run did not finish. ``docs/store.md`` is the contract. Its modules are private.
+is a store whose run did not finish. ``docs/reference/store.md`` is the contract. Its modules are private.
 """
 
 from lmeval_dispersion.store.format import COLUMNS

@@ -113,7 +113,7 @@ def report(rows: Sequence[dict[str, Any]], command: str = "") -> Document:
         rows=rows,
         contract=lambda: json_of(rows),
         libraries=("torch", "transformers"),
-        guide="docs/training.md",
+        guide="docs/reference/training.md",
     )
 
 

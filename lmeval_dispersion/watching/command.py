@@ -92,7 +92,7 @@ def watch_document(records: Sequence[Mapping[str, Any]], folder: str | Path) -> 
         ],
         rows=rows,
         libraries=("numpy",),
-        guide="docs/watching.md",
+        guide="docs/reference/watching.md",
     )
 
 

@@ -146,7 +146,7 @@ def plan_document(
         answer=tuple(answer),
         sections=[Section("", [Table(rows, columns, "What would be read", "plan")])],
         rows=rows,
-        guide="docs/screener.md",
+        guide="docs/reference/screening.md",
     )
 
 

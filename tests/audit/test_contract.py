@@ -1,4 +1,4 @@
-"""docs/audit.md against what the commands print."""
+"""docs/reference/audit.md against what the commands print."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from lmeval_dispersion.audit.report import audit_report, report_json
 from lmeval_dispersion.audit.run import read_run
 from lmeval_dispersion.geometry import SPECTRUM
 
-PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "audit.md").read_text()
 CONTRACT = PAGE.split("<!-- contract -->")[1].split("<!-- end of contract -->")[0]
 NAMED = {
     "slices",

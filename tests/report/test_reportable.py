@@ -45,7 +45,7 @@ class Found(Reportable):
             ],
             limits=["No promise."],
             libraries=("numpy", "not-a-distribution"),
-            guide="docs/pages.md",
+            guide="docs/explanation/reports.md",
         )
 
     def draw(self) -> alt.Chart:
@@ -123,11 +123,11 @@ def test_the_plot_is_the_first_chart(monkeypatch):
 def test_a_report_ends_with_what_made_it():
     text = Found().to_markdown()
     end = text.rpartition("### How this was made")[2]
-    assert re.search(r"^- How to read it: docs/pages.md$", end, re.M)
+    assert re.search(r"^- How to read it: docs/explanation/reports.md$", end, re.M)
     assert re.search(r"^- Made with: lmeval-dispersion \S+, Python \d+\.\d+\.\d+, numpy \d\S*$", end, re.M)
     assert "not-a-distribution" not in end
     page = Found().to_html().rpartition("<footer")[2]
-    assert "docs/pages.md" in page
+    assert "docs/explanation/reports.md" in page
     assert re.search(r"numpy \d", page)
     assert Found().to_html() == Found().to_html()
 

@@ -1,4 +1,4 @@
-"""docs/token-sets.md and the script that trimmed the tokenizers."""
+"""docs/reference/token-sets.md and the script that trimmed the tokenizers."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def test_the_documented_counts_are_what_the_script_prints(monkeypatch):
     monkeypatch.delitem(sys.modules, "token_set_counts", raising=False)
     import token_set_counts as script
 
-    assert script.table(DATA) in (root / "docs" / "token-sets.md").read_text(encoding="utf-8")
+    assert script.table(DATA) in (root / "docs" / "reference" / "token-sets.md").read_text(encoding="utf-8")
 
 
 def test_the_documented_files_are_valid(tmp_path):
-    text = (Path(__file__).parents[2] / "docs" / "token-sets.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "token-sets.md").read_text(encoding="utf-8")
     domain, families = re.findall(r"```yaml\n(.*?)```", text, re.S)
     path = own_set(tmp_path, domain.replace("min_tokens: 20", "min_tokens: 2"))
     assert list(load_token_set(f"{path}:elements,symbols").groups) == ["elements", "symbols"]

@@ -290,12 +290,12 @@ def test_stores_are_read_without_torch_or_transformers(tmp_path):
 
 
 def test_the_snippet_of_the_page_reads_a_store(tmp_path):
-    """docs/store.md promises that pandas and safetensors are enough; its code is run in a fresh process."""
+    """docs/reference/store.md promises that pandas and safetensors are enough; its code is run in a fresh process."""
     x = vectors()
     write_store(
         tmp_path, documents=documents(correct=[1.0, 0.0] * 15), vectors={"last": x}, manifest={"model": "m"}
     )
-    page = (ROOT / "docs" / "store.md").read_text()
+    page = (ROOT / "docs" / "reference" / "store.md").read_text()
     snippet = page.split("```python\n")[1].split("```")[0]
     script = (
         f"folder = {str(tmp_path)!r}\n{snippet}\nprint(dispersion, accuracy)\n"
@@ -309,6 +309,6 @@ def test_the_snippet_of_the_page_reads_a_store(tmp_path):
 
 def test_every_column_and_key_of_a_store_is_documented(tmp_path):
     written(tmp_path, tasks={}, num_fewshot=0, limit=None, chat_template=None, prompt_format="p")
-    page = (ROOT / "docs" / "store.md").read_text()
+    page = (ROOT / "docs" / "reference" / "store.md").read_text()
     for name in [*COLUMNS, *json.loads((tmp_path / "manifest.json").read_text())]:
         assert f"`{name}`" in page, name

@@ -10,7 +10,7 @@ import pytest
 
 from lmeval_dispersion import training
 
-PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "training.md").read_text(encoding="utf-8")
 
 
 def test_public_names_are_the_documented_ones():

@@ -249,7 +249,7 @@ def budget_document(found: Mapping[str, Any]) -> Document:
         rows=found["estimators"],
         contract=lambda: f"{report_json(found)}\n",
         float_format="%.7g",
-        guide="docs/audit.md",
+        guide="docs/reference/audit.md",
     )
 
 

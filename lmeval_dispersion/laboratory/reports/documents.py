@@ -230,7 +230,7 @@ def result_document(result: Any) -> Document:
         ),
         float_format=_FLOAT,
         libraries=("torch", "transformers", "numpy"),
-        guide="docs/laboratory.md",
+        guide="docs/reference/laboratory.md",
     )
 
 
@@ -263,7 +263,7 @@ def comparison_document(differences: pd.DataFrame, first: str, second: str) -> D
         ),
         float_format=_FLOAT,
         libraries=("torch", "transformers", "numpy"),
-        guide="docs/laboratory.md",
+        guide="docs/reference/laboratory.md",
     )
 
 

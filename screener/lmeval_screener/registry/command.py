@@ -98,7 +98,7 @@ def _document(title: str, answer: str, rows: list[dict[str, Any]], columns: list
         sections=[Section("", [Table(rows, columns, title, name)])] if rows else [],
         rows=rows,
         fields=[column.key for column in columns],
-        guide="docs/screener.md",
+        guide="docs/reference/registry.md",
     )
 
 

@@ -41,7 +41,7 @@ UNSUPPORTED = (
     "and it predicts no accuracy."
 )
 # The ranges over the three seeds of every checkpoint of the demo, and the steps between neighbours at its
-# first seed: docs/demo.md has the figures.
+# first seed: docs/results/demo.md has the figures.
 SEEDS = (
     "The errors cover the choice of tokens, not the training seed. G of each of the demo's 11 checkpoints, "
     "trained from 3 seeds, spans 0.048 to 0.110, and neighbours there differ by 0.003 to 0.085: do not read "
@@ -112,7 +112,7 @@ def report(
         fields=FLAT_COLUMNS if chosen is None else [*FLAT_COLUMNS, *_CHOSEN],
         contract=lambda: json_text(left, answered, chosen),
         libraries=("numpy", "huggingface-hub"),
-        guide="docs/screener.md",
+        guide="docs/reference/screening.md",
     )
 
 

@@ -33,7 +33,7 @@ def families_document(path: str | None = None) -> Document:
         answer=(f"{len(rows)} families; `--family NAME` screens one.",),
         sections=[Section("", [Table(rows, columns, "Families", "families")])],
         rows=rows,
-        guide="docs/token-sets.md",
+        guide="docs/reference/token-sets.md",
     )
 
 
@@ -66,5 +66,5 @@ def domains_document() -> Document:
         ),
         sections=[Section("", [Table(rows, columns, "Token sets and their groups", "token-sets")])],
         rows=rows,
-        guide="docs/token-sets.md",
+        guide="docs/reference/token-sets.md",
     )

@@ -37,7 +37,7 @@ def verdict_document(verdict: Verdict) -> Document:
         rows=[_row(one) for one in lines],
         contract=lambda: _json(verdict),
         libraries=("numpy",),
-        guide="docs/screener.md",
+        guide="docs/reference/screening.md",
     )
 
 

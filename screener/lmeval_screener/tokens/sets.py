@@ -2,7 +2,7 @@
 
 ``math`` is a bundled set, ``my.yaml`` a file in the same layout, and ``math:digits,operators`` takes other
 groups than the set's defaults; ``reference:bare`` takes the words in another variant than the file says. What
-each key means is in ``docs/token-sets.md``.
+each key means is in ``docs/reference/token-sets.md``.
 """
 
 from __future__ import annotations
