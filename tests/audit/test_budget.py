@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from json_schemas import faults
 from synthetic import sliced_store, subjects_store
 
 from lmeval_dispersion.audit.calibration.budget import (
@@ -111,6 +112,8 @@ def test_the_command_writes_every_format(found, capsys, tmp_path):
     assert main(["budget", str(path), "--format", "json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["format"] == "dispersion-budget/1"
+    assert faults(printed) == []
+    assert faults({**printed, "estimators": [{**printed["estimators"][0], "value": 1}]})
     assert [row["labels"] for row in printed["whole"]] == [10, 20, 50, 100, 200, 500, 1000]
     assert [row["labels"] for row in printed["a_slice"]] == [10, 20, 50]
     assert main(["budget", str(path), "--format", "csv"]) == 0

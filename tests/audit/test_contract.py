@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from json_schemas import faults
 from synthetic import planted_store, subjects_store
 
 from lmeval_dispersion.audit.calibration.calibrator import (
@@ -70,6 +71,17 @@ def test_the_contract_and_the_reports_have_the_same_paths(reports):
     assert documented - printed == set(), "documented and never printed"
     assert printed - missing - documented == set(), "printed and not documented"
     assert missing, "the test must see parts that are missing"
+
+
+def test_the_reports_are_valid_by_their_schema_and_a_renamed_key_is_not(reports):
+    assert [faults(report) for report in reports] == [[]] * len(reports)
+    first = reports[0]
+    for key in first.keys() - {"format"}:
+        without = {other: value for other, value in first.items() if other != key}
+        assert faults(without), key
+        assert faults({**without, f"{key}_new": first[key]}), key
+    run = {**first["run"], "labeled": first["run"]["labelled"]}
+    assert any(fault.startswith("$.run: ") for fault in faults({**first, "run": run}))
 
 
 def test_the_numbers_are_finite_and_in_their_ranges(reports):

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+from json_schemas import faults
 
 from lmeval_dispersion.laboratory import clusters, condensation, law, sublayers
 from lmeval_dispersion.laboratory.perplexity_law import LawResult, correlations
@@ -35,6 +36,11 @@ def results(model, data, repeating):
 def test_json_is_the_manifest_and_every_frame(results, kind):
     found = json.loads(render(result_document(results[kind]), "json"))
     assert list(found) == ["format", "kind", "manifest", "tables"]
+    assert faults(found) == []
+    assert all(
+        faults({key: found[key] for key in found if key != left}) for left in ("kind", "manifest", "tables")
+    )
+    assert faults({**found, "tables": {f"{name}_new": rows for name, rows in found["tables"].items()}})
     assert (found["format"], found["kind"]) == ("dispersion-lab-report/1", kind)
     assert found["manifest"] == results[kind].manifest
     frames = {name: value for name, value in vars(results[kind]).items() if isinstance(value, pd.DataFrame)}

@@ -1,0 +1,84 @@
+"""The published JSON Schemas: well-formed, named for their contracts, and as strict as a contract is."""
+
+import json
+
+import pytest
+from json_schemas import FOLDER, faults
+from lmeval_screener.cli import main
+
+from lmeval_dispersion.paths import data_folder
+
+DEMO = data_folder("demo")
+SITE = "https://lmeval-dispersion.github.io/lmeval-dispersion/reference/schemas/"
+
+
+def changed(value, change, at="$"):
+    """Copies of a document, each with one key renamed, left out or new, and where that is."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            others = {other: value[other] for other in value if other != key}
+            if change == "renamed":
+                yield {**others, f"{key}_new": item}, f"{at}.{key}"
+            elif change == "missing":
+                yield others, f"{at}.{key}"
+            for one, where in changed(item, change, f"{at}.{key}"):
+                yield {**value, key: one}, where
+    elif isinstance(value, list) and value:
+        for one, where in changed(value[0], change, f"{at}[]"):
+            yield [one, *value[1:]], where
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """Outputs of the command with every part that it can have, and the manifest of a short list."""
+    folder = tmp_path_factory.mktemp("outputs")
+    some = [str(DEMO / name) for name in ("sums-80", "sums-45", "sums-00")]
+    runs = {
+        "demo": ["--demo", "--controls"],
+        "gate": [*some, str(folder / "none"), "--fail-if-below", some[0]],
+        "list": [*some, "--shortlist", "1", "--audit-sample", "1", "--emit", str(folder / "list")],
+    }
+    for name, arguments in runs.items():
+        main([*arguments, "--quiet", "--output", str(folder / f"{name}.json")])
+    files = [*(folder / f"{name}.json" for name in runs), folder / "list" / "manifest.json"]
+    return [json.loads(file.read_text("utf-8")) for file in files]
+
+
+def test_every_schema_has_the_address_at_which_it_is_published():
+    files = sorted(FOLDER.glob("*.json"))
+    assert len(files) >= 4
+    for file in files:
+        schema = json.loads(file.read_text("utf-8"))
+        contract = schema["properties"].get("schema") or schema["properties"]["format"]
+        assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+        assert schema["$id"] == SITE + file.name
+        assert file.stem == contract["const"].replace("/", "-") == schema["title"].replace("/", "-")
+
+
+def test_what_the_screener_writes_is_valid(printed):
+    assert [faults(document) for document in printed] == [[]] * 4
+    demo, gate, listed, manifest = printed
+    assert {"agreement", "control_warnings"} <= set(demo)
+    assert gate["failed"]
+    assert "gate" in gate
+    assert "shortlist" in listed
+    assert manifest["schema"] == "screen-checkpoints-shortlist/1"
+
+
+def test_a_renamed_or_missing_key_of_the_screener_fails(printed):
+    free = ("pieces.", "scores.")  # named by the tokenizer, or by what was measured
+    optional = {"answer", "agreement", "control_warnings", "gate", "shortlist", "row_norm", "effective_rank"}
+    optional |= {"controls", "random_tokens", "chosen", "inclusion_probability"}
+    several = ("checkpoints", "candidates")
+    names = {"schema", "format"}  # the schema is found by it
+    for document in (printed[0], printed[1], printed[3]):
+        # One checkpoint is as good as eleven, and each of hundreds of copies is validated.
+        document = {**document, **{key: document[key][:1] for key in several if key in document}}
+        for change in ("renamed", "missing"):
+            for one, where in changed(document, change):
+                key = where.rpartition(".")[2]
+                if any(part in where for part in free) and not where.endswith("scores.G"):
+                    continue
+                if (change == "missing" and key in optional) or where.lstrip("$.") in names:
+                    continue
+                assert faults(one), f"{where} {change}"
