@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import transformers
 
-MODEL = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
+MODEL: Any = None  # loaded where this is run: collecting doctests imports it
 LONGEST = 512
 EXTRA = {"model", "input", "encoding_format", "add_special_tokens", "use_activation", "user", "dimensions"}
 
@@ -117,4 +117,5 @@ class Handler(BaseHTTPRequestHandler):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    MODEL = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
     ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()

@@ -17,7 +17,6 @@ from harness_world import (
     check_vectors,
     environment,
     evaluate,
-    from_folder,
     hflm,
     records,
     tiny_llama,
@@ -65,6 +64,11 @@ def test_a_model_that_two_processes_hold_gives_the_same_store(
     )
 
 
+def hooks(model: torch.nn.Module) -> list[Any]:
+    kinds = ("_forward_hooks", "_forward_pre_hooks")
+    return [hook for part in model.modules() for kind in kinds for hook in getattr(part, kind).values()]
+
+
 @pytest.mark.parametrize("how", ["wrapped", "in place"])
 def test_compiled_models_give_their_states(
     how: str, tokenizer: Any, task_manager: Callable[..., Any]
@@ -77,32 +81,46 @@ def test_compiled_models_give_their_states(
         model.compile(backend="eager")
     run(torch.tensor([[1, 2, 3]]))  # compiled before anything is hooked
     lm = hflm(run, tokenizer)
-    for _ in range(2):  # hooks of the first run are gone in the second
+    for _ in range(2):
         results = evaluate(lm, ["arc_easy_dispersion"], task_manager(), limit=3)
+        # The check asks for hidden states, and transformers leaves hooks of its own for that.
+        assert {hook.__module__ for hook in hooks(model)} <= {"transformers.utils.output_capturing"}
         check_vectors(lm, results, "arc_easy_dispersion")
 
 
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
-@pytest.mark.parametrize("bits", ["8bit", "4bit"])
+@pytest.mark.parametrize("bits", ["8bit", "8bit, no outliers", "4bit"])
 def test_weights_in_few_bits_give_their_own_states(
-    bits: str, model_folder: Path, task_manager: Callable[..., Any], tmp_path: Path
+    bits: str, tokenizer: Any, task_manager: Callable[..., Any], tmp_path: Path
 ) -> None:
     pytest.importorskip("bitsandbytes", reason="pip install 'lmeval-dispersion[quantized]'")
-    loaded = load_model(model_folder, quantize=bits, device="cpu")  # type: ignore[arg-type]
+    # The 4-bit kernel of the CPU takes widths that are multiples of 64 only.
+    model = tiny_llama(tokenizer, hidden_size=64, intermediate_size=128)
+    model.save_pretrained(tmp_path / "plain")
+    tokenizer.save_pretrained(tmp_path / "plain")
+    loaded = load_model(tmp_path / "plain", quantize=bits[:4], device="cpu")  # type: ignore[arg-type]
+    if bits.endswith("outliers"):
+        loaded.model.config.quantization_config.llm_int8_threshold = 0.0
     loaded.model.save_pretrained(tmp_path / "few")
-    loaded.tokenizer.save_pretrained(tmp_path / "few")
+    tokenizer.save_pretrained(tmp_path / "few")
     lm = hflm(str(tmp_path / "few"), None, device="cpu", dtype="float32", batch_size=1, max_length=512)
-    assert "bit" in type(lm.model.model.layers[0].mlp.up_proj).__name__
+    part = lm.model.model.layers[0].mlp.up_proj
+    assert "bit" in type(part).__name__
     results = evaluate(lm, ["arc_easy_dispersion"], task_manager(), limit=3)
-    check_vectors(lm, results, "arc_easy_dispersion")
-    plain = evaluate(from_folder(model_folder), ["arc_easy_dispersion"], task_manager(), limit=3)
+    if bits == "8bit":
+        # Columns with an outlier in any token of a pass stay in 16 bits for all of its tokens: a state
+        # depends a little on the answer behind it, which the prompt alone does not have.
+        assert part.state.threshold == 6.0
+        check_vectors(lm, results, "arc_easy_dispersion", within=0.05)
+    else:
+        assert bits == "4bit" or part.state.threshold == 0.0
+        check_vectors(lm, results, "arc_easy_dispersion")
+    plain = hflm(model, tokenizer, batch_size=1, max_length=512)
     ours, theirs = (
         np.concatenate([r.state.vectors["last"] for r in records(found, "arc_easy_dispersion")])
-        for found in (results, plain)
+        for found in (results, evaluate(plain, ["arc_easy_dispersion"], task_manager(), limit=3))
     )
-    assert (
-        0.001 < np.linalg.norm(ours - theirs) / np.linalg.norm(theirs) < 0.5
-    )  # its own, not the plain one's
+    assert 0.001 < np.linalg.norm(ours - theirs) / np.linalg.norm(theirs) < 1.0  # not the plain one's
 
 
 def test_a_device_map_gives_the_same_states(model_folder: Path, task_manager: Callable[..., Any]) -> None:

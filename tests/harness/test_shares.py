@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -29,14 +28,18 @@ from lmeval_dispersion.store import read_store
 pytestmark = pytest.mark.usefixtures("in_world")
 
 LAYERS = "last+layer.0.attn"
-COMMAND = [
-    sys.executable,
-    "-W",
-    "ignore",
-    "-c",
-    "from lmeval_dispersion.cli import main; raise SystemExit(main())",
-    "store",
-]
+# The command in a process that has written one part and then stands still, until it is killed.
+HALTED = """
+import time
+from lmeval_dispersion.cli import main
+from lmeval_dispersion.harness.engines import parts
+save = parts._save
+def once(*given):
+    save(*given)
+    time.sleep(600)
+parts._save = once
+raise SystemExit(main())
+"""
 FEWSHOT = "Question: What do bees make? Answer: honey in the hive. " * 4
 
 
@@ -57,6 +60,10 @@ def instances(kind: str, texts: list[str], **settings: Any) -> list[Any]:
         one.dispersion_layers = tuple(LAYERS.split("+"))
         found.append(one)
     return found
+
+
+def finished_parts(folder: Path) -> set[Path]:
+    return {file for file in folder.rglob("*.npz") if ".tmp." not in file.name}
 
 
 @pytest.mark.parametrize("kind", ["loglikelihood", "generate_until"])
@@ -153,15 +160,19 @@ def test_shards_and_a_killed_process_make_the_store_of_one(
     first = stores_from_samples(logged, given, tmp_path / "two", shard="1/2")
     task = "mmlu_anatomy_dispersion"
     assert not list(first.rglob("manifest.json"))
-    # The second shard as a process of its own, killed as soon as it has begun: nothing is lost.
-    command = [*COMMAND, "--from-samples", str(logged), "--model", str(model_folder), "--dtype", "float32"]
+    # The second shard as a process of its own, killed when it has written its first part: nothing is lost.
+    command = [sys.executable, "-W", "ignore", "-c", HALTED, "store", "--from-samples", str(logged)]
+    command += ["--model", str(model_folder), "--dtype", "float32"]
     command += ["--device", "cpu", "--shard", "2/2", "-o", str(tmp_path / "two")]
-    before = set((tmp_path / "two").rglob("*.npz"))
+    before = finished_parts(tmp_path / "two")
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    while not set((tmp_path / "two").rglob("*.npz")) - before and process.poll() is None:
+    while not finished_parts(tmp_path / "two") - before and process.poll() is None:
         time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.kill()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, output  # it ran when the signal came
+    assert len(finished_parts(tmp_path / "two") - before) == 1
+    assert not list(first.rglob("manifest.json"))
     stores_from_samples(logged, given, tmp_path / "two", shard="2/2")
     for name in (task, "wikitext_dispersion"):
         one, two = (read_store(tmp_path / folder / name) for folder in ("one", "two"))
