@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import os
@@ -27,6 +28,7 @@ QWEN = TOKENIZERS / "qwen2.5.json"
 GPT2 = TOKENIZERS / "gpt2.json"
 
 
+@functools.cache
 def ids_of(tokenizer, domain="math"):
     vocabulary = Vocabulary.from_file("tokenizer.json", tokenizer.read_bytes())
     found = resolve(load_token_set(domain, "domain"), load_token_set("reference", "reference"), vocabulary)
@@ -83,7 +85,7 @@ def small(hub, tmp_path):
     """Adds a small checkpoint to the Hub: ``small(name, spread)``; its G."""
     ids = {tokenizer: ids_of(tokenizer) for tokenizer in (QWEN, GPT2)}
 
-    def add(name, spread, *, tokenizer=QWEN, branch="main", d=64, folder=None):
+    def add(name, spread, *, tokenizer=QWEN, branch="main", d=16, folder=None):
         place = tmp_path / "repos" / (folder or f"{name}-{branch}".replace("/", "--"))
         rows = rows_for(ids[tokenizer], d, len(hub.repositories), spread)
         matrix = np.random.default_rng(3).normal(size=(max(rows) + 10, d))

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import email.utils
+import functools
 import hmac
 import shutil
 import socket
@@ -23,6 +24,7 @@ from urllib.parse import quote
 import boto3
 import numpy as np
 import pytest
+from filelock import FileLock, Timeout
 from hub_client import IDS, Read, full_matrix, read_of
 from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
@@ -142,22 +144,47 @@ def slow_gap(matrix: Any, domain: list[int], reference: list[int]) -> float:
 
 # --- Azure and Google Cloud Storage ---------------------------------------------------------------------
 
+#: Seconds that npm may take; without a network it gives up on its own.
+INSTALLATION = 120
+
 #: Azurite's own account and key, as its documentation prints them.
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 
+@functools.cache
 def azurite_command() -> list[str] | None:
-    """How Azurite is started: as installed, or by ``npm install`` once for all runs; None if neither works"""
+    """How Azurite is started: as installed, or by ``npm install`` once for all runs; None if neither works.
+
+    Processes of tests that begin at the same time wait for the one that installs.
+    """
     if found := shutil.which("azurite-blob"):
         return [found]
     place = Path(tempfile.gettempdir()) / "lmeval-dispersion-azurite"
-    binary = place / "node_modules" / ".bin" / "azurite-blob"
-    npm = shutil.which("npm")
-    if not binary.exists() and npm is not None:
+    # Written when npm is done: its program lies there before all that it loads does.
+    binary, done = place / "node_modules" / ".bin" / "azurite-blob", place / "installed"
+    npm, node = shutil.which("npm"), shutil.which("node")
+    if node is None:
+        return None
+    try:
         place.mkdir(exist_ok=True)
-        install = [npm, "install", "--no-audit", "--no-fund", "--silent", "azurite@3"]
-        subprocess.run(install, cwd=place, check=False, timeout=240, capture_output=True)
+        with FileLock(place / "lock", timeout=INSTALLATION + 30):
+            if not (done.exists() and binary.exists()):
+                if npm is None:
+                    return None
+                install = [
+                    npm,
+                    "install",
+                    "--no-audit",
+                    "--no-fund",
+                    "--silent",
+                    "--fetch-retries=1",
+                    "azurite@3",
+                ]
+                subprocess.run(install, cwd=place, check=True, timeout=INSTALLATION, capture_output=True)
+                done.touch()
+    except (OSError, subprocess.SubprocessError, Timeout):
+        return None
     return [str(binary)] if binary.exists() else None
 
 
@@ -167,7 +194,7 @@ def azurite() -> Iterator[int]:
     command = azurite_command()
     if command is None:
         pytest.skip(
-            "azurite is not installed and npm cannot install it: nothing here speaks Azure's protocol"
+            "azurite is missing, and npm cannot install it or is missing too: nothing speaks Azure's protocol"
         )
     port = free_port()
     flags = ["--inMemoryPersistence", "--silent", "--skipApiVersionCheck", "--disableTelemetry"]

@@ -60,7 +60,7 @@ def checkpoint(hub, tmp_path, monkeypatch):
     return read
 
 
-def check(read, timeout=3.0):
+def check(read, timeout=20.0):
     np.testing.assert_array_equal(read(timeout), read.expected)
 
 
@@ -68,7 +68,7 @@ def refusal(read, timeout=1.5):
     start = time.monotonic()
     with pytest.raises(ScreeningError) as error:
         read(timeout)
-    assert time.monotonic() - start < timeout + 5, "bounded by its budget"
+    assert time.monotonic() - start < timeout + 30, "bounded by its budget"
     assert str(error.value).count(";") >= 1, "says what to do next"
     return error.value.code
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import fsspec
@@ -62,7 +61,10 @@ class Storage:
             self.broken.fault(change, match=match, times=times)
 
 
-@pytest.fixture(params=["s3", "azure", "gcs", "web", "bucket"])
+STORAGES = ("s3", "azure", "gcs", "web", "bucket")
+
+
+@pytest.fixture(params=STORAGES)
 def storage(request, folder, monkeypatch) -> Iterator[Storage]:
     monkeypatch.setattr(http, "FIRST_WAIT", 0.004)
     monkeypatch.setattr(remote, "WHOLE", 1000)
@@ -99,11 +101,9 @@ def check(storage, folder, cache):
     return found
 
 
-def refusal(storage, cache, timeout=2.0):
-    start = time.monotonic()
+def refusal(storage, cache):
     with pytest.raises(ScreeningError) as raised:
-        read(storage.address, cache, endpoint=storage.endpoint, timeout=timeout)
-    assert time.monotonic() - start < timeout + 5
+        read(storage.address, cache, endpoint=storage.endpoint)
     assert ";" in str(raised.value), "says what to do next"
     return raised.value.code
 
@@ -116,23 +116,29 @@ def test_without_faults(storage, folder, tmp_path):
     assert check(storage, folder, tmp_path).snapshot.meter.bytes_read < 2000, "all comes from the cache"
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param(status(429), id="429"),
-        pytest.param(status(500), id="500"),
-        pytest.param(status(503), id="503"),
-        pytest.param(closed(), id="closed"),
-        pytest.param(closed(reset=True), id="reset"),
-        pytest.param(truncated(7), id="truncated"),
-        pytest.param(truncated(7, reset=True), id="reset in mid-body"),
-        pytest.param(shifted(8), id="another range"),
-        pytest.param(without("Content-Range"), id="no range"),
-    ],
-)
+PASSING = {
+    "429": status(429),
+    "500": status(500),
+    "503": status(503),
+    "closed": closed(),
+    "reset": closed(reset=True),
+    "truncated": truncated(7),
+    "reset in mid-body": truncated(7, reset=True),
+    "another range": shifted(8),
+    "no range": without("Content-Range"),
+}
+#: S3 sees every fault; the others those that a storage's own code, or its server, answers differently.
+OWN = ("429", "503", "truncated", "no range")
+
+
 @pytest.mark.parametrize("where", ["*", "*model.safetensors*"])
+@pytest.mark.parametrize(
+    ("storage", "fault"),
+    [(kind, name) for kind in STORAGES for name in PASSING if kind == "s3" or name in OWN],
+    indirect=["storage"],
+)
 def test_what_passes_is_tried_again(storage, folder, tmp_path, fault, where):
-    storage.fault(fault, match=where, times=1)
+    storage.fault(PASSING[fault], match=where, times=1)
     check(storage, folder, tmp_path)
 
 
@@ -204,6 +210,6 @@ def test_faults_of_a_file_system(flaky, folder, tmp_path):
     ):
         flaky.faults[:] = [fault] * 50
         with pytest.raises(ScreeningError) as raised:
-            read("flaky://disk/m", tmp_path / "again", timeout=2.0)
+            read("flaky://disk/m", tmp_path / "again")
         assert raised.value.code == code
         assert ";" in str(raised.value)
