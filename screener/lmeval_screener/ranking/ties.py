@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lmeval_dispersion.geometry import Array
 from lmeval_screener.ranking.gap import Gap, difference, ranks, student_t
@@ -136,7 +137,7 @@ def _intervals(gaps: Sequence[Gap]) -> Standings:
     return Standings(found, 2 * count - 1)
 
 
-def _interval_errors(gaps: Sequence[Gap], order: Array) -> tuple[Array, Array, Array]:
+def _interval_errors(gaps: Sequence[Gap], order: NDArray[np.intp]) -> tuple[Array, Array, Array]:
     """Errors and degrees of freedom of each gap less the mean of all, and errors of each less the next.
 
     Args:
