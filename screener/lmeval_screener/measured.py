@@ -5,8 +5,12 @@ The snapshot, the header and the rows are gone; what paired comparisons need sta
 
 from __future__ import annotations
 
+import os
+import tempfile
+import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +25,48 @@ _HEAD = 2 + 4 * len(_PARTS)  # mean and error of G; mean, two errors and pairs o
 _NONE = np.zeros(0)
 
 
+class Spill:
+    """A temporary file for the figures of many checkpoints: two kilobytes each, out of memory.
+
+    It goes when nothing that lies in it is needed any more. Where the disk is full, figures stay in memory.
+    """
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+        self._end = 0
+        weakref.finalize(self, self._file.close)
+
+    def kept(self, one: Measured) -> Measured:
+        """The same checkpoint with its figures on disk."""
+        gaps = one.gaps
+        if not isinstance(gaps, Gaps):
+            return one
+        content = gaps.packed.tobytes()
+        try:
+            os.pwrite(self._file.fileno(), content, self._end)
+        except OSError:
+            return one
+        place = Spilled(self, self._end, len(content))
+        self._end += len(content)
+        return replace(one, gaps=Gaps(place, gaps.domain))
+
+    def read(self, begin: int, size: int) -> Array:
+        """What lies at a place, float64."""
+        return np.frombuffer(os.pread(self._file.fileno(), size, begin), dtype=np.float64)
+
+
+class Spilled(NamedTuple):
+    """A place in a spill, in bytes."""
+
+    spill: Spill
+    begin: int
+    size: int
+
+    def read(self) -> Array:
+        """What lies there."""
+        return self.spill.read(self.begin, self.size)
+
+
 class Gaps(Mapping[Metric, Gap]):
     """The gap in every metric, unpacked when it is asked for.
 
@@ -30,10 +76,19 @@ class Gaps(Mapping[Metric, Gap]):
         domain: Tokens of T.
     """
 
-    __slots__ = ("domain", "packed")
+    __slots__ = ("_packed", "domain")
 
-    def __init__(self, packed: Array, domain: int) -> None:
-        self.packed, self.domain = packed, domain
+    def __init__(self, packed: Array | Spilled, domain: int) -> None:
+        self._packed, self.domain = packed, domain
+
+    @property
+    def packed(self) -> Array:
+        """The figures, see above; read from the disk where they were spilled."""
+        return self._packed.read() if isinstance(self._packed, Spilled) else self._packed
+
+    def __reduce__(self) -> tuple[type[Gaps], tuple[Array, int]]:
+        """Another process cannot read this one's spill."""
+        return Gaps, (self.packed, self.domain)
 
     @classmethod
     def of(cls, gaps: Mapping[Metric, Gap]) -> Gaps:
@@ -49,9 +104,10 @@ class Gaps(Mapping[Metric, Gap]):
         return cls(np.concatenate(parts), len(parts[1]))
 
     def __getitem__(self, metric: Metric) -> Gap:
-        each = len(self.packed) // len(METRICS)
+        packed = self.packed
+        each = len(packed) // len(METRICS)
         begin = METRICS.index(metric) * each
-        values = self.packed[begin : begin + each]
+        values = packed[begin : begin + each]
         parts = [
             PairMean(float(mean), float(se), float(se_pairs), int(pairs), _NONE, _NONE)
             for mean, se, se_pairs, pairs in values[2:_HEAD].reshape(-1, 4)

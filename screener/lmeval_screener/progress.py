@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -113,7 +114,9 @@ class JsonLines:
         """Write the last line: the answer, the ranks of every group, and the totals."""
         from lmeval_screener.reports.answer import answer
 
-        content = result.to_dict()
+        # Without the checkpoints, which have their lines: a registry's would not fit in memory.
+        content = replace(result, checkpoints=(), failed=()).to_dict()
+        content["totals"]["checkpoints"] = len(result.checkpoints)
         names = ("schema", "domain", "reference", "metric", "se_covers", "totals")
         summary = {name: content[name] for name in names} | {"answer": answer(result)}
         summary["totals"]["failed"] = len(result.failed)

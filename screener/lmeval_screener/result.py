@@ -33,7 +33,7 @@ SCHEMA = "screen-checkpoints/2"
 SE_COVERS = "choice of tokens"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorInfo:
     """The matrix that the rows came from: name, file, stored dtype, shape (v, d), tied or not."""
 
@@ -72,7 +72,7 @@ class TokenInfo:
         return sorted({"space" if token.text.startswith(" ") else "bare" for token in tokens})
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Screened:
     """One checkpoint that was screened.
 

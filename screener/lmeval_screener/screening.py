@@ -26,7 +26,7 @@ from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Allowance
 from lmeval_screener.checkpoints.snapshot import Meter, Snapshot
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.measured import Measured
+from lmeval_screener.measured import Measured, Spill
 from lmeval_screener.ranking.groups import common_tokenizers, mismatch, rank_measured
 from lmeval_screener.reading import Reader, Reading, with_controls
 from lmeval_screener.result import Failed, Result
@@ -45,6 +45,7 @@ T = TypeVar("T")
 
 TIMEOUT = 60.0  # seconds for one checkpoint, everything included; the only time limit there is
 _SIDE_BY_SIDE = 16  # checkpoints at once: their requests share one pool of connections
+_SPILLED = 500  # checkpoints from which on their figures wait on disk, not in memory, to be ranked
 _SCOUTS = 3  # checkpoints that are tried alone while the Hub does not answer; when all fail, no more are
 _PATIENCE = 0.25  # seconds without an answer or a failed connection after which nobody waits for the scouts
 
@@ -422,6 +423,7 @@ class _Run:
         done = 0
         found: dict[int, Measured] = {}
         running: set[asyncio.Task[Measured]] = set()
+        spill = Spill() if len(targets) >= _SPILLED else None
         waiting = iter(enumerate(targets))
 
         async def worker() -> None:
@@ -435,7 +437,8 @@ class _Run:
                     task = asyncio.create_task(self._measured(item))
                     running.add(task)
                     try:
-                        outcome = found[place] = await task
+                        outcome = await task
+                        found[place] = outcome if spill is None else spill.kept(outcome)
                     finally:
                         task.cancel()
                         running.discard(task)

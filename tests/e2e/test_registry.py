@@ -16,6 +16,8 @@ import pytest
 from checkpoints import write_checkpoint
 from hub_faults import status
 from hub_server import HubServer
+from lmeval_screener.cli import main
+from safetensors.numpy import load_file, save_file
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.paths import data_folder
@@ -336,3 +338,48 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(hub, add, start, 
     assert {row[0] for row in rows_of(store, "SELECT repo FROM results")} == done
     hub.latency = 0.0
     assert f"{len(done)} of 30 taken from" in run(*names, "--store", store).stderr
+
+
+def again(capsys, *args):
+    """What the command says on standard error, in this process."""
+    status = main([*map(str, args), "--output", os.devnull, "--format", "json"])
+    return status, capsys.readouterr().err
+
+
+def test_an_adapter_is_read_again_when_its_base_changed(add, tmp_path, capsys):
+    add("org/base")
+    base, folder, store = tmp_path / "repos" / "0", tmp_path / "adapter", tmp_path / "s.duckdb"
+    rows = np.random.default_rng(0).normal(
+        size=(load_file(base / "model.safetensors")["lm_head.weight"].shape[0], 2)
+    )
+    folder.mkdir()
+    save_file(
+        {
+            "base_model.model.lm_head.lora_A.weight": np.ones((2, 16), dtype=np.float32),
+            "base_model.model.lm_head.lora_B.weight": rows.astype(np.float32),
+        },
+        folder / "adapter_model.safetensors",
+    )
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["lm_head"]}
+    (folder / "adapter_config.json").write_text(json.dumps(settings | {"base_model_name_or_path": str(base)}))
+    assert again(capsys, folder, "--store", store)[0] == 0
+    assert "1 of 1 taken" in again(capsys, folder, "--store", store)[1]
+    os.utime(base / "model.safetensors", ns=(1, 1))
+    status, err = again(capsys, folder, "--store", store)
+    assert (status, "taken from" in err) == (0, False)
+    assert "1 of 1 taken" in again(capsys, folder, "--store", store)[1]
+
+
+def test_a_checkpoint_is_read_again_when_the_tokenizer_that_was_named_changed(add, tmp_path, capsys):
+    add("org/a")
+    folder, store = tmp_path / "repos" / "0", tmp_path / "s.duckdb"
+    place = tmp_path / "tokenizer.json"
+    (folder / "tokenizer.json").rename(place)
+    args = (folder, "--tokenizer", place, "--store", store)
+    assert again(capsys, *args)[0] == 0
+    assert "1 of 1 taken" in again(capsys, *args)[1]
+    content = json.loads(place.read_text())
+    place.write_text(json.dumps(content, indent=1))
+    status, err = again(capsys, *args)
+    assert (status, "taken from" in err) == (0, False)
+    assert "1 of 1 taken" in again(capsys, *args)[1]

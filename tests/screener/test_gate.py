@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from lmeval_screener.progress import Lines
 from lmeval_screener.ranking.gap import gap
 from lmeval_screener.reports.answer import answer
 from lmeval_screener.result import Failed
+from lmeval_screener.screening import screen
 from lmeval_screener.targets.target import parse_target
 from test_answer import member, result
 
@@ -36,6 +38,27 @@ def test_gaps_that_were_packed_are_those_that_went_in():
         np.testing.assert_array_equal(found.left_out_domain, one.left_out_domain)
         np.testing.assert_array_equal(found.left_out_reference, one.left_out_reference)
     assert packed.packed.nbytes < 8 * 2 * 60
+
+
+def test_spilled_gaps_are_those_that_went_in(tmp_path, monkeypatch):
+    names = [str(DEMO / name) for name in ("sums-80", "sums-45", "sums-00")]
+    kept = screen(names).to_dict()
+    monkeypatch.setattr("lmeval_screener.screening._SPILLED", 2)
+    spilled = screen(names)
+    assert [c.gaps._packed.begin for c in spilled.checkpoints] != [0, 0, 0]
+    again = pickle.loads(pickle.dumps(spilled.checkpoints[0].gaps))
+    assert again["cosine"].mean == spilled.checkpoints[0].gaps["cosine"].mean
+    found = spilled.to_dict()
+    for one in (*kept["checkpoints"], *found["checkpoints"]):
+        del one["seconds"]
+    assert found["checkpoints"] == kept["checkpoints"]
+    # Where the disk is full, they stay in memory.
+    monkeypatch.setattr("os.pwrite", full_disk)
+    assert [c.rank for c in screen(names).checkpoints] == [1, 2, 3]
+
+
+def full_disk(*args):
+    raise OSError(28, "No space left on device")
 
 
 def members(*ranges):
@@ -105,7 +128,7 @@ def test_json_lines_end_with_the_ranks(capsys, tmp_path):
     (group,) = last["summary"]["groups"]
     assert [(c["checkpoint"], c["rank"]) for c in group["ranking"]] == [(names[0], 1), (names[1], 2)]
     assert last["summary"]["answer"] == whole["answer"]
-    assert main([*names, "--format", "jsonl", "--top", "1"]) == 2
+    assert main([*names, "--format", "jsonl", "--shortlist", "1"]) == 2
 
 
 def test_lines_of_progress_come_by_time_and_share_and_name_failures():

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from checkpoints import head_and_embedding, stored, write_checkpoint
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.hub import Hub
@@ -31,6 +31,7 @@ def test_runs_cover_all_rows_within_the_slack(ids, slack):
     assert all(b < c for (_, b), (c, _) in pairwise(runs)), "neighbours are one run"
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(0, 60), min_size=2, max_size=12))
 def test_no_other_choice_of_gaps_needs_fewer_runs(ids):
     order = sorted(ids)
@@ -114,7 +115,8 @@ def test_rows_read_once_are_never_read_again(hub, tmp_path, read):
     before = len(hub.requests)
     got, meter = read([2, 1])
     np.testing.assert_array_equal(got, expected[[2, 1]])
-    assert [request.part for request in hub.requests[before:]] == ["api"]
+    # Only whether the branch is still where it was.
+    assert [(request.method, request.part) for request in hub.requests[before:]] == [("HEAD", "resolve")]
     assert meter.requests == 1
 
     before = len(hub.requests)

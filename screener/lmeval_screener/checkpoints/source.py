@@ -190,6 +190,9 @@ class WithTokenizer:
         own: The checkpoint.
         other: Where the tokenizer is.
         names: The tokenizer's files there, by the names that they are to have here.
+
+    Attributes:
+        own: The checkpoint without that tokenizer.
     """
 
     def __init__(self, own: Snapshot, other: Snapshot, names: Mapping[str, str]) -> None:
@@ -199,10 +202,10 @@ class WithTokenizer:
         self.meter: Meter = own.meter
         self.parameters = own.parameters
         self.cache: Cache | None = own.cache
-        self._own, self._other, self._names = own, other, dict(names)
+        self.own, self._other, self._names = own, other, dict(names)
 
     def _of(self, path: str) -> tuple[Snapshot, str]:
-        return (self._other, self._names[path]) if path in self._names else (self._own, path)
+        return (self._other, self._names[path]) if path in self._names else (self.own, path)
 
     async def small_file(self, path: str) -> bytes:
         """Whole content of a file; see `Snapshot.small_file`."""

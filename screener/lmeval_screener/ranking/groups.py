@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lmeval_dispersion.geometry import Metric
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.measured import Measured
+from lmeval_screener.ranking.gap import Gap
 from lmeval_screener.ranking.scales import Size, scale_names
 from lmeval_screener.ranking.ties import Standing, rank_gaps
 from lmeval_screener.result import Screened, TensorInfo, TokenInfo
@@ -79,13 +80,30 @@ def rank_measured(members: Sequence[tuple[Measured, Measured]], metric: Metric) 
 
 
 def _ranked_group(family: str, scale: str, members: list[Measured], metric: Metric) -> list[Screened]:
-    standings = rank_gaps([one.gaps[metric] for one in members])
+    standings = rank_gaps(_Unpacked(members, metric))
     tokens: dict[int, TokenInfo] = {}
+    tensors: dict[TensorInfo, TensorInfo] = {}
     found = []
     for one, standing in zip(members, standings, strict=True):
         info = tokens.setdefault(id(one.resolution), _token_info(one.resolution))
-        found.append(_screened(one, family, scale, standing, info))
+        tensor = TensorInfo(one.tensor, one.file, one.dtype, one.shape, one.tied)
+        found.append(_screened(one, family, scale, standing, info, tensors.setdefault(tensor, tensor)))
     return sorted(found, key=lambda c: (c.rank, c.label))
+
+
+class _Unpacked(Sequence[Gap]):
+    """Gaps of some checkpoints, each unpacked when it is looked at: those of a large group would not fit."""
+
+    def __init__(self, members: Sequence[Measured], metric: Metric) -> None:
+        self._members, self._metric = members, metric
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [one.gaps[self._metric] for one in self._members[place]]
+        return self._members[place].gaps[self._metric]
 
 
 def _token_info(resolution: Resolution) -> TokenInfo:
@@ -100,7 +118,9 @@ def _token_info(resolution: Resolution) -> TokenInfo:
     )
 
 
-def _screened(one: Measured, family: str, scale: str, standing: Standing, tokens: TokenInfo) -> Screened:
+def _screened(
+    one: Measured, family: str, scale: str, standing: Standing, tokens: TokenInfo, tensor: TensorInfo
+) -> Screened:
     return Screened(
         repo=one.repo,
         requested_revision=one.target.revision,
@@ -108,7 +128,7 @@ def _screened(one: Measured, family: str, scale: str, standing: Standing, tokens
         family=family,
         scale=scale,
         gaps=one.gaps,
-        tensor=TensorInfo(one.tensor, one.file, one.dtype, one.shape, one.tied),
+        tensor=tensor,
         tokens=tokens,
         bytes_read=one.bytes_read,
         requests=one.requests,

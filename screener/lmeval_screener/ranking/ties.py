@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lmeval_dispersion.geometry import Array
 from lmeval_screener.ranking.gap import Gap, difference, ranks, student_t
@@ -27,6 +28,7 @@ from lmeval_screener.ranking.gap import Gap, difference, ranks, student_t
 ERROR_RATE = 0.05
 #: Checkpoints of a group up to which all pairs are compared.
 ALL_PAIRS = 64
+_BLOCK = 256  # gaps of a large group that are looked at at once
 
 
 class Next(NamedTuple):
@@ -115,11 +117,7 @@ def _intervals(gaps: Sequence[Gap]) -> Standings:
     means = np.array([gap.mean for gap in gaps])
     order = np.argsort(-means, kind="stable")
     means = means[order]
-    sides = [
-        np.stack([gaps[i].left_out_domain for i in order]),
-        np.stack([gaps[i].left_out_reference for i in order]),
-    ]
-    error, freedom = _errors([side - side.mean(axis=0) for side in sides])
+    error, freedom, after = _interval_errors(gaps, order)
     half = student_t(ERROR_RATE / count, freedom) * error
     low, high = means - half, means + half
     # The last whose interval reaches up to one's own, and the first whose interval reaches down to it.
@@ -128,7 +126,6 @@ def _intervals(gaps: Sequence[Gap]) -> Standings:
     last = np.searchsorted(-reach_up, -low, side="right") - 1
     first = np.searchsorted(-reach_down, -high, side="left")
     places = 1 + np.searchsorted(-means, -means, side="left")
-    after, _ = _errors([side[:-1] - side[1:] for side in sides])
     found: list[Standing] = [None] * count  # type: ignore[list-item]
     for at, i in enumerate(order):
         following = None
@@ -138,6 +135,35 @@ def _intervals(gaps: Sequence[Gap]) -> Standings:
         ends = int(places[min(first[at], at)]), int(places[max(last[at], at)])
         found[i] = Standing(int(places[at]), ends, following)
     return Standings(found, 2 * count - 1)
+
+
+def _interval_errors(gaps: Sequence[Gap], order: NDArray[np.intp]) -> tuple[Array, Array, Array]:
+    """Errors and degrees of freedom of each gap less the mean of all, and errors of each less the next.
+
+    Args:
+        gaps: Of one metric and the same tokens.
+        order: Their places, best first; so are the results.
+    """
+    # A block of gaps at a time, so that memory does not grow with their number.
+    count = len(gaps)
+    middle = [np.zeros_like(side) for side in _sides(gaps[0])]
+    for gap in gaps:
+        for total, side in zip(middle, _sides(gap), strict=True):
+            total += side / count
+    error, freedom, after = np.empty(count), np.empty(count), np.empty(max(count - 1, 0))
+    for begin in range(0, count, _BLOCK):
+        some = [_sides(gaps[i]) for i in order[begin : begin + _BLOCK + 1]]
+        sides = [np.stack([pair[side] for pair in some]) for side in (0, 1)]
+        end = min(begin + _BLOCK, count)
+        own = [side[: end - begin] - mean for side, mean in zip(sides, middle, strict=True)]
+        error[begin:end], freedom[begin:end] = _errors(own)
+        steps, _ = _errors([side[:-1] - side[1:] for side in sides])
+        after[begin : begin + len(steps)] = steps
+    return error, freedom, after
+
+
+def _sides(gap: Gap) -> tuple[Array, Array]:
+    return gap.left_out_domain, gap.left_out_reference
 
 
 def _errors(sides: Sequence[Array]) -> tuple[Array, Array]:

@@ -28,6 +28,7 @@ from lmeval_dispersion.geometry import METRICS
 from lmeval_dispersion.version import __version__
 from lmeval_screener.checkpoints.local import LocalSnapshot, open_folder
 from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.checkpoints.source import WithTokenizer
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.measured import Gaps, Measured
 from lmeval_screener.registry.schema import METHOD, check, load, prepare
@@ -370,11 +371,15 @@ def state_of(target: Target, snapshot: Snapshot, base: Snapshot | None = None) -
 
     An adapter's is that of its base too, and where a tokenizer was named, that tokenizer's.
     """
-    states = [_state(snapshot)]
+    states = [_state(snapshot.own if isinstance(snapshot, WithTokenizer) else snapshot)]
     if base is not None:
         states.append(_state(base))
     if target.tokenizer is not None:
-        digests = [f"{n}:{e.digest}" for n, e in sorted(snapshot.files.items()) if n in TOKENIZER_FILES]
+        digests = [
+            f"{name}:{entry.digest or time.time()}"
+            for name, entry in sorted(snapshot.files.items())
+            if name in TOKENIZER_FILES
+        ]
         states.append(f"{target.tokenizer} {' '.join(digests)}")
     return "+".join(states)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lmeval_screener.checkpoints.hub_responses import Listing
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Target:
     """One checkpoint to screen.
 
