@@ -33,8 +33,8 @@ def audit_run(
         seed: Of everything that is drawn.
 
     Returns:
-        The report ``dispersion-audit/2`` (``docs/reference/audit.md``) as a dict, where undefined numbers are None;
-        ``to_markdown()``, ``to_html()``, ``to_frame()`` and ``plot()`` show it.
+        The report ``dispersion-audit/2`` (``docs/reference/audit.md``) as a dict, where undefined numbers are
+        None; ``to_markdown()``, ``to_html()``, ``to_frame()`` and ``plot()`` show it.
 
     Raises:
         StoreError: ``path`` is no store, or one that cannot be read.

@@ -12,7 +12,7 @@
 ====================  ======================================================================================
 
 A key that does not apply, or whose value cannot be known (a model that was built in memory), is left out.
-What shaped the prompts goes beside these (docs/reference/store.md has all keys). This module does without torch.
+What shaped the prompts goes beside these (docs/reference/store.md has all keys). This module needs no torch.
 """
 
 from __future__ import annotations

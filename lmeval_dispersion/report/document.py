@@ -155,7 +155,8 @@ class Document:
         contract: Returns the tool's versioned JSON, ending in a newline. None: JSON holds the tables.
         float_format: How CSV writes a float, such as ``%.9g``; empty for the shortest exact form.
         libraries: Distributions whose versions decide the numbers; Python's and ours are always said.
-        guide: The page of the documentation that tells how to read the report, such as ``docs/reference/screening.md``.
+        guide: The page of the documentation that tells how to read the report, such as
+            ``docs/reference/screening.md``.
         date: When it was made; empty, as by default, where equal input is to give equal bytes.
     """
 

@@ -1,4 +1,4 @@
-"""Which runs belong together, by the ``identity`` of their manifests: plain strings, see docs/reference/store.md."""
+"""Which runs belong together, by the ``identity`` of their manifests (docs/reference/store.md)."""
 
 from __future__ import annotations
 

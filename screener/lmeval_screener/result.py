@@ -1,6 +1,6 @@
 """What a screening yields: the dataclasses behind every output format, and the JSON contract.
 
-The contract, ``screen-checkpoints/2``, is documented in docs/reference/screening.md; :meth:`Result.to_dict` is it.
+The contract, ``screen-checkpoints/2``, is that of docs/reference/screening.md; :meth:`Result.to_dict` is it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import pytest
 from checkpoints import write_checkpoint
 from hub_faults import status
 from hub_server import HubServer
-from lmeval_screener.cli import main
+from lmeval_screener.cli import main as screen_checkpoints
 from safetensors.numpy import load_file, save_file
 
 from lmeval_dispersion.cli import main
@@ -342,7 +342,7 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(hub, add, start, 
 
 def again(capsys, *args):
     """What the command says on standard error, in this process."""
-    status = main([*map(str, args), "--output", os.devnull, "--format", "json"])
+    status = screen_checkpoints([*map(str, args), "--output", os.devnull, "--format", "json"])
     return status, capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""The table "What G reads and what it leaves out" of docs/explanation/gap.md: every row on a real, tiny model."""
+"""The table "What G reads and what it leaves out" of docs/explanation/gap.md: every row on a tiny model."""
 
 from __future__ import annotations
 

@@ -290,7 +290,7 @@ def test_stores_are_read_without_torch_or_transformers(tmp_path):
 
 
 def test_the_snippet_of_the_page_reads_a_store(tmp_path):
-    """docs/reference/store.md promises that pandas and safetensors are enough; its code is run in a fresh process."""
+    """docs/reference/store.md promises that pandas and safetensors are enough: in a fresh process."""
     x = vectors()
     write_store(
         tmp_path, documents=documents(correct=[1.0, 0.0] * 15), vectors={"last": x}, manifest={"model": "m"}

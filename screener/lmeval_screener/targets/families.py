@@ -39,7 +39,7 @@ def load_families(path: str | Path | None = None) -> dict[str, Family]:
     """All families of a file, by name.
 
     Args:
-        path: A file in the bundled one's layout (``docs/reference/token-sets.md``); None reads the bundled one.
+        path: A file in the bundled one's layout (``docs/reference/token-sets.md``); None: the bundled one.
 
     Raises:
         UsageError: The file is missing or has a mistake; the message names file, key, expected and given.
