@@ -1,7 +1,7 @@
 """Values of the papers' released code, formed densely: what ``released=True`` returns.
 
 Facts, from reading and running the released code of "Dispersion Loss Counteracts Embedding Condensation"
-(2026-05); docs/reference/training.md lists the differences from the published formulas. Vectors are divided by
+(2026-05); docs/reference/training.md lists how it differs from the published formulas. Vectors are divided by
 their length plus 0.01; cosines are clamped to +-(1 - clamp) with the gradient of the unclamped one; 0.01 is
 added to every exponent; l2-repel counts the diagonal and adds a tenth of the mean square. Memory is quadratic
 in t.

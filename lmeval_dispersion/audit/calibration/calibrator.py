@@ -1,8 +1,8 @@
 """A calibrator as a file: fitted on the labelled documents of a run, it estimates the accuracy of others.
 
 The file is JSON (docs/reference/audit.md). ``dispersion-calibrator/2`` holds the natural protocol of this
-module: pairs from a run's own slices, shrunk to the labelled accuracy (``shrinkage``). ``dispersion-calibrator/1``
-holds the paper's, by mixtures (``paper_calibrator``).
+module: pairs from a run's own slices, shrunk to the labelled accuracy (``shrinkage``).
+``dispersion-calibrator/1`` holds the paper's, by mixtures (``paper_calibrator``).
 A calibrator holds for the model, prompts and tasks that it was fitted on; anything else is refused.
 """
 
