@@ -23,6 +23,7 @@ from benchmarks.validity.study import Study, read_study
 from benchmarks.validity.verdicts import HOLDS, PART, UNTESTED, Verdict, by_name, rivals_of, shown, verdicts
 
 HERE = Path(__file__).parent
+HOME = "https://github.com/lmeval-dispersion/lmeval-dispersion/blob/main"
 BEGIN, END = "<!-- part A: made by `make validity-page` -->", "<!-- end of part A -->"
 RECIPE_KINDS = {
     "wrong": "wrong answers",
@@ -230,7 +231,7 @@ def population_page(
         f"# Does G order checkpoints? A population made to be hard on it ({study.name})",
         first_sentence(study, tables),
         f"Made by `make validity{'-full' if study.name == 'full' else ''}`; configuration "
-        f"[{study.name}.yaml](../../benchmarks/validity/{study.name}.yaml), committed before its run: "
+        f"[{study.name}.yaml]({HOME}/benchmarks/validity/{study.name}.yaml), committed before its run: "
         "recipes, settings, seeds, "
         "steps, rivals with their signs, the split, and what would refute each claim. "
         f"{provenance(study, rows, trials)}",
