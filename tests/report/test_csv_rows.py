@@ -20,6 +20,9 @@ values = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.filterwarnings(
+    "ignore:invalid value encountered in cast:RuntimeWarning"
+)  # pandas 2.0's own, on NaN
 @given(st.lists(values, min_size=1, max_size=5), st.sampled_from(["", "%.9g", "%.7g"]))
 def test_equal_to_pandas(rows, float_format):
     stream = io.StringIO()
