@@ -115,7 +115,7 @@ def kept(store):
     return sum(place.read_bytes().count(b'{"k":"results"') for place in places)
 
 
-def test_killed_twice_nothing_is_lost_or_doubled(hub, add, start, run, tmp_path):
+def test_killed_three_times_nothing_is_lost_or_doubled(hub, add, start, run, tmp_path):
     names = [f"org/model-{number:02d}" for number in range(40)]
     for number, name in enumerate(names):
         add(name, 1 + number / 40)
@@ -123,7 +123,7 @@ def test_killed_twice_nothing_is_lost_or_doubled(hub, add, start, run, tmp_path)
     hub.latency = 0.1
     before = 0
     stored = set()
-    for _ in range(2):
+    for _ in range(3):
         first = len(hub.requests)
         process = start(*names, "--store", store, "--format", "json")
         deadline = time.monotonic() + 60

@@ -11,7 +11,6 @@ import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from hub_client import FILE, HEAD, IDS, full_matrix, read
 from hub_server import HubServer
-from lmeval_screener.checkpoints import http
 from lmeval_screener.errors import ScreeningError
 
 REFUSED = {"AccessDenied", "RepoNotFound", "BadResponse"}
@@ -92,9 +91,8 @@ def outcome(tmp_path, seed):
 
 
 @pytest.mark.parametrize("seeds", [range(begin, begin + 10) for begin in (0, 10, 20)])
-def test_any_mixture_ends_in_the_right_rows_or_an_error_that_its_faults_explain(tmp_path, seeds, monkeypatch):
-    monkeypatch.setattr(http, "FIRST_WAIT", 0.005)
+def test_any_mixture_ends_in_the_right_rows_or_an_error_that_its_faults_explain(tmp_path, seeds):
     outcomes = {seed: outcome(tmp_path, seed) for seed in seeds}
     unexplained = {seed: found for seed, found in outcomes.items() if found and found[0] not in found[1]}
     assert not unexplained
-    assert None in outcomes.values()
+    assert sum(found is None for found in outcomes.values()) >= 3

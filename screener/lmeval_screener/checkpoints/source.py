@@ -18,9 +18,9 @@ from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.local import open_file, open_folder
-from lmeval_screener.checkpoints.object_store import SERVICES, finder
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot
-from lmeval_screener.checkpoints.store import StoreSource
+from lmeval_screener.checkpoints.storages.object_store import SERVICES, finder
+from lmeval_screener.checkpoints.storages.store import StoreSource
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.target import Target, parse_target
 
@@ -141,18 +141,18 @@ class Sources:
         if scheme in SERVICES:
             return StoreSource(finder(hub.cache), hub.meter)
         if scheme in ("http", "https"):
-            from lmeval_screener.checkpoints.web import WebServers
+            from lmeval_screener.checkpoints.storages.web import WebServers
 
             return WebServers(hub)
         if scheme == "hf":
-            from lmeval_screener.checkpoints import buckets
+            from lmeval_screener.checkpoints.storages import buckets
 
             return StoreSource(buckets.finder(hub), hub.meter)
         if scheme == "models":
-            from lmeval_screener.checkpoints.mlflow_models import RegisteredModels
+            from lmeval_screener.checkpoints.storages.mlflow_models import RegisteredModels
 
             return RegisteredModels(self)
-        from lmeval_screener.checkpoints import filesystems
+        from lmeval_screener.checkpoints.storages import filesystems
 
         return StoreSource(filesystems.finder(hub.cache), hub.meter)
 

@@ -130,18 +130,7 @@ def json_text(result: Result, answered: Sequence[str] = (), chosen: Shortlist | 
         members = (c for group in result.groups for c in group.checkpoints)
         for entry, c in zip(content["checkpoints"], members, strict=True):
             entry |= _chosen_row(c, chosen)
-        content["shortlist"] = {
-            "k": chosen.k,
-            "diverse": chosen.diverse,
-            "audit_sample": chosen.audit,
-            "seed": chosen.seed,
-            "groups": [
-                {"family": one.group.family, "scale": one.group.scale, "k": one.k, "cap": one.cap}
-                | {"candidates": len(one.group.checkpoints), "listed": len(one.listed), "tied": one.open}
-                | {"audited": len(one.audit), "sentence": one.sentence()}
-                for one in chosen.groups
-            ],
-        }
+        content["shortlist"] = chosen.to_dict()
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 

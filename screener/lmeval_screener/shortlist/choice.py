@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -137,6 +137,21 @@ class Shortlist:
     def probability(self, checkpoint: Screened) -> float:
         """The probability with which a checkpoint was to be evaluated."""
         return self._places[checkpoint].probability(checkpoint)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was asked for and what each group gave, as JSON and manifest have it."""
+        return {
+            "k": self.k,
+            "diverse": self.diverse,
+            "audit_sample": self.audit,
+            "seed": self.seed,
+            "groups": [
+                {"family": one.group.family, "scale": one.group.scale, "k": one.k, "cap": one.cap}
+                | {"candidates": len(one.group.checkpoints), "listed": len(one.listed), "tied": one.open}
+                | {"audited": len(one.audit), "sentence": one.sentence()}
+                for one in self.groups
+            ],
+        }
 
     def sentence(self) -> str:
         """The list in one sentence."""

@@ -103,16 +103,7 @@ def manifest_dict(
         "reference": result.reference,
         "metric": result.metric,
         "tasks": list(tasks),
-        "k": chosen.k,
-        "diverse": chosen.diverse,
-        "audit_sample": chosen.audit,
-        "seed": chosen.seed,
-        "groups": [
-            {"family": one.group.family, "scale": one.group.scale, "k": one.k, "cap": one.cap}
-            | {"candidates": len(one.group.checkpoints), "listed": len(one.listed), "tied": one.open}
-            | {"audited": len(one.audit), "sentence": one.sentence()}
-            for one in chosen.groups
-        ],
+        **chosen.to_dict(),
         "candidates": [
             {
                 "repo": _place(c),

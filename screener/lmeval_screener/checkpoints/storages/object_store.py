@@ -18,7 +18,13 @@ from lmeval_dispersion.version import __version__
 from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.http import CONNECTIONS, SILENCE, AgainError, Budget
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot
-from lmeval_screener.checkpoints.store import Listing, StoreSnapshot, changed, in_thread, version_digest
+from lmeval_screener.checkpoints.storages.store import (
+    Listing,
+    StoreSnapshot,
+    changed,
+    in_thread,
+    version_digest,
+)
 from lmeval_screener.errors import ScreeningError
 
 #: Which service a scheme of an address means.

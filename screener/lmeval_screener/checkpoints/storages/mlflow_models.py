@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.snapshot import Snapshot
-from lmeval_screener.checkpoints.store import in_thread
+from lmeval_screener.checkpoints.storages.store import in_thread
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.target import Target, parse_target
 

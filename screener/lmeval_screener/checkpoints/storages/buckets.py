@@ -21,7 +21,7 @@ from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.hub_responses import Listing as Repository
 from lmeval_screener.checkpoints.remote import HubSnapshot
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot
-from lmeval_screener.checkpoints.store import Listing, Store
+from lmeval_screener.checkpoints.storages.store import Listing, Store
 from lmeval_screener.errors import ScreeningError
 
 _PREFIX = "hf://buckets/"

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.http import AgainError, Budget
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot
-from lmeval_screener.checkpoints.store import (
+from lmeval_screener.checkpoints.storages.store import (
     Listing,
     Store,
     StoreSnapshot,

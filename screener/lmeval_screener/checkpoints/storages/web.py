@@ -31,7 +31,7 @@ from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.hub_responses import Listing
 from lmeval_screener.checkpoints.remote import HubSnapshot, _Source
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot, single_file
-from lmeval_screener.checkpoints.store import changed, version_digest
+from lmeval_screener.checkpoints.storages.store import changed, version_digest
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import WEIGHTS
 from lmeval_screener.targets.target import Target

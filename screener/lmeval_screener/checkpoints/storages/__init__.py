@@ -1,0 +1,1 @@
+"""Storages beside the Hub and the disk: object stores, web servers, buckets, MLflow; modules are private."""
