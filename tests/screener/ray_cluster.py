@@ -26,7 +26,7 @@ def left(ray: Any, patience: float = 90.0) -> int:
 def main() -> None:
     import ray
     from lmeval_screener import cli
-    from lmeval_screener.measured import Measured
+    from lmeval_screener.ranking.measured import Measured
     from lmeval_screener.registry.ray_engine import RayEngine
     from lmeval_screener.targets.training_runs import parse_targets
     from lmeval_screener.tokens.sets import load_token_set
