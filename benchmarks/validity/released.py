@@ -64,9 +64,11 @@ def commands(name: str, run: dict, model: dict, args: argparse.Namespace, out: P
         str(out / "results"),
     ]
     store = str(out / "store")
-    metadata = ["--metadata", f"dispersion_correct={run['correct']}", f"dispersion_store={store}"]
+    metadata = ["--metadata", f"dispersion_store={store}"]
+    if "correct" in run:
+        metadata += [f"dispersion_correct={run['correct']}"]
     return [
-        ["lm_eval", *settings, *metadata],
+        ["dispersion", "run", *settings, *metadata],
         ["dispersion", "audit", store, "-o", str(out / "report.json")],
     ]
 
@@ -102,8 +104,7 @@ def main() -> int:
         for words in commands(name, run, settings["models"][run["model"]], args, out):
             shown.append(" ".join(words))
             print(f"{name}: {shown[-1]}", file=sys.stderr, flush=True)
-            module = {"lm_eval": "lm_eval", "dispersion": "lmeval_dispersion"}[words[0]]
-            program = [sys.executable, "-m", module, *words[1:]]
+            program = [sys.executable, "-m", "lmeval_dispersion", *words[1:]]
             with (out / "log.txt").open("ab") as log:
                 code = subprocess.run(
                     program, cwd=args.items.resolve(), env=environment, stdout=log, stderr=log
