@@ -58,17 +58,17 @@ def commands(name: str, run: dict, model: dict, args: argparse.Namespace, out: P
         settings += ["--confirm_run_unsafe_code"]
     settings += [
         "--log_samples",
-        "--include_path",
-        str(HERE / "tasks"),
         "--output_path",
         str(out / "results"),
     ]
     store = str(out / "store")
+    own = all((HERE / "tasks" / f"{task}.yaml").is_file() for task in run["tasks"])
+    evaluation = ["lm_eval", "--include_path", str(HERE / "tasks")] if own else ["dispersion", "run"]
     metadata = ["--metadata", f"dispersion_store={store}"]
     if "correct" in run:
         metadata += [f"dispersion_correct={run['correct']}"]
     return [
-        ["dispersion", "run", *settings, *metadata],
+        [*evaluation, *settings, *metadata],
         ["dispersion", "audit", store, "-o", str(out / "report.json")],
     ]
 
@@ -104,7 +104,8 @@ def main() -> int:
         for words in commands(name, run, settings["models"][run["model"]], args, out):
             shown.append(" ".join(words))
             print(f"{name}: {shown[-1]}", file=sys.stderr, flush=True)
-            program = [sys.executable, "-m", "lmeval_dispersion", *words[1:]]
+            module = {"lm_eval": "lm_eval", "dispersion": "lmeval_dispersion"}[words[0]]
+            program = [sys.executable, "-m", module, *words[1:]]
             with (out / "log.txt").open("ab") as log:
                 code = subprocess.run(
                     program, cwd=args.items.resolve(), env=environment, stdout=log, stderr=log
