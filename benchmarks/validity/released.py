@@ -3,7 +3,8 @@
     python benchmarks/validity/released.py --models FOLDER --text WIKI.test.txt --items ITEMS -o OUT
 
 FOLDER holds a transformers folder for each model of the configuration; ITEMS is what `released_items.py`
-wrote. Each run leaves a JSON with its commit, seconds of the clock and of the processor, and the report that
+wrote; datasets are looked for below it too, as the Hub is not asked unless HF_HUB_OFFLINE=0 says so. Each
+run leaves a JSON with its commit, seconds of the clock and of the processor, and the report that
 the command printed.
 """
 
@@ -41,28 +42,33 @@ def commands(name: str, run: dict, model: dict, args: argparse.Namespace, out: P
             str(out / "report.json"),
         ]
         return [["dispersion", run["command"], folder, "--data", str(args.text.resolve()), *study]]
+    dtype = run.get("dtype", model["dtype"])
     settings = [
         "--model",
         "hf",
         "--model_args",
-        f"pretrained={folder},dtype={model['dtype']}",
+        f"pretrained={folder},dtype={dtype}",
         "--device",
         args.device,
     ]
+    settings += ["--tasks", ",".join(run["tasks"]), "--limit", str(run["limit"]), "--batch_size", "4"]
+    if "shots" in run:
+        settings += ["--num_fewshot", str(run["shots"])]
+    if run.get("runs_code"):
+        settings += ["--confirm_run_unsafe_code"]
     settings += [
-        "--tasks",
-        ",".join(run["tasks"]),
-        "--limit",
-        str(run["limit"]),
-        "--batch_size",
-        "4",
         "--log_samples",
+        "--output_path",
+        str(out / "results"),
     ]
-    settings += ["--include_path", str(HERE / "tasks"), "--output_path", str(out / "results")]
     store = str(out / "store")
-    metadata = ["--metadata", f"dispersion_correct={run['correct']}", f"dispersion_store={store}"]
+    own = all((HERE / "tasks" / f"{task}.yaml").is_file() for task in run["tasks"])
+    evaluation = ["lm_eval", "--include_path", str(HERE / "tasks")] if own else ["dispersion", "run"]
+    metadata = ["--metadata", f"dispersion_store={store}"]
+    if "correct" in run:
+        metadata += [f"dispersion_correct={run['correct']}"]
     return [
-        ["lm_eval", *settings, *metadata],
+        [*evaluation, *settings, *metadata],
         ["dispersion", "audit", store, "-o", str(out / "report.json")],
     ]
 
@@ -79,10 +85,13 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="runs (default: all)")
     args = parser.parse_args()
     settings = yaml.safe_load((HERE / "released.yaml").read_text("utf-8"))
-    environment = os.environ | {
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-    }
+    environment = (
+        {"HF_HUB_OFFLINE": "1", "HF_ALLOW_CODE_EVAL": "1"}
+        | os.environ
+        | {
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        }
+    )
     failed = 0
     for name in args.names or settings["runs"]:
         run = settings["runs"][name]

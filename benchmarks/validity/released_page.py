@@ -57,7 +57,8 @@ def collect(out: Path, models: Path, text: Path) -> None:
             kept["answers"] = [
                 answer(job, store, cwd=models) for job in run.get("reports", ["audit", "budget"])
             ]
-            kept["command"] = f"lm_eval --tasks {','.join(run['tasks'])} --limit {run['limit']}"
+            shots = f" --num_fewshot {run['shots']}" if "shots" in run else ""
+            kept["command"] = f"dispersion run --tasks {','.join(run['tasks'])} --limit {run['limit']}{shots}"
             files = sorted((out / name / "results").rglob("results_*.json"))
             tasks = json.loads(files[-1].read_text("utf-8"))["results"]
             shown = {task: tasks[task] for task in run["tasks"]}
