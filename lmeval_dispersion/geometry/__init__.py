@@ -30,6 +30,7 @@ from lmeval_dispersion.geometry.pairs import (
     between,
     cluster_distances,
     within,
+    within_and_between,
 )
 from lmeval_dispersion.geometry.spectrum import (
     SPECTRUM,
@@ -67,4 +68,5 @@ __all__ = [
     "valid_rows",
     "vendi_score",
     "within",
+    "within_and_between",
 ]

@@ -47,11 +47,14 @@ def within(x: ArrayLike, metric: Metric = "cosine") -> PairMean:
 
     Source: RD section 3.2.
     """
-    rows = _prepared(x, metric)
+    return _within(_prepared(x, metric), metric)
+
+
+def _within(rows: Array, metric: Metric, *, moved: bool = False) -> PairMean:
     at_least(rows, 3)
     n = len(rows)
     row_sums, squares = np.zeros(n), 0.0
-    for i, j, block in _distance_blocks(rows, rows, metric):
+    for i, j, block in _distance_blocks(rows, rows, metric, moved=moved):
         if i == j:
             np.fill_diagonal(block, 0.0)
         row_sums[i : i + len(block)] += block.sum(axis=1)
@@ -78,14 +81,35 @@ def between(x: ArrayLike, y: ArrayLike, metric: Metric = "cosine") -> PairMean:
 
     Source: RD section 3.2.
     """
+    return _between(_prepared(x, metric), _prepared(y, metric), metric)
+
+
+def within_and_between(
+    x: ArrayLike, y: ArrayLike, metric: Metric = "cosine"
+) -> tuple[PairMean, PairMean, PairMean]:
+    """:func:`within` of ``x``, :func:`between` both, and :func:`within` of ``y``, with less work.
+
+    Raises:
+        GeometryError: As they do.
+    """
     a, b = _prepared(x, metric), _prepared(y, metric)
+    if metric != "euclidean" or not len(a) or not len(b) or a.shape[1] != b.shape[1]:
+        return _within(a, metric), _between(a, b, metric), _within(b, metric)
+    # Each is moved once for both that it serves; x to its own centre for its inside.
+    centre = b.mean(axis=0)
+    inside = _within(a - a.mean(axis=0), metric, moved=True)
+    b = b - centre
+    return inside, _between(a - centre, b, metric, moved=True), _within(b, metric, moved=True)
+
+
+def _between(a: Array, b: Array, metric: Metric, *, moved: bool = False) -> PairMean:
     at_least(a, 2)
     at_least(b, 2)
     if a.shape[1] != b.shape[1]:
         raise GeometryError(f"expected vectors of one width, got {a.shape[1]} and {b.shape[1]}")
     n, m = len(a), len(b)
     sums_a, sums_b, squares = np.zeros(n), np.zeros(m), 0.0
-    for i, j, block in _distance_blocks(a, b, metric):
+    for i, j, block in _distance_blocks(a, b, metric, moved=moved):
         sums_a[i : i + block.shape[0]] += block.sum(axis=1)
         sums_b[j : j + block.shape[1]] += block.sum(axis=0)
         squares += float(np.square(block).sum())
@@ -164,8 +188,13 @@ def _prepared(x: ArrayLike, metric: Metric) -> Array:
     return rows
 
 
-def _distance_blocks(a: Array, b: Array, metric: Metric) -> Iterator[tuple[int, int, Array]]:
-    """Blocks of the distance matrix with their offsets; the blocks may be written to."""
+def _distance_blocks(
+    a: Array, b: Array, metric: Metric, *, moved: bool = False
+) -> Iterator[tuple[int, int, Array]]:
+    """Blocks of the distance matrix with their offsets; the blocks may be written to.
+
+    ``moved`` says that the rows lie about their common centre already.
+    """
     for i in range(0, len(a), _BLOCK):
         for j in range(0, len(b), _BLOCK):
             left, right = a[i : i + _BLOCK], b[j : j + _BLOCK]
@@ -174,10 +203,17 @@ def _distance_blocks(a: Array, b: Array, metric: Metric) -> Iterator[tuple[int, 
             else:
                 # |a-b|^2 from a Gram matrix of rows moved to a common centre: far from the origin the plain
                 # expansion loses the digits of small distances.
-                centre = b.mean(axis=0)
-                left, right = left - centre, right - centre
-                squares = np.square(left).sum(axis=1)[:, None] + np.square(right).sum(axis=1)
+                if not moved:
+                    centre = b.mean(axis=0)
+                    right = right - centre
+                    left = right if a is b and i == j else left - centre
+                squares = _squares(left)[:, None] + _squares(right)
                 yield i, j, np.sqrt(np.maximum(squares - 2 * (left @ right.T), 0.0))
+
+
+def _squares(rows: Array) -> Array:
+    """Squared length of each row."""
+    return np.asarray(np.einsum("ij,ij->i", rows, rows))
 
 
 def _se_pairs(total: float, squares: float, pairs: int) -> float:
