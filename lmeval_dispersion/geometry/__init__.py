@@ -25,12 +25,13 @@ from lmeval_dispersion.geometry.dispersion import (
 from lmeval_dispersion.geometry.pairs import (
     METRICS,
     ClusterDistances,
+    Contrast,
     Metric,
     PairMean,
     between,
     cluster_distances,
+    contrasts,
     within,
-    within_and_between,
 )
 from lmeval_dispersion.geometry.spectrum import (
     SPECTRUM,
@@ -48,6 +49,7 @@ __all__ = [
     "SPECTRUM",
     "Array",
     "ClusterDistances",
+    "Contrast",
     "Dispersion",
     "Estimate",
     "Metric",
@@ -56,6 +58,7 @@ __all__ = [
     "SpectrumMetric",
     "between",
     "cluster_distances",
+    "contrasts",
     "contributions",
     "dispersion",
     "dispersion_estimate",
@@ -68,5 +71,4 @@ __all__ = [
     "valid_rows",
     "vendi_score",
     "within",
-    "within_and_between",
 ]

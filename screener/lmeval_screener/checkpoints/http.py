@@ -16,6 +16,7 @@ import ssl
 import time
 import urllib.request
 import zlib
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ RANGES = 64
 HOPS = 6
 #: Seconds without a byte after which a connection counts as dead.
 SILENCE = 15.0
+_AS_STORED = {"Accept-Encoding": "identity"}
 
 
 class Budget:
@@ -135,6 +137,37 @@ class AgainError(Exception):
         self.error, self.wait, self.fruitful, self.last = error, wait, fruitful, last
 
 
+class Slots:
+    """So many at a time, first come first served: a semaphore that hands over at the cost of one future."""
+
+    def __init__(self, most: int) -> None:
+        self._free = most
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self) -> None:
+        """Wait for one; `give` must follow."""
+        if self._free:
+            self._free -= 1
+            return
+        ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(ticket)
+        try:
+            await ticket
+        except asyncio.CancelledError:
+            if ticket.done() and not ticket.cancelled():
+                self.give()
+            raise
+
+    def give(self) -> None:
+        """Hand one to who waits longest."""
+        while self._waiting:
+            ticket = self._waiting.popleft()
+            if not ticket.done():
+                ticket.set_result(None)
+                return
+        self._free += 1
+
+
 class Content(Protocol):
     """A body to come."""
 
@@ -176,6 +209,7 @@ class Route:
         bucket: The quota that counts its requests.
         slots: Those of its host.
         counted: Whether it is of the Hub's own origin.
+        own: The token, for that origin only.
         proxy: Which the environment names for it.
         pool: What its ranges are read over; None where aiohttp reads them too.
         start: First lines of a request over the pool.
@@ -183,8 +217,9 @@ class Route:
 
     url: URL
     bucket: Bucket
-    slots: asyncio.Semaphore
+    slots: Slots
     counted: bool
+    own: Mapping[str, str]
     proxy: str | None
     pool: Pool | None
     start: bytes
@@ -221,7 +256,7 @@ class Transport:
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,  # bytes are counted as they travel; `unpacked` opens them
         )
-        self._slots: dict[URL, asyncio.Semaphore] = {}
+        self._slots: dict[URL, Slots] = {}
         self._proxies: dict[URL, str | None] = {}
         self._buckets: dict[tuple[URL, str], Bucket] = {}
         self._pools: dict[URL, Pool] = {}
@@ -277,7 +312,7 @@ class Transport:
             self._session.request(
                 method,
                 url,
-                headers={**headers, **self._authorization(route)},
+                headers={**headers, **route.own},
                 allow_redirects=False,
                 proxy=route.proxy,
                 ssl=_tls_context() if url.scheme == "https" else True,
@@ -296,12 +331,14 @@ class Transport:
         if origin not in self._proxies:
             self._proxies[origin] = environment_proxy(url)
         if (slots := self._slots.get(origin)) is None:
-            slots = self._slots[origin] = asyncio.Semaphore(CONNECTIONS)
-        pool, start = None, request_start(url, self._agent)
+            slots = self._slots[origin] = Slots(CONNECTIONS)
+        counted = origin == self._origin
+        own = {"Authorization": f"Bearer {self.token}"} if counted and self.token else {}
+        fields = {"User-Agent": self._agent, "Accept": "*/*", **_AS_STORED, **own}
+        pool, start = None, request_start(url, fields)
         if self._proxies[origin] is None and start is not None and (pool := self._pools.get(origin)) is None:
             pool = self._pools[origin] = Pool(origin, SILENCE, _tls_context)
-        counted = origin == self._origin
-        return Route(url, self.bucket(url), slots, counted, self._proxies[origin], pool, start or b"")
+        return Route(url, self.bucket(url), slots, counted, own, self._proxies[origin], pool, start or b"")
 
     def ranged(
         self,
@@ -316,7 +353,7 @@ class Transport:
 
         Args:
             route: Where to.
-            headers: Beside the usual ones.
+            headers: Beside the usual ones, of which one asks for the bytes as they are stored.
             meter: Counts it.
             budget: Stands still while the quota is waited for.
             wanted: Bytes of the range.
@@ -326,14 +363,10 @@ class Transport:
             AgainError, ScreeningError: As `request`.
         """
         if route.pool is not None:
-            content = request_bytes(route.start, {**headers, **self._authorization(route)})
+            content = request_bytes(route.start, headers)
             if content is not None:
                 return _Ranged(_Turn(self, route, meter, budget), route.pool, content, wanted, whole)
-        return self.request("GET", route.url, headers, meter, budget)
-
-    def _authorization(self, route: Route) -> Mapping[str, str]:
-        """The token, for the Hub's own origin only."""
-        return {"Authorization": f"Bearer {self.token}"} if route.counted and self.token else {}
+        return self.request("GET", route.url, {**headers, **_AS_STORED}, meter, budget)
 
     async def body(
         self,
@@ -447,12 +480,12 @@ class _Turn:
                 running.at_end.append(functools.partial(allowance.release, meter))
         await route.bucket.turn(budget)
         try:
-            await route.slots.acquire()
+            await route.slots.take()
             try:
                 if allowance.limited:
                     allowance.spend(meter, counted=route.counted)
             except BaseException:
-                route.slots.release()
+                route.slots.give()
                 raise
         except BaseException:
             route.bucket.done(None)
@@ -468,7 +501,7 @@ class _Turn:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.route.slots.release()
+        self.route.slots.give()
         if not self._answered:
             self.route.bucket.done(None)
         if isinstance(error, (aiohttp.ClientError, asyncio.TimeoutError, OSError)):

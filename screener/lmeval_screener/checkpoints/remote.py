@@ -44,6 +44,7 @@ from lmeval_screener.checkpoints.hub_responses import (
 )
 from lmeval_screener.checkpoints.local import read_ranges
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter
+from lmeval_screener.checkpoints.wire import Reply
 from lmeval_screener.errors import ScreeningError
 
 #: Small files are at most so long: the largest tokenizers have some 40 MB.
@@ -303,9 +304,10 @@ class HubSnapshot:
     async def _read(self, path: str, source: _Source, begin: int, end: int, received: bytearray) -> None:
         """Append bytes ``[begin, end)`` as far as they come, if the answer is what was asked for."""
         transport, size = self._transport_or_offline(path), await self.size(path)
-        headers = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
-        headers |= self._conditions(source)
-        resolved = await self._address(path, source) if source.refused < 2 else None
+        headers = {"Range": f"bytes={begin}-{end - 1}", **self._conditions(source)}
+        resolved = None
+        if source.refused < 2:
+            resolved = source.address or await self._address(path, source)
         url = resolved or self._url("resolve", path)
         wanted, whole = end - begin, size if size <= WHOLE or (begin, end) == (0, size) else 0
         for _ in range(HOPS):
@@ -323,12 +325,20 @@ class HubSnapshot:
                         got = f"{url.host} answered wrongly for {path} of {self.repo}: {problem}"
                         raise AgainError(_contradiction(got), last=True)
                     source.etag = source.etag or response.headers.get("ETag")
-                    async for piece in pieces(response, self.meter):
-                        received += piece
-                        begin += len(piece)
-                        if begin > end:
-                            received.clear()
-                            break
+                    if isinstance(response, Reply):
+                        self.meter.bytes_read += len(response.body)
+                        begin += len(response.body)
+                        received += response.body
+                        if response.trouble is not None:
+                            raise response.trouble
+                    else:
+                        async for piece in pieces(response, self.meter):
+                            received += piece
+                            begin += len(piece)
+                            if begin > end:
+                                break
+                    if begin > end:
+                        received.clear()
                     if begin != end:
                         raise AgainError(
                             _contradiction(f"a range of {path} of {self.repo} has the wrong length")

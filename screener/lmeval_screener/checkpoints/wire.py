@@ -14,7 +14,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from yarl import URL
@@ -540,23 +540,25 @@ class Pool:
             return self._addresses
 
 
-def request_start(url: URL, agent: str) -> bytes | None:
-    """The first lines of every request for one address; None where it does not fit into a line as it is."""
+def request_start(url: URL, fields: Mapping[str, str]) -> bytes | None:
+    """The lines that all requests for one address have; None where one does not fit into a line as it is."""
     target = url.raw_path_qs
     host = url.raw_host or ""
     host = f"[{host}]" if ":" in host else host
     if not url.is_default_port():
         host = f"{host}:{url.port}"
-    if not host or _TARGET.fullmatch(target) is None or _VALUE.fullmatch(host + agent) is None:
+    if not host or _TARGET.fullmatch(target) is None:
         return None
-    return (f"GET {target} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: {agent}\r\nAccept: */*\r\n").encode(
-        "ascii"
-    )
+    return _lines(f"GET {target} HTTP/1.1\r\n", {"Host": host, **fields})
 
 
-def request_bytes(start: bytes, fields: dict[str, str]) -> bytes | None:
-    """A whole request; None where a field cannot be written into a line as it is."""
+def request_bytes(start: bytes, fields: Mapping[str, str]) -> bytes | None:
+    """A whole request; None where a field does not fit into a line as it is."""
+    lines = _lines("", fields)
+    return None if lines is None else b"%b%b\r\n" % (start, lines)
+
+
+def _lines(first: str, fields: Mapping[str, str]) -> bytes | None:
     if _VALUE.fullmatch("".join(fields.values())) is None:
         return None
-    lines = "".join([f"{name}: {value}\r\n" for name, value in fields.items()])
-    return b"%b%b\r\n" % (start, lines.encode("ascii"))
+    return "".join([first, *[f"{name}: {value}\r\n" for name, value in fields.items()]]).encode("ascii")
