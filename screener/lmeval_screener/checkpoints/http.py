@@ -265,6 +265,7 @@ class Transport:
         """Close every connection."""
         for pool in self._pools.values():
             pool.close()
+        await asyncio.sleep(0)  # their sockets are closed in the loop's next round
         await self._session.close()
 
     def is_hub(self, url: URL) -> bool:

@@ -311,7 +311,7 @@ class Connection(asyncio.BufferedProtocol):
         most = self._wanted if status == 206 else self._whole if status == 200 else MOST_OTHER
         length = dict.get(headers, "content-length")
         coding = dict.get(headers, "transfer-encoding")
-        self._reply, self._take, self._counted = reply, most + 1, False
+        self._take, self._counted = most + 1, False
         if coding is not None:
             if coding.lower() != "chunked" or length is not None:
                 raise BrokenAnswerError("the answer contradicts itself on where its body ends")
@@ -326,6 +326,7 @@ class Connection(asyncio.BufferedProtocol):
             self._take, self._counted = min(int(length), most + 1), True
         else:
             self._stays = False
+        self._reply = reply
 
     def _parse_body(self, data: memoryview) -> None:
         if self._chunks is not None:
