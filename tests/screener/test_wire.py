@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import ipaddress
 import itertools
 import random
 import socket
@@ -13,6 +14,9 @@ import struct
 import zlib
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmeval_screener.checkpoints import http
@@ -318,22 +322,16 @@ def test_nothing_is_smuggled_into_a_request():
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     """A certificate of our own for 127.0.0.1."""
-    cryptography = pytest.importorskip("cryptography.x509")
-    import ipaddress
-
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     key = ec.generate_private_key(ec.SECP256R1())
-    name = cryptography.Name([cryptography.NameAttribute(cryptography.NameOID.COMMON_NAME, "127.0.0.1")])
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.datetime.now(datetime.timezone.utc)
-    address = cryptography.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
     made = (
-        cryptography.CertificateBuilder()
+        x509.CertificateBuilder()
         .subject_name(name).issuer_name(name).public_key(key.public_key())
         .serial_number(1).not_valid_before(now - datetime.timedelta(1))
         .not_valid_after(now + datetime.timedelta(1))
-        .add_extension(cryptography.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
         .sign(key, hashes.SHA256())
     )  # fmt: skip
     place = tmp_path_factory.mktemp("tls") / "both.pem"
