@@ -113,7 +113,8 @@ def contrasts(x: ArrayLike, y: ArrayLike) -> dict[Metric, Contrast]:
     if plain and both <= _BLOCK and n >= 3 and both - n >= 3:
         rows = np.empty((both, a.shape[1]))
         rows[:n], rows[n:] = a, b
-        products = rows @ rows.T
+        with np.errstate(invalid="ignore"):  # what is not finite is seen in the lengths, and refused below
+            products = rows @ rows.T
         lengths = np.sqrt(np.diagonal(products))
         if np.isfinite(lengths).all() and (lengths > 0).all():
             cosine = 1.0 - products / lengths / lengths[:, None]
