@@ -250,3 +250,35 @@ def test_streamed_estimate_is_the_estimate_of_the_whole(x, size):
 def test_streamed_estimate_needs_two_rows():
     with pytest.raises(TooFewVectorsError):
         g.streamed_dispersion_estimate(lambda: iter([np.ones((1, 2))]))
+
+
+@pytest.mark.parametrize("shift", [0.0, 30.0])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_contrasts_are_within_and_between_of_both(dtype, scale, shift):
+    draw = np.random.default_rng(3)
+    x = (scale * draw.normal(size=(7, 40))).astype(dtype)
+    y = (scale * (draw.normal(size=(11, 40)) + shift)).astype(dtype)
+    found = g.contrasts(x, y)
+    assert list(found) == ["cosine", "euclidean"]
+    for metric, one in found.items():
+        expected = g.within(x, metric), g.between(x, y, metric), g.within(y, metric)
+        for mine, other in zip(one, expected, strict=True):
+            assert mine.pairs == other.pairs
+            for field in ("mean", "se", "se_pairs", "left_out", "left_out_other"):
+                a, b = getattr(mine, field), getattr(other, field)
+                np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-13 * (scale if metric != "cosine" else 1))
+
+
+@pytest.mark.parametrize("bad", [0.0, np.nan, np.inf])
+def test_contrasts_refuse_rows_without_a_direction(bad):
+    x, y = np.eye(5, dtype=np.float32), np.eye(5, dtype=np.float32)
+    y[2] = bad
+    with pytest.raises(NoDirectionError) as error:
+        g.contrasts(x, y)
+    assert error.value.rows == [2]
+
+
+def test_contrasts_refuse_too_few_rows():
+    with pytest.raises(TooFewVectorsError):
+        g.contrasts(np.eye(5, dtype=np.float32)[:2], np.eye(5, dtype=np.float32))

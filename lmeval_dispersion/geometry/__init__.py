@@ -25,10 +25,12 @@ from lmeval_dispersion.geometry.dispersion import (
 from lmeval_dispersion.geometry.pairs import (
     METRICS,
     ClusterDistances,
+    Contrast,
     Metric,
     PairMean,
     between,
     cluster_distances,
+    contrasts,
     within,
 )
 from lmeval_dispersion.geometry.spectrum import (
@@ -47,6 +49,7 @@ __all__ = [
     "SPECTRUM",
     "Array",
     "ClusterDistances",
+    "Contrast",
     "Dispersion",
     "Estimate",
     "Metric",
@@ -55,6 +58,7 @@ __all__ = [
     "SpectrumMetric",
     "between",
     "cluster_distances",
+    "contrasts",
     "contributions",
     "dispersion",
     "dispersion_estimate",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -49,9 +49,12 @@ def within(x: ArrayLike, metric: Metric = "cosine") -> PairMean:
     """
     rows = _prepared(x, metric)
     at_least(rows, 3)
-    n = len(rows)
+    return _within(_distance_blocks(rows, rows, metric), len(rows))
+
+
+def _within(blocks: Iterable[tuple[int, int, Array]], n: int) -> PairMean:
     row_sums, squares = np.zeros(n), 0.0
-    for i, j, block in _distance_blocks(rows, rows, metric):
+    for i, j, block in blocks:
         if i == j:
             np.fill_diagonal(block, 0.0)
         row_sums[i : i + len(block)] += block.sum(axis=1)
@@ -83,9 +86,59 @@ def between(x: ArrayLike, y: ArrayLike, metric: Metric = "cosine") -> PairMean:
     at_least(b, 2)
     if a.shape[1] != b.shape[1]:
         raise GeometryError(f"expected vectors of one width, got {a.shape[1]} and {b.shape[1]}")
-    n, m = len(a), len(b)
+    return _between(_distance_blocks(a, b, metric), len(a), len(b))
+
+
+class Contrast(NamedTuple):
+    """:func:`within` of x, :func:`between` x and y, and :func:`within` of y."""
+
+    within: PairMean
+    between: PairMean
+    within_other: PairMean
+
+
+def contrasts(x: ArrayLike, y: ArrayLike) -> dict[Metric, Contrast]:
+    """:func:`within` and :func:`between` of both in every metric.
+
+    Two products of all rows with one another serve everything, where the rows are few and of float32: that
+    of the rows as they are for the cosine, whose squared lengths neither over- nor underflow in float64, and
+    that of the rows moved to their common centre for the Euclidean.
+
+    Raises:
+        GeometryError: As :func:`within` and :func:`between` do.
+    """
+    a, b = np.asarray(x), np.asarray(y)
+    plain = a.dtype == b.dtype == np.float32 and a.ndim == b.ndim == 2 and a.shape[1] == b.shape[1] > 0
+    n, both = len(a), len(a) + len(b)
+    if plain and both <= _BLOCK and n >= 3 and both - n >= 3:
+        rows = np.empty((both, a.shape[1]))
+        rows[:n], rows[n:] = a, b
+        with np.errstate(invalid="ignore"):  # what is not finite is seen in the lengths, and refused below
+            products = rows @ rows.T
+        lengths = np.sqrt(np.diagonal(products))
+        if np.isfinite(lengths).all() and (lengths > 0).all():
+            cosine = 1.0 - products / lengths / lengths[:, None]
+            rows -= rows.mean(axis=0)
+            products = rows @ rows.T
+            squares = np.diagonal(products)
+            euclidean = np.sqrt(np.maximum(squares[:, None] + squares - 2 * products, 0.0))
+            return {"cosine": _contrast(cosine, n), "euclidean": _contrast(euclidean, n)}
+    return {m: Contrast(within(x, m), between(x, y, m), within(y, m)) for m in METRICS}
+
+
+def _contrast(distances: Array, n: int) -> Contrast:
+    """From the distances of all rows, of which the first ``n`` are those of x."""
+    m = len(distances) - n
+    return Contrast(
+        _within([(0, 0, distances[:n, :n])], n),
+        _between([(0, 0, distances[:n, n:])], n, m),
+        _within([(0, 0, distances[n:, n:])], m),
+    )
+
+
+def _between(blocks: Iterable[tuple[int, int, Array]], n: int, m: int) -> PairMean:
     sums_a, sums_b, squares = np.zeros(n), np.zeros(m), 0.0
-    for i, j, block in _distance_blocks(a, b, metric):
+    for i, j, block in blocks:
         sums_a[i : i + block.shape[0]] += block.sum(axis=1)
         sums_b[j : j + block.shape[1]] += block.sum(axis=0)
         squares += float(np.square(block).sum())
@@ -175,9 +228,15 @@ def _distance_blocks(a: Array, b: Array, metric: Metric) -> Iterator[tuple[int, 
                 # |a-b|^2 from a Gram matrix of rows moved to a common centre: far from the origin the plain
                 # expansion loses the digits of small distances.
                 centre = b.mean(axis=0)
-                left, right = left - centre, right - centre
-                squares = np.square(left).sum(axis=1)[:, None] + np.square(right).sum(axis=1)
+                right = right - centre
+                left = right if a is b and i == j else left - centre
+                squares = _squares(left)[:, None] + _squares(right)
                 yield i, j, np.sqrt(np.maximum(squares - 2 * (left @ right.T), 0.0))
+
+
+def _squares(rows: Array) -> Array:
+    """Squared length of each row."""
+    return np.asarray(np.einsum("ij,ij->i", rows, rows))
 
 
 def _se_pairs(total: float, squares: float, pairs: int) -> float:

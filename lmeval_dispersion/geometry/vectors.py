@@ -9,6 +9,8 @@ from lmeval_dispersion.errors import GeometryError, NoDirectionError, TooFewVect
 
 Array = NDArray[np.float64]
 
+_BLOCK = 16_384  # numbers that are brought to length one at a time: 128 kB
+
 
 def valid_rows(x: ArrayLike) -> NDArray[np.bool_]:
     """Which rows have a direction: all finite, not all zero. Shape (n,), bool."""
@@ -29,8 +31,21 @@ def unit_rows(x: ArrayLike) -> Array:
     >>> unit_rows([[3.0, 4.0]]).tolist()
     [[0.6, 0.8]]
     """
-    rows = matrix(x)
-    bad = np.flatnonzero(~valid_rows(rows))
+    # A row has a direction where its largest magnitude is finite and not zero. In blocks: what fits into a
+    # processor's cache is several times as fast as temporaries of the whole.
+    given = x if isinstance(x, np.ndarray) and x.dtype.kind == "f" and x.ndim == 2 and x.size else matrix(x)
+    rows = np.empty(given.shape)
+    valid = np.ones(len(rows), dtype=bool)
+    step = max(_BLOCK // given.shape[1], 1)
+    for at in range(0, len(rows), step):
+        part = rows[at : at + step]
+        part[...] = given[at : at + step]
+        largest = np.abs(part).max(axis=1)
+        valid[at : at + step] = np.isfinite(largest) & (largest > 0)
+        if valid[at : at + step].all():
+            part /= largest[:, None]
+            part /= np.sqrt(np.einsum("ij,ij->i", part, part))[:, None]
+    bad = np.flatnonzero(~valid)
     if bad.size:
         shown = ", ".join(map(str, bad[:5])) + (", ..." if bad.size > 5 else "")
         raise NoDirectionError(
@@ -38,10 +53,7 @@ def unit_rows(x: ArrayLike) -> Array:
             f"(rows {shown}); drop them and report how many",
             bad.tolist(),
         )
-    if not len(rows):
-        return rows
-    scaled = rows / np.abs(rows).max(axis=1, keepdims=True)
-    return np.asarray(scaled / np.sqrt(np.einsum("ij,ij->i", scaled, scaled))[:, None])
+    return rows
 
 
 def matrix(x: ArrayLike) -> Array:

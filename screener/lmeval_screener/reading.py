@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from lmeval_dispersion.errors import GeometryError
-from lmeval_dispersion.geometry import METRICS, Metric
+from lmeval_dispersion.geometry import Metric
 from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.snapshot import Meter, Snapshot
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking.controls import Controls, controls, random_ids
-from lmeval_screener.ranking.gap import Gap, gap
+from lmeval_screener.ranking.gap import Gap, gaps
 from lmeval_screener.ranking.measured import Gaps, Measured
 from lmeval_screener.targets.names import REPOSITORY
 from lmeval_screener.targets.target import Target, parse_target
@@ -274,7 +274,7 @@ async def _read_gaps(
         )
     matrix = await read_rows(snapshot, projection, ids)
     try:
-        return {metric: gap(matrix[:split], matrix[split:], metric) for metric in METRICS}
+        return gaps(matrix[:split], matrix[split:])
     except GeometryError as error:
         raise ScreeningError(
             "BadRows", f"cannot be screened because of {projection.name}: {error}"

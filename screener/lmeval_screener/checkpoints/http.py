@@ -16,14 +16,19 @@ import ssl
 import time
 import urllib.request
 import zlib
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
 
 import aiohttp
 from yarl import URL
 
 from lmeval_screener.checkpoints.limits import LONGEST_WAIT, Allowance, Bucket, asked_wait, rate_limited
 from lmeval_screener.checkpoints.snapshot import Meter
+from lmeval_screener.checkpoints.wire import Pool, Reply, request_bytes, request_start
 from lmeval_screener.errors import ScreeningError
 
 T = TypeVar("T")
@@ -39,6 +44,7 @@ RANGES = 64
 HOPS = 6
 #: Seconds without a byte after which a connection counts as dead.
 SILENCE = 15.0
+_AS_STORED = {"Accept-Encoding": "identity"}
 
 
 class Budget:
@@ -131,6 +137,94 @@ class AgainError(Exception):
         self.error, self.wait, self.fruitful, self.last = error, wait, fruitful, last
 
 
+class Slots:
+    """So many at a time, first come first served: a semaphore that hands over at the cost of one future."""
+
+    def __init__(self, most: int) -> None:
+        self._free = most
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self) -> None:
+        """Wait for one; `give` must follow."""
+        if self._free:
+            self._free -= 1
+            return
+        ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(ticket)
+        try:
+            await ticket
+        except asyncio.CancelledError:
+            if ticket.done() and not ticket.cancelled():
+                self.give()
+            raise
+
+    def give(self) -> None:
+        """Hand one to who waits longest."""
+        while self._waiting:
+            ticket = self._waiting.popleft()
+            if not ticket.done():
+                ticket.set_result(None)
+                return
+        self._free += 1
+
+
+class Content(Protocol):
+    """A body to come."""
+
+    def iter_any(self) -> AsyncIterator[bytes]:
+        """Piece by piece."""
+        ...
+
+
+class Answer(Protocol):
+    """What is looked at of an answer, whichever client it came through."""
+
+    @property
+    def status(self) -> int:
+        """Of HTTP."""
+        ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Fields, looked up without regard to case."""
+        ...
+
+    @property
+    def url(self) -> URL:
+        """What was asked."""
+        ...
+
+    @property
+    def content(self) -> Content:
+        """The body."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Route:
+    """How one address is asked, as far as that is the same for every request.
+
+    Attributes:
+        url: The address.
+        bucket: The quota that counts its requests.
+        slots: Those of its host.
+        counted: Whether it is of the Hub's own origin.
+        own: The token, for that origin only.
+        proxy: Which the environment names for it.
+        pool: What its ranges are read over; None where aiohttp reads them too.
+        start: First lines of a request over the pool.
+    """
+
+    url: URL
+    bucket: Bucket
+    slots: Slots
+    counted: bool
+    own: Mapping[str, str]
+    proxy: str | None
+    pool: Pool | None
+    start: bytes
+
+
 class Transport:
     """One pool of connections for all checkpoints of a run; made inside a running event loop.
 
@@ -154,6 +248,7 @@ class Transport:
         self.texts_lie_there = False
         self.token = token
         self._origin = URL(endpoint).origin()
+        self._agent = agent
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=SILENCE, sock_read=SILENCE),
@@ -161,12 +256,16 @@ class Transport:
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,  # bytes are counted as they travel; `unpacked` opens them
         )
-        self._slots: dict[URL, asyncio.Semaphore] = {}
+        self._slots: dict[URL, Slots] = {}
         self._proxies: dict[URL, str | None] = {}
         self._buckets: dict[tuple[URL, str], Bucket] = {}
+        self._pools: dict[URL, Pool] = {}
 
     async def close(self) -> None:
         """Close every connection."""
+        for pool in self._pools.values():
+            pool.close()
+        await asyncio.sleep(0)  # their sockets are closed in the loop's next round
         await self._session.close()
 
     def is_hub(self, url: URL) -> bool:
@@ -208,51 +307,74 @@ class Transport:
             ScreeningError: ``RateLimited``, where the server wants to be left alone for too long;
                 ``NotTried``, where the user's own limits are used up.
         """
+        route = self.route(url)
+        async with (
+            _Turn(self, route, meter, budget) as turn,
+            self._session.request(
+                method,
+                url,
+                headers={**headers, **route.own},
+                allow_redirects=False,
+                proxy=route.proxy,
+                ssl=_tls_context() if url.scheme == "https" else True,
+            ) as response,
+        ):
+            turn.answered(response.headers)
+            yield response
+
+    def route(self, url: URL) -> Route:
+        """How an address is asked; worth keeping where it is asked often.
+
+        Raises:
+            ScreeningError: As `environment_proxy`.
+        """
         origin = url.origin()
-        counted = origin == self._origin
-        if counted and self.token:
-            headers = {**headers, "Authorization": f"Bearer {self.token}"}
         if origin not in self._proxies:
             self._proxies[origin] = environment_proxy(url)
-        bucket = self.bucket(url)
         if (slots := self._slots.get(origin)) is None:
-            slots = self._slots[origin] = asyncio.Semaphore(CONNECTIONS)
-        if self.allowance.limited:
-            running = budget if budget is not None and budget.runs and meter is not self.shared else None
-            if await self.allowance.admit(meter, running) and running is not None:
-                running.at_end.append(functools.partial(self.allowance.release, meter))
-        await bucket.turn(budget)
-        answered = False
-        try:
-            async with slots:
-                if self.allowance.limited:
-                    self.allowance.spend(meter, counted=counted)
-                meter.requests += 1
-                async with self._session.request(
-                    method,
-                    url,
-                    headers=headers,
-                    allow_redirects=False,
-                    proxy=self._proxies[origin],
-                    ssl=_tls_context() if url.scheme == "https" else True,
-                ) as response:
-                    answered = True
-                    bucket.done(response.headers)
-                    yield response
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-            reason = f"{type(error).__name__}: {error}".rstrip(": ")
-            what = f"the connection to {url.host} failed ({reason}); check the network and the address"
-            raise AgainError(ScreeningError("Unreachable", what)) from error
-        finally:
-            if not answered:
-                bucket.done(None)
+            slots = self._slots[origin] = Slots(CONNECTIONS)
+        counted = origin == self._origin
+        own = {"Authorization": f"Bearer {self.token}"} if counted and self.token else {}
+        fields = {"User-Agent": self._agent, "Accept": "*/*", **_AS_STORED, **own}
+        pool, start = None, request_start(url, fields)
+        if self._proxies[origin] is None and start is not None and (pool := self._pools.get(origin)) is None:
+            pool = self._pools[origin] = Pool(origin, SILENCE, _tls_context)
+        return Route(url, self.bucket(url), slots, counted, own, self._proxies[origin], pool, start or b"")
+
+    def ranged(
+        self,
+        route: Route,
+        headers: Mapping[str, str],
+        meter: Meter,
+        budget: Budget,
+        wanted: int,
+        whole: int,
+    ) -> AbstractAsyncContextManager[Answer]:
+        """`request` for a range, over our own connections where there is no proxy.
+
+        Args:
+            route: Where to.
+            headers: Beside the usual ones, of which one asks for the bytes as they are stored.
+            meter: Counts it.
+            budget: Stands still while the quota is waited for.
+            wanted: Bytes of the range.
+            whole: Bytes of the body that are taken where the server sends the whole file.
+
+        Raises:
+            AgainError, ScreeningError: As `request`.
+        """
+        if route.pool is not None:
+            content = request_bytes(route.start, headers)
+            if content is not None:
+                return _Ranged(_Turn(self, route, meter, budget), route.pool, content, wanted, whole)
+        return self.request("GET", route.url, {**headers, **_AS_STORED}, meter, budget)
 
     async def body(
         self,
         url: URL,
         meter: Meter,
         limit: int,
-        refused: Callable[[aiohttp.ClientResponse], ScreeningError],
+        refused: Callable[[Answer], ScreeningError],
         budget: Budget | None = None,
     ) -> tuple[bytes, aiohttp.ClientResponse]:
         """A whole small body, redirects followed, in one attempt; and the response it came with.
@@ -311,7 +433,7 @@ class Transport:
                     raise again.error from again
             await asyncio.sleep(wait)
 
-    def raise_if_passing(self, response: aiohttp.ClientResponse) -> None:
+    def raise_if_passing(self, response: Answer) -> None:
         """Raise `AgainError` for an answer that may pass: 408, 429 and 5xx.
 
         How long to wait is in ``Retry-After``, or (the Hub's 429 has none) in ``RateLimit: …;t=<seconds>``.
@@ -336,12 +458,98 @@ class Transport:
             )
 
 
-def is_redirect(response: aiohttp.ClientResponse) -> bool:
+class _Turn:
+    """One request from the wait for its quota and for a slot to its end; an asynchronous context manager.
+
+    Raises:
+        AgainError: The connection failed or broke inside.
+        ScreeningError: ``RateLimited`` or ``NotTried``, on entering.
+    """
+
+    __slots__ = ("_answered", "_budget", "_meter", "_transport", "route")
+
+    def __init__(self, transport: Transport, route: Route, meter: Meter, budget: Budget | None) -> None:
+        self._transport, self.route, self._meter, self._budget = transport, route, meter, budget
+        self._answered = False
+
+    async def __aenter__(self) -> _Turn:
+        transport, route, meter, budget = self._transport, self.route, self._meter, self._budget
+        allowance = transport.allowance
+        if allowance.limited:
+            running = budget if budget is not None and budget.runs and meter is not transport.shared else None
+            if await allowance.admit(meter, running) and running is not None:
+                running.at_end.append(functools.partial(allowance.release, meter))
+        await route.bucket.turn(budget)
+        try:
+            await route.slots.take()
+            try:
+                if allowance.limited:
+                    allowance.spend(meter, counted=route.counted)
+            except BaseException:
+                route.slots.give()
+                raise
+        except BaseException:
+            route.bucket.done(None)
+            raise
+        meter.requests += 1
+        return self
+
+    def answered(self, headers: Mapping[str, str]) -> None:
+        """A head came: the quota may be told in it."""
+        self._answered = True
+        self.route.bucket.done(headers)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.route.slots.give()
+        if not self._answered:
+            self.route.bucket.done(None)
+        if isinstance(error, (aiohttp.ClientError, asyncio.TimeoutError, OSError)):
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            host = self.route.url.host
+            what = f"the connection to {host} failed ({reason}); check the network and the address"
+            raise AgainError(ScreeningError("Unreachable", what)) from error
+
+
+class _Ranged:
+    """A range over our own connections; an asynchronous context manager, as `Transport.request` is."""
+
+    __slots__ = ("_content", "_pool", "_reply", "_turn", "_wanted", "_whole")
+
+    def __init__(self, turn: _Turn, pool: Pool, content: bytes, wanted: int, whole: int) -> None:
+        self._turn, self._pool, self._content = turn, pool, content
+        self._wanted, self._whole = wanted, whole
+        self._reply: Reply | None = None
+
+    async def __aenter__(self) -> Answer:
+        turn = await self._turn.__aenter__()
+        try:
+            reply = await self._pool.ask(turn.route.url, self._content, self._wanted, self._whole)
+        except BaseException as error:
+            await turn.__aexit__(type(error), error, error.__traceback__)
+            raise
+        turn.answered(reply.headers)
+        self._reply = reply
+        return reply
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._reply is not None
+        if error is None:
+            self._pool.done(self._reply)
+        else:
+            self._pool.drop(self._reply)
+        await self._turn.__aexit__(kind, error, trace)
+
+
+def is_redirect(response: Answer) -> bool:
     """Whether a response leads elsewhere."""
     return response.status in (301, 302, 303, 307, 308) and "Location" in response.headers
 
 
-async def redirect(response: aiohttp.ClientResponse, meter: Meter) -> URL:
+async def redirect(response: Answer, meter: Meter) -> URL:
     """Where a redirect leads; its body is read so that the connection can serve the next request.
 
     Raises:
@@ -361,14 +569,14 @@ async def redirect(response: aiohttp.ClientResponse, meter: Meter) -> URL:
         ) from None
 
 
-async def pieces(response: aiohttp.ClientResponse, meter: Meter) -> AsyncIterator[bytes]:
+async def pieces(response: Answer, meter: Meter) -> AsyncIterator[bytes]:
     """The body as it travels, piece by piece; the meter counts it."""
     async for piece in response.content.iter_any():
         meter.bytes_read += len(piece)
         yield piece
 
 
-async def unpacked(response: aiohttp.ClientResponse, meter: Meter) -> AsyncIterator[bytes]:
+async def unpacked(response: Answer, meter: Meter) -> AsyncIterator[bytes]:
     """The body piece by piece, opened where it came compressed.
 
     Raises:
@@ -393,7 +601,7 @@ async def unpacked(response: aiohttp.ClientResponse, meter: Meter) -> AsyncItera
         raise AgainError(ScreeningError("BadResponse", what), last=True) from error
 
 
-async def drained(response: aiohttp.ClientResponse, meter: Meter) -> None:
+async def drained(response: Answer, meter: Meter) -> None:
     """Read a short body nobody needs: a connection with unread bytes would have to be closed."""
     received = 0
     async for piece in pieces(response, meter):

@@ -27,7 +27,7 @@ from yarl import URL
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.version import __version__
 from lmeval_screener.checkpoints.cache import Cache
-from lmeval_screener.checkpoints.http import AgainError, Budget, Transport
+from lmeval_screener.checkpoints.http import AgainError, Answer, Budget, Transport
 from lmeval_screener.checkpoints.hub_responses import (
     Listing,
     parse_listing,
@@ -369,7 +369,7 @@ class Hub:
         transport = self._transport
         assert transport is not None
 
-        def refused(response: aiohttp.ClientResponse) -> ScreeningError:
+        def refused(response: Answer) -> ScreeningError:
             return self._refused(response, repo, revision)
 
         async def attempt() -> tuple[T, aiohttp.ClientResponse]:
@@ -381,7 +381,7 @@ class Hub:
 
         return await transport.retried(attempt, budget)
 
-    def _refused(self, response: aiohttp.ClientResponse, repo: str, revision: str) -> ScreeningError:
+    def _refused(self, response: Answer, repo: str, revision: str) -> ScreeningError:
         token = self._transport is not None and self._transport.token is not None
         return refusal(response, repo, revision, self.endpoint, token=token)
 

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import aiohttp
-
+from lmeval_screener.checkpoints.http import Answer
 from lmeval_screener.checkpoints.snapshot import FileEntry
 from lmeval_screener.errors import ScreeningError
 
@@ -201,9 +200,7 @@ def parse_references(body: bytes, asked: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def refusal(
-    response: aiohttp.ClientResponse, repo: str, revision: str, endpoint: str, *, token: bool
-) -> ScreeningError:
+def refusal(response: Answer, repo: str, revision: str, endpoint: str, *, token: bool) -> ScreeningError:
     """What a final status other than 2xx and 3xx of the Hub means.
 
     The Hub names its reasons in ``X-Error-Code``; without one, 401 to a request without a token stands for a

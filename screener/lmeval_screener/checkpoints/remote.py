@@ -23,7 +23,9 @@ from lmeval_screener.checkpoints.http import (
     HOPS,
     RANGES,
     AgainError,
+    Answer,
     Budget,
+    Route,
     Transport,
     drained,
     is_redirect,
@@ -42,6 +44,7 @@ from lmeval_screener.checkpoints.hub_responses import (
 )
 from lmeval_screener.checkpoints.local import read_ranges
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter
+from lmeval_screener.checkpoints.wire import Reply
 from lmeval_screener.errors import ScreeningError
 
 #: Small files are at most so long: the largest tokenizers have some 40 MB.
@@ -58,6 +61,7 @@ class _Source:
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     address: URL | None = None
+    route: Route | None = None
     refused: int = 0
     etag: str | None = None
     whole: bytes | None = None
@@ -268,13 +272,16 @@ class HubSnapshot:
             raise ValueError(f"expected ranges inside {path} of {size} bytes, got {outside[0]}")
         if place := self._downloaded(self._entry(path)):
             return await asyncio.to_thread(read_ranges, place, ranges)
-        limit = asyncio.Semaphore(RANGES)
+        found: list[bytes] = [b""] * len(ranges)
+        left = iter(enumerate(ranges))
 
-        async def one(begin: int, end: int) -> bytes:
-            async with limit:
-                return await self._range(path, begin, end)
+        async def some() -> None:
+            # One task for many ranges, one after the other: a task costs about as much as a range itself.
+            for at, (begin, end) in left:
+                found[at] = await self._range(path, begin, end)
 
-        return await side_by_side(one(begin, end) for begin, end in ranges)
+        await side_by_side(some() for _ in range(min(RANGES, len(ranges))))
+        return found
 
     async def _range(self, path: str, begin: int, end: int) -> bytes:
         """One range; a body that breaks is resumed where it broke."""
@@ -297,12 +304,17 @@ class HubSnapshot:
     async def _read(self, path: str, source: _Source, begin: int, end: int, received: bytearray) -> None:
         """Append bytes ``[begin, end)`` as far as they come, if the answer is what was asked for."""
         transport, size = self._transport_or_offline(path), await self.size(path)
-        headers = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
-        headers |= self._conditions(source)
-        resolved = await self._address(path, source) if source.refused < 2 else None
+        headers = {"Range": f"bytes={begin}-{end - 1}", **self._conditions(source)}
+        resolved = None
+        if source.refused < 2:
+            resolved = source.address or await self._address(path, source)
         url = resolved or self._url("resolve", path)
+        wanted, whole = end - begin, size if size <= WHOLE or (begin, end) == (0, size) else 0
         for _ in range(HOPS):
-            async with transport.request("GET", url, headers, self.meter, self._budget) as response:
+            route = source.route
+            if route is None or route.url is not url:
+                route = source.route = transport.route(url)
+            async with transport.ranged(route, headers, self.meter, self._budget, wanted, whole) as response:
                 if is_redirect(response):
                     url = await redirect(response, self.meter)
                     continue
@@ -313,12 +325,20 @@ class HubSnapshot:
                         got = f"{url.host} answered wrongly for {path} of {self.repo}: {problem}"
                         raise AgainError(_contradiction(got), last=True)
                     source.etag = source.etag or response.headers.get("ETag")
-                    async for piece in pieces(response, self.meter):
-                        received += piece
-                        begin += len(piece)
-                        if begin > end:
-                            received.clear()
-                            break
+                    if isinstance(response, Reply):
+                        self.meter.bytes_read += len(response.body)
+                        begin += len(response.body)
+                        received += response.body
+                        if response.trouble is not None:
+                            raise response.trouble
+                    else:
+                        async for piece in pieces(response, self.meter):
+                            received += piece
+                            begin += len(piece)
+                            if begin > end:
+                                break
+                    if begin > end:
+                        received.clear()
                     if begin != end:
                         raise AgainError(
                             _contradiction(f"a range of {path} of {self.repo} has the wrong length")
@@ -341,9 +361,7 @@ class HubSnapshot:
                 raise AgainError(_contradiction(what), last=True)
         raise _contradiction(f"{url.host} redirects in circles for {path} of {self.repo}")
 
-    async def _whole(
-        self, response: aiohttp.ClientResponse, path: str, source: _Source, span: tuple[int, int]
-    ) -> bytes:
+    async def _whole(self, response: Answer, path: str, source: _Source, span: tuple[int, int]) -> bytes:
         """A whole file where a range was asked for: from mirrors that ignore Range, if it is small."""
         entry, size = self._entry(path), await self.size(path)
         if size > WHOLE and span != (0, size):
@@ -452,7 +470,7 @@ class HubSnapshot:
     def _url(self, verb: str, path: str) -> URL:
         return URL(f"{self._endpoint}/{self.repo}/{verb}/{self.revision}/{quote(path)}", encoded=True)
 
-    def _refused(self, response: aiohttp.ClientResponse) -> ScreeningError:
+    def _refused(self, response: Answer) -> ScreeningError:
         token = self._transport is not None and self._transport.token is not None
         return refusal(response, self.repo, str(self.revision), self._endpoint, token=token)
 

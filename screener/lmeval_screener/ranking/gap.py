@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lmeval_dispersion.errors import GeometryError
-from lmeval_dispersion.geometry import Array, Metric, PairMean, between, within
+from lmeval_dispersion.geometry import Array, Contrast, Metric, PairMean, between, contrasts, within
 from lmeval_dispersion.statistics import jackknife_se
 
 
@@ -65,7 +65,21 @@ def gap(domain: ArrayLike, reference: ArrayLike, metric: Metric = "cosine") -> G
         TooFewVectorsError: A side has fewer than three rows.
         NoDirectionError: A zero or non-finite row.
     """
-    inside, across = within(domain, metric), between(domain, reference, metric)
+    across = between(domain, reference, metric)
+    return _gap(metric, Contrast(within(domain, metric), across, within(reference, metric)))
+
+
+def gaps(domain: ArrayLike, reference: ArrayLike) -> dict[Metric, Gap]:
+    """:func:`gap` in every metric, with less work.
+
+    Raises:
+        GeometryError: As :func:`gap`.
+    """
+    return {metric: _gap(metric, found) for metric, found in contrasts(domain, reference).items()}
+
+
+def _gap(metric: Metric, found: Contrast) -> Gap:
+    inside, across = found.within, found.between
     left_domain = inside.left_out + across.left_out
     left_reference = inside.mean + across.left_out_other
     return Gap(
@@ -74,7 +88,7 @@ def gap(domain: ArrayLike, reference: ArrayLike, metric: Metric = "cosine") -> G
         se=jackknife_se(left_domain, left_reference),
         within_domain=inside,
         between=across,
-        within_reference=within(reference, metric),
+        within_reference=found.within_other,
         left_out_domain=left_domain,
         left_out_reference=left_reference,
     )

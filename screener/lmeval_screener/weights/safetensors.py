@@ -234,9 +234,9 @@ def _tensor(name: str, entry: Any, offset: int, what: str) -> Tensor:
     dtype, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
     if dtype not in DTYPE_BITS if isinstance(dtype, str) else True:
         raise _bad(what, f"the dtype {dtype!r} of {name!r} is unknown")
-    if not isinstance(shape, list) or not all(_natural(n) for n in shape):
+    if not isinstance(shape, list) or not all(map(_natural, shape)):
         raise _bad(what, f"the shape {shape!r} of {name!r} is not a list of natural numbers")
-    if not isinstance(span, list) or len(span) != 2 or not all(_natural(n) for n in span):
+    if not isinstance(span, list) or len(span) != 2 or not all(map(_natural, span)):
         raise _bad(what, f"the data_offsets {span!r} of {name!r} are not two natural numbers")
     tensor = Tensor(name, dtype, tuple(shape), offset + span[0], offset + span[1])
     if tensor.elements * DTYPE_BITS[dtype] != 8 * (span[1] - span[0]):

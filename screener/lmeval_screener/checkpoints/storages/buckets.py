@@ -16,7 +16,7 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
-from lmeval_screener.checkpoints.http import AgainError, Budget
+from lmeval_screener.checkpoints.http import AgainError, Answer, Budget
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.hub_responses import Listing as Repository
 from lmeval_screener.checkpoints.remote import HubSnapshot
@@ -86,7 +86,7 @@ class Bucket:
         """A checkpoint of listed files; see `Store.opened`."""
         return _BucketSnapshot(self._hub, self._name, repo, path, files, budget=budget, meter=meter)
 
-    def _refused(self, response: aiohttp.ClientResponse) -> ScreeningError:
+    def _refused(self, response: Answer) -> ScreeningError:
         return refusal(response, self.address, self._hub)
 
 
@@ -138,11 +138,11 @@ class _BucketSnapshot(HubSnapshot):
             return "it changed while it was read"
         return super()._resolve_problem(response, entry, final=final)
 
-    def _refused(self, response: aiohttp.ClientResponse) -> ScreeningError:
+    def _refused(self, response: Answer) -> ScreeningError:
         return refusal(response, self.repo, self._hub)
 
 
-def refusal(response: aiohttp.ClientResponse, what: str, hub: Hub) -> ScreeningError:
+def refusal(response: Answer, what: str, hub: Hub) -> ScreeningError:
     """What a final status of the Hub means for a bucket."""
     token = hub.transport is not None and hub.transport.token is not None
     login = "check that the token may read it" if token else "log in (hf auth login, or set HF_TOKEN)"

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
-import aiohttp
 from yarl import URL
 
 from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.http import (
     HOPS,
     AgainError,
+    Answer,
     Budget,
     Transport,
     drained,
@@ -179,7 +179,7 @@ class WebSnapshot(HubSnapshot):
     def _has_last_word(self, url: URL) -> bool:
         return True
 
-    def _refused(self, response: aiohttp.ClientResponse) -> ScreeningError:
+    def _refused(self, response: Answer) -> ScreeningError:
         return _refusal(response, self.repo)
 
 
@@ -240,7 +240,7 @@ async def _probe(
     raise ScreeningError("BadResponse", f"{url.host} redirects in circles for {name}; check the address")
 
 
-def _refusal(response: aiohttp.ClientResponse, what: str) -> ScreeningError:
+def _refusal(response: Answer, what: str) -> ScreeningError:
     status, host = response.status, response.url.host
     what = str(URL(what).with_query(None))  # a signature is a secret
     if status in (401, 403, 407, 451):
