@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -93,6 +94,12 @@ def trained_tokenizer(texts: list[str], words: list[str], vocabulary: int) -> To
     """
     counts = Counter(word for text in texts for word in re.findall(r" ([a-z]+)", text))
     boosted = [word for word in words if counts[word] >= SEEN]
+    every_byte = pre_tokenizers.ByteLevel.alphabet()
+    return byte_pairs([*texts, *[f"a {word}" for word in boosted] * 1000], vocabulary, every_byte)
+
+
+def byte_pairs(texts: list[str], vocabulary: int, alphabet: Sequence[str] = ()) -> Tokenizer:
+    """Byte-level BPE with single digits and the three special tokens; ``alphabet`` is in it in any case."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -104,10 +111,10 @@ def trained_tokenizer(texts: list[str], words: list[str], vocabulary: int) -> To
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
         special_tokens=[BOS, EOS, PAD],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=list(alphabet),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([*texts, *[f"a {word}" for word in boosted] * 1000], trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 

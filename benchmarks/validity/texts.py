@@ -12,10 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import yaml
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
+
+from scripts.demo_texts import BOS as BOS
+from scripts.demo_texts import EOS as EOS
+from scripts.demo_texts import byte_pairs
 
 TOKEN_SETS = Path(__file__).parents[2] / "token_sets"
-BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 OPERANDS = 7  # operands of sums and differences are below this
 
 # Everyday words by what may be done with them; every word of the reference set's nouns is in one class.
@@ -343,18 +346,4 @@ def trained_tokenizer(vocabulary: int, documents: int = 1500, seed: int = 0) -> 
     texts = [make(rng) for make in SOURCES.values() for _ in range(documents)]
     seen = set(" ".join(texts).split())
     boosted = [word for word in token_set_words() if word.strip() in seen]
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[BOS, EOS, PAD],
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([*texts, *[word for word in boosted for _ in range(200)]], trainer)
-    return tokenizer
+    return byte_pairs([*texts, *[word for word in boosted for _ in range(200)]], vocabulary)

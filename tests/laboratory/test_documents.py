@@ -34,12 +34,13 @@ def results(model, data, repeating):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_json_is_the_manifest_and_every_frame(results, kind):
-    found = json.loads(render(result_document(results[kind]), "json"))
-    assert list(found) == ["format", "kind", "manifest", "tables"]
+    document = result_document(results[kind])
+    found = json.loads(render(document, "json"))
+    assert list(found) == ["format", "kind", "answer", "manifest", "tables"]
     assert faults(found) == []
-    assert all(
-        faults({key: found[key] for key in found if key != left}) for left in ("kind", "manifest", "tables")
-    )
+    assert all(faults({key: found[key] for key in found if key != left}) for left in list(found)[1:])
+    assert found["answer"] == list(document.answer)
+    assert faults({**found, "answer": []})
     assert faults({**found, "tables": {f"{name}_new": rows for name, rows in found["tables"].items()}})
     assert (found["format"], found["kind"]) == ("dispersion-lab-report/1", kind)
     assert found["manifest"] == results[kind].manifest
@@ -170,8 +171,9 @@ def test_a_comparison_has_an_id_of_its_own_and_counts_what_is_clear():
         "The surest of each metric: layer.0, dispersion +0.1 (+0.05 to +0.15).",
     ]
     found = json.loads(render(document, "json"))
-    assert list(found) == ["format", "first", "second", "rows"]
+    assert list(found) == ["format", "answer", "first", "second", "rows"]
     assert (found["format"], found["first"], found["second"]) == ("dispersion-lab-comparison/1", "a", "b")
+    assert found["answer"] == list(document.answer)
     assert found["rows"][0] == {
         "layer": "layer.0", "figure": "dispersion", "first": 0.1, "second": 0.2, "difference": 0.1,
         "low": 0.05, "high": 0.15, "paired": True,

@@ -1,11 +1,17 @@
-"""A server that answers JSON over HTTP, with failures as sentences."""
+"""A server that answers JSON over HTTP, with failures as sentences, and what engines of that kind share."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import HarnessError
 
+_AT_ONCE = 64  # prompts a request
 _PATIENCE = (10, 3600)  # seconds to connect, and for the states of one request
 
 
@@ -63,6 +69,54 @@ class Server:
             raise HarnessError(
                 f"expected JSON from {url}, got {_words(answer.text)}; check --base-url"
             ) from None
+
+
+class EngineServer(ABC):
+    """An engine behind such a server; see :class:`lmeval_dispersion.harness.engines.engine.Engine`.
+
+    Args:
+        base_url: Address of the server.
+        model: What it was started with, for messages.
+    """
+
+    name: str
+    layer: str
+
+    def __init__(self, base_url: str, model: str) -> None:
+        self.command = self.start(model)
+        self._server = Server(base_url, self.command)
+
+    @staticmethod
+    @abstractmethod
+    def start(model: str) -> str:
+        """The command that starts such a server."""
+
+    @abstractmethod
+    def model(self) -> str | None:
+        """What the server says it runs; None where it does not say."""
+
+    def states(self, prompts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """See :class:`lmeval_dispersion.harness.engines.engine.Engine`."""
+        rows: list[NDArray[np.float32]] = []
+        for start in range(0, len(prompts), _AT_ONCE):
+            rows += self._asked([list(map(int, prompt)) for prompt in prompts[start : start + _AT_ONCE]])
+        return np.stack(rows)
+
+    @abstractmethod
+    def _asked(self, prompts: list[list[int]]) -> list[NDArray[np.float32]]:
+        """States of the prompts of one request, in their order.
+
+        Raises:
+            HarnessError: No server, a refusal, or another answer than states.
+        """
+
+
+def vector_or_empty(value: Any) -> NDArray[np.float32]:
+    """Numbers of an answer as float32, empty where they are none."""
+    try:
+        return np.asarray(value, dtype=np.float32)
+    except (ValueError, TypeError):
+        return np.empty(0, dtype=np.float32)
 
 
 def _words(text: str) -> str:

@@ -8,27 +8,20 @@ server that knows the older flag only answers with all tokens of the prompt, of 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import HarnessError
-from lmeval_dispersion.harness.engines.server import Server
-
-_AT_ONCE = 64  # prompts a request
+from lmeval_dispersion.harness.engines.server import EngineServer, vector_or_empty
 
 
-class SglangServer:
+class SglangServer(EngineServer):
     """See :class:`lmeval_dispersion.harness.engines.engine.Engine`."""
 
     name = "sglang"
     layer = "last"
-
-    def __init__(self, base_url: str, model: str) -> None:
-        self.command = self.start(model)
-        self._server = Server(base_url, self.command)
 
     @staticmethod
     def start(model: str) -> str:
@@ -44,26 +37,21 @@ class SglangServer:
         name = info.get("model_path") if isinstance(info, dict) else None
         return name if isinstance(name, str) else None
 
-    def states(self, prompts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """See :class:`lmeval_dispersion.harness.engines.engine.Engine`."""
-        rows: list[NDArray[np.float32]] = []
-        for start in range(0, len(prompts), _AT_ONCE):
-            part = [list(map(int, prompt)) for prompt in prompts[start : start + _AT_ONCE]]
-            answer = self._server.post(
-                "/generate",
-                {
-                    "input_ids": part,
-                    "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
-                    "return_hidden_states": "last",
-                },
+    def _asked(self, prompts: list[list[int]]) -> list[NDArray[np.float32]]:
+        answer = self._server.post(
+            "/generate",
+            {
+                "input_ids": prompts,
+                "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+                "return_hidden_states": "last",
+            },
+        )
+        if not isinstance(answer, list) or len(answer) != len(prompts):
+            raise HarnessError(
+                f"expected {len(prompts)} answers from {self._server.base_url}, got something else; "
+                f"it must have been started with `{self.command}`"
             )
-            if not isinstance(answer, list) or len(answer) != len(part):
-                raise HarnessError(
-                    f"expected {len(part)} answers from {self._server.base_url}, got something else; "
-                    f"it must have been started with `{self.command}`"
-                )
-            rows += [self._vector(one, len(prompt)) for one, prompt in zip(answer, part, strict=True)]
-        return np.stack(rows)
+        return [self._vector(one, len(prompt)) for one, prompt in zip(answer, prompts, strict=True)]
 
     def _vector(self, answer: Any, tokens: int) -> NDArray[np.float32]:
         told = answer.get("meta_info") if isinstance(answer, dict) else None
@@ -78,11 +66,8 @@ class SglangServer:
             raise HarnessError(
                 f"SGLang's answer holds no hidden states; start the server with `{self.command}`"
             )
-        try:
-            # The first step is the prompt's: one state, or one a token of it.
-            vector = np.asarray(steps[0], dtype=np.float32)
-        except (ValueError, TypeError):
-            vector = np.empty(0, dtype=np.float32)
+        # The first step is the prompt's: one state, or one a token of it.
+        vector = vector_or_empty(steps[0] if isinstance(steps, list) else None)
         if vector.ndim == 2 and len(vector):
             vector = vector[-1]
         if vector.ndim != 1 or vector.size == 0:

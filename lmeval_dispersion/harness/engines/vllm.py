@@ -10,27 +10,23 @@ from __future__ import annotations
 
 import base64
 import shlex
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import HarnessError
-from lmeval_dispersion.harness.engines.server import Server
-
-_AT_ONCE = 64  # prompts a request
+from lmeval_dispersion.harness.engines.server import EngineServer, vector_or_empty
 
 
-class VllmServer:
+class VllmServer(EngineServer):
     """See :class:`lmeval_dispersion.harness.engines.engine.Engine`."""
 
     name = "vllm"
     layer = "norm"
 
     def __init__(self, base_url: str, model: str) -> None:
-        self.command = self.start(model)
-        self._server = Server(base_url, self.command)
+        super().__init__(base_url, model)
         self._model: str | None = None
 
     @staticmethod
@@ -49,29 +45,24 @@ class VllmServer:
             self._model = names[0]
         return self._model
 
-    def states(self, prompts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """See :class:`lmeval_dispersion.harness.engines.engine.Engine`."""
-        rows: list[NDArray[np.float32]] = []
-        for start in range(0, len(prompts), _AT_ONCE):
-            part = [list(map(int, prompt)) for prompt in prompts[start : start + _AT_ONCE]]
-            answer = self._server.post(
-                "/v1/embeddings",
-                {
-                    "model": self.model(),
-                    "input": part,
-                    "encoding_format": "base64",
-                    "add_special_tokens": False,
-                    "use_activation": False,  # no division by the length
-                },
+    def _asked(self, prompts: list[list[int]]) -> list[NDArray[np.float32]]:
+        answer = self._server.post(
+            "/v1/embeddings",
+            {
+                "model": self.model(),
+                "input": prompts,
+                "encoding_format": "base64",
+                "add_special_tokens": False,
+                "use_activation": False,  # no division by the length
+            },
+        )
+        found = {entry.get("index"): entry.get("embedding") for entry in _list(answer, "data")}
+        if set(found) != set(range(len(prompts))):
+            raise HarnessError(
+                f"expected {len(prompts)} states from {self._server.base_url}, got {len(found)}; "
+                f"it must have been started with `{self.command}`"
             )
-            found = {entry.get("index"): entry.get("embedding") for entry in _list(answer, "data")}
-            if set(found) != set(range(len(part))):
-                raise HarnessError(
-                    f"expected {len(part)} states from {self._server.base_url}, got {len(found)}; "
-                    f"it must have been started with `{self.command}`"
-                )
-            rows += [_vector(found[i]) for i in range(len(part))]
-        return np.stack(rows)
+        return [_vector(found[i]) for i in range(len(prompts))]
 
 
 def _list(answer: Any, key: str) -> list[Any]:
@@ -81,12 +72,12 @@ def _list(answer: Any, key: str) -> list[Any]:
 
 def _vector(value: Any) -> NDArray[np.float32]:
     """One state, as base64 of float32 or, from servers that do not know the format, as numbers."""
-    try:
-        if isinstance(value, str):
+    if isinstance(value, str):
+        try:
             return np.frombuffer(base64.b64decode(value, validate=True), dtype="<f4").astype(np.float32)
-        vector = np.asarray(value, dtype=np.float32)
-    except ValueError:
-        vector = np.empty(0, dtype=np.float32)
+        except ValueError:
+            value = []
+    vector = vector_or_empty(value)
     if vector.ndim != 1 or vector.size == 0:
         raise HarnessError(
             "expected one state a prompt from vLLM, got something else; set pooling_type to LAST"

@@ -220,6 +220,7 @@ def result_document(result: Any) -> Document:
             {
                 "format": REPORT_FORMAT,
                 "kind": kind,
+                "answer": answer,
                 "manifest": manifest,
                 "tables": {
                     name: _records(value)
@@ -259,7 +260,13 @@ def comparison_document(differences: pd.DataFrame, first: str, second: str) -> D
         rows=_rows(differences),
         fields=list(differences.columns),
         contract=lambda: _json(
-            {"format": COMPARISON_FORMAT, "first": first, "second": second, "rows": _records(differences)}
+            {
+                "format": COMPARISON_FORMAT,
+                "answer": answer,
+                "first": first,
+                "second": second,
+                "rows": _records(differences),
+            }
         ),
         float_format=_FLOAT,
         libraries=("torch", "transformers", "numpy"),

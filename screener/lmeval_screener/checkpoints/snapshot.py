@@ -107,6 +107,12 @@ class Snapshot(Protocol):
         ...
 
 
+def check_ranges(path: str, size: int, ranges: Sequence[tuple[int, int]]) -> None:
+    """Raise ValueError where a range is not inside a file of ``size`` bytes."""
+    if outside := [(begin, end) for begin, end in ranges if not 0 <= begin <= end <= size]:
+        raise ValueError(f"expected ranges inside {path} of {size} bytes, got {outside[0]}")
+
+
 def content_key(snapshot: Snapshot, path: str) -> str:
     """Name under which what was read from a file may be cached: by its content, else by commit and path."""
     digest = snapshot.files[path].digest

@@ -165,25 +165,13 @@ class FileSystem:
 class _Files(StoreSnapshot):
     """A checkpoint in a file system; see `Snapshot`."""
 
-    def __init__(
-        self,
-        system: FileSystem,
-        repo: str,
-        path: str,
-        files: Mapping[str, FileEntry],
-        *,
-        budget: Budget,
-        meter: Meter,
-        cache: Cache,
-    ) -> None:
-        super().__init__(system, repo, path, files, budget=budget, meter=meter, cache=cache)
-        self._files = system
+    _store: FileSystem
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Bytes of a file that did not change while they were read; see `Snapshot.ranges`."""
         found = await super().ranges(path, ranges)
         place = f"{self._path}/{path}" if self._path else path
-        if not await self._files.is_same(place, self.files[path], self.meter):
+        if not await self._store.is_same(place, self.files[path], self.meter):
             raise changed(f"{path} of {self.repo}")
         return found
 

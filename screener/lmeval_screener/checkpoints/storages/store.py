@@ -24,7 +24,7 @@ from lmeval_screener.checkpoints.http import (
     Transport,
     side_by_side,
 )
-from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot, single_file
+from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot, check_ranges, single_file
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import WEIGHTS
 from lmeval_screener.targets.target import Target, step_key
@@ -294,9 +294,7 @@ class StoreSnapshot:
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Bytes of a file; see `Snapshot.ranges`."""
-        _, size = self._entry(path)
-        if outside := [(begin, end) for begin, end in ranges if not 0 <= begin <= end <= size]:
-            raise ValueError(f"expected ranges inside {path} of {size} bytes, got {outside[0]}")
+        check_ranges(path, self._entry(path)[1], ranges)
         limit = asyncio.Semaphore(RANGES)
 
         async def one(begin: int, end: int) -> bytes:

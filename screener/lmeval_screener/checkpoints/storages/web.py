@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -82,12 +83,14 @@ class WebServers:
             stem = name.removesuffix(split[0])
             names += [f"{stem}-{n:05d}-of-{split[2]}.gguf" for n in range(1, min(int(split[2]), 1000) + 1)]
         addresses = {n: url if n == name else _below(base, n) for n in dict.fromkeys(names)}
+        cache = self._hub.cache
+        opened = partial(WebSnapshot, transport, target.shown, budget=budget, meter=meter, cache=cache)
         try:
             files, etags = await _probed(transport, addresses, budget, meter, must=name)
             index = None if name else next((n for n in _INDICES if n in files), None)
             if index and not any(n in files for n in _WEIGHTS):
-                indexed = self._opened(transport, target, addresses, files, etags, budget, meter)
-                shards = {n: _below(base, n) for n in _shards(await indexed.small_file(index))}
+                indexed = await opened(addresses, files, etags).small_file(index)
+                shards = {n: _below(base, n) for n in _shards(indexed)}
                 more, tags = await _probed(transport, shards, budget, meter)
                 addresses, files, etags = {**addresses, **shards}, {**files, **more}, {**etags, **tags}
             if not any(n.endswith(WEIGHTS) for n in files):
@@ -96,26 +99,11 @@ class WebServers:
                     f"{target.shown} has none of {', '.join((*_WEIGHTS, *_INDICES))}; name the folder that "
                     "has, or a file of weights",
                 )
-            return self._opened(transport, target, addresses, files, etags, budget, meter)
+            return opened(addresses, files, etags)
         except BaseException:
             self._hub.meter.bytes_read += meter.bytes_read
             self._hub.meter.requests += meter.requests
             raise
-
-    def _opened(
-        self,
-        transport: Transport,
-        target: Target,
-        addresses: Mapping[str, URL],
-        files: Mapping[str, FileEntry],
-        etags: Mapping[str, str | None],
-        budget: Budget,
-        meter: Meter,
-    ) -> WebSnapshot:
-        cache = self._hub.cache
-        return WebSnapshot(
-            transport, target.shown, addresses, files, etags, budget=budget, meter=meter, cache=cache
-        )
 
 
 class WebSnapshot(HubSnapshot):
