@@ -17,7 +17,6 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from benchmarks.validity.population import unpacked
 from benchmarks.validity.study import Study
 
 Floats = NDArray[np.float64]
@@ -107,6 +106,8 @@ class Panel:
 
     def labels(self, skill: str) -> NDArray[np.bool_]:
         """Flags of the labelled questions, (seeds, recipes, questions)."""
+        from benchmarks.validity.population import unpacked  # imports torch, which no other figure needs
+
         own = self.table["labels"].unstack("seed").loc[self.recipes, self.seeds].T.to_numpy()
         return np.array([[unpacked(cell[skill], self.questions) for cell in row] for row in own])
 

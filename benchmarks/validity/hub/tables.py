@@ -223,7 +223,10 @@ def _runs(study: HubStudy, own: Study, table: pd.DataFrame, pair: Pair, skill: S
     found["along"] = analysis.along(
         own, by_run, pair.domain, above=above_chance(skill), fewest=study.analysis["fewest"]
     )
-    found["along"]["rows"] = [row for row in found["along"]["rows"] if _known(row)]
+    rows = [row for row in found["along"]["rows"] if _known(row)]
+    found["along"]["rows"] = rows
+    if rows and "step" not in {row["predictor"] for row in rows}:
+        found["untested"]["trajectory"] = "the score is the same at every step of these runs"
     ended = by_run[by_run.step > 0].sort_values("step").groupby("name").tail(1)
     counted = ended[ended[f"accuracy_{pair.domain}"] > above_chance(skill)].recipe.nunique()
     if counted < fewest or found["along"]["runs"] < fewest:
