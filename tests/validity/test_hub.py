@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,6 +19,7 @@ from hub_server import HubServer
 from planted_hub import datadecide_losses, datadecide_results, git_repository, lm_eval_results, serve
 
 from benchmarks.validity import results
+from benchmarks.validity.hub.__main__ import main
 from benchmarks.validity.hub.configuration import read_study
 from benchmarks.validity.hub.plan import checkpoints_of
 from benchmarks.validity.hub.tables import above_chance, tables_of, verdicts_of
@@ -29,6 +31,7 @@ REAL = Path("benchmarks/validity/hub.yaml")
 STEPS = {"4M": [1250, 2500, 5725], "20M": [14584]}
 SEEDS = ["default", "small-aux-2"]
 RECIPES = ["dolma1_7", "c4", "falcon", "fineweb-edu", "dclm-baseline"]
+SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-intermediate-checkpoints"
 RESULTS, LOSSES = "datasets/allenai/DataDecide-eval-results", "datasets/allenai/DataDecide-ppl-results"
 
 
@@ -89,7 +92,7 @@ def hub(place, configuration, gaps):
                 )  # fmt: skip
         for step in (120_000, 240_000):
             serve(
-                server, place / "repos", "HuggingFaceTB/SmolLM2-135M-intermediate-checkpoints",
+                server, place / "repos", SMOLLM2,
                 f"step-{step}",
                 0.4, layout="llama",
             )  # fmt: skip
@@ -98,6 +101,7 @@ def hub(place, configuration, gaps):
                 server, place / "repos", f"EleutherAI/pythia-70m{name}", f"step{step}", step / 20_000,
                 layout="neox",
             )  # fmt: skip
+        server.repositories[SMOLLM2].gated = True
         evaluated(server, place)
         suite = yaml.safe_load(configuration.read_text("utf-8"))["suites"]["datadecide"]
         law = {key: 0.3 + 0.5 * gap for key, gap in gaps.items()}
@@ -179,6 +183,7 @@ def test_a_planted_law_is_found_and_noise_claims_nothing(hub, place, configurati
     # The step orders a run as well as a G that grows with it, and a page that says so claims nothing more.
     assert verdict(page, "G(math) orders the checkpoints of one run by mmlu-math") == FAILS
     assert "1 checkpoints have a score and no branch: step 2500 default" in page
+    assert f"| {SMOLLM2}@step-120000 | GatedRepo | " in page
     assert "nothing could be compared" in page
     lines = lines_of(place, "datadecide")
     read = {line["name"]: line for line in lines if "error" not in line}
@@ -192,9 +197,11 @@ def test_a_planted_law_is_found_and_noise_claims_nothing(hub, place, configurati
     assert [line["recipe"] for line in last][::2] == RECIPES
 
     pythia = {line["name"]: line for line in lines_of(place, "pythia") if "error" not in line}
-    assert pythia["EleutherAI/pythia-70m-deduped@step3000"]["skills"] == {"mmlu-math": 0.3, "lambada": 0.4}
+    assert pythia["EleutherAI/pythia-70m-deduped@step3000"]["skills"] == pytest.approx(
+        {"mmlu-math": 0.3, "lambada": 0.4}
+    )
     poly = {line["name"]: line for line in lines_of(place, "polypythias")}
-    assert poly["EleutherAI/pythia-70m-seed1@step13000"]["skills"] == {"lambada": 0.26}
+    assert poly["EleutherAI/pythia-70m-seed1@step13000"]["skills"] == pytest.approx({"lambada": 0.26})
     assert "EleutherAI/pythia-70m-seed1@step14000" not in poly
     assert "4 files are of another model" in poly["EleutherAI/polypythias-evals"]["message"]
 
@@ -219,14 +226,12 @@ def test_a_planted_law_is_found_and_noise_claims_nothing(hub, place, configurati
 def test_what_cannot_be_had_is_a_line_and_the_rest_goes_on(hub, place, command):
     gone = "allenai/DataDecide-dolma1_7-4M"
     kept = hub.repositories.pop(gone)
-    hub.repositories["allenai/DataDecide-c4-4M"].gated = True
     hub.fault("*", status(429, {"Retry-After": "2000"}), match="*DataDecide-falcon-4M/refs")
     tables = hub.repositories.pop(LOSSES)
     try:
         code, page, said = command("--only", "datadecide")
     finally:
         hub.repositories |= {gone: kept, LOSSES: tables}
-        hub.repositories["allenai/DataDecide-c4-4M"].gated = False
         hub.faults.clear()
     assert code == 3, said
     lost = {(line["name"], line["error"]) for line in lines_of(place, "datadecide") if "error" in line}
@@ -351,11 +356,31 @@ def test_steps_are_chosen_by_the_configuration(study):
     assert (found, missing[0].error) == ([], "RevisionNotFound")
 
 
-def test_results_of_another_configuration_are_refused_and_wrong_use_is_said(place, configuration, command):
-    code, _, said = command("--only", "olmo")
-    assert (code, "expected names of datadecide, pythia, polypythias, smollm2, got olmo" in said) == (2, True)
-    whole = configuration.read_text("utf-8")
-    configuration.write_text(whole + "# changed\n", "utf-8")
-    code, _, said = command("page")
-    configuration.write_text(whole, "utf-8")
-    assert (code, "expected results of hub.yaml as it is now" in said) == (2, True)
+def test_results_of_another_configuration_are_refused_and_wrong_use_is_said(tmp_path, capsys):
+    words = ["--configuration", str(reduced(tmp_path)), "--work", str(tmp_path)]
+    assert main([*words, "--only", "olmo"]) == 2
+    assert "expected names of datadecide, pythia, polypythias, smollm2, got olmo" in capsys.readouterr().err
+    assert main(["page", *words]) == 2
+    assert "expected results of a suite, found none" in capsys.readouterr().err
+    results.append(tmp_path / "results" / "hub-pythia.jsonl", {"name": "x", "configuration": "other"})
+    assert main(["page", *words]) == 2
+    assert "expected results of hub.yaml as it is now" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"revision": "step.*"}, "revision: expected a group `step`"),
+        ({"sizes": {}}, "repository: expected names for {size} under sizes, got none"),
+        ({"pairs": [{"domain": "math", "skill": "chess"}]}, "expected a domain of math and a skill of"),
+        ({"scores": [{"kind": "parquet", "git": "x"}]}, "scores: expected the keys of one of"),
+        ({"skills": {"a": {}}}, "expected about, repository, revision, sizes, steps"),
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_refused(tmp_path, change, sentence):
+    content = yaml.safe_load(REAL.read_text("utf-8"))
+    content["suites"] = {"pythia": content["suites"]["pythia"] | change}
+    file = tmp_path / "hub.yaml"
+    file.write_text(yaml.safe_dump(content), "utf-8")
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        read_study(file)
