@@ -317,6 +317,22 @@ def test_scores_of_guessing_conclude_nothing(study):
     assert above_chance(study.suites["datadecide"].skills["mmlu-math-probability"]) == -np.inf
 
 
+def test_recipes_are_compared_where_seeds_are(study):
+    """The default seed of some sizes has a last step that the others lack."""
+    suite = study.suites["datadecide"]
+
+    def level(*key):
+        return 0.4 + crc32(key[0].encode()) % 97 / 1000
+
+    rows = [row for row in planted(suite, level, level) if row["size"] == "1B"]
+    last = max(row["step"] for row in rows)
+    early = [row | {"step": last + 100} for row in rows if row["step"] == last and row["seed"] == "default"]
+    late = [row | {"step": 2 * last} for row in early]
+    for more, step, seeds in ((early, last, 3), (late, 2 * last, 1)):
+        found = tables_of(study, suite, [*rows, *more], suite.pairs[0])
+        assert found["what"] == f"1B: 25 recipes x {seeds} seeds, step {step}"
+
+
 def test_a_trajectory_is_claimed_where_g_follows_more_than_the_step(study):
     """A score that rises and falls with G along the run, where the step cannot follow."""
 

@@ -92,7 +92,7 @@ def _plan(study: HubStudy, names: Sequence[str], limit: int | None, work: Path) 
     }
     print(
         f"{total['checkpoints']} checkpoints, about {total['resolvers']} resolver and {total['api']} API "
-        f"requests, {total['bytes'] / 1e6:.0f} MB; the Hub's quotas make it at least {hours(rows):.1f} hours "
+        f"requests, {total['bytes'] / 1e6:.0f} MB; the Hub's quotas make it about {hours(rows):.1f} hours "
         f"with a token. {total['cached']} readings are cached. Scores come on top."
     )
     print("\n" + markdown(rows, PLAN))

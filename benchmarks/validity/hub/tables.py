@@ -136,6 +136,10 @@ def _last(table: pd.DataFrame, size: str, of: str) -> int | None:
 
 def _panel(own: Study, table: pd.DataFrame, size: str) -> Panel | None:
     step = _last(table, size, "recipe")
+    seeds = table[table["size"] == size].groupby(["recipe", "step"]).seed.transform("nunique")
+    several = _last(table.loc[seeds.index[seeds > 1]], size, "recipe")
+    if step is not None and several is not None and several >= SHARE * step:
+        step = several  # other seeds may have ended a little earlier
     return None if step is None else analysis.panel(own, table, size, step)
 
 
