@@ -237,7 +237,7 @@ def test_what_cannot_be_had_is_a_line_and_the_rest_goes_on(hub, place, command):
     lost = {(line["name"], line["error"]) for line in lines_of(place, "datadecide") if "error" in line}
     assert (gone, "RepoNotFound") in lost
     assert ("allenai/DataDecide-falcon-4M", "RateLimited") in lost
-    assert ("allenai/DataDecide-ppl-results", "NoScores") in lost
+    assert ("allenai/DataDecide-ppl-results/data/train-*.parquet", "NoScores") in lost
     for name, word in lost:
         assert f"| {name} | {word} | " in page
     read = [line for line in lines_of(place, "datadecide") if line.get("figures")]

@@ -7,7 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
@@ -17,6 +18,9 @@ from benchmarks.validity.hub.configuration import ONE, Suite
 #: Seconds that one wait for a new window of the Hub's quota may take, and waits for one repository.
 LONGEST, WAITS = 310, 3
 _LEFT = re.compile(r";\s*t\s*=\s*(?P<seconds>\d+)")
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -74,9 +78,9 @@ def checkpoints_of(
     missing: list[Missing] = []
     for repository, keys in suite.repositories()[:limit]:
         try:
-            names = _patiently(repository, branches)
+            names = patiently(partial(branches, repository))
         except Exception as error:  # huggingface_hub lets those of its HTTP library through
-            missing.append(Missing(suite.name, repository, *_said(repository, error)))
+            missing.append(Missing(suite.name, repository, *said(repository, error)))
             continue
         own = list(_matching(suite, repository, keys, names))
         if not own:
@@ -91,17 +95,18 @@ def checkpoints_of(
     return found, missing
 
 
-def _patiently(repository: str, branches: Callable[[str], list[str]]) -> list[str]:
+def patiently(ask: Callable[[], T]) -> T:
+    """What a request to the Hub gives, repeated in the next window where the quota is used up."""
     for _ in range(WAITS - 1):
         try:
-            return branches(repository)
+            return ask()
         except HfHubHTTPError as error:
             seconds = _wait(error)
             if seconds is None:
                 raise
             print(f"validity-hub: the Hub's quota is used up; going on in {seconds} s", file=sys.stderr)
             time.sleep(seconds)
-    return branches(repository)
+    return ask()
 
 
 def _wait(error: HfHubHTTPError) -> int | None:
@@ -114,7 +119,8 @@ def _wait(error: HfHubHTTPError) -> int | None:
     return int(seconds) if seconds.isdigit() and int(seconds) <= LONGEST else None
 
 
-def _said(repository: str, error: Exception) -> tuple[str, str]:
+def said(repository: str, error: Exception) -> tuple[str, str]:
+    """A stable word and a sentence for what the Hub refused."""
     response: Any = getattr(error, "response", None)
     code = response.status_code if response is not None else None
     if isinstance(error, GatedRepoError) or code == 403:

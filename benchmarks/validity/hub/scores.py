@@ -13,11 +13,12 @@ import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.validity.hub.configuration import ONE, Suite
-from benchmarks.validity.hub.plan import Checkpoint, Missing
+from benchmarks.validity.hub.plan import Checkpoint, Missing, patiently, said
 
 #: (recipe, size, seed, step), keys of the configuration.
 Key = tuple[str, str, str, int]
@@ -36,6 +37,7 @@ def published(
     missing: list[Missing] = []
     for source in suite.sources:
         place = source.get("dataset") or source.get("git") or source.get("local")
+        place = f"{place}/{source['files']}" if "files" in source else place
         try:
             if source["kind"] == "parquet":
                 found, lost = _parquet(suite, source)
@@ -67,21 +69,13 @@ def skills_of(suite: Suite, own: Mapping[tuple[str, str], float]) -> dict[str, f
 
 
 def _said(source: Mapping[str, Any], error: Exception) -> tuple[str, str]:
-    reason = " ".join(str(error).split())[:200]
-    kind = type(error).__name__
     if source.get("local") and isinstance(error, FileNotFoundError):
         return "NoScores", (
             "nothing could be compared: no scores are published; put results of lm_eval --output_path there, "
             "evaluated with pretrained=REPOSITORY,revision=BRANCH"
         )
-    if kind in (
-        "RepositoryNotFoundError",
-        "GatedRepoError",
-        "EntryNotFoundError",
-        "RemoteEntryNotFoundError",
-    ):
-        return "NoScores", f"{kind}: the dataset does not open, or HF_TOKEN is missing"
-    return "NoScores", f"{kind}: {reason}"
+    word, sentence = said(str(source.get("dataset")), error)
+    return "NoScores", f"{word}: {sentence}"
 
 
 # --- parquet files of a dataset -------------------------------------------------------------------------
@@ -92,7 +86,8 @@ def _parquet(suite: Suite, source: Mapping[str, Any]) -> tuple[Scores, dict[Key,
     from huggingface_hub import HfApi, hf_hub_download
 
     dataset = source["dataset"]
-    names = fnmatch.filter(HfApi().list_repo_files(dataset, repo_type="dataset"), source["files"])
+    every = patiently(lambda: HfApi().list_repo_files(dataset, repo_type="dataset"))
+    names = fnmatch.filter(every, source["files"])
     if not names:
         raise FileNotFoundError(f"expected files such as {source['files']} in {dataset}, found none")
     keys = _Keys(suite)
@@ -103,7 +98,7 @@ def _parquet(suite: Suite, source: Mapping[str, Any]) -> tuple[Scores, dict[Key,
     scores: Scores = {}
     losses: dict[Key, float] = {}
     for name in sorted(names):
-        file = pq.ParquetFile(hf_hub_download(dataset, name, repo_type="dataset"))
+        file = pq.ParquetFile(patiently(partial(hf_hub_download, dataset, name, repo_type="dataset")))
         read = ["params", "data", "seed", "step", *([loss] if columns else ["task", "metrics"])]
         for part in file.iter_batches(columns=read, batch_size=20_000):
             for row in part.to_pylist():
@@ -236,8 +231,10 @@ def _root(suite: Suite, source: Mapping[str, Any], checkpoints: Sequence[Checkpo
     # Only files of checkpoints that are looked at: there are several a step, one for each group of tasks.
     dataset = source["dataset"]
     pattern, wanted = re.compile(source["path"]), {one.key for one in checkpoints}
-    commit = HfApi().dataset_info(dataset).sha  # a file of a commit that is here costs no request
-    names = HfApi().list_repo_files(dataset, repo_type="dataset", revision=commit)
+    commit = patiently(
+        lambda: HfApi().dataset_info(dataset)
+    ).sha  # a file of a commit that is here costs no request
+    names = patiently(lambda: HfApi().list_repo_files(dataset, repo_type="dataset", revision=commit))
     own = [
         name for name in names if (match := pattern.fullmatch(name)) and _key_of_path(suite, match) in wanted
     ]
@@ -245,7 +242,7 @@ def _root(suite: Suite, source: Mapping[str, Any], checkpoints: Sequence[Checkpo
         raise FileNotFoundError(f"expected files such as {source['path']} in the dataset, found none of use")
 
     def bring(name: str) -> str:
-        return hf_hub_download(dataset, name, repo_type="dataset", revision=commit)
+        return patiently(lambda: hf_hub_download(dataset, name, repo_type="dataset", revision=commit))
 
     with ThreadPoolExecutor(8) as pool:
         files = list(pool.map(bring, own))
