@@ -117,7 +117,8 @@ class HubStudy:
 
     @property
     def analysis(self) -> Mapping[str, Any]:
-        return self.content["analysis"]
+        found: Mapping[str, Any] = self.content["analysis"]
+        return found
 
 
 def read_study(path: Path) -> HubStudy:

@@ -29,7 +29,12 @@ def rows_of(
     rows: list[dict[str, Any]] = []
     for one in checkpoints:
         own = skills_of(suite, scores.get(one.key, {}))
-        line = {"suite": suite.name, "name": one.name, "revision": commits.get(one.name), "step": one.step}
+        line: dict[str, Any] = {
+            "suite": suite.name,
+            "name": one.name,
+            "revision": commits.get(one.name),
+            "step": one.step,
+        }
         line |= {part: one.part(part) for part in ("recipe", "size", "seed")}
         line |= {"figures": figures.get(one.name), "skills": own, "loss": losses.get(one.key)}
         rows.append({**line, **made})
