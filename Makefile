@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs clean validity validity-full validity-page
+.PHONY: demo test lint docs clean validity validity-full validity-page validity-hub
 
 # The demo screens checkpoints, which needs no torch: a light environment of its own, ready in seconds.
 $(VENV)/.base: pyproject.toml
@@ -55,6 +55,10 @@ validity-full: $(VENV)/.dev
 # The pages and plots of docs/results, of the committed results.
 validity-page: $(VENV)/.dev
 	$(VALIDITY) page
+
+# Released checkpoints and their published scores, on the real Hub: needs a network and HF_TOKEN. ARGS=--dry-run says what it costs.
+validity-hub: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.validity.hub $(ARGS)
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

@@ -17,7 +17,6 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from benchmarks.validity.population import unpacked
 from benchmarks.validity.study import Study
 
 Floats = NDArray[np.float64]
@@ -107,6 +106,8 @@ class Panel:
 
     def labels(self, skill: str) -> NDArray[np.bool_]:
         """Flags of the labelled questions, (seeds, recipes, questions)."""
+        from benchmarks.validity.population import unpacked  # imports torch, which no other figure needs
+
         own = self.table["labels"].unstack("seed").loc[self.recipes, self.seeds].T.to_numpy()
         return np.array([[unpacked(cell[skill], self.questions) for cell in row] for row in own])
 
@@ -193,27 +194,11 @@ def predictors(study: Study, skill: str) -> dict[str, tuple[str, int]]:
 
 def ordering(study: Study, own: Panel, domain: str, skill: str) -> list[dict[str, Any]]:
     """How well each figure and each number of labels orders recipes at one size and step."""
-    y = own.matrix(f"accuracy_{skill}")
     draws = resampled(study, len(own.recipes))
+    rows = by_figure(study, own, domain, skill)
+    flags, pairs = own.labels(skill), rows[0]["pairs"]
+    rng, y = np.random.default_rng(1), own.matrix(f"accuracy_{skill}")
     most = study.content["analysis"]["shortlist"]
-    rows = []
-    for name, (column, sign) in predictors(study, domain).items():
-        if name == "step":
-            continue  # the same for all of them here
-        x = sign * own.matrix(column)
-        value, samples = mean_rho(x, y, draws)
-        shares = [decision(a, b, own.questions) for a, b in zip(x, y, strict=True)]
-        rows.append(
-            {
-                "predictor": name,
-                "rho": bounds(value, samples),
-                "decision": float(np.nanmean([share for share, _ in shares])),
-                "pairs": int(np.sum([pairs for _, pairs in shares])),
-                "regret": float(np.mean([regret(a, b, most) for a, b in zip(x, y, strict=True)])),
-            }
-        )
-    flags = own.labels(skill)
-    rng = np.random.default_rng(1)
     for count in study.content["analysis"]["labels"]:
         rhos, shares, lost, samples = [], [], [], []
         for _ in range(1 if count >= flags.shape[2] else DRAWS):
@@ -228,35 +213,62 @@ def ordering(study: Study, own: Panel, domain: str, skill: str) -> list[dict[str
                 "predictor": f"{count} labels",
                 "rho": bounds(float(np.mean(rhos)), np.concatenate(samples)),
                 "decision": float(np.mean(shares)),
-                "pairs": rows[0]["pairs"],
+                "pairs": pairs,
                 "regret": float(np.mean(lost)),
             }
         )
-    if len(own.seeds) > 1:  # the same recipe with another seed: what training's own noise allows
-        others = np.roll(y, 1, axis=0)
-        value, samples = mean_rho(others, y, draws)
-        shares = [decision(a, b, own.questions)[0] for a, b in zip(others, y, strict=True)]
-        rows.append(
-            {
-                "predictor": "accuracy of another seed",
-                "rho": bounds(value, samples),
-                "decision": float(np.nanmean(shares)),
-                "pairs": rows[0]["pairs"],
-                "regret": float(np.mean([regret(a, b, most) for a, b in zip(others, y, strict=True)])),
-            }
-        )
-    return rows
+    return rows + by_another_seed(study, own, skill)
 
 
-def along(study: Study, table: pd.DataFrame, skill: str) -> dict[str, Any]:
-    """Rho along the trained checkpoints of each run that ends above 0.1, mean over runs, by predictor."""
+def by_figure(study: Study, own: Panel, domain: str, skill: str) -> list[dict[str, Any]]:
+    """How well each figure orders recipes at one size and step."""
+    y = own.matrix(f"accuracy_{skill}")
+    return [
+        _order(study, own, name, sign * own.matrix(column), y)
+        for name, (column, sign) in predictors(study, domain).items()
+        if name != "step"  # the same for all of them here
+    ]
+
+
+def by_another_seed(study: Study, own: Panel, skill: str) -> list[dict[str, Any]]:
+    """The same recipe with another seed: what training's own noise allows; empty for one seed."""
+    y = own.matrix(f"accuracy_{skill}")
+    return (
+        [_order(study, own, "accuracy of another seed", np.roll(y, 1, axis=0), y)]
+        if len(own.seeds) > 1
+        else []
+    )
+
+
+def _order(study: Study, own: Panel, name: str, x: Floats, y: Floats) -> dict[str, Any]:
+    """How well ``x`` (seeds, recipes) orders ``y``."""
+    value, samples = mean_rho(x, y, resampled(study, len(own.recipes)))
+    shares = [decision(a, b, own.questions) for a, b in zip(x, y, strict=True)]
+    most = study.content["analysis"]["shortlist"]
+    return {
+        "predictor": name,
+        "rho": bounds(value, samples),
+        "decision": float(known_mean(np.array([share for share, _ in shares]))),
+        "pairs": int(np.sum([pairs for _, pairs in shares])),
+        "regret": float(np.mean([regret(a, b, most) for a, b in zip(x, y, strict=True)])),
+    }
+
+
+def along(
+    study: Study, table: pd.DataFrame, skill: str, *, above: float = 0.1, fewest: int | None = None
+) -> dict[str, Any]:
+    """Rho along the trained checkpoints of each run that ends above 0.1, mean over runs, by predictor.
+
+    ``fewest`` is how many checkpoints a run has to have: all of the study's, where it is not given.
+    """
+    fewest = len(study.steps) - 1 if fewest is None else fewest
     own = table[(table.setting == "default") & (table.step > 0)]
     found: dict[str, dict[str, list[float]]] = {}
     runs = 0
     for _, run in own.groupby("name"):
         run = run.sort_values("step")
         y = run[f"accuracy_{skill}"].to_numpy(float)
-        if y[-1] <= 0.1 or len(y) < len(study.steps) - 1:
+        if y[-1] <= above or len(y) < fewest:
             continue
         runs += 1
         for name, (column, sign) in predictors(study, skill).items():
@@ -264,11 +276,9 @@ def along(study: Study, table: pd.DataFrame, skill: str) -> dict[str, Any]:
             found.setdefault(name, {}).setdefault(str(run.recipe.iloc[0]), []).append(rho)
     rows = []
     for name, by_recipe in found.items():
-        means = np.array([np.nanmean(values) for values in by_recipe.values()])
+        means = np.array([float(known_mean(np.array(values))) for values in by_recipe.values()])
         draws = resampled(study, len(means))
-        rows.append(
-            {"predictor": name, "rho": bounds(float(np.nanmean(means)), np.nanmean(means[draws], axis=1))}
-        )
+        rows.append({"predictor": name, "rho": bounds(float(known_mean(means)), known_mean(means[draws].T))})
     return {"runs": runs, "rows": rows}
 
 
@@ -323,12 +333,14 @@ def residual(values: Floats, controls: Floats) -> Floats:
     return values - design @ np.linalg.lstsq(design, values, rcond=None)[0]
 
 
-def partial(study: Study, table: pd.DataFrame, skill: str, *, last: bool) -> list[dict[str, Any]]:
+def partial(
+    study: Study, table: pd.DataFrame, skill: str, *, last: bool, size: str = "small"
+) -> list[dict[str, Any]]:
     """Rank correlation of G with accuracy once each rival, and all together, are taken out of both.
 
-    Ranks are of all trained checkpoints of the small size under default settings, or of the last ones.
+    Ranks are of all trained checkpoints of one size under default settings, or of the last ones.
     """
-    own = table[(table["size"] == "small") & (table.setting == "default") & (table.step > 0)]
+    own = table[(table["size"] == size) & (table.setting == "default") & (table.step > 0)]
     if last:
         own = own[own.step == study.steps[-1]]
     rivals = {

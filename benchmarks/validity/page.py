@@ -7,8 +7,7 @@ there;
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ import pandas as pd
 import vl_convert
 
 from benchmarks.validity import analysis, results
-from benchmarks.validity.analysis import Estimate
+from benchmarks.validity.markdown import claims_table, markdown
 from benchmarks.validity.study import Study, read_study
-from benchmarks.validity.verdicts import HOLDS, PART, UNTESTED, Verdict, by_name, rivals_of, shown, verdicts
+from benchmarks.validity.verdicts import HOLDS, PART, UNTESTED, by_name, rivals_of, shown, verdicts
 
 HERE = Path(__file__).parent
 HOME = "https://github.com/lmeval-dispersion/lmeval-dispersion/blob/main"
@@ -99,25 +98,6 @@ def tables_of(study: Study, rows: Sequence[dict[str, Any]], trials: Sequence[dic
     return found
 
 
-def cell(value: object) -> str:
-    """A value of a table."""
-    if isinstance(value, Estimate):
-        return shown(value)
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return "" if math.isnan(value) else f"{value:.0e}" if 0 < abs(value) < 0.0005 else f"{value:.3f}"
-    return str(value)
-
-
-def markdown(rows: Sequence[Mapping[str, Any]], headings: Mapping[str, str]) -> str:
-    """Rows as a table; headings by key, in order."""
-    lines = [f"| {' | '.join(headings.values())} |", "|" + "---|" * len(headings)]
-    for row in rows:
-        lines.append(f"| {' | '.join(cell(row.get(key, '')) for key in headings)} |")
-    return "\n".join(lines)
-
-
 def first_sentence(study: Study, tables: Tables) -> str:
     """What a reader should take away if they read nothing else."""
     rows = tables["ordering"].get("math")
@@ -189,17 +169,6 @@ def still_worth(tables: Tables) -> str:
         f"{100 * chance:.1f}, three by 25 "
         f"labels {100 * row['25 labels']:.1f}."
     )
-
-
-def claims_table(lines: Sequence[Verdict]) -> str:
-    """The page's main table."""
-    return markdown(
-        [vars(line) for line in lines],
-        {
-            "claim": "claim", "run": "what was run", "result": "result (95 %)", "control": "control",
-            "papers": "the papers", "verdict": "verdict",
-        },
-    )  # fmt: skip
 
 
 def provenance(study: Study, rows: Sequence[dict[str, Any]], trials: Sequence[dict[str, Any]]) -> str:

@@ -58,7 +58,7 @@ def by_name(rows: Sequence[Mapping[str, Any]], key: str) -> dict[str, Mapping[st
 def verdicts(tables: Mapping[str, Any]) -> list[Verdict]:
     """All lines of part A, in the order of the configuration's claims."""
     return [
-        _orders(tables), _trajectory(tables), _seeds(tables), _sizes(tables), _adds(tables), _rivals(tables),
+        orders(tables), trajectory(tables), seeds(tables), sizes(tables), adds(tables), rivals(tables),
         _labels(tables), _frequency(tables), _optimiser(tables), _gauge(tables), _domains(tables),
         _variant(tables),
     ]  # fmt: skip
@@ -68,8 +68,12 @@ def _untested(claim: str, run: str) -> Verdict:
     return Verdict(claim, run, "", "", "", UNTESTED)
 
 
-def _orders(tables: Mapping[str, Any]) -> Verdict:
-    claim, rows = "G orders recipes by math accuracy (one size, one step)", tables["ordering"].get("math")
+def orders(tables: Mapping[str, Any], domain: str = "math") -> Verdict:
+    """Whether G orders recipes."""
+    claim, rows = (
+        f"G orders recipes by {domain} accuracy (one size, one step)",
+        tables["ordering"].get(domain),
+    )
     if not rows:
         return _untested(claim, "small models, last step")
     found = by_name(rows, "predictor")
@@ -83,7 +87,8 @@ def _orders(tables: Mapping[str, Any]) -> Verdict:
     )  # fmt: skip
 
 
-def _trajectory(tables: Mapping[str, Any]) -> Verdict:
+def trajectory(tables: Mapping[str, Any]) -> Verdict:
+    """Whether G orders the checkpoints of a run, and better than their steps do."""
     claim, own = "G orders the checkpoints of one run", tables["along"]
     if not own["runs"]:
         return _untested(claim, "runs that learn math")
@@ -97,20 +102,23 @@ def _trajectory(tables: Mapping[str, Any]) -> Verdict:
     )  # fmt: skip
 
 
-def _seeds(tables: Mapping[str, Any]) -> Verdict:
+def seeds(tables: Mapping[str, Any]) -> Verdict:
+    """Whether G tells seeds apart."""
     claim, own = "G tells which seed of a recipe is better", tables["seeds"]
     if not own or not own["pairs"]:
         return _untested(claim, "pairs of seeds that the questions tell apart")
     share = own["share"]
     verdict = FAILS if includes(share, 0.5) or share.value <= 0.5 else HOLDS if share.low > 0.75 else PART
     return Verdict(
-        claim, f"{own['pairs']} pairs of seeds that 400 questions tell apart", f"right: {shown(share)}",
+        claim, f"{own['pairs']} pairs of seeds that {tables.get('questions', 400)} questions tell apart",
+        f"right: {shown(share)}",
         f"chance 0.5; sd over seeds: accuracy {own['sd_accuracy']:.3f}, G {own['sd_gap']:.3f}", "none",
         verdict,
     )  # fmt: skip
 
 
-def _sizes(tables: Mapping[str, Any]) -> Verdict:
+def sizes(tables: Mapping[str, Any]) -> Verdict:
+    """Whether G of small models orders larger ones."""
     claim, rows = "G of small models orders larger ones", tables["sizes"]
     if not rows:
         return _untested(claim, "the larger size is not trained yet")
@@ -124,7 +132,8 @@ def _sizes(tables: Mapping[str, Any]) -> Verdict:
     )  # fmt: skip
 
 
-def _adds(tables: Mapping[str, Any]) -> Verdict:
+def adds(tables: Mapping[str, Any]) -> Verdict:
+    """Whether G adds to all rivals together."""
     claim, rows = "G adds to all cheap rivals together", tables["partial"]
     if not rows:
         return _untested(claim, "")
@@ -147,8 +156,9 @@ def rivals_of(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     ]
 
 
-def _rivals(tables: Mapping[str, Any]) -> Verdict:
-    claim, rows = "G orders better than each rival alone", tables["ordering"].get("math")
+def rivals(tables: Mapping[str, Any], domain: str = "math") -> Verdict:
+    """Whether G orders better than each of them."""
+    claim, rows = "G orders better than each rival alone", tables["ordering"].get(domain)
     if not rows:
         return _untested(claim, "")
     own = by_name(rows, "predictor")["G (cosine)"]["rho"]

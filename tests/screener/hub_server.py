@@ -34,7 +34,7 @@ from urllib.parse import quote, unquote
 from hub_replies import compressed, error, ranged, sign
 from hub_wire import Reply, Request, serve
 
-LARGE = (".safetensors", ".bin", ".gguf", ".h5", ".pth", ".model")
+LARGE = (".safetensors", ".bin", ".gguf", ".h5", ".pth", ".model", ".parquet")
 Change = Callable[[Reply, Request], Reply]
 
 
@@ -192,7 +192,10 @@ class HubServer:
         tags: Sequence[str] = (),
         changed: str = "2026-01-01T00:00:00.000Z",
     ) -> str:
-        """Serve a folder as the head of a branch (or as a tag) of a repository; the commit, 40 hex digits."""
+        """Serve a folder as the head of a branch (or as a tag) of a repository; the commit, 40 hex digits.
+
+        A dataset's name begins with ``datasets/``.
+        """
         repository = self.repositories.setdefault(name, Repository())
         number = len(repository.commits)
         commit = hashlib.sha1(f"{name} {branch} {tag} {number}".encode()).hexdigest()
@@ -256,11 +259,17 @@ class HubServer:
         if path.startswith("/api/resolve-cache/models/"):
             *name, commit, file = path.removeprefix("/api/resolve-cache/models/").split("/", 3)
             return "resolve", self._content(request, "/".join(name), commit, file)
-        part, rest = (
-            ("api", path.removeprefix("/api/models/")) if path.startswith("/api/models/") else ("", path[1:])
-        )
+        if path.startswith("/api/resolve-cache/datasets/"):
+            *name, commit, file = path.removeprefix("/api/resolve-cache/").split("/", 4)
+            return "resolve", self._content(request, "/".join(name), commit, file)
+        part, rest = ("", path[1:])
+        if path.startswith(("/api/models/", "/api/datasets/")):
+            part, rest = "api", path.removeprefix("/api/").removeprefix("models/")
         pieces = rest.split("/")
-        cut = 2 if len(pieces) > 1 and pieces[1] not in ("resolve", "raw", "revision", "tree", "refs") else 1
+        verbs = ("resolve", "raw", "revision", "tree", "refs")
+        cut = 2 if len(pieces) > 1 and pieces[1] not in verbs else 1
+        if pieces[0] == "datasets":
+            cut = 3
         asked, verb, tail = (
             "/".join(pieces[:cut]),
             pieces[cut] if len(pieces) > cut else "",
@@ -350,7 +359,8 @@ class HubServer:
         headers = {"X-Repo-Commit": commit, "ETag": f'"{self.digest(place)}"'}
         if not self.is_large(place):
             etag = quote(headers["ETag"])
-            place_of_it = f"/api/resolve-cache/models/{name}/{commit}/{file}?etag={etag}"
+            kind = "" if name.startswith("datasets/") else "models/"
+            place_of_it = f"/api/resolve-cache/{kind}{name}/{commit}/{file}?etag={etag}"
             return Reply(307, {"X-Repo-Commit": commit, "Location": place_of_it})
         covered = request.headers.get("range", "" if self.any_range else "none")
         expires = time.time() + self.lifetime
@@ -371,7 +381,8 @@ class HubServer:
             namespace, bucket, file = request.path.removeprefix("/buckets/").split("/", 2)
             place = self.buckets[f"{namespace}/{bucket}"] / unquote(file)
             return "cdn", ranged(request, place, {"ETag": f'"{self._content_hash(place)}"'})
-        *name, commit, file = request.path[1:].split("/", 3)
+        parts = 4 if request.path.startswith("/datasets/") else 3
+        *name, commit, file = request.path[1:].split("/", parts)
         place = self.repositories["/".join(name)].commits[commit] / unquote(file)
         etag = f'"{hashlib.md5(str(place).encode()).hexdigest()}"'
         return "cdn", ranged(request, place, {"ETag": etag, "Accept-Ranges": "bytes"})
@@ -404,7 +415,7 @@ class HubServer:
             siblings.append(sibling)
         info: dict[str, object] = {
             "_id": "6" * 24,
-            "id": name,
+            "id": name.removeprefix("datasets/"),
             "modelId": name,
             "sha": commit,
             "siblings": siblings,
