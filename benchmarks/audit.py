@@ -78,8 +78,9 @@ def run_part(part: str, path: str) -> None:
 
 
 def audit_part(part: str, run) -> None:
-    from lmeval_dispersion.audit import document, mixtures, ranking, report, slices, tail
+    from lmeval_dispersion.audit import mixtures, ranking, slices, tail
     from lmeval_dispersion.audit.calibration import evaluation, paper_protocol
+    from lmeval_dispersion.audit.reports import document, report
     from lmeval_dispersion.report import render
 
     if part == "slices":

@@ -23,12 +23,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from synthetic import subjects_store
 
-from lmeval_dispersion.audit import conclusions
 from lmeval_dispersion.audit.answers import answers_report
 from lmeval_dispersion.audit.calibration.evaluation import calibration_report
 from lmeval_dispersion.audit.mixtures import mixture_curves
 from lmeval_dispersion.audit.ranking import ranking_report
-from lmeval_dispersion.audit.report import part_of
+from lmeval_dispersion.audit.reports import conclusions
+from lmeval_dispersion.audit.reports.report import part_of
 from lmeval_dispersion.audit.run import Run, read_run
 from lmeval_dispersion.audit.slices import all_documents, slice_row, slice_table, slicings
 

@@ -29,9 +29,8 @@ import time
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from lmeval_dispersion.training.layout import Layout
 from lmeval_dispersion.training.losses import LOSSES, loss_named
-from lmeval_dispersion.training.regularizer import DispersionRegularizer
+from lmeval_dispersion.training.regularizer import DispersionRegularizer, Layout
 
 TOKENS = (256, None)  # sampled, all
 

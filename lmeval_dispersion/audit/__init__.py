@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from lmeval_dispersion.audit.results import AuditResult
+    from lmeval_dispersion.audit.reports.results import AuditResult
 
 __all__ = ["audit_run", "calibrate_run", "compare_runs", "predict_run"]
 
@@ -40,7 +40,7 @@ def audit_run(
         StoreError: ``path`` is no store, or one that cannot be read.
         UsageError: The layer or a column is not there.
     """
-    from lmeval_dispersion.audit.results import audited
+    from lmeval_dispersion.audit.reports.results import audited
 
     return audited(path, layer=layer, slices=slices, metrics=metrics, seed=seed)
 
@@ -65,7 +65,7 @@ def calibrate_run(
     Raises:
         UsageError: Too few labelled documents, or all correct or all incorrect.
     """
-    from lmeval_dispersion.audit.results import calibrated
+    from lmeval_dispersion.audit.reports.results import calibrated
 
     return calibrated(path, where=where, layer=layer, slice_size=slice_size, seed=seed)
 
@@ -93,7 +93,7 @@ def predict_run(
     Raises:
         UsageError: The calibrator does not fit the run, or did not beat knowing nothing.
     """
-    from lmeval_dispersion.audit.results import predicted
+    from lmeval_dispersion.audit.reports.results import predicted
 
     return predicted(calibrator, path, where=where, by=by, force=force, seed=seed)
 
@@ -117,6 +117,6 @@ def compare_runs(
         UsageError: Fewer than two runs.
         MixedStoresError: No shared documents, or other prompts or documents under the same ids.
     """
-    from lmeval_dispersion.audit.results import compared
+    from lmeval_dispersion.audit.reports.results import compared
 
     return compared(paths, by=by, layer=layer, metrics=metrics)

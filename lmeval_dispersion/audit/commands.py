@@ -12,12 +12,12 @@ from typing import Any
 
 import pandas as pd
 
-from lmeval_dispersion.audit.document import (
+from lmeval_dispersion.audit.ranking import ranked_documents, ranking_report
+from lmeval_dispersion.audit.reports.document import (
     audit_document,
     ranking_document,
 )
-from lmeval_dispersion.audit.ranking import ranked_documents, ranking_report
-from lmeval_dispersion.audit.report import audit_report, part_of
+from lmeval_dispersion.audit.reports.report import audit_report, part_of
 from lmeval_dispersion.audit.run import Run, read_run
 from lmeval_dispersion.audit.tail import hard_tail
 from lmeval_dispersion.errors import UsageError

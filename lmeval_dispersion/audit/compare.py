@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.charts import difference_chart
-from lmeval_dispersion.audit.document import GUIDE, LIBRARIES
-from lmeval_dispersion.audit.report import report_json
+from lmeval_dispersion.audit.reports.charts import difference_chart
+from lmeval_dispersion.audit.reports.document import GUIDE, LIBRARIES
+from lmeval_dispersion.audit.reports.report import report_json
 from lmeval_dispersion.audit.rivals import FEWEST_DOCUMENTS, raw_vectors
 from lmeval_dispersion.audit.run import Run, read_run
 from lmeval_dispersion.audit.slices import Slice, by_column

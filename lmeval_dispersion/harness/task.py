@@ -19,6 +19,7 @@ from lmeval_dispersion.harness.compat import (
 )
 from lmeval_dispersion.harness.metrics import METRICS, TaskMetrics
 from lmeval_dispersion.harness.records import (
+    CORRECT,
     DocRecord,
     DocState,
     check_judge,
@@ -122,8 +123,10 @@ class DispersionTask(hooked_task()):  # type: ignore[misc]
                 f"{self.task_name}: an answer came back without its state; report this with your versions of "
                 "lm-eval and lmeval-dispersion"
             )
-        check_judge(self.task_name, self._judge, self.filter_names, metrics)
-        by, correct = correctness(metrics, split_judge(self._judge)[1])
+        # A function as a metric is listed by its own name, and gives its values others.
+        check_judge(self.task_name, self._judge, self.filter_names, {**metrics, **super().aggregation()})
+        named = split_judge(self._judge)[1]
+        by, correct = correctness(metrics, named if named in metrics else None)
         self._correct_by = by or self._correct_by
         rolling = self.OUTPUT_TYPE == "loglikelihood_rolling"  # its target is the whole text
         record = record_of(
@@ -162,7 +165,10 @@ class DispersionTask(hooked_task()):  # type: ignore[misc]
     def _prepare(self, options: Mapping[str, Any]) -> None:
         """Settle layers and store, or refuse."""
         metadata = self.config.metadata or {}
-        check_judge(self.task_name, self._judge, self.filter_names, super().aggregation())
+        judges = [*super().aggregation()]
+        if any(callable(entry.get("metric")) for entry in self.config.metric_list or ()):
+            judges += CORRECT  # HumanEval lists `pass_at_k`, a function that gives `pass@1`
+        check_judge(self.task_name, self._judge, self.filter_names, judges)
         around = surroundings()
         layers = split_names(metadata.get("dispersion_layers", "last"))
         if around.lm is not None:

@@ -19,7 +19,7 @@ from transformers import Trainer, TrainerCallback
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.training.regularizer import DispersionRegularizer
-from lmeval_dispersion.training.schedule import Schedule, weight_factor
+from lmeval_dispersion.training.settings import Schedule, weight_factor
 
 DOMAINS = "domains"  # column of the training data with each sequence's domain, for cross_domain_push_away
 

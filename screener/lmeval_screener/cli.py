@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.options import Output, add_examples, add_output, add_version, command_parser
 from lmeval_dispersion.report import FORMATS
-from lmeval_screener.gate import add_gate_options
 from lmeval_screener.planning import add_limit_options, allowance_of
+from lmeval_screener.ranking.gate import add_gate_options
 from lmeval_screener.registry.options import add_store_options
 from lmeval_screener.shortlist.command import (
     add_shortlist_options,
@@ -30,8 +30,8 @@ from lmeval_screener.shortlist.command import (
 from lmeval_screener.targets.selection import add_selection_options
 
 if TYPE_CHECKING:
-    from lmeval_screener.measured import Measured
-    from lmeval_screener.progress import Lines
+    from lmeval_screener.ranking.measured import Measured
+    from lmeval_screener.reports.progress import Lines
     from lmeval_screener.result import Failed
     from lmeval_screener.screening import Progress
 
@@ -186,8 +186,8 @@ def run(args: argparse.Namespace) -> int:
         )
     output = Output.of(argparse.Namespace(**vars(args) | {"format": "json"}) if lines else args)
 
-    from lmeval_screener.progress import JsonLines
     from lmeval_screener.registry.options import engine_of, session_of
+    from lmeval_screener.reports.progress import JsonLines
     from lmeval_screener.screening import screen_targets
     from lmeval_screener.targets.demo import demo_targets
     from lmeval_screener.targets.families import load_family
@@ -209,7 +209,7 @@ def run(args: argparse.Namespace) -> int:
         targets += demo_targets()
     gate = None
     if args.fail_if_below is not None:
-        from lmeval_screener.gate import with_reference
+        from lmeval_screener.ranking.gate import with_reference
         from lmeval_screener.targets.training_runs import parse_targets
 
         (gate,) = parse_targets([args.fail_if_below], args.tokenizer)
@@ -263,7 +263,7 @@ def run(args: argparse.Namespace) -> int:
     if session is not None and session.reused:
         output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.store}")
     if gate is not None:
-        from lmeval_screener.gate import judged
+        from lmeval_screener.ranking.gate import judged
 
         result = judged(result, gate)
 
@@ -303,7 +303,7 @@ def _progress(quiet: bool) -> Iterator[tuple[Progress | None, Lines | None]]:
         yield None, None
         return
     if not sys.stderr.isatty():
-        from lmeval_screener.progress import Lines
+        from lmeval_screener.reports.progress import Lines
 
         yield None, Lines(lambda text: print(f"screen-checkpoints: {text}", file=sys.stderr, flush=True))
         return

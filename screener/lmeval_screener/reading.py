@@ -17,9 +17,9 @@ from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.snapshot import Meter, Snapshot
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.measured import Gaps, Measured
 from lmeval_screener.ranking.controls import Controls, controls, random_ids
 from lmeval_screener.ranking.gap import Gap, gap
+from lmeval_screener.ranking.measured import Gaps, Measured
 from lmeval_screener.targets.names import REPOSITORY
 from lmeval_screener.targets.target import Target, parse_target
 from lmeval_screener.tokens.cache import ResolutionCache

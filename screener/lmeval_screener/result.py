@@ -26,7 +26,7 @@ from lmeval_screener.tokens.resolution import Token
 if TYPE_CHECKING:
     import pandas as pd
 
-    from lmeval_screener.gate import Gate
+    from lmeval_screener.ranking.gate import Gate
 
 SCHEMA = "screen-checkpoints/2"
 #: What every standard error of a gap is of. Not of training: runs that differ in their seed alone differ too.

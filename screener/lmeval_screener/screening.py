@@ -26,8 +26,8 @@ from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Allowance
 from lmeval_screener.checkpoints.snapshot import Meter, Snapshot
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.measured import Measured, Spill
 from lmeval_screener.ranking.groups import common_tokenizers, mismatch, rank_measured
+from lmeval_screener.ranking.measured import Measured, Spill
 from lmeval_screener.reading import Reader, Reading, with_controls
 from lmeval_screener.result import Failed, Result
 from lmeval_screener.targets.demo import demo_targets

@@ -8,7 +8,7 @@ from browser import Browser
 from synthetic import documents, planted_store, vectors
 
 from lmeval_dispersion.audit.compare import compared_stores, comparison_document
-from lmeval_dispersion.audit.report import report_json
+from lmeval_dispersion.audit.reports.report import report_json
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import MixedStoresError, UsageError
 from lmeval_dispersion.geometry import dispersion

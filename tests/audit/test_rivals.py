@@ -10,8 +10,8 @@ import pytest
 from synthetic import documents, subjects_store, vectors
 
 from lmeval_dispersion.audit.compare import compared_stores
-from lmeval_dispersion.audit.document import audit_document
-from lmeval_dispersion.audit.report import audit_report, plural
+from lmeval_dispersion.audit.reports.document import audit_document
+from lmeval_dispersion.audit.reports.report import audit_report, plural
 from lmeval_dispersion.audit.rivals import raw_vectors, rivals_report
 from lmeval_dispersion.audit.run import read_run
 from lmeval_dispersion.audit.slices import slicings

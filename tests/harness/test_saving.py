@@ -151,6 +151,23 @@ def test_the_judge_may_be_a_filters_metric(
         assert set(store.documents["prediction"] == "[invalid]") == {strict}
 
 
+def test_a_function_may_judge_by_the_name_of_what_it_gives(
+    tokenizer: Any, task_manager: Callable[..., Any], tmp_path: Path
+) -> None:
+    lm = hflm(tiny_llama(tokenizer), tokenizer, max_length=1024)
+    settings = {"gen_kwargs": {"max_gen_toks": 2}, "confirm_run_unsafe_code": True, "limit": 1}
+    with pytest.raises(HarnessError, match=r"has no 'pass@2' .* it has pass_at_k, .*pass@1"):
+        evaluate(
+            lm, ["humaneval_dispersion"], task_manager("humaneval", dispersion_correct="pass@2"), **settings
+        )
+    for judge in ("pass@1", "pass_at_k"):
+        metadata = {"dispersion_correct": judge, "dispersion_store": str(tmp_path / judge)}
+        evaluate(lm, ["humaneval_dispersion"], task_manager("humaneval", **metadata), **settings)
+        store = read_store(tmp_path / judge)
+        assert store.manifest["figures"]["correct_by"].endswith("pass@1")
+        assert store.documents["correct"].tolist() == [0.0]
+
+
 @pytest.mark.parametrize("task", ["arc_easy_dispersion", "gsm8k_dispersion", "wikitext_dispersion"])
 def test_a_cache_that_keeps_plain_answers_only_loses_no_states(
     task: str,

@@ -10,13 +10,23 @@ import io
 import json
 import os
 import sys
+import time
 from pathlib import Path
+from typing import Any
+
+
+def left(ray: Any, patience: float = 90.0) -> int:
+    """Nodes that live; the head hears of a death some heartbeats after it."""
+    end = time.monotonic() + patience
+    while (alive := sum(node["Alive"] for node in ray.nodes())) > 1 and time.monotonic() < end:
+        time.sleep(0.2)
+    return alive
 
 
 def main() -> None:
     import ray
     from lmeval_screener import cli
-    from lmeval_screener.measured import Measured
+    from lmeval_screener.ranking.measured import Measured
     from lmeval_screener.registry.ray_engine import RayEngine
     from lmeval_screener.targets.training_runs import parse_targets
     from lmeval_screener.tokens.sets import load_token_set
@@ -46,7 +56,7 @@ def main() -> None:
         sets = load_token_set("math", "domain"), load_token_set("reference", "reference")
         RayEngine(*sets, 60.0, block=2).read(parse_targets(names), came)
         found["told"] = sorted(told)
-        found["left"] = sum(node["Alive"] for node in ray.nodes())
+        found["left"] = left(ray)
         for number in range(2):
             out, err = io.StringIO(), io.StringIO()
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

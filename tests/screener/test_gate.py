@@ -8,11 +8,11 @@ import pickle
 import numpy as np
 import pytest
 from lmeval_screener.cli import main
-from lmeval_screener.gate import Gate, judged, with_reference
-from lmeval_screener.measured import Gaps
-from lmeval_screener.progress import Lines
 from lmeval_screener.ranking.gap import gap
+from lmeval_screener.ranking.gate import Gate, judged, with_reference
+from lmeval_screener.ranking.measured import Gaps
 from lmeval_screener.reports.answer import answer
+from lmeval_screener.reports.progress import Lines
 from lmeval_screener.result import Failed
 from lmeval_screener.screening import screen
 from lmeval_screener.targets.target import parse_target

@@ -9,7 +9,7 @@ from transformers import Trainer, TrainingArguments
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.training import losses
-from lmeval_dispersion.training.schedule import weight_factor
+from lmeval_dispersion.training.settings import weight_factor
 from lmeval_dispersion.training.trainer import DispersionConfig, DispersionTrainer, DispersionTrainerMixin
 
 pytestmark = pytest.mark.filterwarnings(

@@ -24,7 +24,7 @@ from lmeval_dispersion.audit.answers import answers_report
 from lmeval_dispersion.audit.calibration import shrinkage
 from lmeval_dispersion.audit.calibration.calibrator import LabelledPairs, labelled_pairs
 from lmeval_dispersion.audit.calibration.features import CLUSTERS, FEATURES
-from lmeval_dispersion.audit.report import plural, report_json
+from lmeval_dispersion.audit.reports.report import plural, report_json
 from lmeval_dispersion.audit.run import Run, read_run
 from lmeval_dispersion.options import (
     Output,

@@ -22,7 +22,7 @@ from lmeval_dispersion.audit.calibration.calibrator import (
 from lmeval_dispersion.audit.calibration.document import calibrator_document, prediction_document
 from lmeval_dispersion.audit.calibration.features import CLUSTERS, FEATURES, FEWEST_DOCUMENTS
 from lmeval_dispersion.audit.calibration.selection import labels_of, rows_of_file, rows_where
-from lmeval_dispersion.audit.results import run_for
+from lmeval_dispersion.audit.reports.results import run_for
 from lmeval_dispersion.audit.run import Run, read_run
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import (

@@ -10,8 +10,8 @@ from lmeval_dispersion.audit.calibration.calibrator import calibrator_json
 from lmeval_dispersion.audit.calibration.evaluation import estimator_rows
 from lmeval_dispersion.audit.calibration.features import CLUSTERS, FEATURES
 from lmeval_dispersion.audit.calibration.paper_calibrator import beats_blind
-from lmeval_dispersion.audit.charts import prediction_chart
-from lmeval_dispersion.audit.report import report_json
+from lmeval_dispersion.audit.reports.charts import prediction_chart
+from lmeval_dispersion.audit.reports.report import report_json
 from lmeval_dispersion.report import Column, Document, Facts, Note, Row, Section, Table, Text
 
 _FEATURE_COLUMNS = {

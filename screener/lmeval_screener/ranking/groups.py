@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from lmeval_dispersion.geometry import Metric
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.measured import Measured
 from lmeval_screener.ranking.gap import Gap
+from lmeval_screener.ranking.measured import Measured
 from lmeval_screener.ranking.scales import Size, scale_names
 from lmeval_screener.ranking.ties import Standing, rank_gaps
 from lmeval_screener.result import Screened, TensorInfo, TokenInfo

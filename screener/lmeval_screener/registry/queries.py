@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Metric
-from lmeval_screener.measured import Measured
 from lmeval_screener.ranking.gap import difference
 from lmeval_screener.ranking.groups import rank_measured
+from lmeval_screener.ranking.measured import Measured
 from lmeval_screener.registry.store import Seen, stored
 from lmeval_screener.result import Screened
 

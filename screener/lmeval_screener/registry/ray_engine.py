@@ -14,7 +14,7 @@ from typing import Any
 
 from lmeval_dispersion.errors import MissingExtraError, UsageError
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.measured import Measured
+from lmeval_screener.ranking.measured import Measured
 from lmeval_screener.screening import read_block
 from lmeval_screener.targets.target import Target
 from lmeval_screener.tokens.sets import TokenSet

@@ -30,7 +30,7 @@ from lmeval_screener.checkpoints.local import LocalSnapshot, open_folder
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.checkpoints.source import WithTokenizer
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.measured import Gaps, Measured
+from lmeval_screener.ranking.measured import Gaps, Measured
 from lmeval_screener.registry.schema import METHOD, check, load, prepare
 from lmeval_screener.targets.target import Target
 from lmeval_screener.tokens.cache import resolution_of, resolution_text

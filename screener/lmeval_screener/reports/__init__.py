@@ -1,1 +1,1 @@
-"""What a screening says: the answer, the report, the listings. Its modules are private."""
+"""What a screening says: lines as it goes, the answer, the report, the listings. Its modules are private."""

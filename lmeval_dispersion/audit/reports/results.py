@@ -19,8 +19,8 @@ from lmeval_dispersion.audit.calibration.calibrator import (
 from lmeval_dispersion.audit.calibration.document import calibrator_document, prediction_document
 from lmeval_dispersion.audit.calibration.selection import labels_of, rows_where
 from lmeval_dispersion.audit.compare import compared_stores, comparison_document
-from lmeval_dispersion.audit.document import audit_document
-from lmeval_dispersion.audit.report import audit_report, plain
+from lmeval_dispersion.audit.reports.document import audit_document
+from lmeval_dispersion.audit.reports.report import audit_report, plain
 from lmeval_dispersion.audit.run import Run, read_run
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Document, Reportable, nullable

@@ -14,9 +14,9 @@ from typing import Any
 from lmeval_dispersion.audit.answers import answers_report
 from lmeval_dispersion.audit.calibration.evaluation import calibration_report, calibration_sentence
 from lmeval_dispersion.audit.calibration.paper_protocol import paper_protocol_report
-from lmeval_dispersion.audit.conclusions import pools_sentence, ranking_sentence, slices_sentence
 from lmeval_dispersion.audit.mixtures import mixture_curves
 from lmeval_dispersion.audit.ranking import ranking_report
+from lmeval_dispersion.audit.reports.conclusions import pools_sentence, ranking_sentence, slices_sentence
 from lmeval_dispersion.audit.rivals import rivals_report
 from lmeval_dispersion.audit.run import Run
 from lmeval_dispersion.audit.slices import all_documents, slice_row, slice_table, slicings

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from lmeval_dispersion.errors import DispersionError
 
 if TYPE_CHECKING:
-    from lmeval_screener.measured import Measured
+    from lmeval_screener.ranking.measured import Measured
     from lmeval_screener.result import Failed, Result
 
 _EVERY = 30.0  # seconds between two lines
@@ -82,7 +82,7 @@ class JsonLines:
 
     def ended(self, outcome: Measured | Failed, done: int, count: int) -> None:
         """Write the line of a checkpoint that ended."""
-        from lmeval_screener.measured import Measured
+        from lmeval_screener.ranking.measured import Measured
 
         if not isinstance(outcome, Measured):
             self._write(

@@ -15,11 +15,11 @@ from lmeval_dispersion.audit.calibration.calibrator import (
     predict_slices,
 )
 from lmeval_dispersion.audit.compare import compared_stores
-from lmeval_dispersion.audit.report import audit_report, report_json
+from lmeval_dispersion.audit.reports.report import audit_report, report_json
 from lmeval_dispersion.audit.run import read_run
 from lmeval_dispersion.geometry import SPECTRUM
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "audit.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "audit.md").read_text()
 CONTRACT = PAGE.split("<!-- contract -->")[1].split("<!-- end of contract -->")[0]
 NAMED = {
     "slices",

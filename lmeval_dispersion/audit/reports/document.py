@@ -8,15 +8,20 @@ from dataclasses import replace
 from typing import Any
 
 from lmeval_dispersion.audit.calibration.document import estimator_table
-from lmeval_dispersion.audit.charts import (
+from lmeval_dispersion.audit.reports.charts import (
     calibration_chart,
     mixture_charts,
     paper_protocol_chart,
     ranking_charts,
     slice_chart,
 )
-from lmeval_dispersion.audit.conclusions import found_sentence, inside_figure, interval_text, ranking_sentence
-from lmeval_dispersion.audit.report import report_json
+from lmeval_dispersion.audit.reports.conclusions import (
+    found_sentence,
+    inside_figure,
+    interval_text,
+    ranking_sentence,
+)
+from lmeval_dispersion.audit.reports.report import report_json
 from lmeval_dispersion.audit.run import FEWEST
 from lmeval_dispersion.geometry import SPECTRUM
 from lmeval_dispersion.geometry.ordering import metric_label
@@ -43,7 +48,7 @@ def audit_document(report: Mapping[str, Any], *, most_slices: int | None = None)
     """The audit of one run.
 
     Args:
-        report: Of :func:`lmeval_dispersion.audit.report.audit_report`.
+        report: Of :func:`lmeval_dispersion.audit.reports.report.audit_report`.
         most_slices: Slices that a table shows at most, the least dispersed ones; None for all. CSV and JSON
             always have all.
     """

@@ -7,7 +7,7 @@ import pytest
 from synthetic import documents, planted_store, vectors
 
 from lmeval_dispersion.audit.ranking import ranked_documents
-from lmeval_dispersion.audit.report import audit_report, plain, report_json
+from lmeval_dispersion.audit.reports.report import audit_report, plain, report_json
 from lmeval_dispersion.audit.run import read_run
 from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.store import write_store

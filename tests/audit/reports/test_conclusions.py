@@ -8,7 +8,9 @@ import pytest
 from synthetic import planted_store, subjects_store
 
 from lmeval_dispersion.audit.answers import answers_report
-from lmeval_dispersion.audit.conclusions import (
+from lmeval_dispersion.audit.mixtures import mixture_curves
+from lmeval_dispersion.audit.ranking import ranking_report
+from lmeval_dispersion.audit.reports.conclusions import (
     Figure,
     found_sentence,
     pools_sentence,
@@ -16,10 +18,8 @@ from lmeval_dispersion.audit.conclusions import (
     relation,
     slices_sentence,
 )
-from lmeval_dispersion.audit.document import audit_document
-from lmeval_dispersion.audit.mixtures import mixture_curves
-from lmeval_dispersion.audit.ranking import ranking_report
-from lmeval_dispersion.audit.report import audit_report
+from lmeval_dispersion.audit.reports.document import audit_document
+from lmeval_dispersion.audit.reports.report import audit_report
 from lmeval_dispersion.audit.run import read_run
 from lmeval_dispersion.audit.slices import slice_table, slicings
 from lmeval_dispersion.report import render

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from lmeval_dispersion.audit.conclusions import interval_text
+from lmeval_dispersion.audit.reports.conclusions import interval_text
 from lmeval_dispersion.report import Chart
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from synthetic import planted_store, sliced_store, subjects_store
 from lmeval_dispersion.audit.calibration.calibrator import fit_calibrator, predict_slices
 from lmeval_dispersion.audit.calibration.evaluation import calibration_report, calibration_sentence
 from lmeval_dispersion.audit.calibration.selection import labels_of
-from lmeval_dispersion.audit.document import audit_document
-from lmeval_dispersion.audit.report import audit_report
+from lmeval_dispersion.audit.reports.document import audit_document
+from lmeval_dispersion.audit.reports.report import audit_report
 from lmeval_dispersion.audit.run import read_run
 from lmeval_dispersion.report import render
 

@@ -5,8 +5,8 @@ import pytest
 from browser import Browser
 from synthetic import documents, planted_store, vectors
 
-from lmeval_dispersion.audit.document import audit_document
-from lmeval_dispersion.audit.report import audit_report
+from lmeval_dispersion.audit.reports.document import audit_document
+from lmeval_dispersion.audit.reports.report import audit_report
 from lmeval_dispersion.audit.run import read_run
 from lmeval_dispersion.report import render
 from lmeval_dispersion.store import write_store
