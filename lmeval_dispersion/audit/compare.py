@@ -256,7 +256,11 @@ def _ordering(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if row["documents"] >= FEWEST_DOCUMENTS and np.isfinite(row["accuracy_difference"])
     ]
     metrics = {name: [row[f"{name}_difference"] for row in usable] for name in (DISPERSION, *SPECTRUM)}
-    return ordering(metrics, [row["accuracy_difference"] for row in usable])
+    return ordering(
+        metrics,
+        [row["accuracy_difference"] for row in usable],
+        [row["documents"] for row in usable],
+    )
 
 
 def _interval(name: str, first: float, second: float, error: float) -> dict[str, float]:

@@ -60,7 +60,12 @@ def rivals_report(run: Run, slicings: dict[str, list[Slice]], *, seed: int = 0) 
         "groups": jackknife_groups(n, d),
         "overall": rival_row(run, raw, all_documents(run)),
         "slices": rows,
-        "ordering": ordering(metrics, [row["accuracy"] for row in usable], seed=seed),
+        "ordering": ordering(
+            metrics,
+            [row["accuracy"] for row in usable],
+            [row["labelled"] for row in usable],
+            seed=seed,
+        ),
     }
 
 

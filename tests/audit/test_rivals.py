@@ -18,7 +18,7 @@ from lmeval_dispersion.audit.slices import slicings
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import StoreError
 from lmeval_dispersion.geometry import SPECTRUM, jackknife_groups, spectrum_estimates
-from lmeval_dispersion.geometry.ordering import ordering, ordering_sentence
+from lmeval_dispersion.geometry.ordering import chance, ordering, ordering_sentence
 from lmeval_dispersion.report import render
 from lmeval_dispersion.store import write_store
 
@@ -136,6 +136,32 @@ def test_on_noise_and_among_equals_nothing_is_claimed(k, strength):
         better += any(row["better"] for row in found["against"])
     assert better <= 2
     assert ordered <= 5 or strength > 0
+
+
+@pytest.mark.parametrize("k", [8, 20])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_an_order_is_claimed_on_noise_in_one_draw_of_twenty(k, uneven):
+    runs = 300
+    claimed = []
+    for seed in range(runs):
+        rng = np.random.default_rng([seed, k])
+        sizes = np.exp(rng.uniform(np.log(5), np.log(500), size=k)).round() if uneven else np.full(k, 40.0)
+        known = rng.binomial(sizes.astype(int), 0.5) / sizes
+        rows = 3 * np.log(sizes) + rng.normal(size=(9, k))  # as most metrics, they rise with the size
+        claimed.append(chance(rows, known, sizes, rng, 99) <= 0.05)
+    assert np.mean(claimed) <= 0.05 + 2.33 * math.sqrt(0.05 * 0.95 / runs)
+    assert np.mean(claimed) > 0
+
+
+def test_an_order_of_uneven_slices_is_found_and_their_sizes_count():
+    rng = np.random.default_rng(0)
+    sizes = np.exp(rng.uniform(np.log(8), np.log(200), size=20)).round()
+    known = rng.normal(size=20)
+    metrics = {"rankme": known + 0.2 * rng.normal(size=20), "dispersion": rng.normal(size=20)}
+    uneven = ordering(metrics, known, sizes)
+    assert uneven["p"] < 0.01
+    even = ordering(metrics, known, np.full(20, 7))
+    assert even == ordering(metrics, known)
 
 
 def test_planted_orders_are_found_and_said():

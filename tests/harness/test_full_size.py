@@ -93,7 +93,6 @@ def test_compiled_models_give_their_states(
 def test_weights_in_few_bits_give_their_own_states(
     bits: str, tokenizer: Any, task_manager: Callable[..., Any], tmp_path: Path
 ) -> None:
-    pytest.importorskip("bitsandbytes", reason="pip install 'lmeval-dispersion[quantized]'")
     # The 4-bit kernel of the CPU takes widths that are multiples of 64 only.
     model = tiny_llama(tokenizer, hidden_size=64, intermediate_size=128)
     model.save_pretrained(tmp_path / "plain")

@@ -90,10 +90,9 @@ def test_damaged_folders_are_one_sentence(folder, tmp_path):
         load_model(tmp_path / "odd")
 
 
-def test_missing_extras_and_devices_are_named(folder):
-    try:
-        import bitsandbytes  # noqa: F401
-    except ImportError:
+def test_missing_extras_and_devices_are_named(folder, monkeypatch):
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "bitsandbytes", None)
         with pytest.raises(MissingExtraError, match=r"pip install 'lmeval-dispersion\[quantized\]'"):
             load_model(folder, quantize="4bit")
     if not torch.cuda.is_available():

@@ -24,6 +24,7 @@ from lmeval_dispersion.audit.answers import answers_report
 from lmeval_dispersion.audit.calibration import shrinkage
 from lmeval_dispersion.audit.calibration.calibrator import LabelledPairs, labelled_pairs
 from lmeval_dispersion.audit.calibration.features import CLUSTERS, FEATURES
+from lmeval_dispersion.audit.reports.charts import worth_chart
 from lmeval_dispersion.audit.reports.report import plural, report_json
 from lmeval_dispersion.audit.run import Run, read_run
 from lmeval_dispersion.options import (
@@ -204,6 +205,7 @@ def budget_document(found: Mapping[str, Any]) -> Document:
     ]
     smallest, largest = found["documents_a_slice"]
     slices: list[Part] = [
+        *([] if found["cautions"] else [worth_chart(found["estimators"], TRIVIAL)]),
         Table(
             found["estimators"],
             [

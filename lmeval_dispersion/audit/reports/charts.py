@@ -19,6 +19,7 @@ _HEIGHT = 320
 _SLICE_HEIGHT, _WIDTH = 230, 1000  # of the first chart, which stands in the first screen with the answer
 _NAMED, _OUTLIERS = 15, 6  # slices named in a chart: all of so few, else the ones farthest out
 _SERIES = ["var(--series-8)", "var(--series-2)", "var(--series-1)"]  # of batches, the likest to use last
+_WORTH = ("worth", "worth_low", "worth_high", "mae")
 _PROTOCOLS = {"whole": "whole test part", "slices": "one batch a slice", "mixtures": "artificial mixtures"}
 
 
@@ -369,6 +370,43 @@ def _predictions(rows: Sequence[Mapping[str, Any]], level: str, labelled: float)
     )
     line = alt.Chart(alt.Data(values=[{"x": labelled}])).mark_rule(strokeDash=[4, 4]).encode(x="x:Q")
     return alt.layer(line, bars, known, points).properties(height=18 * len(rows) + 20)
+
+
+def worth_chart(rows: Sequence[Mapping[str, Any]], alone: str) -> Chart:
+    """What estimates are worth in labels, a row each with its interval; ``alone`` names the trivial one."""
+    trivial = next(row for row in rows if row["estimator"] == alone)
+    best = max(rows, key=lambda row: float(row["worth"]))
+    above = sum(bool(row["better"]) for row in rows)
+    return Chart(
+        partial(_worths, rows, trivial["worth"]),
+        "Labelled documents a slice that each estimate is worth",
+        f"{above} of {len(rows) - 1} estimates are shown to beat the {alone}, which is worth "
+        f"{trivial['worth']:.0f}. The largest worth is that of {best['estimator']}: {best['worth']:.0f} "
+        f"({best['worth_low']:.0f} to {best['worth_high']:.0f}).",
+        f"Bars are 95 % intervals over slices, the dashed line is the {alone}; the estimates with a filled "
+        "dot are shown to beat it.",
+        name="worth",
+    )
+
+
+def _worths(rows: Sequence[Mapping[str, Any]], alone: float) -> altair.TopLevelMixin:
+    import altair as alt
+
+    y = alt.Y("estimator:N", title=None, sort=None, axis=alt.Axis(labelOverlap=False, labelLimit=260))
+    base = alt.Chart(alt.Data(values=_plain(rows))).encode(y=y)
+    bars = base.mark_rule(color="var(--series-1)").encode(
+        x=alt.X("worth_low:Q", title="labelled documents a slice, with 95 % interval"), x2="worth_high:Q"
+    )
+    tooltip = ["estimator:N", *(alt.Tooltip(f"{key}:Q", format=".1f") for key in _WORTH), "better:N"]
+    points = base.mark_point(
+        filled=True, size=70, opacity=1, stroke="var(--series-1)", strokeWidth=1.5
+    ).encode(
+        x="worth:Q",
+        fill=alt.condition("datum.better", alt.value("var(--series-1)"), alt.value("var(--paper)")),
+        tooltip=tooltip,
+    )
+    line = alt.Chart(alt.Data(values=[{"x": alone}])).mark_rule(strokeDash=[4, 4], color="var(--muted)")
+    return alt.layer(line.encode(x="x:Q"), bars, points).properties(height=22 * len(rows) + 20)
 
 
 def _curve_rows(series: str, curve: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:

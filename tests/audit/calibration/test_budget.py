@@ -17,7 +17,7 @@ from lmeval_dispersion.audit.calibration.budget import (
 from lmeval_dispersion.audit.calibration.calibrator import fit_calibrator, labelled_pairs
 from lmeval_dispersion.audit.run import read_run
 from lmeval_dispersion.cli import main
-from lmeval_dispersion.report import render
+from lmeval_dispersion.report import Chart, render
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +125,25 @@ def test_the_command_writes_every_format(found, capsys, tmp_path):
     assert render(budget_document(report), "markdown").index("Dispersion is worth")
     assert main(["budget", str(path), "--slice", "nothing"]) == 2
     assert "no column 'nothing'" in capsys.readouterr().err
+
+
+def test_the_chart_has_every_worth_and_is_left_out_where_none_is_judged(found):
+    def charts(report):
+        parts = [part for section in budget_document(report).sections for part in section.parts]
+        return [part for part in parts if isinstance(part, Chart)]
+
+    report = found["law"][1]
+    (chart,) = charts(report)
+    drawn = chart.draw().to_dict()
+    values = drawn["layer"][1]["data"]["values"]
+    assert [(row["estimator"], row["better"]) for row in values] == [
+        (row["estimator"], row["better"]) for row in report["estimators"]
+    ]
+    assert [row["worth"] for row in values] == pytest.approx([row["worth"] for row in report["estimators"]])
+    trivial = next(row for row in report["estimators"] if row["estimator"] == TRIVIAL)
+    assert drawn["layer"][0]["data"]["values"] == [{"x": trivial["worth"]}]
+    assert chart.description.startswith("2 of 8 estimates are shown to beat the labelled accuracy alone")
+    (none,) = charts(found["noise"][1])
+    assert none.description.startswith("0 of 8 estimates")
+    assert found["guessing"][1]["cautions"]
+    assert not charts(found["guessing"][1])

@@ -1,0 +1,55 @@
+"""A head that FSDP2 shards over two gloo processes: what is logged is what the unsharded run logs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from lmeval_screener import screen
+
+from lmeval_dispersion.watching.records import read_records
+
+HERE = Path(__file__).parent
+
+pytestmark = [pytest.mark.slow]
+
+
+def run(folder, processes):
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    done = subprocess.run(
+        [sys.executable, *(launcher if processes > 1 else []), str(HERE / "sharded_worker.py"), str(folder)],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE.parents[1] / "screener")]),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads((folder / "found.json").read_text())
+
+
+def test_two_processes_log_what_one_logs(tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    one, two = run(tmp_path / "one", 1), run(tmp_path / "two", 2)
+    for way in ("trainer", "loop"):
+        assert len(one[way]) == len(two[way]) == 2
+        for whole, sharded in zip(one[way], two[way], strict=True):
+            names = [name for name in whole if name.startswith("watch/")]
+            assert len(names) == 5
+            for name in names:
+                assert sharded[name] == pytest.approx(whole[name], rel=1e-6, abs=1e-6), (way, name)
+        assert abs(one[way][0]["watch/gap_math"] - one[way][1]["watch/gap_math"]) > 1e-5  # it trained
+    records = read_records(tmp_path / "two" / "run")
+    assert [record["step"] for record in records] == [1, 2]  # one of the processes writes
+    checkpoint = tmp_path / "two" / "run" / "checkpoint-2"
+    screened = screen([str(checkpoint)]).groups[0].checkpoints[0].gaps["cosine"]
+    assert two["trainer"][1]["watch/gap_math"] == pytest.approx(screened.mean, abs=1e-6)
