@@ -62,8 +62,7 @@ def require(output_format: str) -> None:
         missing = [name for name in ("jinja2", "altair", "vl_convert") if not importlib.util.find_spec(name)]
         if missing:
             raise MissingExtraError(
-                f"a page needs {' and '.join(missing)}, which is not installed; "
-                "run: pip install 'lmeval-dispersion[html]'"
+                f"a page needs {' and '.join(missing)}; run: pip install 'lmeval-dispersion[html]'"
             )
 
 

@@ -172,6 +172,9 @@ def test_a_comparison_has_an_id_of_its_own_and_counts_what_is_clear():
     ]
     found = json.loads(render(document, "json"))
     assert list(found) == ["format", "answer", "first", "second", "rows"]
+    assert faults(found) == []
+    without = [{key: value for key, value in row.items() if key != "paired"} for row in found["rows"]]
+    assert faults({**found, "rows": without})
     assert (found["format"], found["first"], found["second"]) == ("dispersion-lab-comparison/1", "a", "b")
     assert found["answer"] == list(document.answer)
     assert found["rows"][0] == {

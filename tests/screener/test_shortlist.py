@@ -186,6 +186,18 @@ def test_a_shard_takes_its_share_and_every_checkpoint_is_in_one(tmp_path):
     assert "SHARDS=7 " in slurm
 
 
+def test_without_lm_eval_the_run_says_so_once(tmp_path):
+    result = result_of(*group(3))
+    emit(tmp_path / "list", result, shortlist(result, 3), tasks=("gsm8k",), command="")
+    done = subprocess.run(
+        ["bash", tmp_path / "list" / "run.sh"],
+        env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    said = "lm-eval (lm_eval) is not installed; run: pip install 'lmeval-dispersion[models]'\n"
+    assert done.stderr == said
+
+
 def test_what_cannot_be_emitted_is_said_before_the_screening(tmp_path):
     assert check_emit(tmp_path / "new", None, "math", []) == ("gsm8k_dispersion",)
     assert check_emit(tmp_path / "new", "a, b", "mine", []) == ("a", "b")

@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 import yaml
+from json_schemas import changed, faults
 from lmeval_screener.shortlist.manifest import Candidate, Manifest
 from lmeval_screener.shortlist.verdict import enough_results, verify
 
@@ -261,7 +262,7 @@ def test_every_format_holds_the_verdict(tmp_path, form):
     assert "nan" not in text.lower().replace("finance", "") or form == "html"
     if form == "json":
         content = json.loads(text)
-        assert content["schema"] == "screen-checkpoints-verdict/1"
+        assert faults(content) == []
         assert content["outcome"] == found.overall.outcome
         assert [line["results"] for line in content["groups"]] == [7, 7]
         assert content["hours_saved"] == 2.0 * 7
@@ -270,6 +271,21 @@ def test_every_format_holds_the_verdict(tmp_path, form):
         assert len(text.splitlines()) == 4
     else:
         assert "in the right order" in text
+
+
+def test_the_schema_of_a_verdict_holds_and_a_renamed_or_missing_key_fails(tmp_path):
+    given = [
+        (planted([12, 9], 0.8, audit=3), {"known": chosen, "hours": 2.0}),
+        (planted([25], 0.5, extra=strong_rival), {}),
+        (planted([6], 0.5), {"known": lambda c: c.rank == 1}),
+        (planted([6, 6], 0.5), {"known": lambda c: c.group[1] == "1B"}),
+    ]
+    contents = [json.loads(render(verdict(tmp_path, *a, **b).document(), "json")) for a, b in given]
+    assert [faults(content) for content in contents] == [[]] * len(contents)
+    assert {content["exploration"] is None for content in contents} == {True, False}
+    for change in ("renamed", "missing"):
+        for one, where in changed(contents[0] | {"exploration": contents[1]["exploration"]}, change):
+            assert where == "$.schema" or faults(one), f"{where} {change}"
 
 
 # --- the command ----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from json_schemas import changed, faults
 from lmeval_screener import screen
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
 
@@ -18,7 +19,7 @@ from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import dispersion, effective_rank
 from lmeval_dispersion.paths import data_folder
-from lmeval_dispersion.watching.records import FILE, append_record, change, falls, read_records
+from lmeval_dispersion.watching.records import FILE, MEASURES, append_record, change, falls, read_records
 from lmeval_dispersion.watching.watcher import TEXTS
 
 pytestmark = pytest.mark.filterwarnings(
@@ -125,7 +126,14 @@ def test_a_trainer_is_watched(tmp_path, model, tokenizer):
     again.add_callback(DispersionCallback(again))
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert [record["step"] for record in read_records(tmp_path)] == [2, 3, 4, 6]
-    assert len((tmp_path / FILE).read_text().splitlines()) == 6
+    lines = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
+    assert len(lines) == 6
+    assert [faults(line) for line in lines] == [[]] * 6
+    for kind in ("renamed", "missing"):
+        for one, where in changed(lines[0], kind):
+            free = where in ("$.format", "$.domains.math")
+            optional = kind == "missing" and where.lstrip("$.") in MEASURES
+            assert free or optional or faults(one), f"{where} {kind}"
 
 
 def test_a_trl_trainer_is_watched_and_keeps_its_own_averages(tmp_path, model, tokenizer):

@@ -31,6 +31,10 @@ _RUN = """\
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 1
 read -r -a lm_eval <<<"${LM_EVAL:-lm_eval}"
+if ! command -v "${lm_eval[0]}" > /dev/null; then
+  echo "lm-eval (${lm_eval[0]}) is not installed; run: pip install 'lmeval-dispersion[models]'" >&2
+  exit 1
+fi
 tasks=()
 if ! dispersion status 2>/dev/null | grep -q "^enabled"; then
   folder=$(dispersion tasks-path) && tasks=(--include_path "$folder")

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from json_schemas import faults
+from json_schemas import changed, faults
 from synthetic import planted_store, subjects_store
 
 from lmeval_dispersion.audit.calibration.calibrator import (
+    calibrator_json,
     fit_calibrator,
     fit_paper_calibrator,
     predict_slices,
 )
+from lmeval_dispersion.audit.calibration.regressors import REGRESSIONS
 from lmeval_dispersion.audit.compare import compared_stores
 from lmeval_dispersion.audit.reports.report import audit_report, report_json
 from lmeval_dispersion.audit.run import read_run
@@ -103,17 +105,49 @@ def test_the_numbers_are_finite_and_in_their_ranges(reports):
         walk(report)
 
 
-def test_the_other_documents_name_their_keys(tmp_path):
-    run = read_run(planted_store(tmp_path / "a", n=1500))
-    unlabelled = read_run(planted_store(tmp_path / "c", n=900, correct=np.nan, seed=2))
-    keys = set()
-    for fitted in (fit_calibrator(run), fit_paper_calibrator(run, size=100)):
-        predicted = predict_slices(fitted, unlabelled)
-        keys |= {*fitted, *predicted, *predicted["slices"][0], *fitted.get("slices", [{}])[0]}
-        keys |= {*fitted.get("worth", {}), *fitted.get("validation", {})}
-    other = planted_store(tmp_path / "b", n=1500, seed=0)
-    compared = compared_stores([tmp_path / "a", other])
-    keys |= {*compared, *compared["others"][0]["slices"][0]}
-    keys = {key for key in keys if not key.startswith("accuracy_")}  # "the same five of `accuracy`"
-    for key in keys:
-        assert f"`{key}`" in PAGE, key
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """Calibrators of both protocols, what they predict, and comparisons."""
+    folder = tmp_path_factory.mktemp("others")
+    run = read_run(planted_store(folder / "a", n=1500))
+    unlabelled = read_run(planted_store(folder / "c", n=900, correct=np.nan, seed=2))
+    noise = read_run(planted_store(folder / "noise", n=1200, effect=0.0))
+    fitted = [fit_calibrator(run), fit_calibrator(noise), fit_paper_calibrator(run, size=100)]
+    predicted = [predict_slices(one, unlabelled) for one in fitted]
+    stores = [subjects_store(folder / f"{seed}", subjects=10, each=40, seed=seed) for seed in (3, 4)]
+    compared = [compared_stores(stores, metrics=metrics) for metrics in ("dispersion", "all")]
+    assert [one["beats_trivial"] for one in fitted[:2]] == [True, False]
+    return [json.loads(calibrator_json(one)) for one in fitted] + [
+        json.loads(report_json(one)) for one in (*predicted, *compared)
+    ]
+
+
+def test_the_other_documents_are_valid_by_their_schemas(others):
+    assert len({one["format"] for one in others}) == 4
+    assert [faults(one) for one in others] == [[]] * len(others)
+
+
+def test_a_renamed_or_missing_key_of_the_other_documents_fails(others):
+    free = {"tasks", "identity", "doc_ids", "features", "ranges", "validation_mae"}  # keys that a run names
+    optional = {"dispersion", "confidence", "atc", "log_perplexity", "prompt_tokens"}  # what a run has
+    optional |= {"outside_calibrated_range", "ordering"}
+    for document in others:
+        if "folds" in document:
+            document = {**document, "folds": document["folds"][:1]}
+        for change in ("renamed", "missing"):
+            for one, where in changed(document, change):
+                *above, key = re.sub(r"\[\]", "", where).split(".")
+                if key == "format" or free & set(above) or key.startswith(tuple(SPECTRUM)):
+                    continue
+                if change == "missing" and (key in optional or where == "$.protocol"):
+                    continue
+                assert faults(one), f"{document['format']} {where} {change}"
+
+
+@pytest.mark.parametrize("kind", REGRESSIONS)
+def test_every_regression_of_a_calibrator_is_described(others, kind):
+    line = np.linspace(0.2, 0.6, 40)
+    paper = next(one for one in others if one["format"] == "dispersion-calibrator/1")
+    parameters = json.loads(json.dumps(REGRESSIONS[kind].fit(line, line**2, seed=0).parameters()))
+    assert faults({**paper, "regression": parameters}) == []
+    assert faults({**paper, "regression": {**parameters, "kind": "spline"}})
