@@ -210,7 +210,24 @@ def test_a_planted_law_is_found_and_noise_claims_nothing(hub, place, configurati
     rng = np.random.default_rng(5)
     hub.add(RESULTS, datadecide_results(place / "noise", {key: rng.uniform(0.3, 0.9) for key in gaps}, suite))
     before = len(hub.requests)
-    code, page, said = command("--only", "datadecide")
+    # At the same time repositories and a dataset go away: each is a line, and the rest goes on.
+    for name in ("EleutherAI/pythia-70m-deduped", LOSSES):
+        hub.repositories.pop(name)
+    hub.fault("*", status(429, {"Retry-After": "2000"}), match="*pythia-70m/refs")
+    code, page, said = command("--only", "datadecide,pythia")
+    assert code == 3, said
+    lost = {
+        (line["name"], line["error"])
+        for suite in ("datadecide", "pythia")
+        for line in lines_of(place, suite)
+        if "error" in line
+    }
+    assert {
+        ("EleutherAI/pythia-70m-deduped", "RepoNotFound"),
+        ("EleutherAI/pythia-70m", "RateLimited"),
+        ("allenai/DataDecide-ppl-results/data/train-*.parquet", "NoScores"),
+    } <= lost
+    assert not [word for name, word in lost if f"| {name} | {word} | " not in page]
     asked = [request.path for request in hub.requests[before:]]
     assert not [path for path in asked if path.endswith(".safetensors")]
     assert "taken from" in said
@@ -221,27 +238,6 @@ def test_a_planted_law_is_found_and_noise_claims_nothing(hub, place, configurati
     ):  # fmt: skip
         assert verdict(page, f"G(math) {claim}") in {FAILS, UNTESTED}, claim
     assert " lines 0 hold, 0 hold in part, " in page
-
-
-def test_what_cannot_be_had_is_a_line_and_the_rest_goes_on(hub, place, command):
-    gone = "allenai/DataDecide-dolma1_7-4M"
-    kept = hub.repositories.pop(gone)
-    hub.fault("*", status(429, {"Retry-After": "2000"}), match="*DataDecide-falcon-4M/refs")
-    tables = hub.repositories.pop(LOSSES)
-    try:
-        code, page, said = command("--only", "datadecide")
-    finally:
-        hub.repositories |= {gone: kept, LOSSES: tables}
-        hub.faults.clear()
-    assert code == 3, said
-    lost = {(line["name"], line["error"]) for line in lines_of(place, "datadecide") if "error" in line}
-    assert (gone, "RepoNotFound") in lost
-    assert ("allenai/DataDecide-falcon-4M", "RateLimited") in lost
-    assert ("allenai/DataDecide-ppl-results/data/train-*.parquet", "NoScores") in lost
-    for name, word in lost:
-        assert f"| {name} | {word} | " in page
-    read = [line for line in lines_of(place, "datadecide") if line.get("figures")]
-    assert {line["recipe"] for line in read if line["size"] == "20M"} == set(RECIPES)
 
 
 def planted(suite, score, gap):
