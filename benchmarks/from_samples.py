@@ -153,7 +153,7 @@ def one_process(arguments: argparse.Namespace, stock: Path, ours: Path, theirs: 
     from lmeval_dispersion.harness.from_samples import stores_from_samples
 
     tasks = arguments.tasks.split(",")
-    families = [str(install.harness_tasks() / task) for task in tasks]
+    families = [str(install.harness_tasks() / task.split("_")[0]) for task in tasks]
     how = {"dtype": arguments.dtype, "device": arguments.device}
     lm = HFLM(arguments.model, batch_size=int(arguments.batch_size), **how)
     pairs = dict(pair.split("=") for pair in (arguments.gen_kwargs or "").split(",") if pair)
