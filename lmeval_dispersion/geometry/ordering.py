@@ -5,7 +5,7 @@ Two questions, each corrected for having looked at all metrics: does the best on
 (paired bootstrap over slices, Bonferroni over all pairs of metrics, since the best pair was picked).
 
 The known numbers of small slices scatter more than those of large ones, and many metrics rise with the size,
-so permutations alone find an order in up to 7 % of noise. Where sizes are given and differ, the known
+so permutations alone find an order in up to 8 % of noise. Where sizes are given and differ, the known
 numbers' deviations also change their signs at random, each at its own slice, and the larger p counts.
 """
 

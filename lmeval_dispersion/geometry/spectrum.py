@@ -3,8 +3,8 @@
 Vectors are rows, (n, d), taken as they are (dispersion alone takes their directions). With their mean moved
 to the origin, one matrix of products of the smaller side, (n, n) or (d, d), accumulated in float64 over
 blocks, gives every spectrum and, for n <= d, every distance. Standard errors are a jackknife over documents:
-groups that documents join in turn, 32 of them (each document by itself up to 32), 10 where the smaller side
-is above 256, and no error where it is above 2,048, since each group costs three eigendecompositions of
+groups that documents join in turn, 32 of them (each document by itself up to 32), 16 where the smaller side
+is above 64, 10 above 256, and no error above 2,048, since each group costs three eigendecompositions of
 that side. A value that is not defined for these vectors is NaN; ``SPECTRUM`` says when.
 
 All but the share of the mean and the dimension by neighbours are bounded by n, and rise with it: compare sets
@@ -26,8 +26,7 @@ from lmeval_dispersion.statistics import jackknife_se
 Groups = NDArray[np.int64]
 
 _BLOCK = 512  # rows widened to float64 at a time
-_GROUPS, _GROUPS_OF_MANY = 32, 10
-_MANY, _TOO_MANY = 256, 2048  # of the smaller side
+_GROUPS = ((64, 32), (256, 16), (2048, 10))  # smaller side up to -> groups; none above
 _RANKME = 1e-7  # the constant of its paper
 _FIRST_RANK, _LAST_RANK = 4, 100  # of alpha-ReQ's fit
 _DISCARDED = 0.1  # of TwoNN's largest ratios
@@ -157,7 +156,7 @@ def spectrum_estimates(x: ArrayLike, groups: int | None = None) -> dict[str, Spe
 def jackknife_groups(n: int, d: int) -> int:
     """How many groups the jackknife over ``n`` vectors of width ``d`` has; 0 where it would cost too much."""
     side = min(n, d)
-    return 0 if side > _TOO_MANY else min(n, _GROUPS_OF_MANY if side > _MANY else _GROUPS)
+    return next((min(n, groups) for most, groups in _GROUPS if side <= most), 0)
 
 
 def effective_rank(x: ArrayLike) -> float:
