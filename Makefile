@@ -36,7 +36,7 @@ $(VENV)/.docs: $(VENV)/.dev
 
 # The reference pages come from the programs; `make docs` fails on a page that is not today's, and on a link that leads nowhere.
 docs: $(VENV)/.docs
-	$(BIN)/python -m cogapp --check -P docs/reference/*.md
+	$(BIN)/python -m cogapp --check docs/reference/*.md
 	$(BIN)/mkdocs build --strict --quiet
 
 # Does G order checkpoints? From nothing; made for 30 minutes on two cores, not timed as a whole yet. Remove build/validity to begin anew.
