@@ -89,7 +89,7 @@ def environment(server: Server, home: Path) -> dict[str, str]:
 def screened(server: Server, names: list[str], folder: Path, label: str) -> float:
     """Run the command once and print what it cost; returns its seconds."""
     store, lines = folder / "store.duckdb", folder / "lines.jsonl"
-    command = ["-m", "lmeval_screener", *names, "--store", str(store), "--output", str(lines)]
+    command = ["-m", "lmeval_screener", *names, "--registry", str(store), "--output", str(lines)]
     command += ["--timeout", "600"]
     before, start = server.counts(), time.perf_counter()
     pid = os.posix_spawn(sys.executable, [sys.executable, *command], environment(server, folder / "hf"))

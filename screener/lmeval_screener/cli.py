@@ -261,7 +261,7 @@ def run(args: argparse.Namespace) -> int:
         if session is not None:
             session.finished(result)
     if session is not None and session.reused:
-        output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.store}")
+        output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.registry}")
     if gate is not None:
         from lmeval_screener.gate import judged
 

@@ -45,6 +45,7 @@ T = TypeVar("T")
 
 TIMEOUT = 60.0  # seconds for one checkpoint, everything included; the only time limit there is
 _SIDE_BY_SIDE = 16  # checkpoints at once: their requests share one pool of connections
+_EXPANDED = 128  # names that are looked up at once, where they may stand for several checkpoints
 _SPILLED = 500  # checkpoints from which on their figures wait on disk, not in memory, to be ranked
 _SCOUTS = 3  # checkpoints that are tried alone while the Hub does not answer; when all fail, no more are
 _PATIENCE = 0.25  # seconds without an answer or a failed connection after which nobody waits for the scouts
@@ -153,7 +154,7 @@ def screen_targets(
         accuracies: Accuracies of some of them, which the result carries.
         progress: See :func:`screen`.
         ended: Called whenever a checkpoint ends, before it is ranked.
-        session: A store's, which knows what need not be read again and keeps what is read.
+        session: A registry's, which knows what need not be read again and keeps what is read.
         engine: Reads the checkpoints on a cluster; None: this process does.
         keep_on_interrupt: Whether Ctrl-C and SIGTERM end the reading and return what is done (main thread
             only).
@@ -334,11 +335,11 @@ class _Run:
     async def _controlled(
         self, found: list[tuple[Measured, Measured]], readings: dict[Target, Reading]
     ) -> list[tuple[Measured, Measured]]:
-        """The checkpoints with their gauge controls; those that came from a store have none."""
+        """The checkpoints with their gauge controls; those that came from a registry have none."""
         read = [pair for pair in found if pair[0].target in readings and pair[1].target in readings]
         pairs = [(readings[one.target], readings[common.target]) for one, common in read]
         controlled = {r.target: r for r, _ in await with_controls(pairs)}
-        why = "not read, as its figures came from the store; --refresh reads it again"
+        why = "not read, as its figures came from the registry; --refresh reads it again"
         return [
             (
                 replace(one, controls=controlled[one.target].controls, seconds=controlled[one.target].seconds)
@@ -351,12 +352,14 @@ class _Run:
 
     async def _expanded(self, targets: Sequence[Target]) -> list[Target]:
         """The targets with globs replaced by the revisions that they stand for, each one once."""
-        lists = await asyncio.gather(*(self._revisions(item) for item in targets))
-        self._order = list(
-            dict.fromkeys(
-                one for item, found in zip(targets, lists, strict=True) for one in (found or [item])
-            )
-        )
+        order: dict[Target, None] = {}
+        for begin in range(0, len(targets), _EXPANDED):
+            # Some at a time: a task takes more memory than what is kept of a checkpoint.
+            some = targets[begin : begin + _EXPANDED]
+            lists = await asyncio.gather(*(self._revisions(item) for item in some))
+            for item, found in zip(some, lists, strict=True):
+                order.update(dict.fromkeys(found or [item]))
+        self._order = list(order)
         if self._accuracies is not None:
             failed = [item in self.errors for item in self._order]
             rated = self._accuracies.of(self._order)
@@ -413,7 +416,7 @@ class _Run:
         return [found[place] for place in sorted(found)]
 
     def _interrupted(self) -> ScreeningError:
-        kept = "cached" if self._session is None else "in the store"
+        kept = "cached" if self._session is None else "in the registry"
         return ScreeningError(
             "Interrupted", f"stopped before it was read; what was read is {kept}, run the same command again"
         )
