@@ -57,7 +57,7 @@ def engine_of(
 def session_of(
     args: argparse.Namespace, domain: TokenSet, reference: TokenSet, targets: Sequence[Target]
 ) -> Iterator[Session | None]:
-    """The run's session with its registry, None without ``--registry``; however it ends, what it kept is merged.
+    """The run's session, None without ``--registry``; however it ends, what it kept is merged.
 
     Raises:
         UsageError: ``--refresh`` without a registry, or a file that is none.

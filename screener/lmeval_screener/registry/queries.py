@@ -23,7 +23,7 @@ _GONE = frozenset({"RepoNotFound", "RevisionNotFound", "FolderNotFound"})
 
 @dataclass(frozen=True)
 class Sets:
-    """A pair of token sets that a registry has results of: its key, the sets' names, how many were measured."""
+    """Token sets that a registry has results of: their key, their names, how many were measured."""
 
     tokens: str
     domain: str

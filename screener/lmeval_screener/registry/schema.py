@@ -103,7 +103,7 @@ def check(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
     found = connection.execute("SELECT name FROM layout").fetchall()
     if found != [(LAYOUT,)]:
         raise UsageError(
-            f"expected a registry of the layout {LAYOUT}, got {found[0][0] if found else 'none'} in {path}; use "
+            f"expected a registry of layout {LAYOUT}, got {found[0][0] if found else 'none'} in {path}; use "
             "the version of lmeval-dispersion that wrote it, or begin a new registry"
         )
 
