@@ -233,7 +233,7 @@ def run(args: argparse.Namespace) -> int:
     engine = engine_of(args, domain, reference, targets)
     written = JsonLines(args.output) if lines else None
     with (
-        session_of(args, domain, reference, targets) as session,
+        session_of(args, domain, reference) as session,
         _progress(args.quiet) as (progress, told),
     ):
 

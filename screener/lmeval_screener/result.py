@@ -98,6 +98,7 @@ class Screened:
         next: The difference from the next in rank; None for the last.
         controls: Gauge controls where they were asked for; a sentence where they could not be read.
         file: The GGUF file or quantisation that the user chose; None for the checkpoint's own weights.
+        changed: When the repository changed last, where a list of repositories said it (ISO 8601, UTC).
     """
 
     repo: str
@@ -119,6 +120,7 @@ class Screened:
     next: Next | None = None
     controls: Controls | str | None = None
     file: str | None = None
+    changed: str | None = None
 
     @property
     def label(self) -> str:
@@ -127,9 +129,13 @@ class Screened:
 
     @property
     def step_or_date(self) -> tuple[str, float] | None:
-        """``step`` or ``date`` (in days) and its number, where the revision's or folder's name tells it."""
+        """``step`` or ``date`` (in days) and its number, as the name of revision or folder tells it.
+
+        Where it tells none, the date of the repository's last change, if a list of repositories said it.
+        """
         training, step = training_and_step(self.repo, self.requested_revision, local=self.revision is None)
-        return step_or_date(step or training.rpartition("/")[2])
+        found = step_or_date(step or training.rpartition("/")[2])
+        return step_or_date(self.changed[:10]) if found is None and self.changed else found
 
     def __repr__(self) -> str:
         gaps = ", ".join(f"{metric} G {gap.mean:.3f} ± {gap.se:.3f}" for metric, gap in self.gaps.items())

@@ -71,6 +71,8 @@ def screen(
     tokenizer: str | None = None,
     selection: Selection | None = None,
     allowance: Allowance | None = None,
+    registry: str | Path | None = None,
+    refresh: bool = False,
 ) -> Result:
     """Rank checkpoints by their dispersion gap, reading only the rows that it needs.
 
@@ -92,13 +94,18 @@ def screen(
             address, or a tokenizer's file.
         selection: What is selected on the Hub beside what is named.
         allowance: What the run may cost.
+        registry: The DuckDB file that keeps what is measured; only what is new or changed is read.
+        refresh: Whether to read again what the registry has.
 
     Returns:
         Screened checkpoints, ranked inside (family, scale), and the failed ones with their reasons.
 
     Raises:
         UsageError: A name, a file or a combination that cannot be used as given.
+        MissingExtraError: The registry needs a library that is not installed.
     """
+    from lmeval_screener.registry.options import kept_in
+
     if isinstance(checkpoints, str):
         raise UsageError(f"expected a list of checkpoints, got the string {checkpoints!r}; put it in a list")
     selected = _in_a_loop_or_not(
@@ -111,18 +118,25 @@ def screen(
         targets += load_family(family, families).checkpoints
     if demo:
         targets += demo_targets()
-    return screen_targets(
-        targets,
-        domain=load_token_set(domain, "domain"),
-        reference=load_token_set(reference, "reference"),
-        metric=metric,
-        timeout=timeout,
-        controls=controls,
-        accuracies=None if accuracy is None else read_accuracies(str(accuracy), targets),
-        progress=progress,
-        allowance=allowance,
-        selected=selected,
-    )
+    sets = load_token_set(domain, "domain"), load_token_set(reference, "reference")
+    place = None if registry is None else Path(registry)
+    with kept_in(place, *sets, metric=metric, refresh=refresh, command="screen()") as session:
+        result = screen_targets(
+            targets,
+            domain=sets[0],
+            reference=sets[1],
+            metric=metric,
+            timeout=timeout,
+            controls=controls,
+            accuracies=None if accuracy is None else read_accuracies(str(accuracy), targets),
+            progress=progress,
+            session=session,
+            allowance=allowance,
+            selected=selected,
+        )
+        if session is not None:
+            session.finished(result)
+    return result
 
 
 def screen_targets(
@@ -294,6 +308,9 @@ class _Run:
         """All that could be read and compared, as asked for, each with the one of its common tokenizer."""
         families: dict[str | None, list[Measured]] = {}
         expanded = await self._expanded(targets)
+        if self._session is not None:
+            # Not before: what a glob or a training run's folder stands for is known by its own place.
+            self._session.prepare(expanded)
         engine = self.engine
         for one in await (self.measured(expanded) if engine is None else self._elsewhere(expanded, engine)):
             families.setdefault(one.target.family, []).append(one)
@@ -427,11 +444,15 @@ class _Run:
         found: dict[int, Measured] = {}
         running: set[asyncio.Task[Measured]] = set()
         spill = Spill() if len(targets) >= _SPILLED else None
-        waiting = iter(enumerate(targets))
+        # Who waits for a quota holds a slot; those that need another quota or none have slots of their own.
+        kinds: dict[str, list[int]] = {}
+        for place, item in enumerate(targets):
+            kinds.setdefault(_needs(item), []).append(place)
 
-        async def worker() -> None:
+        async def worker(waiting: Iterator[int]) -> None:
             nonlocal done
-            for place, item in waiting:
+            for place in waiting:
+                item = targets[place]
                 outcome: Measured | ScreeningError
                 try:
                     if self._stopped:
@@ -470,7 +491,12 @@ class _Run:
         if self._progress is not None:
             self._progress(0, len(targets), "")
         with _on_interrupt(stop) if self._keep_on_interrupt else contextlib.nullcontext():
-            await _all_or_none(worker() for _ in range(min(_SIDE_BY_SIDE, len(targets))))
+            await _all_or_none(
+                worker(waiting)
+                for places in kinds.values()
+                for waiting in [iter(places)]
+                for _ in range(min(_SIDE_BY_SIDE, len(places)))
+            )
         return [found[place] for place in sorted(found)]
 
     async def _measured(self, item: Target) -> Measured:
@@ -528,6 +554,13 @@ class _Run:
         self.errors[item] = error.code, str(error)
         if error.code == "Unreachable" and item.on_hub:
             self._unreachable.append(str(error))
+
+
+def _needs(item: Target) -> str:
+    """Which quotas a checkpoint may wait for: of the Hub's resolver, of its API too, or none of the Hub's."""
+    if not item.on_hub:
+        return "none"
+    return "resolver" if item.listing is not None else "api"
 
 
 async def _all_or_none(work: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -31,6 +31,7 @@ class Listing:
         files: By path; sizes and digests are known where the listing says them, or a file was asked for.
         parameters: As the Hub counts them; None if it does not say.
         gated: Whether its files need accepted conditions; only a list of many repositories says it here.
+        changed: When it changed last (ISO 8601, UTC), likewise; empty if nobody says.
     """
 
     repo: str
@@ -38,6 +39,7 @@ class Listing:
     files: Mapping[str, FileEntry]
     parameters: int | None
     gated: bool = False
+    changed: str = ""
 
     @property
     def complete(self) -> bool:
@@ -122,7 +124,8 @@ def parse_page(body: bytes, asked: str) -> list[Listed]:
         if info.get("sha") and info.get("siblings") is not None:
             listing = _listing(info, name)
             names = FileNames(path for path in listing.files if "\n" not in path)
-            listing = replace(listing, files=names, gated=info.get("gated") not in (None, False))
+            gated, changed = info.get("gated") not in (None, False), _text(info.get("lastModified"))
+            listing = replace(listing, files=names, gated=gated, changed=changed)
         found.append(Listed(name, _text(info.get("lastModified")), listing))
     return found
 

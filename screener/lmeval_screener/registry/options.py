@@ -54,34 +54,41 @@ def engine_of(
 
 
 @contextmanager
-def session_of(
-    args: argparse.Namespace, domain: TokenSet, reference: TokenSet, targets: Sequence[Target]
+def session_of(args: argparse.Namespace, domain: TokenSet, reference: TokenSet) -> Iterator[Session | None]:
+    """The run's session by its options; see `kept_in`."""
+    with kept_in(
+        args.registry, domain, reference,
+        metric=args.metric, refresh=args.refresh, command=args.command,
+    ) as session:  # fmt: skip
+        yield session
+
+
+@contextmanager
+def kept_in(
+    registry: Path | None,
+    domain: TokenSet,
+    reference: TokenSet,
+    *,
+    metric: str,
+    refresh: bool,
+    command: str,
 ) -> Iterator[Session | None]:
-    """The run's session, None without ``--registry``; however it ends, what it kept is merged.
+    """A run's session, None without a registry; however it ends, what it kept is merged.
 
     Raises:
         UsageError: ``--refresh`` without a registry, or a file that is none.
         MissingExtraError: duckdb is not installed.
     """
-    if args.registry is None:
-        if args.refresh:
-            raise UsageError(
-                "expected --registry FILE with --refresh, got none; without a registry all is read"
-            )
+    if registry is None:
+        if refresh:
+            raise UsageError("expected --registry FILE with --refresh, got none; without one all is read")
         yield None
         return
     from lmeval_screener.registry.store import Registry, Session
 
-    session = Session(
-        Registry(args.registry),
-        domain,
-        reference,
-        metric=args.metric,
-        command=args.command,
-        refresh=args.refresh,
-    )
+    file = Registry(registry)
+    session = Session(file, domain, reference, metric=metric, command=command, refresh=refresh)
     try:
-        session.prepare(targets)
         yield session
     finally:
         session.end()

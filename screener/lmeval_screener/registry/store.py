@@ -429,8 +429,13 @@ def stored(connection: duckdb.DuckDBPyConnection, tokens: str, *, until: str = "
     resolutions = _resolutions(connection, tokens)
     cursor = connection.execute(
         "SELECT s.identity, s.requested, s.file, s.state, s.error, s.message, s.family, s.scale, "
-        f"s.negative_control, {_FIGURES} FROM (SELECT * FROM seen WHERE tokens = ? "
+        # A folder or repository that was once screened as one of a family stays in it when it is named alone.
+        f"s.negative_control, {_FIGURES} FROM (SELECT * REPLACE ("
+        "coalesce(family, arg_max(family, stamp) OVER same) AS family, "
+        "coalesce(scale, arg_max(scale, stamp) OVER same) AS scale, "
+        "bool_or(negative_control) OVER same AS negative_control) FROM seen WHERE tokens = ? "
         + ("AND run IN (SELECT run FROM runs WHERE started <= CAST(? AS TIMESTAMP)) " if until else "")
+        + "WINDOW same AS (PARTITION BY identity) "
         + "QUALIFY row_number() OVER (PARTITION BY identity, requested, file "
         + "ORDER BY stamp DESC, run DESC) = 1) s "
         "LEFT JOIN results r ON s.error IS NULL AND r.identity = s.identity AND r.file = s.file "
