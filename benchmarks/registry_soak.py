@@ -149,8 +149,11 @@ def serve(count: int, storage: str, share: float, folder: Path) -> None:
     shared[-1].write_text(json.dumps({"model_type": "llama", "tie_word_embeddings": False}))
     all_of_them = (Checkpoint(number, storage) for number in range(count))
     if storage == "s3":
+        import logging
+
         from storages import moto
 
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
         with moto() as store:
             client = store.client
             for one in all_of_them:

@@ -87,7 +87,8 @@ def shard(number, arguments):
     return subprocess.run(["bash", str(FOLDER / "run.sh"), *arguments], env=settings).returncode
 
 
-ray.init(address=os.environ.get("RAY_ADDRESS"))
+address = os.environ.get("RAY_ADDRESS")
+ray.init(address=address) if address else ray.init(include_dashboard=False)
 failed = []
 for number, task in enumerate([shard.remote(number, sys.argv[1:]) for number in range(COUNT)]):
     try:
