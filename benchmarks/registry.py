@@ -8,6 +8,8 @@ the time that latency alone takes (four dependent round trips, sixteen checkpoin
 the line, and a plain loop over `huggingface_hub` that reads the same rows one after another (timed on three
 checkpoints, and multiplied).
 
+`--ray` compares one process with a Ray cluster of two nodes instead, over folders.
+
 At the end 1,500 and 5,000 checkpoints of one group are ranked: seconds and comparisons.
 """
 
@@ -89,7 +91,7 @@ def environment(server: Server, home: Path) -> dict[str, str]:
 def screened(server: Server, names: list[str], folder: Path, label: str) -> float:
     """Run the command once and print what it cost; returns its seconds."""
     store, lines = folder / "store.duckdb", folder / "lines.jsonl"
-    command = ["-m", "lmeval_screener", *names, "--store", str(store), "--output", str(lines)]
+    command = ["-m", "lmeval_screener", *names, "--registry", str(store), "--output", str(lines)]
     command += ["--timeout", "600"]
     before, start = server.counts(), time.perf_counter()
     pid = os.posix_spawn(sys.executable, [sys.executable, *command], environment(server, folder / "hf"))
@@ -138,14 +140,54 @@ def ranking() -> None:
         )
 
 
+def clusters(sizes: list[int]) -> None:
+    """Seconds of the command over folders, in one process and on a Ray cluster of two nodes of one core."""
+    from ray.cluster_utils import Cluster
+
+    from lmeval_dispersion.paths import data_folder
+
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "screener")])
+    memory = 100 * 2**20
+    head = {"num_cpus": 1, "object_store_memory": memory, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster.add_node(num_cpus=1, object_store_memory=memory)
+    cluster.wait_for_nodes()
+    print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    try:
+        for count in sizes:
+            with tempfile.TemporaryDirectory() as folder:
+                names = Path(folder) / "names.txt"
+                places = [Path(folder) / f"model-{number:05d}" for number in range(count)]
+                for place in places:
+                    place.mkdir()
+                    for path in (data_folder("demo") / "sums-00").iterdir():
+                        (place / path.name).symlink_to(path)
+                names.write_text("\n".join(map(str, places)))
+                command = [sys.executable, "-m", "lmeval_screener", "--from", str(names), "--quiet"]
+                command += ["--output", str(Path(folder) / "out.jsonl"), "--timeout", "600"]
+                for engine in ("process", "ray"):
+                    env = os.environ | {"RAY_ADDRESS": cluster.address, "OMP_NUM_THREADS": "1"}
+                    start = time.perf_counter()
+                    done = subprocess.run([*command, "--engine", engine], env=env, check=False)
+                    seconds = time.perf_counter() - start
+                    label = f"{count:,} folders, {engine}"
+                    print(f"{label:<24} {seconds:7.1f} s, exit {done.returncode}", flush=True)
+    finally:
+        cluster.shutdown()
+
+
 def main() -> None:
     """Print a table for every size."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", default="100,1000", help="numbers of checkpoints (default: 100,1000)")
+    parser.add_argument("--ray", action="store_true", help="folders only: one process and a Ray cluster")
     parser.add_argument("--serve", nargs=2, metavar=("N", "FOLDER"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
         serve(int(args.serve[0]), Path(args.serve[1]))
+        return
+    if args.ray:
+        clusters(list(map(int, args.sizes.split(","))))
         return
     ranking()
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)

@@ -6,6 +6,7 @@ Its modules are private; the names are here.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from typing import Literal, get_args
 
 from lmeval_dispersion.errors import MissingExtraError, UsageError
@@ -15,6 +16,7 @@ from lmeval_dispersion.report.document import (
     Column,
     Document,
     Facts,
+    Made,
     Note,
     Part,
     Row,
@@ -32,6 +34,7 @@ __all__ = [
     "Document",
     "Facts",
     "Format",
+    "Made",
     "Note",
     "Part",
     "Reportable",
@@ -41,6 +44,7 @@ __all__ = [
     "Text",
     "nullable",
     "render",
+    "rendered",
     "require",
 ]
 
@@ -64,6 +68,18 @@ def require(output_format: str) -> None:
             raise MissingExtraError(
                 f"a page needs {' and '.join(missing)}; run: pip install 'lmeval-dispersion[html]'"
             )
+
+
+def rendered(document: Document, output_format: str) -> Iterator[str]:
+    """`render` for programs, ``csv`` or ``json``, in pieces: a report of many rows need not fit in memory."""
+    if output_format == "csv":
+        from lmeval_dispersion.report.csv_rows import csv_lines
+
+        yield from csv_lines(document)
+    elif output_format == "json" and document.pieces is not None:
+        yield from document.pieces()
+    else:
+        yield render(document, output_format)
 
 
 def render(

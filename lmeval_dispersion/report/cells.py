@@ -79,9 +79,9 @@ def short_names(names: Sequence[str]) -> list[str]:
     >>> short_names(["org/a-7b", "ours/b-7b"]), short_names(["x/run/last", "y/run/last", "y/top"])
     (['a-7b', 'b-7b'], ['x/run/last', 'y/run/last', 'y/top'])
     """
-    parts = [name.rstrip("/").split("/") for name in names]
-    for count in range(1, max(map(len, parts), default=0) + 1):
-        short = ["/".join(part[-count:]) for part in parts]
+    most = max((name.rstrip("/").count("/") + 1 for name in names), default=0)
+    for count in range(1, most + 1):
+        short = ["/".join(name.rstrip("/").rsplit("/", count)[-count:]) for name in names]
         if len(set(short)) == len(set(names)):
             return short
     return list(names)

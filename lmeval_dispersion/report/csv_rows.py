@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lmeval_dispersion.report.cells import plain
@@ -13,6 +13,11 @@ from lmeval_dispersion.report.document import Document, Row
 
 
 def csv_text(document: Document) -> str:
+    """All of `csv_lines` in one text."""
+    return "".join(csv_lines(document))
+
+
+def csv_lines(document: Document) -> Iterator[str]:
     """``document.rows`` under one header, or the first table where there are none.
 
     None and NaN are empty, floats follow ``document.float_format`` or are written in the shortest form that
@@ -25,7 +30,10 @@ def csv_text(document: Document) -> str:
     writer.writerow(fields)
     for row in rows:
         writer.writerow([_field(row.get(name), document.float_format) for name in fields])
-    return stream.getvalue()
+        yield stream.getvalue()
+        stream.seek(0)
+        stream.truncate()
+    yield stream.getvalue()
 
 
 def _content(document: Document) -> tuple[Sequence[Row], Sequence[str]]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import platform
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from lmeval_dispersion.version import __version__
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import altair
 
 Row = Mapping[str, Any]
+T = TypeVar("T", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,36 @@ class Column:
     hint: str = ""
     short: str = ""
     drop: int = 0
+
+
+class Made(Sequence[T]):
+    """A sequence whose members are made when they are looked at, again each time.
+
+    Args:
+        make: Makes the member at a place.
+        count: How many there are.
+    """
+
+    def __init__(self, make: Callable[[int], T], count: int) -> None:
+        self._make, self._count = make, count
+
+    def __len__(self) -> int:
+        """How many members there are."""
+        return self._count
+
+    @overload
+    def __getitem__(self, place: int) -> T: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[T]: ...
+
+    def __getitem__(self, place: int | slice) -> T | list[T]:
+        """The member at a place, counted from the end where negative."""
+        if isinstance(place, slice):
+            return [self._make(i) for i in range(*place.indices(self._count))]
+        if not -self._count <= place < self._count:
+            raise IndexError(place)
+        return self._make(place % self._count)
 
 
 @dataclass(frozen=True)
@@ -153,6 +184,7 @@ class Document:
         rows: What CSV holds, one flat mapping a line. Without rows and fields it holds the first table.
         fields: CSV's header; empty for the keys of the rows in the order in which they first stand.
         contract: Returns the tool's versioned JSON, ending in a newline. None: JSON holds the tables.
+        pieces: The same JSON in pieces, where it may be too long for one text; None: `contract` in one.
         float_format: How CSV writes a float, such as ``%.9g``; empty for the shortest exact form.
         libraries: Distributions whose versions decide the numbers; Python's and ours are always said.
         guide: The page of the documentation that tells how to read the report, such as
@@ -168,6 +200,7 @@ class Document:
     rows: Sequence[Row] = ()
     fields: Sequence[str] = ()
     contract: Callable[[], str] | None = field(default=None, repr=False)
+    pieces: Callable[[], Iterable[str]] | None = field(default=None, repr=False)
     float_format: str = ""
     libraries: Sequence[str] = ()
     guide: str = ""

@@ -16,6 +16,8 @@ def json_text(document: Document) -> str:
     """``document.contract()``, or :data:`SCHEMA`: title, answer, limits, command and tables; NaN is null."""
     if document.contract is not None:
         return document.contract()
+    if document.pieces is not None:
+        return "".join(document.pieces())
     content = {
         "schema": SCHEMA,
         "title": document.title,

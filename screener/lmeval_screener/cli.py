@@ -233,7 +233,7 @@ def run(args: argparse.Namespace) -> int:
     engine = engine_of(args, domain, reference, targets)
     written = JsonLines(args.output) if lines else None
     with (
-        session_of(args, domain, reference, targets) as session,
+        session_of(args, domain, reference) as session,
         _progress(args.quiet) as (progress, told),
     ):
 
@@ -261,7 +261,7 @@ def run(args: argparse.Namespace) -> int:
         if session is not None:
             session.finished(result)
     if session is not None and session.reused:
-        output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.store}")
+        output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.registry}")
     if gate is not None:
         from lmeval_screener.ranking.gate import judged
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from functools import cached_property
@@ -98,6 +98,7 @@ class Screened:
         next: The difference from the next in rank; None for the last.
         controls: Gauge controls where they were asked for; a sentence where they could not be read.
         file: The GGUF file or quantisation that the user chose; None for the checkpoint's own weights.
+        changed: When the repository changed last, where a list of repositories said it (ISO 8601, UTC).
     """
 
     repo: str
@@ -119,6 +120,7 @@ class Screened:
     next: Next | None = None
     controls: Controls | str | None = None
     file: str | None = None
+    changed: str | None = None
 
     @property
     def label(self) -> str:
@@ -127,9 +129,13 @@ class Screened:
 
     @property
     def step_or_date(self) -> tuple[str, float] | None:
-        """``step`` or ``date`` (in days) and its number, where the revision's or folder's name tells it."""
+        """``step`` or ``date`` (in days) and its number, as the name of revision or folder tells it.
+
+        Where it tells none, the date of the repository's last change, if a list of repositories said it.
+        """
         training, step = training_and_step(self.repo, self.requested_revision, local=self.revision is None)
-        return step_or_date(step or training.rpartition("/")[2])
+        found = step_or_date(step or training.rpartition("/")[2])
+        return step_or_date(self.changed[:10]) if found is None and self.changed else found
 
     def __repr__(self) -> str:
         gaps = ", ".join(f"{metric} G {gap.mean:.3f} ± {gap.se:.3f}" for metric, gap in self.gaps.items())
@@ -170,14 +176,16 @@ class Group:
 
         They are revisions of one repository, or folders of one local run, whose own folder holds the last.
         """
-        found = {
-            c: training_and_step(c.repo, c.requested_revision, local=c.revision is None)
-            for c in self.checkpoints
-        }
-        steps = {c: step for c, (_, step) in found.items()}
-        if len(found) < 2 or len({training for training, _ in found.values()}) > 1 or not any(steps.values()):
+        training: str | None = None
+        steps: dict[Screened, str | None] = {}
+        for c in self.checkpoints:
+            own, step = training_and_step(c.repo, c.requested_revision, local=c.revision is None)
+            if training is not None and own != training:
+                return None
+            training, steps[c] = own, step
+        if len(steps) < 2 or not any(steps.values()):
             return None
-        return tuple(sorted(found, key=lambda c: (steps[c] is None, step_key(steps[c] or ""))))
+        return tuple(sorted(steps, key=lambda c: (steps[c] is None, step_key(steps[c] or ""))))
 
     def control_rank(self, checkpoint: Screened, name: str) -> int | None:
         """Rank of a member by a control, ``centred`` or ``final_norm``; None where it is not known."""
@@ -264,17 +272,23 @@ class Result(Reportable):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract ``screen-checkpoints/2`` as plain Python values."""
+        return self.head() | {"checkpoints": [entry for entry, _ in self.entries()]}
+
+    def entries(self) -> Iterator[tuple[dict[str, Any], Screened]]:
+        """The contract's entries of the checkpoints, one after the other."""
+        for group in self.groups:
+            for c in group.checkpoints:
+                yield _checkpoint_dict(c) | _controls_dict(c, group), c
+
+    def head(self) -> dict[str, Any]:
+        """The contract without its entries: they need not all be in memory at once."""
         return {
             "schema": SCHEMA,
             "domain": self.domain,
             "reference": self.reference,
             "metric": self.metric,
             "se_covers": SE_COVERS,
-            "checkpoints": [
-                _checkpoint_dict(c) | _controls_dict(c, group)
-                for group in self.groups
-                for c in group.checkpoints
-            ],
+            "checkpoints": [],
             **self._control_warnings(),
             "tokens": self._tokens(),
             "failed": [

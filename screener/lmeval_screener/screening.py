@@ -45,6 +45,7 @@ T = TypeVar("T")
 
 TIMEOUT = 60.0  # seconds for one checkpoint, everything included; the only time limit there is
 _SIDE_BY_SIDE = 16  # checkpoints at once: their requests share one pool of connections
+_EXPANDED = 128  # names that are looked up at once, where they may stand for several checkpoints
 _SPILLED = 500  # checkpoints from which on their figures wait on disk, not in memory, to be ranked
 _SCOUTS = 3  # checkpoints that are tried alone while the Hub does not answer; when all fail, no more are
 _PATIENCE = 0.25  # seconds without an answer or a failed connection after which nobody waits for the scouts
@@ -70,6 +71,8 @@ def screen(
     tokenizer: str | None = None,
     selection: Selection | None = None,
     allowance: Allowance | None = None,
+    registry: str | Path | None = None,
+    refresh: bool = False,
 ) -> Result:
     """Rank checkpoints by their dispersion gap, reading only the rows that it needs.
 
@@ -91,13 +94,18 @@ def screen(
             address, or a tokenizer's file.
         selection: What is selected on the Hub beside what is named.
         allowance: What the run may cost.
+        registry: The DuckDB file that keeps what is measured; only what is new or changed is read.
+        refresh: Whether to read again what the registry has.
 
     Returns:
         Screened checkpoints, ranked inside (family, scale), and the failed ones with their reasons.
 
     Raises:
         UsageError: A name, a file or a combination that cannot be used as given.
+        MissingExtraError: The registry needs a library that is not installed.
     """
+    from lmeval_screener.registry.options import kept_in
+
     if isinstance(checkpoints, str):
         raise UsageError(f"expected a list of checkpoints, got the string {checkpoints!r}; put it in a list")
     selected = _in_a_loop_or_not(
@@ -110,18 +118,25 @@ def screen(
         targets += load_family(family, families).checkpoints
     if demo:
         targets += demo_targets()
-    return screen_targets(
-        targets,
-        domain=load_token_set(domain, "domain"),
-        reference=load_token_set(reference, "reference"),
-        metric=metric,
-        timeout=timeout,
-        controls=controls,
-        accuracies=None if accuracy is None else read_accuracies(str(accuracy), targets),
-        progress=progress,
-        allowance=allowance,
-        selected=selected,
-    )
+    sets = load_token_set(domain, "domain"), load_token_set(reference, "reference")
+    place = None if registry is None else Path(registry)
+    with kept_in(place, *sets, metric=metric, refresh=refresh, command="screen()") as session:
+        result = screen_targets(
+            targets,
+            domain=sets[0],
+            reference=sets[1],
+            metric=metric,
+            timeout=timeout,
+            controls=controls,
+            accuracies=None if accuracy is None else read_accuracies(str(accuracy), targets),
+            progress=progress,
+            session=session,
+            allowance=allowance,
+            selected=selected,
+        )
+        if session is not None:
+            session.finished(result)
+    return result
 
 
 def screen_targets(
@@ -153,7 +168,7 @@ def screen_targets(
         accuracies: Accuracies of some of them, which the result carries.
         progress: See :func:`screen`.
         ended: Called whenever a checkpoint ends, before it is ranked.
-        session: A store's, which knows what need not be read again and keeps what is read.
+        session: A registry's, which knows what need not be read again and keeps what is read.
         engine: Reads the checkpoints on a cluster; None: this process does.
         keep_on_interrupt: Whether Ctrl-C and SIGTERM end the reading and return what is done (main thread
             only).
@@ -293,6 +308,9 @@ class _Run:
         """All that could be read and compared, as asked for, each with the one of its common tokenizer."""
         families: dict[str | None, list[Measured]] = {}
         expanded = await self._expanded(targets)
+        if self._session is not None:
+            # Not before: what a glob or a training run's folder stands for is known by its own place.
+            self._session.prepare(expanded)
         engine = self.engine
         for one in await (self.measured(expanded) if engine is None else self._elsewhere(expanded, engine)):
             families.setdefault(one.target.family, []).append(one)
@@ -334,11 +352,11 @@ class _Run:
     async def _controlled(
         self, found: list[tuple[Measured, Measured]], readings: dict[Target, Reading]
     ) -> list[tuple[Measured, Measured]]:
-        """The checkpoints with their gauge controls; those that came from a store have none."""
+        """The checkpoints with their gauge controls; those that came from a registry have none."""
         read = [pair for pair in found if pair[0].target in readings and pair[1].target in readings]
         pairs = [(readings[one.target], readings[common.target]) for one, common in read]
         controlled = {r.target: r for r, _ in await with_controls(pairs)}
-        why = "not read, as its figures came from the store; --refresh reads it again"
+        why = "not read, as its figures came from the registry; --refresh reads it again"
         return [
             (
                 replace(one, controls=controlled[one.target].controls, seconds=controlled[one.target].seconds)
@@ -351,12 +369,14 @@ class _Run:
 
     async def _expanded(self, targets: Sequence[Target]) -> list[Target]:
         """The targets with globs replaced by the revisions that they stand for, each one once."""
-        lists = await asyncio.gather(*(self._revisions(item) for item in targets))
-        self._order = list(
-            dict.fromkeys(
-                one for item, found in zip(targets, lists, strict=True) for one in (found or [item])
-            )
-        )
+        order: dict[Target, None] = {}
+        for begin in range(0, len(targets), _EXPANDED):
+            # Some at a time: a task takes more memory than what is kept of a checkpoint.
+            some = targets[begin : begin + _EXPANDED]
+            lists = await asyncio.gather(*(self._revisions(item) for item in some))
+            for item, found in zip(some, lists, strict=True):
+                order.update(dict.fromkeys(found or [item]))
+        self._order = list(order)
         if self._accuracies is not None:
             failed = [item in self.errors for item in self._order]
             rated = self._accuracies.of(self._order)
@@ -413,7 +433,7 @@ class _Run:
         return [found[place] for place in sorted(found)]
 
     def _interrupted(self) -> ScreeningError:
-        kept = "cached" if self._session is None else "in the store"
+        kept = "cached" if self._session is None else "in the registry"
         return ScreeningError(
             "Interrupted", f"stopped before it was read; what was read is {kept}, run the same command again"
         )
@@ -424,11 +444,15 @@ class _Run:
         found: dict[int, Measured] = {}
         running: set[asyncio.Task[Measured]] = set()
         spill = Spill() if len(targets) >= _SPILLED else None
-        waiting = iter(enumerate(targets))
+        # Who waits for a quota holds a slot; those that need another quota or none have slots of their own.
+        kinds: dict[str, list[int]] = {}
+        for place, item in enumerate(targets):
+            kinds.setdefault(_needs(item), []).append(place)
 
-        async def worker() -> None:
+        async def worker(waiting: Iterator[int]) -> None:
             nonlocal done
-            for place, item in waiting:
+            for place in waiting:
+                item = targets[place]
                 outcome: Measured | ScreeningError
                 try:
                     if self._stopped:
@@ -467,7 +491,12 @@ class _Run:
         if self._progress is not None:
             self._progress(0, len(targets), "")
         with _on_interrupt(stop) if self._keep_on_interrupt else contextlib.nullcontext():
-            await _all_or_none(worker() for _ in range(min(_SIDE_BY_SIDE, len(targets))))
+            await _all_or_none(
+                worker(waiting)
+                for places in kinds.values()
+                for waiting in [iter(places)]
+                for _ in range(min(_SIDE_BY_SIDE, len(places)))
+            )
         return [found[place] for place in sorted(found)]
 
     async def _measured(self, item: Target) -> Measured:
@@ -525,6 +554,13 @@ class _Run:
         self.errors[item] = error.code, str(error)
         if error.code == "Unreachable" and item.on_hub:
             self._unreachable.append(str(error))
+
+
+def _needs(item: Target) -> str:
+    """Which quotas a checkpoint may wait for: of the Hub's resolver, of its API too, or none of the Hub's."""
+    if not item.on_hub:
+        return "none"
+    return "resolver" if item.listing is not None else "api"
 
 
 async def _all_or_none(work: Iterable[Coroutine[Any, Any, None]]) -> None:

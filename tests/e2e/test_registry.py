@@ -125,7 +125,7 @@ def test_killed_three_times_nothing_is_lost_or_doubled(hub, add, start, run, tmp
     stored = set()
     for _ in range(3):
         first = len(hub.requests)
-        process = start(*names, "--store", store, "--format", "json")
+        process = start(*names, "--registry", store, "--format", "json")
         deadline = time.monotonic() + 60
         while kept(store) < 1 and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -142,7 +142,7 @@ def test_killed_three_times_nothing_is_lost_or_doubled(hub, add, start, run, tmp
     # A torn last line, as a kill in the middle of a write leaves it.
     torn = Path(f"{store}.journal") / "0-torn.jsonl"
     torn.write_bytes(b'{"k":"results","identity":"hf://org/half","fi')
-    done = run(*names, "--store", store, "--format", "json")
+    done = run(*names, "--registry", store, "--format", "json")
     assert done.returncode == 0, done.stderr
     assert f"{before} of 40 taken from" in done.stderr
     assert rows_of(store, "SELECT count(*), count(DISTINCT identity) FROM results") == [(40, 40)]
@@ -168,16 +168,16 @@ def test_only_what_is_new_or_changed_is_read(hub, add, run, tmp_path):
     for name in ("org/a", "org/b"):
         add(name)
     store = tmp_path / "s.duckdb"
-    assert run("org/a", "org/b", "--store", store).returncode == 0
+    assert run("org/a", "org/b", "--registry", store).returncode == 0
     first = len(hub.requests)
-    again = run("org/a", "org/b", "--store", store, "--format", "json")
+    again = run("org/a", "org/b", "--registry", store, "--format", "json")
     assert {r.part for r in hub.requests[first:]} <= {"api", "raw"}
     assert "2 of 2 taken from" in again.stderr
     old = hub.repositories["org/a"].branches["main"]
     new = add("org/a", 3.0)
     add("org/c", 0.5)
     first = len(hub.requests)
-    moved = json.loads(run("org/a", "org/b", "org/c", "--store", store, "--format", "json").stdout)
+    moved = json.loads(run("org/a", "org/b", "org/c", "--registry", store, "--format", "json").stdout)
     read = [r.path for r in hub.requests[first:] if r.part == "resolve"]
     assert [path for path in read if "/org/a/" in path]
     assert [path for path in read if "/org/c/" in path]
@@ -185,27 +185,27 @@ def test_only_what_is_new_or_changed_is_read(hub, add, run, tmp_path):
     assert {c["repo"]: c["revision"] for c in moved["checkpoints"]}["org/a"] == new != old
     # A commit that is known costs no request at all.
     first = len(hub.requests)
-    assert run(f"org/a@{new}", f"org/a@{old}", "--store", store).returncode == 0
+    assert run(f"org/a@{new}", f"org/a@{old}", "--registry", store).returncode == 0
     assert len(hub.requests) == first
     first = len(hub.requests)
-    assert run("org/b", "--store", store, "--refresh").returncode == 0
+    assert run("org/b", "--registry", store, "--refresh").returncode == 0
     assert [r for r in hub.requests[first:] if r.part == "resolve"]
     # Another token set is another measurement.
     first = len(hub.requests)
-    run("org/b", "--store", store, "--reference", "reference:bare")
+    run("org/b", "--registry", store, "--reference", "reference:bare")
     assert [r for r in hub.requests[first:] if r.part == "resolve"]
 
 
 def test_a_folder_that_was_saved_again_is_read_again(add, run, tmp_path):
     add("org/a")
     folder, store = tmp_path / "repos" / "0", tmp_path / "s.duckdb"
-    run(folder, "--store", store)
-    assert "1 of 1 taken" in run(folder, "--store", store).stderr
+    run(folder, "--registry", store)
+    assert "1 of 1 taken" in run(folder, "--registry", store).stderr
     weights = folder / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-64:] = content[-128:-64]
     weights.write_bytes(content)
-    assert "taken from" not in run(folder, "--store", store).stderr
+    assert "taken from" not in run(folder, "--registry", store).stderr
 
 
 def test_failures_are_kept_and_tried_again_by_kind(hub, add, run, registry, tmp_path):
@@ -217,14 +217,16 @@ def test_failures_are_kept_and_tried_again_by_kind(hub, add, run, registry, tmp_
     hub.fault("resolve", status(503), match="*busy*")
     store = tmp_path / "s.duckdb"
     names = ("org/good", "org/broken", "org/busy", "org/none")
-    first = json.loads(run(*names, "--store", store, "--format", "json", "--timeout", "4").stdout)["failed"]
+    first = json.loads(run(*names, "--registry", store, "--format", "json", "--timeout", "4").stdout)[
+        "failed"
+    ]
     errors = {f["repo"]: f["error"] for f in first}
     assert errors["org/broken"] == "BadHeader"
     assert errors["org/none"] == "RepoNotFound"
     assert errors["org/busy"] in ("ServerError", "Timeout")
     hub.faults.clear()
     begin = len(hub.requests)
-    second = run(*names, "--store", store, "--format", "json")
+    second = run(*names, "--registry", store, "--format", "json")
     failed = {f["repo"]: f for f in json.loads(second.stdout)["failed"]}
     read = [r.path for r in hub.requests[begin:] if r.part == "resolve"]
     assert set(failed) == {"org/broken", "org/none"}
@@ -233,7 +235,7 @@ def test_failures_are_kept_and_tried_again_by_kind(hub, add, run, registry, tmp_
     assert [path for path in read if "busy" in path]
     # Another commit is another chance.
     add("org/broken")
-    assert run(*names[:3], "--store", store).returncode == 0
+    assert run(*names[:3], "--registry", store).returncode == 0
     shown = registry("show", store, "org/broken", "--format", "json")
     assert "BadHeader" in shown.stdout
 
@@ -243,7 +245,7 @@ def test_two_processes_on_one_store(add, start, tmp_path):
     for name in names:
         add(name)
     store = tmp_path / "s.duckdb"
-    both = [start(*names[:8], "--store", store), start(*names[4:], "--store", store)]
+    both = [start(*names[:8], "--registry", store), start(*names[4:], "--registry", store)]
     for process in both:
         process.communicate(timeout=120)
         assert process.returncode == 0
@@ -256,8 +258,8 @@ def test_query_ranks_across_runs_and_diff_says_what_moved(hub, add, run, registr
     add("org/a", 2.0)
     add("org/b", 1.0)
     add("org/gone", 0.7)
-    run("org/a", "--store", store)
-    run("org/b", "org/gone", "--store", store)
+    run("org/a", "--registry", store)
+    run("org/b", "org/gone", "--registry", store)
     answer = json.loads(registry("query", store, "--format", "json").stdout)
     assert answer["answer"][0].startswith("3 checkpoints in 1 group for math")
     rows = answer["tables"]["checkpoints"]["rows"]
@@ -271,7 +273,7 @@ def test_query_ranks_across_runs_and_diff_says_what_moved(hub, add, run, registr
     add("org/b", 9.0)  # the same repository, trained on
     add("org/new", 0.5)
     del hub.repositories["org/gone"]
-    assert run("org/a", "org/b", "org/gone", "org/new", "--store", store).returncode == 3
+    assert run("org/a", "org/b", "org/gone", "org/new", "--registry", store).returncode == 3
     moved = json.loads(registry("diff", store, "--since", last, "--format", "json").stdout)["tables"][
         "moved"
     ]["rows"]
@@ -296,7 +298,7 @@ def test_query_ranks_across_runs_and_diff_says_what_moved(hub, add, run, registr
 def test_export_and_read_only_sql(add, run, registry, tmp_path):
     store, table = tmp_path / "s.duckdb", tmp_path / "all.csv"
     add("org/a")
-    run("org/a", "--store", store)
+    run("org/a", "--registry", store)
     assert registry("export", store, table).returncode == 0
     with table.open() as file:
         (row,) = csv.DictReader(file)
@@ -322,7 +324,7 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(hub, add, start, 
         add(name)
     hub.latency = 0.2
     store, lines = tmp_path / "s.duckdb", tmp_path / "out.jsonl"
-    process = start(*names, "--store", store, "--output", lines)
+    process = start(*names, "--registry", store, "--output", lines)
     deadline = time.monotonic() + 60
     while not (lines.exists() and b"\n" in lines.read_bytes()) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -337,7 +339,7 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(hub, add, start, 
     assert last["summary"]["totals"]["checkpoints"] == len(done) > 0
     assert {row[0] for row in rows_of(store, "SELECT repo FROM results")} == done
     hub.latency = 0.0
-    assert f"{len(done)} of 30 taken from" in run(*names, "--store", store).stderr
+    assert f"{len(done)} of 30 taken from" in run(*names, "--registry", store).stderr
 
 
 def again(capsys, *args):
@@ -362,12 +364,12 @@ def test_an_adapter_is_read_again_when_its_base_changed(add, tmp_path, capsys):
     )
     settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["lm_head"]}
     (folder / "adapter_config.json").write_text(json.dumps(settings | {"base_model_name_or_path": str(base)}))
-    assert again(capsys, folder, "--store", store)[0] == 0
-    assert "1 of 1 taken" in again(capsys, folder, "--store", store)[1]
+    assert again(capsys, folder, "--registry", store)[0] == 0
+    assert "1 of 1 taken" in again(capsys, folder, "--registry", store)[1]
     os.utime(base / "model.safetensors", ns=(1, 1))
-    status, err = again(capsys, folder, "--store", store)
+    status, err = again(capsys, folder, "--registry", store)
     assert (status, "taken from" in err) == (0, False)
-    assert "1 of 1 taken" in again(capsys, folder, "--store", store)[1]
+    assert "1 of 1 taken" in again(capsys, folder, "--registry", store)[1]
 
 
 def test_a_checkpoint_is_read_again_when_the_tokenizer_that_was_named_changed(add, tmp_path, capsys):
@@ -375,7 +377,7 @@ def test_a_checkpoint_is_read_again_when_the_tokenizer_that_was_named_changed(ad
     folder, store = tmp_path / "repos" / "0", tmp_path / "s.duckdb"
     place = tmp_path / "tokenizer.json"
     (folder / "tokenizer.json").rename(place)
-    args = (folder, "--tokenizer", place, "--store", store)
+    args = (folder, "--tokenizer", place, "--registry", store)
     assert again(capsys, *args)[0] == 0
     assert "1 of 1 taken" in again(capsys, *args)[1]
     content = json.loads(place.read_text())

@@ -276,8 +276,9 @@ class HubServer:
             pieces[cut + 1 :],
         )
         part = part or verb or "page"
-        known = {name.lower(): name for name in self.repositories}
-        name = self.renamed.get(asked) or known.get(asked.lower(), asked)
+        name = self.renamed.get(asked) or asked
+        if name not in self.repositories:
+            name = next((known for known in self.repositories if known.lower() == name.lower()), name)
         if name != asked:
             # Percent-escapes stay as they came: a revision may hold an escaped slash.
             return part, Reply(307, {"Location": request.target.replace(asked, name, 1)})

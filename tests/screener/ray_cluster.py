@@ -60,7 +60,7 @@ def main() -> None:
         for number in range(2):
             out, err = io.StringIO(), io.StringIO()
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                store = ["--store", str(folder / "s.duckdb"), "--format", "json"]
+                store = ["--registry", str(folder / "s.duckdb"), "--format", "json"]
                 status = cli.main([*names, str(folder / "none"), *store, "--engine", "ray"])
             found[f"run-{number}"] = [status, json.loads(out.getvalue()), err.getvalue()]
     finally:

@@ -16,7 +16,7 @@ from benchmarks.validity.hub.plan import Checkpoint, Missing
 
 SCREEN = [sys.executable, "-m", "lmeval_screener"]
 #: The screener's option for the file that keeps what was measured.
-KEEP = "--store"
+KEEP = "--registry"
 ALL, NONE, SOME = 0, 1, 3  # the screener's exit codes that leave a report
 #: Name in the tables -> where the report has it, and its metric.
 FIGURES = {

@@ -76,6 +76,7 @@ class Hub:
     Attributes:
         meter: What travelled for no checkpoint that came of it: for `revisions`, and for refused ones.
         cache: Where everything that was read once is kept.
+        allowance: The user's own limits.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Hub:
         self.endpoint = _address(endpoint or constants.ENDPOINT)
         self.offline = constants.HF_HUB_OFFLINE if offline is None else offline
         self.meter = Meter()
-        self._token, self._allowance = token, allowance
+        self._token, self.allowance = token, allowance
         self.cache = Cache(cache or Path(constants.HF_ASSETS_CACHE) / "screen-checkpoints")
         self._downloads = Path(constants.HF_HUB_CACHE)
         self._transport: Transport | None = None
@@ -108,7 +109,7 @@ class Hub:
                     "or log in again (hf auth login)"
                 )
             self._transport = Transport(
-                self.endpoint, token, f"screen-checkpoints/{__version__}", self._allowance
+                self.endpoint, token, f"screen-checkpoints/{__version__}", self.allowance
             )
             self._transport.shared = self.meter
         return self

@@ -30,6 +30,7 @@ class Listing:
         files: By path; sizes and digests are known where the listing says them, or a file was asked for.
         parameters: As the Hub counts them; None if it does not say.
         gated: Whether its files need accepted conditions; only a list of many repositories says it here.
+        changed: When it changed last (ISO 8601, UTC), likewise; empty if nobody says.
     """
 
     repo: str
@@ -37,6 +38,7 @@ class Listing:
     files: Mapping[str, FileEntry]
     parameters: int | None
     gated: bool = False
+    changed: str = ""
 
     @property
     def complete(self) -> bool:
@@ -121,7 +123,8 @@ def parse_page(body: bytes, asked: str) -> list[Listed]:
         if info.get("sha") and info.get("siblings") is not None:
             listing = _listing(info, name)
             names = FileNames(path for path in listing.files if "\n" not in path)
-            listing = replace(listing, files=names, gated=info.get("gated") not in (None, False))
+            gated, changed = info.get("gated") not in (None, False), _text(info.get("lastModified"))
+            listing = replace(listing, files=names, gated=gated, changed=changed)
         found.append(Listed(name, _text(info.get("lastModified")), listing))
     return found
 
@@ -288,6 +291,12 @@ def resolve_problem(
         final: Whether the answer is of the file itself, not a redirect.
     """
     size = headers.get("X-Linked-Size") or (headers.get("Content-Length") if final else None)
+    if final and entry.size is None:
+        # What is learnt here is kept: no page that a proxy puts in between may say how large a file is.
+        told = any(name in headers for name in ("X-Repo-Commit", "X-Linked-ETag", "ETag"))
+        page = headers.get("Content-Type", "").startswith("text/html") and not entry.path.endswith("html")
+        if page or not told:
+            return f"expected size and version of the file, got {'a page' if page else 'neither'}"
     if size and entry.size is not None and size != str(entry.size):
         return f"expected {entry.size} bytes, got {size}"
     if headers.get("X-Repo-Commit", commit) != commit:

@@ -284,7 +284,7 @@ class Allowance:
         """A checkpoint has ended: what it has cost is what the next one is taken to cost."""
         share = self._running.pop(id(meter))
         self._done += share.cost[1]
-        if share.requests:
+        if any(share.cost):
             before = self._typical or (0, 0)
             self._typical = (max(before[0], share.cost[0]), max(before[1], share.cost[1]))
         waiting, self._waiting = self._waiting, []

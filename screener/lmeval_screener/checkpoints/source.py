@@ -139,7 +139,7 @@ class Sources:
     def _made(self, scheme: str) -> Source:
         hub = self._hub
         if scheme in SERVICES:
-            return StoreSource(finder(hub.cache), hub.meter)
+            return StoreSource(finder(hub.cache), hub.meter, hub.allowance)
         if scheme in ("http", "https"):
             from lmeval_screener.checkpoints.storages.web import WebServers
 
@@ -154,7 +154,7 @@ class Sources:
             return RegisteredModels(self)
         from lmeval_screener.checkpoints.storages import filesystems
 
-        return StoreSource(filesystems.finder(hub.cache), hub.meter)
+        return StoreSource(filesystems.finder(hub.cache), hub.meter, hub.allowance)
 
     async def _tokenizer(self, text: str) -> tuple[Snapshot, dict[str, str]]:
         """Where a tokenizer is, opened once for all, and its file by the name that it stands for.

@@ -141,6 +141,7 @@ def _screened(
         tied_with=standing.tied_with,
         next=standing.next,
         controls=one.controls,
+        changed=one.target.listing.changed if one.target.listing else None,
     )
 
 

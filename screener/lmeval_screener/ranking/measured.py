@@ -6,6 +6,7 @@ The snapshot, the header and the rows are gone; what paired comparisons need sta
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
@@ -34,6 +35,7 @@ class Spill:
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
         self._end = 0
+        self._shapes: dict[tuple[int, int], tuple[int, int]] = {}
         weakref.finalize(self, self._file.close)
 
     def kept(self, one: Measured) -> Measured:
@@ -41,6 +43,10 @@ class Spill:
         gaps = one.gaps
         if not isinstance(gaps, Gaps):
             return one
+        # Names that nearly all have are kept once.
+        tensor, file, dtype = sys.intern(one.tensor), sys.intern(one.file), sys.intern(one.dtype)
+        shape = self._shapes.setdefault(one.shape, one.shape)
+        one = replace(one, tensor=tensor, file=file, dtype=dtype, shape=shape)
         content = gaps.packed.tobytes()
         try:
             os.pwrite(self._file.fileno(), content, self._end)

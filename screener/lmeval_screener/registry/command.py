@@ -1,4 +1,4 @@
-"""``dispersion registry``: what a store of screenings holds, what has moved, and its upkeep."""
+"""``dispersion registry``: what a registry of screenings holds, what has moved, and its upkeep."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SQL is read-only. Tables: runs, seen, results, tokenizers; the view checkpoints 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``dispersion registry``."""
     parser.add_argument("action", choices=_ACTIONS, help="what to do, see below")
-    parser.add_argument("store", type=Path, metavar="FILE", help="the store that --store wrote")
+    parser.add_argument("registry", type=Path, metavar="FILE", help="the registry that --registry wrote")
     parser.add_argument(
         "what", nargs="?", metavar="ARGUMENT", help="the SQL, checkpoint or file of the action, see below"
     )
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="which gap ranks (default: cosine)",
     )
     parser.add_argument(
-        "--since", metavar="RUN", help="a run of the store, or a date or time in UTC (default: none)"
+        "--since", metavar="RUN", help="a run of the registry, or a date or time in UTC (default: none)"
     )
     add_output(parser)
     add_examples(
@@ -62,16 +62,16 @@ def run(args: argparse.Namespace) -> int:
     """Run ``dispersion registry``; returns the exit code."""
     needs = {"show": "the checkpoint", "export": "the file"}
     if args.what is None and args.action in needs:
-        raise UsageError(f"expected {needs[args.action]} after {args.action} {args.store}, got none")
+        raise UsageError(f"expected {needs[args.action]} after {args.action} {args.registry}, got none")
     if args.what is not None and args.action in ("diff", "prune"):
-        raise UsageError(f"expected nothing after {args.action} {args.store}, got {args.what!r}")
+        raise UsageError(f"expected nothing after {args.action} {args.registry}, got {args.what!r}")
     if args.since is None and args.action == "diff":
         raise UsageError("expected --since DATE or --since RUN with diff, got none")
     if args.top is not None and args.top < 1:
         raise UsageError(f"expected --top of at least 1, got {args.top}")
-    from lmeval_screener.registry.store import Store
+    from lmeval_screener.registry.store import Registry
 
-    output, store = Output.of(args), Store(args.store)
+    output, store = Output.of(args), Registry(args.registry)
     if args.action == "export":
         place = _exported(store, Path(args.what))
         output.say(f"wrote {place}")
@@ -137,7 +137,7 @@ def _query(connection: Any, args: argparse.Namespace) -> Document:
         Column("revision", "Commit", drop=3),
     ]
     return _document(
-        "Checkpoints of the store", answer, group_rows(shown, args.metric), columns, "checkpoints"
+        "Checkpoints of the registry", answer, group_rows(shown, args.metric), columns, "checkpoints"
     )
 
 
@@ -151,11 +151,11 @@ def _sql(connection: Any, statement: str) -> Document:
         names = [column[0] for column in cursor.description or ()]
         rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
     except duckdb.Error as error:
-        raise UsageError(f"the store could not answer: {str(error).strip()}") from error
+        raise UsageError(f"the registry could not answer: {str(error).strip()}") from error
     plain = [{name: _plain(value) for name, value in row.items()} for row in rows]
     many = "s" if len(rows) != 1 else ""
     columns = [Column(name, name) for name in names]
-    return _document("Answer of the store", f"{len(rows)} row{many}.", plain, columns, "answer")
+    return _document("Answer of the registry", f"{len(rows)} row{many}.", plain, columns, "answer")
 
 
 def _plain(value: Any) -> Any:
@@ -173,7 +173,7 @@ def _shown(connection: Any, repo: str) -> Document:
     target = parse_target(repo)
     rows = history(connection, str(Path(target.repo).resolve()) if target.local else target.repo)
     if not rows:
-        raise UsageError(f"expected a checkpoint that the store has seen, got {repo}; query lists them")
+        raise UsageError(f"expected a checkpoint that the registry has seen, got {repo}; query lists them")
     commits = len({row["state"] for row in rows if row["state"]})
     last = rows[0]
     answer = (
@@ -248,7 +248,7 @@ def _exported(store: Any, place: Path) -> Path:
     if not place.absolute().parent.is_dir():
         raise UsageError(f"expected a file in an existing folder, got {place}")
     if not store.path.exists():
-        raise UsageError(f"expected a store, got {store.path}, which is not there; --store FILE makes one")
+        raise UsageError(f"expected a registry, got {store.path}, which is not there; --registry makes one")
     beside = place.with_name(f".{place.name}.{os.getpid()}")
     try:
         with store.written() as connection:
@@ -268,7 +268,7 @@ def _pruned(store: Any, since: str | None) -> Document:
     from lmeval_screener.registry.queries import since_time
 
     if not store.path.exists():
-        raise UsageError(f"expected a store, got {store.path}, which is not there; --store FILE makes one")
+        raise UsageError(f"expected a registry, got {store.path}, which is not there; --registry makes one")
     latest = (
         "(SELECT run, identity, requested, file, tokens, state FROM seen QUALIFY row_number() OVER ("
         "PARTITION BY identity, requested, file, tokens ORDER BY stamp DESC, run DESC) = 1)"

@@ -1,10 +1,10 @@
-"""Lines of JSON that a process appends beside the store while it runs, and that nobody can lose.
+"""Lines of JSON that a process appends beside the registry while it runs, and that nobody can lose.
 
-A store has one writer at a time, and a run may take hours: what is read goes into a *segment* of the run's
-own, a file in the folder ``STORE.journal``, and reaches the store when the segment is merged. A line is the
+A registry has one writer at a time, and a run may take hours: what is read goes into a *segment* of the run's
+own, a file in the folder ``REGISTRY.journal``, and reaches the registry when it is merged. A line is the
 system's before the next checkpoint is begun; a process that is killed leaves at most one broken last line,
 which is skipped. A segment is locked by the process that writes it; one that nobody locks was left by a dead
-process, and whoever opens the store next merges it.
+process, and whoever opens the registry next merges it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SYNC = 1.0  # seconds between two waits for the disk: a crash of the machine lo
 
 
 def journal_folder(store: Path) -> Path:
-    """Where the segments of a store lie."""
+    """Where the segments of a registry lie."""
     return store.with_name(store.name + ".journal")
 
 
@@ -33,7 +33,7 @@ class Segment:
     """A segment that this process writes.
 
     Args:
-        store: The store's file.
+        store: The registry's file.
 
     Raises:
         DispersionError: The folder cannot be written.
@@ -95,5 +95,5 @@ def abandoned(store: Path) -> Iterator[tuple[Path, FileLock]]:
 def _failed(store: Path, error: OSError) -> DispersionError:
     return DispersionError(
         f"could not write the journal of {store}: {error.strerror or error}; free some space or name a "
-        "--store in a folder that can be written"
+        "--registry in a folder that can be written"
     )

@@ -1,4 +1,4 @@
-"""``--store``, ``--refresh`` and ``--engine`` of a screening."""
+"""``--registry``, ``--refresh`` and ``--engine`` of a screening."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def add_store_options(parser: argparse._ActionsContainer) -> None:
-    """Add ``--store FILE``, ``--refresh`` and ``--engine``."""
+    """Add ``--registry FILE``, ``--refresh`` and ``--engine``."""
     parser.add_argument(
-        "--store",
+        "--registry",
         type=Path,
         metavar="FILE",
         help="keep what is measured in this DuckDB file, and read only what is new (default: none)",
     )
-    parser.add_argument("--refresh", action="store_true", help="read again what the store has")
+    parser.add_argument("--refresh", action="store_true", help="read again what the registry has")
     parser.add_argument(
         "--engine",
         choices=("process", "ray"),
@@ -54,27 +54,41 @@ def engine_of(
 
 
 @contextmanager
-def session_of(
-    args: argparse.Namespace, domain: TokenSet, reference: TokenSet, targets: Sequence[Target]
+def session_of(args: argparse.Namespace, domain: TokenSet, reference: TokenSet) -> Iterator[Session | None]:
+    """The run's session by its options; see `kept_in`."""
+    with kept_in(
+        args.registry, domain, reference,
+        metric=args.metric, refresh=args.refresh, command=args.command,
+    ) as session:  # fmt: skip
+        yield session
+
+
+@contextmanager
+def kept_in(
+    registry: Path | None,
+    domain: TokenSet,
+    reference: TokenSet,
+    *,
+    metric: str,
+    refresh: bool,
+    command: str,
 ) -> Iterator[Session | None]:
-    """The run's session with its store, None without ``--store``; however it ends, what it kept is merged.
+    """A run's session, None without a registry; however it ends, what it kept is merged.
 
     Raises:
-        UsageError: ``--refresh`` without a store, or a file that is none.
+        UsageError: ``--refresh`` without a registry, or a file that is none.
         MissingExtraError: duckdb is not installed.
     """
-    if args.store is None:
-        if args.refresh:
-            raise UsageError("expected --store FILE with --refresh, got none; without a store all is read")
+    if registry is None:
+        if refresh:
+            raise UsageError("expected --registry FILE with --refresh, got none; without one all is read")
         yield None
         return
-    from lmeval_screener.registry.store import Session, Store
+    from lmeval_screener.registry.store import Registry, Session
 
-    session = Session(
-        Store(args.store), domain, reference, metric=args.metric, command=args.command, refresh=args.refresh
-    )
+    file = Registry(registry)
+    session = Session(file, domain, reference, metric=metric, command=command, refresh=refresh)
     try:
-        session.prepare(targets)
         yield session
     finally:
         session.end()

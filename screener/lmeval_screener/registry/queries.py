@@ -1,4 +1,4 @@
-"""What a store is asked: checkpoints ranked anew across runs, a repository's history, what has moved."""
+"""What a registry is asked: checkpoints ranked anew across runs, a repository's history, what has moved."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GONE = frozenset({"RepoNotFound", "RevisionNotFound", "FolderNotFound"})
 
 @dataclass(frozen=True)
 class Sets:
-    """A pair of token sets that a store has results of: its key, the sets' names, how many were measured."""
+    """Token sets that a registry has results of: their key, their names, how many were measured."""
 
     tokens: str
     domain: str
@@ -35,7 +35,7 @@ def sets_of(connection: duckdb.DuckDBPyConnection, domain: str | None) -> list[S
     """The pairs of token sets, of a domain or of all, the ones with most results first.
 
     Raises:
-        UsageError: The store has none, or none of the domain.
+        UsageError: The registry has none, or none of the domain.
     """
     rows = connection.execute(
         "SELECT u.tokens, max_by(u.domain, u.started), max_by(u.reference, u.started), "
@@ -47,10 +47,10 @@ def sets_of(connection: duckdb.DuckDBPyConnection, domain: str | None) -> list[S
         chosen = [one for one in found if one.domain == domain]
         if not chosen:
             names = ", ".join(sorted({one.domain for one in found})) or "none"
-            raise UsageError(f"expected a domain that the store has, got {domain!r}; it has {names}")
+            raise UsageError(f"expected a domain that the registry has, got {domain!r}; it has {names}")
         return chosen
     if not found:
-        raise UsageError("the store has no results yet; `screen-checkpoints … --store FILE` adds some")
+        raise UsageError("the registry has no results yet; `screen-checkpoints … --registry FILE` adds some")
     return found
 
 
@@ -126,7 +126,7 @@ def since_time(connection: duckdb.DuckDBPyConnection, since: str) -> str:
         (found,) = connection.execute("SELECT CAST(CAST(? AS TIMESTAMP) AS VARCHAR)", [since]).fetchall()
     except duckdb.Error as error:
         raise UsageError(
-            f"expected --since as a date, a time or a run of the store, got {since!r}; "
+            f"expected --since as a date, a time or a run of the registry, got {since!r}; "
             '`dispersion registry query STORE "SELECT * FROM runs"` lists the runs'
         ) from error
     return str(found[0])

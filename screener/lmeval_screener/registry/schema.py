@@ -1,10 +1,10 @@
-"""The tables of a store, and how a segment of the journal becomes rows of them."""
+"""The tables of a registry, and how a segment of the journal becomes rows of them."""
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from lmeval_dispersion.errors import UsageError
 
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 LAYOUT = "screen-registry/1"
 #: Raised when G or the rule that picks rows changes: what an older method measured is read again.
 METHOD = 1
+
+_LINES = 500  # of a segment that are put into the tables at once
+_MERGING = "48MB"  # what DuckDB may hold meanwhile; less does not suffice for its own buffers
+_LONGEST = 2_000_000  # bytes of one: a tokenizer's tokens, with a sample of its rows
 
 _NUMBERS = ", ".join(
     f"{name}_{metric}{end} DOUBLE"
@@ -72,7 +76,7 @@ def prepare(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
     if "layout" not in tables:
         if tables:
             raise UsageError(
-                f"expected a store of screen-checkpoints, got {path}, a database with the tables "
+                f"expected a registry of screen-checkpoints, got {path}, a database with the tables "
                 f"{', '.join(sorted(tables)[:5])}; name another file"
             )
         connection.execute("BEGIN")
@@ -86,69 +90,78 @@ def prepare(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
 
 
 def check(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
-    """Whether a database is a store of this layout.
+    """Whether a database is a registry of this layout.
 
     Raises:
         UsageError: It is not.
     """
     tables = connection.execute("SELECT table_name FROM information_schema.tables").fetchall()
     if ("layout",) not in tables:
-        raise UsageError(f"expected a store of `screen-checkpoints --store`, got {path}; name another file")
+        raise UsageError(
+            f"expected a registry of `screen-checkpoints --registry`, got {path}; name another file"
+        )
     found = connection.execute("SELECT name FROM layout").fetchall()
     if found != [(LAYOUT,)]:
         raise UsageError(
-            f"expected a store of the layout {LAYOUT}, got {found[0][0] if found else 'none'} in {path}; use "
-            "the version of lmeval-dispersion that wrote it, or begin a new store"
+            f"expected a registry of layout {LAYOUT}, got {found[0][0] if found else 'none'} in {path}; use "
+            "the version of lmeval-dispersion that wrote it, or begin a new registry"
         )
 
 
 def load(connection: duckdb.DuckDBPyConnection, segment: Path) -> None:
-    """Put a segment of the journal into the tables, all of it or nothing; once more changes nothing.
+    """Put a segment of the journal into the tables, some lines at a time; once more changes nothing.
 
-    A row that is there already is replaced, a broken line is skipped.
+    A row that is there already is replaced, a broken line is skipped. Each part is put in wholly or not at
+    all; of a process that is killed meanwhile the segment is left, and the next one puts it in once more.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        places = _parted(segment, Path(folder))
-        connection.execute("BEGIN")
-        try:
-            for table, place in places.items():
-                columns, key = TABLES[table]
-                spec = ", ".join(
-                    f"'{name}': '{kind}'" for name, kind in (c.rsplit(" ", 1) for c in columns.split(", "))
-                )
-                newest = {"runs": "coalesce(ended, started)", "tokenizers": "1"}.get(table, "stamp")
-                connection.execute(
-                    f"CREATE OR REPLACE TEMP TABLE fresh AS SELECT * FROM read_json(?, "
-                    f"format = 'newline_delimited', ignore_errors = true, columns = {{{spec}}}) "
-                    f"WHERE {key.split(',')[0]} IS NOT NULL "
-                    f"QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY {newest} DESC) = 1",
-                    [str(place)],
-                )
-                same = " AND ".join(f"{table}.{name} = fresh.{name}" for name in key.split(", "))
-                connection.execute(f"DELETE FROM {table} USING fresh WHERE {same}")
-                connection.execute(f"INSERT INTO {table} SELECT * FROM fresh")
-                connection.execute("DROP TABLE fresh")
-            connection.execute("COMMIT")
-        except BaseException:
-            connection.execute("ROLLBACK")
-            raise
+    connection.execute(f"SET memory_limit = '{_MERGING}'")
+    with tempfile.TemporaryDirectory() as folder, segment.open("rb") as file:
+        while places := _parted(file, Path(folder)):
+            connection.execute("BEGIN")
+            try:
+                for table, place in places.items():
+                    _load(connection, table, place)
+                connection.execute("COMMIT")
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            connection.execute("CHECKPOINT")  # what is on disk need not stay in memory
+    connection.execute("SET memory_limit = '256MB'")
 
 
-def _parted(segment: Path, folder: Path) -> dict[str, Path]:
-    """The lines of a segment in one file for each table; the last line only if it is whole."""
-    places = {}
-    files = {}
+def _load(connection: duckdb.DuckDBPyConnection, table: str, place: Path) -> None:
+    columns, key = TABLES[table]
+    spec = ", ".join(f"'{name}': '{kind}'" for name, kind in (c.rsplit(" ", 1) for c in columns.split(", ")))
+    newest = {"runs": "coalesce(ended, started)", "tokenizers": "1"}.get(table, "stamp")
+    connection.execute(
+        f"CREATE OR REPLACE TEMP TABLE fresh AS SELECT * FROM read_json(?, "
+        f"format = 'newline_delimited', ignore_errors = true, maximum_object_size = {_LONGEST}, "
+        f"columns = {{{spec}}}) WHERE {key.split(',')[0]} IS NOT NULL "
+        f"QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY {newest} DESC) = 1",
+        [str(place)],
+    )
+    same = " AND ".join(f"{table}.{name} = fresh.{name}" for name in key.split(", "))
+    connection.execute(f"DELETE FROM {table} USING fresh WHERE {same}")
+    connection.execute(f"INSERT INTO {table} SELECT * FROM fresh")
+    connection.execute("DROP TABLE fresh")
+
+
+def _parted(segment: IO[bytes], folder: Path) -> dict[str, Path]:
+    """The next lines of a segment in one file for each table, until its end; the last only if it is whole."""
+    files: dict[str, IO[bytes]] = {}
+    taken = 0
     try:
-        with segment.open("rb") as file:
-            for line in file:
-                table = line[6 : line.find(b'"', 6)].decode("ascii", "replace")
-                if not line.endswith(b"}\n") or not line.startswith(b'{"k":"') or table not in TABLES:
-                    continue
-                if table not in files:
-                    places[table] = folder / f"{table}.jsonl"
-                    files[table] = places[table].open("wb")
-                files[table].write(line)
+        while not files or taken < _LINES:
+            if not (line := segment.readline()):
+                break
+            table = line[6 : line.find(b'"', 6)].decode("ascii", "replace")
+            if not line.endswith(b"}\n") or not line.startswith(b'{"k":"') or table not in TABLES:
+                continue
+            if table not in files:
+                files[table] = (folder / f"{table}.jsonl").open("wb")
+            files[table].write(line)
+            taken += 1
     finally:
         for opened in files.values():
             opened.close()
-    return places
+    return {table: folder / f"{table}.jsonl" for table in files}

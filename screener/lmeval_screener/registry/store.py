@@ -1,4 +1,4 @@
-"""The store of a registry: what was measured of every checkpoint, in a DuckDB file; runs add to it.
+"""The file of a registry: what was measured of every checkpoint, in a DuckDB file; runs add to it.
 
 One process at a time opens the file, behind a lock, for as long as a merge or a query takes. A run itself
 only appends to a segment of its own (`journal`), so any number of them may go on side by side, and one that
@@ -15,7 +15,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.checkpoints.source import WithTokenizer
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking.measured import Gaps, Measured
+from lmeval_screener.registry.known import Known
 from lmeval_screener.registry.schema import METHOD, check, load, prepare
 from lmeval_screener.targets.target import Target
 from lmeval_screener.tokens.cache import resolution_of, resolution_text
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
 
     from lmeval_screener.result import Result
 
+_ROWS = 500  # rows that are taken out of the database at once
+# A merge is no analysis: it needs neither many cores nor the share of memory that DuckDB would take.
+_MODEST = {"threads": 1, "memory_limit": "256MB", "preserve_insertion_order": False}
+_ROW_GROUP = 2048
 _WAIT = 600.0  # seconds that a process waits for another one's merge or query
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 #: Errors of a checkpoint as it is stored: the same commit fails the same way again.
@@ -55,8 +60,8 @@ LASTING = frozenset(
 )
 
 
-class Store:
-    """A store's file.
+class Registry:
+    """A registry's file.
 
     Args:
         path: The DuckDB file; made where it is not there yet, if somebody writes.
@@ -72,10 +77,10 @@ class Store:
             import filelock  # noqa: F401
         except ImportError as error:
             raise MissingExtraError(
-                f"a store needs {error.name}: pip install 'lmeval-dispersion[registry]'"
+                f"a registry needs {error.name}: pip install 'lmeval-dispersion[registry]'"
             ) from error
         if path.is_dir() or not path.absolute().parent.is_dir():
-            raise UsageError(f"expected --store to be a file in an existing folder, got {path}")
+            raise UsageError(f"expected --registry to be a file in an existing folder, got {path}")
         self.path = path
 
     @contextmanager
@@ -98,20 +103,26 @@ class Store:
             yield connection
 
     @contextmanager
-    def read(self) -> Iterator[duckdb.DuckDBPyConnection]:
+    def read(self, memory: str = "256MB") -> Iterator[duckdb.DuckDBPyConnection]:
         """The database, for reading only: no statement can change it, or reach another file.
 
+        Args:
+            memory: What DuckDB may hold; what it needs beyond goes to a temporary folder.
+
         Raises:
-            UsageError: There is no such store.
+            UsageError: There is no such registry.
             DispersionError: As :meth:`written`.
         """
         if not self.path.exists():
-            raise UsageError(f"expected a store, got {self.path}, which is not there; --store FILE makes one")
+            raise UsageError(
+                f"expected a registry, got {self.path}, which is not there; --registry makes one"
+            )
         if os.access(self.path, os.W_OK) and os.access(self.path.absolute().parent, os.W_OK):
             with self.written():
                 pass
         with self._alone(), self._opened(read_only=True) as connection:
             check(connection, self.path)
+            connection.execute(f"SET memory_limit = '{memory}'")
             connection.execute("SET enable_external_access = false")
             connection.execute("SET lock_configuration = true")
             yield connection
@@ -129,20 +140,25 @@ class Store:
                 "try again when it ended"
             ) from error
         except PermissionError as error:
-            raise UsageError(f"expected --store where writing is allowed, got {self.path}") from error
+            raise UsageError(f"expected --registry where writing is allowed, got {self.path}") from error
 
     @contextmanager
     def _opened(self, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
         import duckdb
 
         try:
-            connection = duckdb.connect(str(self.path), read_only=read_only)
+            connection = duckdb.connect(config=_MODEST)
+            place = str(self.path).replace("'", "''")
+            # A group of rows is read and written as a whole: DuckDB's own groups would hold 250 MB.
+            mode = "READ_ONLY" if read_only else f"ROW_GROUP_SIZE {_ROW_GROUP}"
+            connection.execute(f"ATTACH '{place}' AS store ({mode})")
+            connection.execute("USE store")
         except duckdb.Error as error:
-            raise DispersionError(f"could not open the store {self.path}: {error}") from error
+            raise DispersionError(f"could not open the registry {self.path}: {error}") from error
         try:
             yield connection
         except duckdb.Error as error:
-            raise DispersionError(f"the store {self.path} failed: {error}") from error
+            raise DispersionError(f"the registry {self.path} failed: {error}") from error
         finally:
             connection.close()
 
@@ -176,10 +192,10 @@ class Seen:
 
 
 class Session:
-    """One run that takes from a store what it has and adds what it reads.
+    """One run that takes from a registry what it has and adds what it reads.
 
     Args:
-        store: The store.
+        store: The registry.
         domain: T.
         reference: R.
         metric: Which gap ranks.
@@ -189,7 +205,7 @@ class Session:
 
     def __init__(
         self,
-        store: Store,
+        store: Registry,
         domain: TokenSet,
         reference: TokenSet,
         *,
@@ -202,11 +218,10 @@ class Session:
         self.store, self.refresh = store, refresh
         self.tokens = tokens_key(domain, reference)
         self.run = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
-        #: Checkpoints that were taken from the store.
+        #: Checkpoints that were taken from the registry.
         self.reused = 0
-        self._measured: dict[tuple[str, str, str], Measured] = {}
-        self._failed: dict[tuple[str, str, str], tuple[str, str]] = {}
-        self._resolutions: dict[str, Resolution] = {}
+        self._known = Known()
+        self._resolutions: Mapping[str, Resolution] = {}
         self._opened: dict[Target, tuple[str, str]] = {}
         self._from_store: set[Target] = set()
         self._told: set[str] = set()
@@ -220,21 +235,22 @@ class Session:
         self._segment.append(self._entry)
 
     def prepare(self, targets: Sequence[Target]) -> None:
-        """Take in what the store knows of some repositories and folders."""
+        """Take in what the registry knows of some repositories and folders."""
         if self.refresh:
             return
         wanted = sorted({identity_of(item, item.repo) for item in targets})
-        with self.store.read() as connection:
-            for seen in _stored(connection, self.tokens, wanted):
-                place = seen.identity, seen.file, seen.state
-                if seen.measured is not None:
-                    self._measured[place] = seen.measured
-            rows = connection.execute(
+        with self.store.read(memory="64MB") as connection:
+            self._resolutions = _resolutions(connection, self.tokens)
+            connection.execute("CREATE TEMP TABLE wanted AS SELECT unnest(?) AS identity", [wanted])
+            self._known.take(((row[0], row[2], row[3]), row) for row in _every_state(connection, self.tokens))
+            # What a checkpoint failed with in this version counts more than what an earlier one measured.
+            failed = connection.execute(
                 "SELECT identity, file, state, error, message FROM seen WHERE tokens = ? AND version = ? "
-                "AND list_contains(?, identity) AND list_contains(?, error) AND state <> ''",
-                [self.tokens, __version__, wanted, sorted(LASTING)],
-            ).fetchall()
-        self._failed = {(row[0], row[1], row[2]): (row[3], row[4]) for row in rows}
+                "AND identity IN (SELECT identity FROM wanted) AND list_contains(?, error) AND state <> ''",
+                [self.tokens, __version__, sorted(LASTING)],
+            )
+            while rows := failed.fetchmany(_ROWS):
+                self._known.take(((row[0], row[1], row[2]), row[3:]) for row in rows)
 
     def pinned(self, target: Target) -> Measured | None:
         """What is known of a target whose commit is known before anything is asked.
@@ -278,19 +294,22 @@ class Session:
 
     def _find(self, target: Target, identity: str, state: str) -> Measured | None:
         place = identity, target.file or "", state
-        if (failed := self._failed.get(place)) is not None:
-            self._opened[target] = identity, state
-            raise ScreeningError(*failed)
-        found = self._measured.get(place)
+        found = self._known.find(place)
         if found is None:
+            return None
+        if len(found) == 2:
+            self._opened[target] = identity, state
+            raise ScreeningError(*found)
+        measured = _seen(found, self._resolutions).measured
+        if measured is None:
             return None
         self._opened[target] = identity, state
         self._from_store.add(target)
         self.reused += 1
-        return replace(found, target=target)
+        return replace(measured, target=target)
 
     def keep(self, target: Target, outcome: Measured | ScreeningError) -> None:
-        """Put what came of a checkpoint on its way to the store."""
+        """Put what came of a checkpoint on its way to the registry."""
         identity, state = self._opened.pop(target, (identity_of(target, target.repo), ""))
         failed = isinstance(outcome, ScreeningError)
         if isinstance(outcome, ScreeningError):
@@ -403,52 +422,58 @@ def stored(connection: duckdb.DuckDBPyConnection, tokens: str, *, until: str = "
     """What was last seen of every checkpoint with some token sets.
 
     Args:
-        connection: Of :meth:`Store.read`.
+        connection: Of :meth:`Registry.read`.
         tokens: See :func:`tokens_key`.
-        until: Only by runs that began until this time (UTC, as the store writes it); empty for all.
+        until: Only by runs that began until this time (UTC, as the registry writes it); empty for all.
     """
-    return list(_stored(connection, tokens, None, until))
-
-
-def _stored(
-    connection: duckdb.DuckDBPyConnection, tokens: str, wanted: Iterable[str] | None, until: str = ""
-) -> Iterator[Seen]:
-    """The last that was seen of every checkpoint; of ``wanted`` every state that was ever measured."""
-    resolutions = {
-        row[0]: resolution_of(row[1])
-        for row in connection.execute(
-            "SELECT tokenizer, resolution FROM tokenizers WHERE tokens = ?", [tokens]
-        ).fetchall()
-    }
-    figures = (
-        "r.repo, r.revision, r.tensor, r.tensor_file, r.dtype, r.v_rows, r.width, r.tied, r.parameters, "
-        "r.tokenizer, r.split, r.numbers, r.warnings"
+    resolutions = _resolutions(connection, tokens)
+    cursor = connection.execute(
+        "SELECT s.identity, s.requested, s.file, s.state, s.error, s.message, s.family, s.scale, "
+        # A folder or repository that was once screened as one of a family stays in it when it is named alone.
+        f"s.negative_control, {_FIGURES} FROM (SELECT * REPLACE ("
+        "coalesce(family, arg_max(family, stamp) OVER same) AS family, "
+        "coalesce(scale, arg_max(scale, stamp) OVER same) AS scale, "
+        "bool_or(negative_control) OVER same AS negative_control) FROM seen WHERE tokens = ? "
+        + ("AND run IN (SELECT run FROM runs WHERE started <= CAST(? AS TIMESTAMP)) " if until else "")
+        + "WINDOW same AS (PARTITION BY identity) "
+        + "QUALIFY row_number() OVER (PARTITION BY identity, requested, file "
+        + "ORDER BY stamp DESC, run DESC) = 1) s "
+        "LEFT JOIN results r ON s.error IS NULL AND r.identity = s.identity AND r.file = s.file "
+        "AND r.state = s.state AND r.tokens = s.tokens AND r.method = s.method "
+        "ORDER BY s.identity, s.requested, s.file",
+        [tokens, until] if until else [tokens],
     )
-    if wanted is not None:
-        cursor = connection.execute(
+    found = []
+    while rows := cursor.fetchmany(_ROWS):
+        found += [_seen(row, resolutions) for row in rows]
+    return found
+
+
+_FIGURES = (
+    "r.repo, r.revision, r.tensor, r.tensor_file, r.dtype, r.v_rows, r.width, r.tied, r.parameters, "
+    "r.tokenizer, r.split, r.numbers, r.warnings"
+)
+
+
+def _resolutions(connection: duckdb.DuckDBPyConnection, tokens: str) -> dict[str, Resolution]:
+    """The rows of T and R in every tokenizer that was met."""
+    rows = connection.execute(
+        "SELECT tokenizer, resolution FROM tokenizers WHERE tokens = ?", [tokens]
+    ).fetchall()
+    return {tokenizer: resolution_of(text) for tokenizer, text in rows}
+
+
+def _every_state(connection: duckdb.DuckDBPyConnection, tokens: str) -> Iterator[Sequence[Any]]:
+    """Rows for `_seen` of all that was ever measured of the checkpoints in the table ``wanted``."""
+    last = connection.execute("SELECT coalesce(max(rowid), -1) FROM results").fetchone()
+    # A query's answer is held as a whole: so it is asked for in parts.
+    for begin in range(0, (last or (-1,))[0] + 1, _ROWS):
+        yield from connection.execute(
             "SELECT r.identity, '', r.file, r.state, NULL, NULL, NULL, NULL, false, "
-            + figures
-            + " FROM results r "
-            "WHERE r.tokens = ? AND r.method = ? AND list_contains(?, r.identity)",
-            [tokens, METHOD, list(wanted)],
-        )
-    else:
-        cursor = connection.execute(
-            "SELECT s.identity, s.requested, s.file, s.state, s.error, s.message, s.family, s.scale, "
-            "s.negative_control, "
-            + figures
-            + " FROM (SELECT * FROM seen WHERE tokens = ? "
-            + ("AND run IN (SELECT run FROM runs WHERE started <= CAST(? AS TIMESTAMP)) " if until else "")
-            + "QUALIFY row_number() OVER (PARTITION BY identity, requested, file "
-            + "ORDER BY stamp DESC, run DESC) = 1) s "
-            "LEFT JOIN results r ON s.error IS NULL AND r.identity = s.identity AND r.file = s.file "
-            "AND r.state = s.state AND r.tokens = s.tokens AND r.method = s.method "
-            "ORDER BY s.identity, s.requested, s.file",
-            [tokens, until] if until else [tokens],
-        )
-    while rows := cursor.fetchmany(500):
-        for row in rows:
-            yield _seen(row, resolutions)
+            f"{_FIGURES} FROM results r WHERE r.rowid >= ? AND r.rowid < ? "
+            "AND r.tokens = ? AND r.method = ? AND r.identity IN (SELECT identity FROM wanted)",
+            [begin, begin + _ROWS, tokens, METHOD],
+        ).fetchall()
 
 
 def _seen(row: Sequence[Any], resolutions: Mapping[str, Resolution]) -> Seen:

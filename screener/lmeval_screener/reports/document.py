@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
-from lmeval_dispersion.report import Chart, Column, Document, Facts, Note, Part, Section, Table, Text
+from lmeval_dispersion.report import Chart, Column, Document, Facts, Made, Note, Part, Section, Table, Text
 from lmeval_dispersion.report.cells import short_names, shown
 from lmeval_screener.accuracies import agreement_dict, agreements
 from lmeval_screener.agreement import Agreement
@@ -108,30 +108,54 @@ def report(
         sections=sections,
         limits=(UNSUPPORTED,),
         command=command,
-        rows=[flat_row(c) | _chosen_row(c, chosen) for c in left.checkpoints],
+        rows=Made(lambda i: _flat(left.checkpoints[i], chosen), len(left.checkpoints)),
         fields=FLAT_COLUMNS if chosen is None else [*FLAT_COLUMNS, *_CHOSEN],
-        contract=lambda: json_text(left, answered, chosen),
+        pieces=lambda: json_pieces(left, answered, chosen),
         libraries=("numpy", "huggingface-hub"),
         guide="docs/reference/screening.md",
     )
 
 
 def json_text(result: Result, answered: Sequence[str] = (), chosen: Shortlist | None = None) -> str:
-    """The contract ``screen-checkpoints/2``, with ``agreement`` where accuracies were supplied.
+    """`json_pieces` in one text."""
+    return "".join(json_pieces(result, answered, chosen))
+
+
+def json_pieces(
+    result: Result, answered: Sequence[str] = (), chosen: Shortlist | None = None
+) -> Iterator[str]:
+    """The contract ``screen-checkpoints/2``, with ``agreement`` where accuracies were supplied, row by row.
 
     With a short list, ``result`` holds only what is chosen; ``shortlist`` says of how many.
     """
-    content: dict[str, Any] = result.to_dict()
-    content["answer"] = list(answered or answer(result))
+    content: dict[str, Any] = {**result.head(), "answer": list(answered or answer(result))}
     found = agreements(result)
     if found:
         content["agreement"] = [agreement_dict(line) for line in found]
     if chosen is not None:
-        members = (c for group in result.groups for c in group.checkpoints)
-        for entry, c in zip(content["checkpoints"], members, strict=True):
-            entry |= _chosen_row(c, chosen)
         content["shortlist"] = chosen.to_dict()
-    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    before = "{\n"
+    for name, value in content.items():
+        yield f'{before}  "{name}": '
+        before = ",\n"
+        if name != "checkpoints" or not result.checkpoints:
+            yield _indented(value, "  ")
+            continue
+        comma = "["
+        for entry, c in result.entries():
+            yield f"{comma}\n    {_indented(entry | _chosen_row(c, chosen), '    ')}"
+            comma = ","
+        yield "\n  ]"
+    yield "\n}\n"
+
+
+def _indented(value: object, indent: str) -> str:
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    return text.replace("\n", f"\n{indent}")  # a line break inside a text is escaped
+
+
+def _flat(checkpoint: Screened, chosen: Shortlist | None) -> dict[str, Any]:
+    return flat_row(checkpoint) | _chosen_row(checkpoint, chosen)
 
 
 _CHOSEN = ("chosen", "inclusion_probability")
@@ -206,8 +230,8 @@ def _ranking(one: _Shown) -> Table:
         Column("rank", "Rank", "d", short="#"),
         Column("G", "G", f".{digits(members, metric)}f"),
     ]
-    if any(change is not None for change in changes):
-        spec = f".{places_for([change.se for change in changes if change is not None])}f"
+    if any(changes):
+        spec = f".{places_for([change[1] for change in changes if change is not None])}f"
         heading, short, what = (
             ("Δ from previous", "Δ prev.", "G minus that of the step before")
             if one.is_training
@@ -217,9 +241,8 @@ def _ranking(one: _Shown) -> Table:
         columns.append(Column("delta", heading, spec, error="delta_se", short=short, hint=hint, drop=1))
     ties, called = ties_of(one.group), names(one.group)
     order = one.group.checkpoints
-    shown = set(members)
-    ranks = {c: [order[i].rank for i in ties.of(place)] for place, c in enumerate(order) if c in shown}
-    if any(ranks.values()):
+    places = {c: place for place, c in enumerate(order)}
+    if any(ties.of(places[c]) for c in members):
         hint = "ranks that this one is not told apart from, all pairs of the group counted."
         columns.append(Column("tied", "Tied with", hint=hint, short="Tied", drop=2))
     if one.choice is not None and one.choice.chosen != one.choice.best:
@@ -228,21 +251,22 @@ def _ranking(one: _Shown) -> Table:
     if any(c.accuracy is not None for c in members):
         shares = all((c.accuracy or 0) <= 1 for c in members)
         columns.append(Column("accuracy", "Accuracy", ".3f" if shares else ".1f", short="Acc.", drop=3))
-    rows = [
-        {
+
+    def row(place: int) -> dict[str, Any]:
+        c, change = members[place], changes[place]
+        return {
             "label": called[c],
             "rank": c.rank,
             "G": c.gaps[metric].mean,
-            "delta": None if change is None else change.mean,
-            "delta_se": None if change is None else change.se,
-            "tied": spans(ranks[c]),
+            "delta": None if change is None else change[0],
+            "delta_se": None if change is None else change[1],
+            "tied": spans([order[i].rank for i in ties.of(places[c])]),
             "chosen": None if one.choice is None else one.choice.why(c),
             "accuracy": c.accuracy,
         }
-        for c, change in zip(members, changes, strict=True)
-    ]
+
     return Table(
-        rows,
+        Made(row, len(members)),
         columns,
         f"{metric.capitalize()} gap",
         name=f"ranking-{one.name}",
@@ -251,14 +275,19 @@ def _ranking(one: _Shown) -> Table:
     )
 
 
-def _changes(one: _Shown) -> list[Difference | None]:
-    """To the next rank; along a training, from the step before."""
+def _changes(one: _Shown) -> Sequence[tuple[float, float] | None]:
+    """Differences and their errors, to the next rank; along a training, from the step before."""
     if one.is_training:
         order = steps(one.group)
         before = dict(zip(order[1:], order, strict=False))
-        return [one.difference(c, before[c]) if c in before else None for c in one.members]
-    after = dict(zip(one.group.checkpoints, one.group.checkpoints[1:], strict=False))
-    return [one.difference(c, after[c]) if c in after else None for c in one.members]
+        found = [one.difference(c, before[c]) if c in before else None for c in one.members]
+        return [None if change is None else (change.mean, change.se) for change in found]
+
+    def to_next(place: int) -> tuple[float, float] | None:
+        after = one.members[place].next
+        return None if after is None else (after.difference, after.se)
+
+    return Made(to_next, len(one.members))
 
 
 def _excerpt(members: Sequence[Screened], one: _Shown) -> tuple[int, ...]:
@@ -282,15 +311,23 @@ def _parts_table(one: _Shown) -> Table:
         for drop, (key, heading) in enumerate(_PARTS.items())
     ]
     called = names(one.group)
-    rows = []
-    for c in one.members:
-        row: dict[str, Any] = {"label": called[c]}
+    members = one.members
+
+    def row(place: int) -> dict[str, Any]:
+        c, found = members[place], {}
         for key in _PARTS:
             part = getattr(c.gaps[one.result.metric], key)
-            row[key], row[f"{key}_se"] = part.mean, part.se
-        rows.append(row)
+            found[key], found[f"{key}_se"] = part.mean, part.se
+        return {"label": called[c], **found}
+
     caption = f"Parts of the {one.result.metric} gap, {title(one.group)}"
-    return Table(rows, columns, caption, name=f"parts-table-{one.name}", excerpt=_excerpt(one.members, one))
+    return Table(
+        Made(row, len(members)),
+        columns,
+        caption,
+        name=f"parts-table-{one.name}",
+        excerpt=_excerpt(one.members, one),
+    )
 
 
 # --- all groups -----------------------------------------------------------------------------------------
@@ -477,16 +514,18 @@ def _details(groups: Sequence[_Shown], result: Result) -> Section:
         members += [(c, called[c]) for c in one.members]
     if any(c.revision for c, _ in members):
         columns.append(Column("revision", "Commit"))
-    rows = [
-        {
+
+    def row(place: int) -> dict[str, Any]:
+        c, name = members[place]
+        return {
             "label": c.label if c.revision else name,
             "bytes": c.bytes_read,
             "requests": c.requests,
             "seconds": c.seconds,
             "revision": c.revision[:12] if c.revision else None,
         }
-        for c, name in members
-    ]
+
+    rows = Made(row, len(members))
     table = [Table(rows, columns, "What each checkpoint cost", name="cost")] if rows else []
     return Section("Details", [Facts(facts), *table], name="details", details=True)
 
@@ -541,7 +580,7 @@ def _ranked_chart(one: _Shown, members: Sequence[Screened]) -> alt.LayerChart:
                 "checkpoint": called[c],
                 "rank": c.rank,
                 "G": c.gaps[metric].mean,
-                "reach": c.gaps[metric].mean - 2 * (change.se if change else 0.0),
+                "reach": c.gaps[metric].mean - 2 * (change[1] if change else 0.0),
                 "kind": "control" if c.negative_control else "checkpoint",
             }
         )
@@ -605,7 +644,7 @@ def _trajectory_chart(one: _Shown) -> alt.LayerChart:
     values = []
     for place, c in enumerate(steps(one.group)):
         number, change = step_number(step_of(c) or ""), changes.get(c)
-        G, se = c.gaps[metric].mean, change.se if change else 0.0
+        G, se = c.gaps[metric].mean, change[1] if change else 0.0
         values.append(
             {
                 "step": float(place) if number is None else number,

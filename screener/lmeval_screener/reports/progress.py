@@ -6,7 +6,8 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -115,36 +116,49 @@ class JsonLines:
         from lmeval_screener.reports.answer import answer
 
         # Without the checkpoints, which have their lines: a registry's would not fit in memory.
-        content = replace(result, checkpoints=(), failed=()).to_dict()
+        content = replace(result, checkpoints=(), failed=()).head()
         content["totals"]["checkpoints"] = len(result.checkpoints)
         names = ("schema", "domain", "reference", "metric", "se_covers", "totals")
         summary = {name: content[name] for name in names} | {"answer": answer(result)}
         summary["totals"]["failed"] = len(result.failed)
         if result.gate is not None:
             summary["gate"] = result.gate.to_dict()
-        summary["groups"] = [
-            {
-                "family": group.family,
-                "scale": group.scale,
-                "ranking": [
-                    {"checkpoint": c.label, "rank": c.rank, "tied_with": list(c.tied_with)}
-                    for c in group.checkpoints
-                ],
-            }
-            for group in result.groups
-        ]
-        self._write({"summary": summary})
+        # The ranks of all, one after the other: as one text they would not be small.
+        self._put('{"summary": ' + _text(summary)[:-1] + ', "groups": [')
+        for number, group in enumerate(result.groups):
+            head = _text({"family": group.family, "scale": group.scale})[:-1]
+            self._put((", " if number else "") + head + ', "ranking": [')
+            for place, c in enumerate(group.checkpoints):
+                ranks = {"checkpoint": c.label, "rank": c.rank, "tied_with": list(c.tied_with)}
+                self._put((", " if place else "") + _text(ranks))
+            self._put("]}")
+        self._put("]}}\n")
+        self._flush()
         if self._file is not None:
             self._file.close()
 
     def _write(self, content: dict[str, Any]) -> None:
-        line = json.dumps(content, ensure_ascii=True, allow_nan=False) + "\n"
-        try:
-            file = self._file or sys.stdout
-            file.write(line)
+        self._put(_text(content) + "\n")
+        self._flush()
+
+    def _put(self, text: str) -> None:
+        with self._writing() as file:
+            file.write(text)
+
+    def _flush(self) -> None:
+        with self._writing() as file:
             file.flush()
+
+    @contextmanager
+    def _writing(self) -> Iterator[IO[str]]:
+        try:
+            yield self._file or sys.stdout
         except BrokenPipeError:
             raise
         except OSError as error:
             place = self._path or "standard output"
             raise DispersionError(f"could not write {place}: {error.strerror or error}") from error
+
+
+def _text(content: dict[str, Any]) -> str:
+    return json.dumps(content, ensure_ascii=True, allow_nan=False)

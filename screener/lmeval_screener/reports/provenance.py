@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from lmeval_dispersion.report import Code, Column, Part, Section, Table, Text
+from lmeval_dispersion.report import Code, Column, Made, Part, Section, Table, Text
 from lmeval_screener.result import Result
 
 
 def provenance(result: Result) -> Section:
     """A row a checkpoint: the commit that was read, the matrix, how many tokens of T and R; and T's words."""
-    rows = [
-        {
+
+    def row(place: int) -> dict[str, object]:
+        c = result.checkpoints[place]
+        return {
             "checkpoint": c.label,
             "commit": c.revision or "a folder",
             "matrix": c.tensor.name,
@@ -17,8 +19,7 @@ def provenance(result: Result) -> Section:
             "domain": c.tokens.domain,
             "reference": c.tokens.reference,
         }
-        for c in result.checkpoints
-    ]
+
     columns = [
         Column("checkpoint", "Checkpoint"),
         Column("commit", "Commit", drop=3),
@@ -27,7 +28,9 @@ def provenance(result: Result) -> Section:
         Column("domain", "Tokens of T", "d", drop=2),
         Column("reference", "of R", "d", drop=2),
     ]
-    table = Table(rows, columns, "What every row was computed from", "checkpoints-read")
+    table = Table(
+        Made(row, len(result.checkpoints)), columns, "What every row was computed from", "checkpoints-read"
+    )
     dropped = {word for c in result.checkpoints for word in c.tokens.dropped}
     words = "  ".join(word.replace(" ", "␣") for word in result.domain_words if word not in dropped)
     parts: list[Part] = [table]

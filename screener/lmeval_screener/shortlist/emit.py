@@ -70,6 +70,40 @@ cd "${SLURM_SUBMIT_DIR:-.}" || exit 1
 SHARD=$SLURM_ARRAY_TASK_ID SHARDS=@COUNT@ exec bash run.sh "$@"
 """
 
+_RAY = """\
+#!/usr/bin/env python3
+# One task a checkpoint, each with one GPU, on the Ray cluster of RAY_ADDRESS; every node sees this folder.
+#   python ray_shards.py --batch_size 16         GPUS=0 python ray_shards.py: without a GPU
+# What has results is not evaluated again. Exit status: 0 all evaluated, 1 some failed.
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import ray
+
+FOLDER, COUNT = Path(__file__).resolve().parent, @COUNT@
+
+
+@ray.remote(num_gpus=float(os.environ.get("GPUS", "1")), max_retries=1)
+def shard(number, arguments):
+    settings = {**os.environ, "SHARD": str(number), "SHARDS": str(COUNT)}
+    return subprocess.run(["bash", str(FOLDER / "run.sh"), *arguments], env=settings).returncode
+
+
+address = os.environ.get("RAY_ADDRESS")
+ray.init(address=address) if address else ray.init(include_dashboard=False)
+failed = []
+for number, task in enumerate([shard.remote(number, sys.argv[1:]) for number in range(COUNT)]):
+    try:
+        failed += [number] if ray.get(task) else []
+    except ray.exceptions.RayError as error:
+        print(f"shard {number}: {error}", file=sys.stderr)
+        failed.append(number)
+if failed:
+    sys.exit(f"not evaluated: shards {failed}; run the same command again")
+"""
+
 
 def check_emit(folder: Path, tasks: str | None, domain: str, targets: Sequence[Target]) -> tuple[str, ...]:
     """Check, before anything is screened, that a short list can be written for lm-eval; its tasks.
@@ -113,7 +147,8 @@ def emit(folder: Path, result: Result, chosen: Shortlist, *, tasks: tuple[str, .
     """Write the folder; returns the manifest's path.
 
     ``models/001-NAME.yaml`` are lm-eval's configurations (``lm_eval run --config``), each pinned to the
-    commit that was screened; ``run.sh`` runs them, ``slurm.sh`` as an array; ``manifest.json`` comes last.
+    commit that was screened; ``run.sh`` runs them, ``slurm.sh`` as an array, ``ray_shards.py`` as tasks of a
+    Ray cluster; ``manifest.json`` comes last.
 
     Raises:
         DispersionError: It cannot be written.
@@ -137,6 +172,8 @@ def emit(folder: Path, result: Result, chosen: Shortlist, *, tasks: tuple[str, .
         (folder / "run.sh").write_text(_RUN.replace("@MANIFEST@", FILE), encoding="utf-8")
         slurm = _SLURM.replace("@LAST@", str(max(len(members) - 1, 0))).replace("@COUNT@", str(len(members)))
         (folder / "slurm.sh").write_text(slurm, encoding="utf-8")
+        ray = _RAY.replace("@COUNT@", str(len(members)))
+        (folder / "ray_shards.py").write_text(ray, encoding="utf-8")
         for script in ("run.sh", "slurm.sh"):
             (folder / script).chmod(0o755)
         (folder / FILE).write_text(manifest + "\n", encoding="utf-8")

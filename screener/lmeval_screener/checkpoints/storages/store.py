@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fnmatch
+import functools
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from lmeval_screener.checkpoints.http import (
     Transport,
     side_by_side,
 )
+from lmeval_screener.checkpoints.limits import Allowance
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot, check_ranges, single_file
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import WEIGHTS
@@ -75,10 +77,16 @@ class StoreSource:
     Args:
         find: The store and the path in it that an address names.
         meter: Counts what travels for no checkpoint that came of it.
+        allowance: The user's own limits, where the store's requests do not pass a `Transport`; else None.
     """
 
-    def __init__(self, find: Callable[[str], tuple[Store, str]], meter: Meter) -> None:
-        self._find, self._meter = find, meter
+    def __init__(
+        self,
+        find: Callable[[str], tuple[Store, str]],
+        meter: Meter,
+        allowance: Allowance | None = None,
+    ) -> None:
+        self._find, self._meter, self._allowance = find, meter, allowance
         self._known: dict[tuple[str, str], Listing] = {}
 
     async def expand(self, target: Target, budget: Budget) -> list[Target]:
@@ -124,7 +132,12 @@ class StoreSource:
                     "config.json and the weights, or a training run's folder",
                 )
             files = single_file(listing.files, name) if name else listing.files
-            return store.opened(target.repo, folder, files, budget, meter)
+            snapshot = store.opened(target.repo, folder, files, budget, meter)
+            if isinstance(snapshot, StoreSnapshot):
+                snapshot.allowance = self._allowance
+            if not name:
+                self._known.pop((store.address, folder), None)  # a registry's listings would not be small
+            return snapshot
         except BaseException:
             self._meter.bytes_read += meter.bytes_read
             self._meter.requests += meter.requests
@@ -270,6 +283,7 @@ class StoreSnapshot:
         self.parameters: int | None = None
         # What is not known to have a version cannot be kept: it may be another file tomorrow.
         self.cache: Cache | None = cache if all(entry.digest for entry in files.values()) else None
+        self.allowance: Allowance | None = None
         self._store, self._path, self._budget = store, path, budget
         self._locks: dict[str, asyncio.Lock] = {}
 
@@ -309,6 +323,8 @@ class StoreSnapshot:
 
         async def attempt() -> bytes:
             before = len(received)
+            if self.allowance is not None and self.allowance.limited:
+                await self._allowed(self.allowance)
             try:
                 place = _join(self._path, path)
                 await self._store.read(place, entry, begin + before, end, received, self.meter)
@@ -329,6 +345,13 @@ class StoreSnapshot:
             return bytes(received)
 
         return await Transport.retried(attempt, self._budget) if end > begin else b""
+
+    async def _allowed(self, allowance: Allowance) -> None:
+        """Wait until the user's own limits let this checkpoint begin; `Transport.request` does the same."""
+        running = self._budget if self._budget.runs else None
+        if await allowance.admit(self.meter, running) and running is not None:
+            running.at_end.append(functools.partial(allowance.release, self.meter))
+        allowance.spend(self.meter, counted=False)
 
     def _entry(self, path: str) -> tuple[FileEntry, int]:
         entry = self.files.get(path)

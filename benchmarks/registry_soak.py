@@ -1,0 +1,466 @@
+"""A whole registry under faults and kills: `python benchmarks/registry_soak.py [--count 10000]`.
+
+A server process holds generated tiny checkpoints of 30 families and 40 tokenizers (ten are the same
+vocabulary, saved again), each with values of its own: on a Hub (`--storage hub`), where 2 % of all answers
+are faulty in one of nine ways, 1 % of the repositories are gated, 1 % asked for by an old name, 1 % broken,
+and the quotas are scaled down; or in a bucket of moto's S3 server (`--storage s3`), where 1 % are broken.
+
+The real command screens all of them into a registry. It is killed three times (`kill -9`, at random times)
+and then run until nothing is left that may pass. Then every row is compared with G over the full matrix,
+every failure with what was planted, the ranks with the order of the true G, and nothing may be missing or
+there twice. Printed are each run, memory while the last one goes on, and requests for each checkpoint.
+
+Exit status 1 and the problems where anything is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / part) for part in ("", "tests/screener", "screener")]
+FAMILIES, SAVED_AGAIN = 30, 10
+ROWS, WIDTH = 1320, 8
+DTYPES = ("BF16", "F32", "F16")
+#: Requests in a window of so many seconds.
+QUOTAS = {"resolvers": (1500, 10.0), "api": (200, 10.0), "pages": (100, 10.0)}
+PASSING = frozenset({"Unreachable", "ServerError", "RateLimited", "BadResponse", "Timeout", "Interrupted"})
+
+
+class Checkpoint:
+    """One generated checkpoint: what it is, and what a screening of it must say."""
+
+    def __init__(self, number: int, storage: str) -> None:
+        self.number, self.family = number, number % FAMILIES
+        # The first families have two tokenizers: one vocabulary in two files.
+        again = self.family < SAVED_AGAIN and number // FAMILIES % 2 == 1
+        self.tokenizer = self.family + FAMILIES * again
+        self.dtype = DTYPES[self.family % len(DTYPES)]
+        kind = number % 100
+        hub = storage == "hub"
+        self.kind = {7: "gated" if hub else "", 17: "renamed" if hub else "", 27: "broken"}.get(kind, "")
+        self.error = {"gated": "GatedRepo", "broken": "BadHeader"}.get(self.kind)
+        # Those with a new name are in no list that is asked for.
+        renamed = self.kind == "renamed"
+        self.name = f"{'moved' if renamed else 'zoo'}/model-{number:05d}"
+        self.asked = f"old/model-{number:05d}" if renamed else self.name
+
+    def matrix(self, rows: int) -> Any:
+        """Its output projection, float64."""
+        common = np.random.default_rng(self.family).normal(size=(rows, WIDTH))
+        draw = np.random.default_rng(10_000 + self.number)
+        return common + 0.1 * draw.normal(size=(rows, WIDTH)) + draw.uniform(0, 1)
+
+
+def tokenizers() -> list[bytes]:
+    """Contents of tokenizer.json: the demo's vocabulary, its rows dealt out anew for every family."""
+    from lmeval_dispersion.paths import data_folder
+
+    content = (data_folder("demo") / "sums-00" / "tokenizer.json").read_bytes()
+    first = json.loads(content)
+    special, size = len(first["added_tokens"]), len(first["model"]["vocab"])
+    domain, reference, _ = rows_of_sets(content)
+    read = [*domain, *reference]
+    others = [row for row in range(special, size) if row not in set(read)]
+    found = []
+    for family in range(FAMILIES):
+        # The rows that are read lie together, so that a checkpoint costs few requests.
+        draw = np.random.default_rng(family)
+        at = 10 * family
+        before = [*draw.permutation(others)]
+        order = [*range(special), *before[:at], *draw.permutation(read), *before[at:]]
+        new = {int(old): row for row, old in enumerate(order)}
+        vocabulary = {piece: new[row] for piece, row in first["model"]["vocab"].items()}
+        found.append(json.dumps(first | {"model": first["model"] | {"vocab": vocabulary}}).encode())
+    return found + [json.dumps(json.loads(found[family]), indent=1).encode() for family in range(SAVED_AGAIN)]
+
+
+def true_gap(matrix: Any, domain: list[int], reference: list[int]) -> float:
+    """G over the full matrix, pair by pair: mean cosine distance in T, and between T and R."""
+    units = matrix / np.sqrt((matrix * matrix).sum(axis=1))[:, None]
+    inside = [1 - units[a] @ units[b] for place, a in enumerate(domain) for b in domain[:place]]
+    across = [1 - units[a] @ units[b] for a in domain for b in reference]
+    return float(np.mean(inside) + np.mean(across))
+
+
+def rows_of_sets(tokenizer: bytes) -> tuple[list[int], list[int], int]:
+    """The rows of T and R in a tokenizer, and how many it names."""
+    from lmeval_screener.tokens.resolution import resolve
+    from lmeval_screener.tokens.sets import load_token_set
+    from lmeval_screener.tokens.vocabulary import Vocabulary
+
+    sets = load_token_set("math", "domain"), load_token_set("reference", "reference")
+    found = resolve(*sets, Vocabulary.from_tokenizer_json(tokenizer))
+    return list(found.domain_ids), list(found.reference_ids), found.vocabulary
+
+
+# --- the server's process -------------------------------------------------------------------------------
+
+
+class Counts:
+    """Stands in a server's list of requests: a registry's would not fit in memory."""
+
+    def __init__(self) -> None:
+        self.parts: Counter[str] = Counter()
+
+    def append(self, request: Any) -> None:
+        """Count one."""
+        self.parts[request.part] += 1
+
+
+def write(one: Checkpoint, folder: Path, shared: list[Path]) -> Path:
+    """A checkpoint's folder."""
+    from checkpoints import write_safetensors
+
+    place = folder / f"{one.number:05d}"
+    place.mkdir()
+    (place / "config.json").symlink_to(shared[-1])
+    (place / "tokenizer.json").symlink_to(shared[one.tokenizer])
+    if one.kind == "broken":
+        (place / "model.safetensors").write_bytes(b"\xff" * 4096)
+        return place
+    write_safetensors(place / "model.safetensors", {"lm_head.weight": (one.dtype, one.matrix(ROWS))})
+    return place
+
+
+def serve(count: int, storage: str, share: float, folder: Path) -> None:
+    """Serve until standard input ends; each line there is answered by what was asked for so far."""
+    shared = []
+    for number, content in enumerate(tokenizers()):
+        shared.append(folder / f"tokenizer-{number}.json")
+        shared[-1].write_bytes(content)
+    shared.append(folder / "config.json")
+    shared[-1].write_text(json.dumps({"model_type": "llama", "tie_word_embeddings": False}))
+    all_of_them = (Checkpoint(number, storage) for number in range(count))
+    if storage == "s3":
+        import logging
+
+        from storages import moto
+
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        with moto() as store:
+            client = store.client
+            for one in all_of_them:
+                for path in write(one, folder, shared).iterdir():
+                    key = f"{one.name}/{path.name}"
+                    client.put_object(Bucket=store.bucket, Key=key, Body=path.read_bytes())
+            print(f"http://127.0.0.1:{store.port}", flush=True)
+            for _ in sys.stdin:
+                print("{}", flush=True)
+        return
+    from hub_server import HubServer
+
+    with HubServer(latency=0.005, quotas=QUOTAS) as server:
+        counts, faults, draw = Counts(), Counter[str](), random.Random(1)
+        server.requests = counts
+        for one in all_of_them:
+            server.add(one.name, write(one, folder, shared), gated=one.kind == "gated", parameters=10_560)
+            if one.kind == "renamed":
+                server.rename(one.asked, one.name)
+        server.fault("*", mixture(share, draw, faults))
+        print(server.endpoint, flush=True)
+        for _ in sys.stdin:
+            refused = sum(server.quotas.refusals.values())
+            print(json.dumps({**counts.parts, "faults": dict(faults), "over quota": refused}), flush=True)
+
+
+def mixture(share: float, draw: random.Random, told: Counter[str]) -> Any:
+    """A change of a share of all answers, each in one of nine ways."""
+    import hub_faults
+
+    ranges = {
+        "truncated": hub_faults.truncated(7),
+        "wrong range": hub_faults.shifted(16),
+        "gzip": hub_faults.zipped,
+        "whole file": hub_faults.whole,
+    }
+    others = {
+        "reset": hub_faults.closed(reset=True),
+        "429": hub_faults.status(429),
+        "503": hub_faults.status(503),
+        "HTML": hub_faults.status(200),
+        "expired": hub_faults.status(403, body=b"Request has expired"),
+    }
+
+    def change(reply: Any, request: Any) -> Any:
+        if draw.random() >= share:
+            return reply
+        # Only a signed address expires; only a range can be wrong.
+        delivery = request.part == "cdn" and "Content-Range" in reply.headers and reply.place is not None
+        kinds = {**ranges, **others} if delivery else {k: v for k, v in others.items() if k != "expired"}
+        kind = draw.choice(sorted(kinds))
+        told[kind] += 1
+        return kinds[kind](reply, request)
+
+    return change
+
+
+# --- the runs -------------------------------------------------------------------------------------------
+
+
+class Server:
+    """The server in a process of its own."""
+
+    def __init__(self, count: int, storage: str, share: float, folder: Path) -> None:
+        words = [str(count), storage, str(share), str(folder)]
+        command = [sys.executable, __file__, "--serve", *words]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.endpoint = self._process.stdout.readline().strip()
+
+    def counts(self) -> dict[str, Any]:
+        """Requests by what answered them, and faults."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return dict(json.loads(self._process.stdout.readline()))
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.communicate()
+
+
+class Runs:
+    """The command over all checkpoints, as often as it takes."""
+
+    def __init__(self, server: Server, storage: str, asked: list[str], folder: Path) -> None:
+        self.registry, self.lines = folder / "registry.duckdb", folder / "out.jsonl"
+        names = folder / "names.txt"
+        names.write_text("\n".join(asked))
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "AWS_"))}
+        path = os.pathsep.join([str(ROOT), str(ROOT / "screener")])
+        self._env = kept | {"PYTHONPATH": path, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(folder / "hf")}
+        if storage == "hub":
+            self._env |= {"HF_ENDPOINT": server.endpoint}
+        else:
+            self._env |= {"AWS_ENDPOINT_URL": server.endpoint, "AWS_REGION": "us-east-1"}
+            self._env |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_ALLOW_HTTP": "true"}
+        self._command = [sys.executable, "-m", "lmeval_screener", "--from", str(names), "--timeout", "600"]
+        self._command += ["--registry", str(self.registry), "--output", str(self.lines), "--quiet"]
+
+    def start(self) -> int:
+        """Start one; its process id."""
+        return os.posix_spawn(sys.executable, self._command, self._env)
+
+    def journal(self, but: Collection[Path] = ()) -> int:
+        """Checkpoints in the journal, without some of its segments."""
+        found = 0
+        for path in self.segments() - set(but):
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                found += sum(line.startswith(b'{"k":"seen"') for line in file)
+        return found
+
+    def segments(self) -> set[Path]:
+        """The journal's files."""
+        return set(self.registry.with_name(self.registry.name + ".journal").glob("*.jsonl"))
+
+    def killed(self, after: int, pause: float) -> int:
+        """Kill a run a moment after it kept so many checkpoints; how many it had kept."""
+        before = self.segments()
+        pid = self.start()
+        while self.journal(before) < after and not os.waitpid(pid, os.WNOHANG)[0]:
+            time.sleep(0.2)
+        time.sleep(pause)
+        kept = self.journal(before)
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        return kept
+
+    def finished(self, *, curve: bool) -> tuple[float, Any]:
+        """Run to the end; seconds, and what it used. Prints memory as it goes on, if asked to."""
+        pid, begun, told = self.start(), time.perf_counter(), 0.0
+        while True:
+            found, status, usage = os.wait4(pid, os.WNOHANG)
+            if found:
+                code = os.waitstatus_to_exitcode(status)
+                print(f"  exit {code}, peak memory {usage.ru_maxrss / 1024:.0f} MB", flush=True)
+                return time.perf_counter() - begun, usage
+            time.sleep(0.5)
+            if curve and time.perf_counter() - told > max(2.0, 0.1 * (time.perf_counter() - begun)):
+                told = time.perf_counter()
+                memory = memory_of(pid)
+                print(f"  {told - begun:6.0f} s: {self.journal():6} kept, {memory:4.0f} MB", flush=True)
+
+
+def memory_of(pid: int) -> float:
+    """Resident memory of a process, MB."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS"):
+                return float(line.split()[1]) / 1024
+    return 0.0
+
+
+# --- what must come out ---------------------------------------------------------------------------------
+
+
+def truth(count: int, storage: str) -> Iterator[tuple[Checkpoint, float | None]]:
+    """Every checkpoint with its G over the full matrix as it is stored; None where it has to fail."""
+    from checkpoints import stored
+
+    rows = [rows_of_sets(content) for content in tokenizers()]
+    for number in range(count):
+        one = Checkpoint(number, storage)
+        if one.error is not None:
+            yield one, None
+            continue
+        body = stored(one.matrix(ROWS), one.dtype)
+        if one.dtype == "BF16":
+            matrix = (np.frombuffer(body, "<u2").astype("<u4") << 16).view("<f4")
+        else:
+            matrix = np.frombuffer(body, {"F32": "<f4", "F16": "<f2"}[one.dtype])
+        domain, reference, _ = rows[one.tokenizer]
+        yield one, true_gap(matrix.astype(np.float64).reshape(ROWS, WIDTH), domain, reference)
+
+
+def problems(
+    expected: Iterable[tuple[Checkpoint, float | None]],
+    stored: list[tuple[str, float]],
+    lines: list[dict[str, Any]],
+    summary: dict[str, Any],
+) -> list[str]:
+    """What is wrong with a registry and the last run's output; empty where nothing is.
+
+    Args:
+        expected: See `truth`.
+        stored: Names and G of all results in the registry.
+        lines: The lines of checkpoints of the last run's output.
+        summary: Its last line.
+    """
+    found = []
+    results, gaps = Counter(name for name, _ in stored), dict(stored)
+    told = Counter(line["repo"] for line in lines)
+    by_name = {line["repo"]: line for line in lines}
+    true: dict[str, float] = {}
+    for one, gap in expected:
+        name = one.name if one.error is None else one.asked
+        if told[name] != 1:
+            found.append(f"{name}: {told[name]} lines")
+            continue
+        if gap is None:
+            if results[one.name] or by_name[name].get("error") != one.error:
+                found.append(f"{name}: expected {one.error}, got {by_name[name].get('error')}")
+            continue
+        if results[one.name] != 1:
+            found.append(f"{name}: {results[one.name]} results in the registry")
+        elif abs(gaps[one.name] - gap) > 1e-6 or abs(by_name[name]["gap"]["cosine"]["mean"] - gap) > 1e-6:
+            found.append(f"{name}: G {gaps[one.name]:.9f}, in truth {gap:.9f}")
+        true[one.name] = gap
+    ranked: Counter[str] = Counter()
+    for group in summary["groups"]:
+        names = [entry["checkpoint"].partition("@")[0] for entry in group["ranking"]]
+        ranked.update(names)
+        order = [true.get(name, np.nan) for name in names]
+        if any(not after <= before + 1e-6 for before, after in pairwise(order)):
+            found.append(f"{group['family']} {group['scale']}: not in the order of the true G")
+        families = {int(name.rpartition("-")[2]) % FAMILIES for name in names}
+        if len(families) != 1:
+            found.append(f"{group['family']} {group['scale']}: families {sorted(families)} in one group")
+    if set(ranked) != set(true) or set(ranked.values()) - {1}:
+        found.append(f"{len(ranked)} ranked, {len(true)} expected, {sum(ranked.values())} places")
+    if len(told) != sum(told.values()) or len(results) != sum(results.values()):
+        found.append("something is there twice")
+    return found
+
+
+def soak(count: int, storage: str, share: float, kills: int, seed: int, folder: Path) -> list[str]:
+    """All of it; what is wrong."""
+    import duckdb
+
+    draw = random.Random(seed)
+    started = time.perf_counter()
+    (folder / "zoo").mkdir()
+    server = Server(count, storage, share, folder / "zoo")
+    try:
+        everything = [Checkpoint(number, storage) for number in range(count)]
+        if storage == "hub":
+            asked = ["zoo/*", *(one.asked for one in everything if one.kind == "renamed")]
+        else:
+            asked = ["s3://box/zoo/*"]
+        print(f"{count} checkpoints made in {time.perf_counter() - started:.0f} s", flush=True)
+        runs = Runs(server, storage, asked, folder)
+        for _ in range(kills):
+            after = draw.randint(1, max(1, count // (kills + 2)))
+            print(f"killed after {runs.killed(after, draw.random())} kept", flush=True)
+        before = server.counts()
+        for attempt in range(5):
+            seconds, usage = runs.finished(curve=attempt == 0)
+            cpu = usage.ru_utime + usage.ru_stime
+            print(f"run {attempt + 1} to the end: {seconds:.0f} s, {cpu:.0f} s of CPU")
+            lines = [json.loads(line) for line in runs.lines.read_text().splitlines()]
+            summary = lines.pop()["summary"]
+            failed = Counter(line["error"] for line in lines if "error" in line)
+            print(f"  {summary['totals']['checkpoints']} screened, failed: {dict(failed)}", flush=True)
+            passing = [line for line in lines if line.get("error") in PASSING]
+            if not passing:
+                break
+            print(f"  for example {passing[0]['repo']}: {passing[0]['message']}", flush=True)
+        after_all = server.counts()
+        print(f"server, in all: {after_all}")
+        if storage == "hub":
+            asked_for = sum(v for k, v in after_all.items() if k in ("resolve", "cdn", "api", "list", "raw"))
+            said = [f"{asked_for / count:.1f} requests a checkpoint, kills and repeats included"]
+            said += [f"{after_all.get('resolve', 0) / count:.2f} to the resolver"]
+            said += [f"{after_all.get('api', 0)} API calls and {after_all.get('list', 0)} pages of lists"]
+            print("; ".join(said))
+        since = {part: n - before.get(part, 0) for part, n in after_all.items() if isinstance(n, int)}
+        print(f"since the last kill: {since}")
+        with duckdb.connect(str(runs.registry), read_only=True) as connection:
+            stored = connection.execute("SELECT repo, gap_cosine FROM results").fetchall()
+        if storage == "s3":
+            short = "s3://box/"
+            stored = [(name.removeprefix(short), gap) for name, gap in stored]
+            for line in lines:
+                line["repo"] = line["repo"].removeprefix(short)
+            for group in summary["groups"]:
+                for entry in group["ranking"]:
+                    entry["checkpoint"] = entry["checkpoint"].removeprefix(short)
+        return problems(truth(count, storage), stored, lines, summary)
+    finally:
+        server.close()
+
+
+def main() -> int:
+    """Print what happened; 1 where anything is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=10_000, help="checkpoints (default: 10000)")
+    parser.add_argument("--storage", choices=("hub", "s3"), default="hub")
+    parser.add_argument("--faults", type=float, default=0.02, help="share of answers (default: 0.02)")
+    parser.add_argument("--kills", type=int, default=3, help="default: 3")
+    parser.add_argument("--seed", type=int, default=0, help="of the times of the kills (default: 0)")
+    parser.add_argument("--serve", nargs=4, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        count, storage, share, folder = args.serve
+        serve(int(count), storage, float(share), Path(folder))
+        return 0
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        wrong = soak(args.count, args.storage, args.faults, args.kills, args.seed, Path(folder))
+    for problem in wrong[:50]:
+        print(f"WRONG {problem}")
+    print(f"{len(wrong)} problems" if wrong else "every row right, nothing lost, nothing twice")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

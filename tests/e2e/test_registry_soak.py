@@ -1,0 +1,52 @@
+"""The soak of a registry, small: faults, kills, gated and broken ones; and that it sees what is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("duckdb", reason="the extra [registry] is not installed")
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
+
+import registry_soak  # noqa: E402
+
+
+def test_a_small_registry_survives_faults_and_kills():
+    command = [sys.executable, str(ROOT / "benchmarks" / "registry_soak.py")]
+    done = subprocess.run(
+        [*command, "--count", "150", "--faults", "0.04"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "every row right, nothing lost, nothing twice" in done.stdout
+    assert done.stdout.count("killed after") == 3
+    assert "'GatedRepo': 2" in done.stdout
+    assert "'BadHeader': 2" in done.stdout
+
+
+def test_what_is_wrong_is_seen():
+    truth = [(registry_soak.Checkpoint(number, "hub"), 2.0 - number / 100) for number in (0, 30, 60)]
+    truth.append((registry_soak.Checkpoint(27, "hub"), None))
+    names = [one.name for one, _ in truth]
+    stored = [(name, 2.0 - number / 100) for name, number in zip(names, (0, 30, 60), strict=False)]
+    lines = [{"repo": name, "gap": {"cosine": {"mean": gap}}} for name, gap in stored]
+    lines.append({"repo": names[3], "error": "BadHeader"})
+    group = {"family": "f", "scale": "1B", "ranking": [{"checkpoint": name} for name in names[:3]]}
+    summary = {"groups": [group]}
+
+    def wrong(stored=stored, lines=lines, groups=(group,)):
+        return registry_soak.problems(truth, stored, lines, {"groups": list(groups)})
+
+    assert not registry_soak.problems(truth, stored, lines, summary)
+    assert wrong(stored=stored[1:])  # lost
+    assert wrong(stored=[*stored, stored[0]])  # twice
+    assert wrong(stored=[(stored[0][0], 2.1), *stored[1:]])  # another number
+    assert wrong(lines=lines[1:])
+    assert wrong(lines=[*lines, lines[0]])
+    assert wrong(lines=[*lines[:3], {"repo": names[3], "error": "Timeout"}])
+    assert wrong(groups=[group | {"ranking": group["ranking"][::-1]}])  # order
+    assert wrong(groups=[group | {"ranking": group["ranking"][:2]}])
+    assert wrong(groups=[group, group])

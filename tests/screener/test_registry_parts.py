@@ -1,0 +1,199 @@
+"""Parts of a registry: merges in parts, what it knows, groups that stay one, the Python call, buckets."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+from checkpoints import write_checkpoint
+from hub_server import HubServer
+from lmeval_screener import screen
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.paths import data_folder
+
+duckdb = pytest.importorskip("duckdb", reason="the extra [registry] is not installed")
+
+TOKENIZER = data_folder("demo") / "sums-00" / "tokenizer.json"
+
+
+def make(place, seed=0):
+    rows = len(json.loads(TOKENIZER.read_text())["model"]["vocab"]) + 40
+    matrix = np.random.default_rng(seed).normal(size=(rows, 8)) + seed / 10
+    write_checkpoint(place, {"lm_head.weight": ("F32", matrix)})
+    shutil.copy(TOKENIZER, place / "tokenizer.json")
+    return place
+
+
+def means(result):
+    return {c.repo: c.gaps["cosine"].mean for c in result.checkpoints}
+
+
+@pytest.fixture
+def many(tmp_path):
+    return [str(make(tmp_path / f"m{number:02d}", number)) for number in range(7)]
+
+
+@pytest.mark.parametrize("lines", [1, 3, 1000])
+def test_a_segment_is_merged_alike_in_parts_of_any_size(many, tmp_path, monkeypatch, lines):
+    from lmeval_screener.registry import schema
+
+    monkeypatch.setattr(schema, "_LINES", lines)
+    first = screen(many, registry=tmp_path / "r.duckdb")
+    with duckdb.connect(str(tmp_path / "r.duckdb"), read_only=True) as connection:
+        rows = connection.execute("SELECT repo, gap_cosine FROM results").fetchall()
+        assert connection.execute("SELECT count(*), max(screened) FROM runs").fetchall() == [(1, 7)]
+    assert len(rows) == 7
+    assert dict(rows) == means(first)
+
+
+def test_the_python_call_reads_only_what_is_new(many, tmp_path):
+    place = tmp_path / "r.duckdb"
+    first = screen(many[:5], registry=place)
+    assert all(c.seconds > 0 for c in first.checkpoints)
+    second = screen(many, registry=str(place))
+    assert means(second) == pytest.approx(means(screen(many)), abs=1e-15)
+    taken = {c.repo for c in second.checkpoints if c.seconds == 0}  # what was read takes time
+    assert taken == set(many[:5])
+    assert all(c.seconds > 0 for c in screen(many, registry=place, refresh=True).checkpoints)
+    with pytest.raises(UsageError, match="expected --registry"):
+        screen(many, refresh=True)
+
+
+def test_what_is_known_is_found_by_place_and_the_last_counts():
+    from lmeval_screener.registry.known import Known
+
+    known = Known()
+    known.take([(("a", "", "1"), [1.5, None]), (("a", "", "2"), "two")])
+    known.take([(("a", "", "1"), ("BadRows", "why"))])
+    assert known.find(("a", "", "1")) == ("BadRows", "why")
+    assert known.find(("a", "", "2")) == "two"
+    assert known.find(("a", "1", "")) is None
+
+
+def test_the_demo_and_its_folders_by_name_are_one_group(tmp_path, capsys):
+    place = tmp_path / "r.duckdb"
+    folders = sorted(str(f) for f in data_folder("demo").glob("sums-*"))[:3]
+    screen(demo=True, registry=place)
+    screen(folders, registry=place)
+    assert len(groups(place, capsys)) == 1
+    # Folders that were never in a family stay in a group of their own.
+    screen([str(make(tmp_path / "own", 3))], registry=place)
+    assert len(groups(place, capsys)) == 2
+
+
+def groups(place, capsys):
+    from lmeval_dispersion.cli import main
+
+    assert main(["registry", "query", str(place), "--format", "csv"]) == 0
+    rows = csv.DictReader(capsys.readouterr().out.splitlines())
+    return {row["group"] for row in rows}
+
+
+def test_a_second_run_over_an_organisation_reads_nothing_new(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    with HubServer() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+        monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets-0"))
+        changed = "2026-03-0{}T00:00:00.000Z"
+        for number in range(3):
+            folder = make(tmp_path / f"m{number}", number)
+            hub.add(f"acme/m{number}", folder, changed=changed.format(number + 1))
+        first = screen(["acme/*"], registry=tmp_path / "r.duckdb")
+        # Where no name tells a step or a date, the list's date of the last change is taken.
+        dates = {c.repo: c.step_or_date for c in first.checkpoints}
+        assert [dates[f"acme/m{n}"][0] for n in range(3)] == ["date"] * 3
+        assert dates["acme/m2"][1] - dates["acme/m0"][1] == 2
+        assert screen(["acme/m0"]).checkpoints[0].step_or_date is None
+        monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets-1"))
+        hub.requests.clear()
+        second = screen(["acme/*"], registry=tmp_path / "r.duckdb")
+        assert {request.part for request in hub.requests} == {"list"}
+        assert means(second) == means(first)
+
+
+def test_a_second_run_over_a_bucket_reads_no_object(tmp_path, monkeypatch):
+    from faulty_proxy import FaultyProxy
+    from huggingface_hub import constants
+    from lmeval_screener.checkpoints.limits import Allowance
+    from storages import moto
+
+    with moto() as server, FaultyProxy(server.port) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+        for number in range(6):
+            server.put(make(tmp_path / f"m{number}", number), f"zoo/m{number}")
+        address = f"s3://{server.bucket}/zoo/*"
+        monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets-0"))
+        first = screen([address], registry=tmp_path / "r.duckdb")
+        assert len(first.checkpoints) == 6
+        assert proxy.ranges()
+        monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets-1"))
+        proxy.requests.clear()
+        second = screen([address], registry=tmp_path / "r.duckdb")
+        assert [request.path for request in proxy.ranges()] == []
+        assert means(second) == means(first)
+        # The user's limit of bytes holds for buckets too: some are read, the others are not tried.
+        one = first.bytes_read // 6
+        limited = screen([address], allowance=Allowance(bytes_read=3 * one))
+        assert {failed.error for failed in limited.failed} == {"NotTried"}
+        assert 1 <= len(limited.checkpoints) < 6
+        assert limited.bytes_read <= 4 * one
+        assert all("--max-bytes" in failed.message for failed in limited.failed)
+
+
+def test_json_in_pieces_is_the_contract(many):
+    from lmeval_screener.reports.document import json_text, report
+
+    result = screen(many)
+    whole = {**result.to_dict()}
+    text = json_text(result)
+    assert json.loads(text) == whole | {"answer": json.loads(text)["answer"]}
+    assert text == json.dumps(json.loads(text), indent=2, ensure_ascii=False) + "\n"
+    assert "".join(report(result).pieces()) == text
+    nothing = dataclasses.replace(result, checkpoints=())
+    text = json_text(nothing)
+    assert text == json.dumps(json.loads(text), indent=2, ensure_ascii=False) + "\n"
+
+
+def test_a_page_before_a_file_says_nothing_of_its_size(tmp_path, monkeypatch):
+    import hub_faults
+    from huggingface_hub import constants
+
+    with HubServer() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+        monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets"))
+        hub.add("acme/m", make(tmp_path / "m"))
+        # Two pages: the attempt that fails for them ends; what it learnt must not stay.
+        hub.fault("resolve", hub_faults.status(200), match="*/tokenizer.json", times=2)
+        first = screen(["acme/*"])
+        assert [failed.error for failed in first.failed] == ["BadResponse"]
+        assert len(screen(["acme/*"]).checkpoints) == 1
+
+
+def test_who_waits_for_a_quota_holds_no_slot_of_a_folder(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+    from lmeval_screener import screening
+
+    monkeypatch.setattr(screening, "_SIDE_BY_SIDE", 2)
+    ended = []
+    quotas = {"resolvers": (4, 3.0)}
+    with HubServer(quotas=quotas) as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+        monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets"))
+        for number in range(4):
+            hub.add(f"acme/m{number}", make(tmp_path / f"h{number}", number))
+        folders = [str(make(tmp_path / f"f{number}", number)) for number in range(6)]
+        result = screen(
+            ["acme/*", *folders], progress=lambda done, count, label: ended.append(label) if label else None
+        )
+    assert not result.failed
+    assert len(result.checkpoints) == 10
+    last = max(place for place, label in enumerate(ended) if label in folders)
+    assert sum(label.startswith("acme/") for label in ended[:last]) < 4
