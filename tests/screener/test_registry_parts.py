@@ -162,7 +162,8 @@ def test_json_in_pieces_is_the_contract(many):
     assert text == json.dumps(json.loads(text), indent=2, ensure_ascii=False) + "\n"
 
 
-def test_a_page_before_a_file_says_nothing_of_its_size(tmp_path, monkeypatch):
+@pytest.mark.parametrize("file", ["tokenizer.json", "config.json", "model.safetensors"])
+def test_a_page_before_a_file_is_no_file_and_says_nothing_of_its_size(tmp_path, monkeypatch, file):
     import hub_faults
     from huggingface_hub import constants
 
@@ -171,7 +172,7 @@ def test_a_page_before_a_file_says_nothing_of_its_size(tmp_path, monkeypatch):
         monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets"))
         hub.add("acme/m", make(tmp_path / "m"))
         # Two pages: the attempt that fails for them ends; what it learnt must not stay.
-        hub.fault("resolve", hub_faults.status(200), match="*/tokenizer.json", times=2)
+        hub.fault("resolve", hub_faults.status(200), match=f"*/{file}", times=2)
         first = screen(["acme/*"])
         assert [failed.error for failed in first.failed] == ["BadResponse"]
         assert len(screen(["acme/*"]).checkpoints) == 1

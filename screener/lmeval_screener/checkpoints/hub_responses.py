@@ -291,12 +291,12 @@ def resolve_problem(
         final: Whether the answer is of the file itself, not a redirect.
     """
     size = headers.get("X-Linked-Size") or (headers.get("Content-Length") if final else None)
-    if final and entry.size is None:
-        # What is learnt here is kept: no page that a proxy puts in between may say how large a file is.
+    if entry.size is None and "Location" not in headers:
+        # What comes here is kept: no page that a proxy puts in between may stand for a file or for its size.
         told = any(name in headers for name in ("X-Repo-Commit", "X-Linked-ETag", "ETag"))
         page = headers.get("Content-Type", "").startswith("text/html") and not entry.path.endswith("html")
         if page or not told:
-            return f"expected size and version of the file, got {'a page' if page else 'neither'}"
+            return f"expected the file with its version, got {'a page' if page else 'neither'}"
     if size and entry.size is not None and size != str(entry.size):
         return f"expected {entry.size} bytes, got {size}"
     if headers.get("X-Repo-Commit", commit) != commit:
