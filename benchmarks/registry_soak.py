@@ -276,7 +276,11 @@ class Runs:
         """Kill a run a moment after it kept so many checkpoints; how many it had kept."""
         before = self.segments()
         pid = self.start()
-        while self.journal(before) < after and not os.waitpid(pid, os.WNOHANG)[0]:
+        while self.journal(before) < after:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                code = os.waitstatus_to_exitcode(status)
+                raise SystemExit(f"the command ended by itself (exit {code}) before {after} were kept")
             time.sleep(0.2)
         time.sleep(pause)
         kept = self.journal(before)
