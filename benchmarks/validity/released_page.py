@@ -28,11 +28,14 @@ TITLES = (
 
 
 def answer(*words: str, cwd: Path) -> str:
-    """The first sentences of a command's report; what is complete is not computed again."""
+    """The first sentences of a command's report, or why it gives none; what is complete is not computed again."""
     program = [sys.executable, "-m", "lmeval_dispersion", *words, "--quiet"]
     done = subprocess.run(program, cwd=cwd, capture_output=True, text=True)
     lines = done.stdout.splitlines()
     end = next((i for i, line in enumerate(lines) if line.startswith(TITLES)), 0)
+    refused = done.stderr.splitlines()
+    if not end and len(refused) == 1 and refused[0].startswith(f"dispersion {words[0]}: "):
+        return f"No report: {refused[0].partition(': ')[2]}."
     if not end:
         raise SystemExit(f"{' '.join(words)}: {done.stderr or 'no answer'}")
     return " ".join(lines[:end])
