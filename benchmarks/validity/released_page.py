@@ -28,7 +28,7 @@ TITLES = (
 
 
 def answer(*words: str, cwd: Path) -> str:
-    """The first sentences of a command's report, or why it gives none; what is complete is not computed again."""
+    """The first sentences of a report, or why there is none; what is complete is not computed again."""
     program = [sys.executable, "-m", "lmeval_dispersion", *words, "--quiet"]
     done = subprocess.run(program, cwd=cwd, capture_output=True, text=True)
     lines = done.stdout.splitlines()
