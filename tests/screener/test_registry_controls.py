@@ -93,8 +93,7 @@ def hub(monkeypatch, tmp_path):
 def test_a_second_run_has_the_same_controls_and_reads_nothing(hub, tmp_path):
     few = max(*T, *R) + 1
     assert few < V
-    for number in range(3):
-        hub.add(f"acme/m{number}", make_path(tmp_path, number))
+    hub.add("acme/m0", make_path(tmp_path, 0))
     hub.add("acme/no-norm", make_path(tmp_path, 3, norm=False))
     hub.add("acme/few-rows", make_path(tmp_path, 4, rows=few))
     settings = {"registry": tmp_path / "r.duckdb", "controls": True}
@@ -107,8 +106,6 @@ def test_a_second_run_has_the_same_controls_and_reads_nothing(hub, tmp_path):
     assert "no final norm of a known name" in of(second)["acme/no-norm"][1]
     assert "a sample of rows cannot be taken" in of(second)["acme/few-rows"]
     assert of(second)["acme/m0"][2] == 256
-    fresh, _ = hub.asked("acme/*", controls=True)
-    assert of(fresh) == of(first)
     # A reason is asked for again by another version, which may know more; figures are not.
     with duckdb.connect(str(tmp_path / "r.duckdb")) as connection:
         connection.execute("UPDATE controls SET version = '0.0'")
@@ -119,7 +116,7 @@ def test_a_second_run_has_the_same_controls_and_reads_nothing(hub, tmp_path):
     assert "few-rows" in told
     assert "acme/m0" not in told
     again, requests = hub.asked("acme/*", refresh=True, **settings)
-    assert len(requests) > 20
+    assert len(requests) > 10
     assert of(again) == of(first)
 
 
@@ -130,7 +127,7 @@ def make_path(tmp_path, number, **settings):
 
 
 def test_controls_asked_for_later_are_read_alone_and_figures_stay(hub, tmp_path):
-    for number in range(3):
+    for number in range(2):
         hub.add(f"acme/m{number}", make_path(tmp_path, number))
     place = tmp_path / "r.duckdb"
     without, _ = hub.asked("acme/*", registry=place)
@@ -146,14 +143,14 @@ def test_controls_asked_for_later_are_read_alone_and_figures_stay(hub, tmp_path)
     assert all(c.bytes_read > 0 for c in later.checkpoints)
     _, requests = hub.asked("acme/*", registry=place, controls=True)
     assert {request.part for request in requests} == {"list"}
-    assert len(kept(place)) == 3
+    assert len(kept(place)) == 2
     assert all(figures_of != controls_of for _, figures_of, controls_of in kept(place))
     with duckdb.connect(str(place), read_only=True) as connection:
         rows = connection.execute(
             "SELECT repo, centred, final_norm, row_norm, effective_rank, z FROM checkpoints"
         ).fetchall()
     shown = {c.repo: c.controls for c in fresh.checkpoints}
-    assert len(rows) == 3
+    assert len(rows) == 2
     for repo, centred, ratio, norm, rank, z in rows:
         one = shown[repo]
         assert (centred, ratio) == (one.centred.mean, one.final_norm.mean)
@@ -225,7 +222,7 @@ def test_passing_failures_and_those_of_a_folder_that_is_written_meanwhile_are_no
 
 
 def test_an_interrupt_keeps_the_controls_that_are_there(tmp_path, monkeypatch):
-    names, place = [make(tmp_path / f"m{n}", n) for n in range(5)], tmp_path / "r.duckdb"
+    names, place = [make(tmp_path / f"m{n}", n) for n in range(4)], tmp_path / "r.duckdb"
     read, calls = screening.read_controls, []
 
     async def interrupted(reading, rows):
@@ -243,9 +240,9 @@ def test_an_interrupt_keeps_the_controls_that_are_there(tmp_path, monkeypatch):
             session=session, keep_on_interrupt=True,
         )  # fmt: skip
     found = of(result)
-    assert len(found) == 5
+    assert len(found) == 4
     stopped = [name for name, one in found.items() if isinstance(one, str)]
-    assert 2 <= len(stopped) <= 3
+    assert 1 <= len(stopped) <= 2
     assert all("run the same command again" in found[name] for name in stopped)
     assert {row[0] for row in kept(place)} == set(names) - set(stopped)
     monkeypatch.undo()
@@ -269,13 +266,13 @@ screen(sys.argv[2:], registry=sys.argv[1], controls=True)
 
 
 def test_what_a_killed_run_had_read_is_there(tmp_path):
-    names, place = [make(tmp_path / f"m{n}", n) for n in range(5)], tmp_path / "r.duckdb"
+    names, place = [make(tmp_path / f"m{n}", n) for n in range(4)], tmp_path / "r.duckdb"
     done = subprocess.run([sys.executable, "-c", KILLED, str(place), *names], timeout=60)
     assert done.returncode == -signal.SIGKILL
     result = screen(names, registry=place, controls=True)
     assert of(result) == of(screen(names, controls=True))
     rows = kept(place)
-    assert len(rows) == 5
+    assert len(rows) == 4
     (killed,) = {figures for _, figures, _ in rows}
     assert sum(controls == killed for _, _, controls in rows) == 2
 
