@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +19,7 @@ from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.snapshot import Meter, Snapshot
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.ranking.controls import Controls, controls, random_ids
+from lmeval_screener.ranking.controls import CONTROLS, POOL, Controls, controls, random_ids
 from lmeval_screener.ranking.gap import Gap, gaps
 from lmeval_screener.ranking.measured import Gaps, Measured
 from lmeval_screener.targets.names import REPOSITORY
@@ -27,6 +29,7 @@ from lmeval_screener.tokens.resolution import Resolution, resolve
 from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
 from lmeval_screener.weights.adapters import Adapter, adapted_projection, is_adapter, read_adapter
+from lmeval_screener.weights.element_types import row_bytes
 from lmeval_screener.weights.final_norm import read_final_norm
 from lmeval_screener.weights.gguf import choose_files, read_gguf, read_vocabulary
 from lmeval_screener.weights.projection import OutputProjection, find_projection
@@ -53,7 +56,6 @@ class Reading:
         gaps: The gap in every metric.
         seconds: From the first request to the last row.
         budget: The time that it may take.
-        controls: Gauge controls, where they were asked for; a sentence where they could not be read.
         base: Where the base of an adapter was read; None for other checkpoints.
     """
 
@@ -65,7 +67,6 @@ class Reading:
     gaps: dict[Metric, Gap]
     seconds: float
     budget: Budget
-    controls: Controls | str | None = None
     base: Snapshot | None = None
 
     @property
@@ -98,7 +99,6 @@ class Reading:
             bytes_read=self.bytes_read,
             requests=self.requests,
             seconds=self.seconds,
-            controls=self.controls,
         )
 
 
@@ -168,22 +168,23 @@ class Reader:
             projection = await adapted_projection(adapter, base)
             holder = snapshot if any(name in snapshot.files for name in TOKENIZER_FILES) else base
             file, digest = _tokenizer(holder)
-            resolution = await self._resolution(digest, lambda: _vocabulary(holder, file))
+            resolution = over or await self._resolution(digest, lambda: _vocabulary(holder, file))
         elif _is_gguf(snapshot, target):
             model = await read_gguf(snapshot, choose_files(list(snapshot.files), target.file, snapshot.repo))
             projection, digest = model.projection, model.tokenizer
-            resolution = await self._resolution(digest, lambda: read_vocabulary(snapshot, model))
+            resolution = over or await self._resolution(digest, lambda: read_vocabulary(snapshot, model))
         else:
             if not any(name in snapshot.files for name in TOKENIZER_FILES):
                 # An adapter comes without a tokenizer too: then that is what to say.
                 await find_projection(snapshot)
             file, digest = _tokenizer(snapshot)
-            projection, resolution = await _both(
-                find_projection(snapshot),
-                self._resolution(digest, lambda: _vocabulary(snapshot, file)),
-            )
-        if over is not None:
-            resolution = over
+            if over is not None:
+                projection, resolution = await find_projection(snapshot), over
+            else:
+                projection, resolution = await _both(
+                    find_projection(snapshot),
+                    self._resolution(digest, lambda: _vocabulary(snapshot, file)),
+                )
         gaps = await _read_gaps(snapshot, projection, resolution)
         seconds = time.perf_counter() - start
         return Reading(target, snapshot, projection, digest, resolution, gaps, seconds, budget, base=base)
@@ -208,35 +209,56 @@ class Reader:
             return self._resolutions[digest]
 
 
-async def with_controls(readings: Sequence[tuple[Reading, Reading]]) -> list[tuple[Reading, Reading]]:
-    """The readings with their gauge controls, which cost at most 1 MB more for each.
+@dataclass(frozen=True)
+class ControlRows:
+    """Rows that the controls of a checkpoint are made of, beside those of T and R.
 
-    A control that cannot be read costs no checkpoint its rank: a sentence stands in its place.
+    Attributes:
+        sample: Ids of a sample of the whole matrix.
+        most: Random tokens that may be read beside them.
+    """
+
+    sample: tuple[int, ...]
+    most: int
+
+    def key(self, resolution: Resolution) -> str:
+        """What tells the controls of one commit apart: a digest of all that picks their rows."""
+        domain, reference = resolution.domain_ids, resolution.reference_ids
+        # No more are ever read, so a larger limit picks the same.
+        most = min(self.most, POOL * len(domain))
+        picked = [CONTROLS, self.sample, most, resolution.vocabulary, domain, reference]
+        return hashlib.sha256(json.dumps(picked).encode()).hexdigest()[:32]
+
+
+def control_rows(found: Sequence[tuple[Measured, Measured]]) -> list[ControlRows]:
+    """The rows of each checkpoint's controls: at most 1 MB more for each.
 
     Args:
-        readings: Each with the one of its common tokenizer, whose sample of rows is taken for all.
+        found: Each with the one of its common tokenizer, whose sample of rows is taken for all.
     """
     # One size of the sample for all of a width, or the means would differ by that alone.
     wide: dict[tuple[str, int], int] = {}
-    for reading, common in readings:
-        key = common.tokenizer, reading.projection.shape[1]
-        wide[key] = max(wide.get(key, 0), reading.projection.row_bytes)
+    for one, common in found:
+        key = common.tokenizer, one.shape[1]
+        wide[key] = max(wide.get(key, 0), row_bytes(one.dtype, one.shape[1]))
+    samples = {common.tokenizer: common.resolution.sample for _, common in found}
+    rows = {
+        (tokenizer, width): ControlRows(samples[tokenizer][: _SAMPLE_BYTES // size], _RANDOM_BYTES // size)
+        for (tokenizer, width), size in wide.items()
+    }
+    return [rows[common.tokenizer, one.shape[1]] for one, common in found]
 
-    async def one(reading: Reading, common: Reading) -> tuple[Reading, Reading]:
-        width = wide[common.tokenizer, reading.projection.shape[1]]
-        start = time.perf_counter()
-        try:
-            found: Controls | str = await reading.budget.bounded(
-                _read_controls(
-                    reading, common.resolution.sample[: _SAMPLE_BYTES // width], _RANDOM_BYTES // width
-                )
-            )
-        except (ScreeningError, GeometryError) as error:
-            found = str(error)
-        seconds = reading.seconds + time.perf_counter() - start
-        return replace(reading, controls=found, seconds=seconds), common
 
-    return list(await asyncio.gather(*(one(reading, common) for reading, common in readings)))
+async def read_controls(reading: Reading, rows: ControlRows) -> Controls:
+    """The gauge controls of a checkpoint that was read, in what is left of its time.
+
+    Raises:
+        ScreeningError: They cannot be read; that costs no checkpoint its rank.
+    """
+    try:
+        return await reading.budget.bounded(_read_controls(reading, rows.sample, rows.most))
+    except GeometryError as error:
+        raise ScreeningError("BadRows", str(error)) from error
 
 
 async def _read_controls(reading: Reading, sample: Sequence[int], most: int) -> Controls:

@@ -26,9 +26,10 @@ from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Allowance
 from lmeval_screener.checkpoints.snapshot import Meter, Snapshot
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.ranking.controls import Controls
 from lmeval_screener.ranking.groups import common_tokenizers, mismatch, rank_measured
 from lmeval_screener.ranking.measured import Measured, Spill
-from lmeval_screener.reading import Reader, Reading, with_controls
+from lmeval_screener.reading import ControlRows, Reader, Reading, control_rows, read_controls
 from lmeval_screener.result import Failed, Result
 from lmeval_screener.targets.demo import demo_targets
 from lmeval_screener.targets.families import load_family
@@ -310,7 +311,7 @@ class _Run:
         expanded = await self._expanded(targets)
         if self._session is not None:
             # Not before: what a glob or a training run's folder stands for is known by its own place.
-            self._session.prepare(expanded)
+            self._session.prepare(expanded, controls=self._readings is not None)
         engine = self.engine
         for one in await (self.measured(expanded) if engine is None else self._elsewhere(expanded, engine)):
             families.setdefault(one.target.family, []).append(one)
@@ -334,11 +335,7 @@ class _Run:
 
     async def _read_over(self, one: Measured, common: Measured) -> Measured:
         """The same checkpoint over the tokens of another tokenizer, at the commit that was read."""
-        at = replace(one.target, revision=one.revision) if one.revision is not None else one.target
-        again = await self._reader.read(at, Budget(self._timeout), over=common.resolution)
-        if not isinstance(again, Reading):
-            raise TypeError("a checkpoint that is read over other tokens is never taken as known")
-        again = replace(again, target=one.target)
+        again = await self._again(one, common, Budget(self._timeout))
         if self._readings is not None:
             self._readings[one.target] = again
         found = again.measured()
@@ -349,23 +346,91 @@ class _Run:
             seconds=found.seconds + one.seconds,
         )
 
+    async def _again(self, one: Measured, common: Measured, budget: Budget) -> Reading:
+        """The same checkpoint at the commit that was read, over the tokens of a tokenizer that is known."""
+        at = replace(one.target, revision=one.revision) if one.revision is not None else one.target
+        again = await self._reader.read(at, budget, over=common.resolution)
+        if not isinstance(again, Reading):
+            raise TypeError("a checkpoint that is read over given tokens is never taken as known")
+        return replace(again, target=one.target)
+
     async def _controlled(
         self, found: list[tuple[Measured, Measured]], readings: dict[Target, Reading]
     ) -> list[tuple[Measured, Measured]]:
-        """The checkpoints with their gauge controls; those that came from a registry have none."""
-        read = [pair for pair in found if pair[0].target in readings and pair[1].target in readings]
-        pairs = [(readings[one.target], readings[common.target]) for one, common in read]
-        controlled = {r.target: r for r, _ in await with_controls(pairs)}
-        why = "not read, as its figures came from the registry; --refresh reads it again"
-        return [
-            (
-                replace(one, controls=controlled[one.target].controls, seconds=controlled[one.target].seconds)
-                if one.target in controlled
-                else replace(one, controls=why),
-                common,
+        """The checkpoints with their gauge controls, stored ones where they are of the same rows."""
+        rows = control_rows(found)
+        controlled = list(found)
+        waiting = iter(range(len(found)))
+        running: set[asyncio.Task[Measured]] = set()
+
+        async def worker() -> None:
+            for place in waiting:
+                one, common = found[place]
+                reading = readings.pop(one.target, None)
+                stored = None
+                if self._session is not None:
+                    stored = self._session.controls(one.target, rows[place].key(one.resolution))
+                if stored is not None:
+                    controlled[place] = replace(one, controls=stored), common
+                    continue
+                try:
+                    if self._stopped:
+                        raise asyncio.CancelledError
+                    task = asyncio.create_task(self._with_controls(one, reading, rows[place]))
+                    running.add(task)
+                    try:
+                        controlled[place] = await task, common
+                    finally:
+                        task.cancel()
+                        running.discard(task)
+                except asyncio.CancelledError:
+                    if not self._stopped:
+                        raise
+                    controlled[place] = replace(one, controls=str(self._interrupted())), common
+
+        def stop() -> None:
+            self._stopped = True
+            for task in running:
+                task.cancel()
+
+        with _on_interrupt(stop) if self._keep_on_interrupt else contextlib.nullcontext():
+            await _all_or_none(worker() for _ in range(min(_SIDE_BY_SIDE, len(found))))
+        return controlled
+
+    async def _with_controls(self, one: Measured, reading: Reading | None, rows: ControlRows) -> Measured:
+        """A checkpoint with the controls as they are read now, and kept; its figures stay what they are.
+
+        Where they cannot be read a sentence stands in their place. One whose figures came from the registry
+        is opened once more.
+        """
+        start = time.perf_counter()
+        before = (reading.bytes_read, reading.requests) if reading is not None else (0, 0)
+        outcome: Controls | ScreeningError
+        try:
+            if reading is None:
+                budget = Budget(self._timeout)
+                if one.target.on_hub:
+                    await self._hub_answers(budget)
+                reading = await self._again(one, one, budget)
+            outcome = await read_controls(reading, rows)
+        except ScreeningError as error:
+            outcome = error
+            if error.code == "Unreachable" and one.target.on_hub:
+                self._unreachable.append(str(error))
+        if reading is not None:
+            if self._session is not None:
+                key = rows.key(one.resolution)
+                self._session.keep_controls(one.target, reading.snapshot, reading.base, key, outcome)
+            one = replace(
+                one,
+                bytes_read=one.bytes_read + reading.bytes_read - before[0],
+                requests=one.requests + reading.requests - before[1],
             )
-            for one, common in found
-        ]
+        return replace(
+            one,
+            controls=str(outcome) if isinstance(outcome, ScreeningError) else outcome,
+            seconds=one.seconds + time.perf_counter() - start,
+        )
 
     async def _expanded(self, targets: Sequence[Target]) -> list[Target]:
         """The targets with globs replaced by the revisions that they stand for, each one once."""

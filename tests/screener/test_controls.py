@@ -13,7 +13,7 @@ from lmeval_screener import screen
 from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.ranking.controls import RandomTokens, random_ids, random_tokens
 from lmeval_screener.ranking.gap import gap
-from lmeval_screener.reading import Reader, with_controls
+from lmeval_screener.reading import Reader, control_rows, read_controls
 from lmeval_screener.reports.document import controls_section
 from lmeval_screener.shortlist.manifest import scores
 from lmeval_screener.targets.target import Target
@@ -212,8 +212,8 @@ def test_they_cost_at_most_a_megabyte_more(hub, tmp_path):
             reader = Reader(client, *SETS, ResolutionCache(client.cache))
             reading = await reader.read(Target("org/m"), Budget(60))
             before = reading.snapshot.meter.bytes_read
-            ((after, _),) = await with_controls([(reading, reading)])
-            return after.controls, reading.snapshot.meter.bytes_read - before
+            (rows,) = control_rows([(reading.measured(), reading.measured())])
+            return await read_controls(reading, rows), reading.snapshot.meter.bytes_read - before
 
     controls, cost = asyncio.run(work())
     assert controls.sample == 750_000 // (2 * d)

@@ -87,3 +87,18 @@ def test_the_ray_script_of_a_short_list_evaluates_every_checkpoint(tmp_path):
     assert ran == [f"models/00{i}-org_7B-{i}.yaml" for i in (1, 2, 3)], done.stderr
     assert done.returncode == 1
     assert "not evaluated: shards [1]" in done.stderr
+
+
+@needs_ray
+def test_controls_are_refused_and_the_way_that_is_told_gives_them(tmp_path, capsys):
+    folder, registry = str(data_folder("demo") / "sums-00"), ["--registry", str(tmp_path / "r.duckdb")]
+    assert main([folder, "--engine", "ray", "--controls", *registry]) == 2
+    assert "known only when all checkpoints are read" in capsys.readouterr().err
+    # The cluster's run leaves the same registry as a process's own.
+    assert main([folder, *registry]) == 0
+    capsys.readouterr()
+    assert main([folder, "--controls", "--format", "json", *registry]) == 0
+    answer = capsys.readouterr()
+    assert "1 of 1 taken from" in answer.err
+    (one,) = json.loads(answer.out)["checkpoints"]
+    assert one["controls"]["centred"]["mean"] > 0

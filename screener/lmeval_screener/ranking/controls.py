@@ -30,8 +30,12 @@ from lmeval_dispersion.statistics import jackknife_se
 from lmeval_screener.ranking.gap import Difference, gap, paired_difference
 from lmeval_screener.weights.final_norm import FinalNorm
 
+#: Raised when a control is computed in another way: what an older rule gave is read again.
+CONTROLS = 1
+#: Times |T|: random tokens that the sets are drawn from, where so many fit into the bytes.
+POOL = 4
+
 _SETS = 200  # random sets of tokens
-_POOL = 4  # times |T|: random tokens that the sets are drawn from, where so many fit into the bytes
 _SEED = 20260501
 
 
@@ -191,7 +195,7 @@ def random_ids(
     Returns:
         Ids of the sample inside the range, and the others, ascending.
     """
-    used, wanted = set(taken), _POOL * len(domain)
+    used, wanted = set(taken), POOL * len(domain)
     low, high = min(domain), max(domain)
 
     def free() -> int:

@@ -291,6 +291,10 @@ def _pruned(store: Any, since: str | None) -> Document:
             "DELETE FROM results WHERE NOT ((identity, file, state, tokens, method) IN "
             "(SELECT identity, file, state, tokens, method FROM seen WHERE error IS NULL))"
         )
+        connection.execute(
+            "DELETE FROM controls WHERE NOT ((identity, file, state, tokens, method) IN "
+            "(SELECT identity, file, state, tokens, method FROM results))"
+        )
         connection.execute("DELETE FROM runs WHERE ended IS NOT NULL AND run NOT IN (SELECT run FROM seen)")
         connection.execute("COMMIT")
         connection.execute("CHECKPOINT")

@@ -7,11 +7,13 @@ import sqlite3
 from collections.abc import Iterable
 from typing import Any
 
-Place = tuple[str, str, str]
+Place = tuple[str, ...]
 
 
 class Known:
-    """Results and failures by identity, file and state, on disk, in a file that is gone when this is.
+    """Results and failures by identity, file and state, or what else tells them apart.
+
+    They lie on disk, in a file that is gone when this is.
 
     The registry itself cannot be asked during a run: one process at a time opens it.
     """

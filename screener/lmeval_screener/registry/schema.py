@@ -43,6 +43,12 @@ TABLES = {
         "numbers DOUBLE[]",
         "identity, file, state, tokens, method",
     ),
+    "controls": (
+        "identity VARCHAR, file VARCHAR, state VARCHAR, tokens VARCHAR, method INTEGER, sample VARCHAR, "
+        "run VARCHAR, stamp TIMESTAMP, version VARCHAR, centred DOUBLE, final_norm DOUBLE, row_norm DOUBLE, "
+        "effective_rank DOUBLE, z DOUBLE, content VARCHAR",
+        "identity, file, state, tokens, method, sample",
+    ),
     "seen": (
         "run VARCHAR, identity VARCHAR, requested VARCHAR, file VARCHAR, tokens VARCHAR, stamp TIMESTAMP, "
         "state VARCHAR, family VARCHAR, scale VARCHAR, negative_control BOOLEAN, method INTEGER, "
@@ -55,11 +61,16 @@ _VIEW = """
 CREATE OR REPLACE VIEW checkpoints AS
 SELECT s.identity, s.requested AS requested_revision, s.file, coalesce(r.revision, s.state) AS revision,
        u.domain, u.reference, s.family, s.scale, s.stamp AS seen, s.run, s.error, s.message,
-       r.* EXCLUDE (identity, file, state, tokens, method, run, revision, stamp, numbers, split)
+       r.* EXCLUDE (identity, file, state, tokens, method, run, revision, stamp, numbers, split),
+       c.centred, c.final_norm, c.row_norm, c.effective_rank, c.z
 FROM (SELECT * FROM seen QUALIFY row_number() OVER (
           PARTITION BY identity, requested, file, tokens ORDER BY stamp DESC, run DESC) = 1) s
 LEFT JOIN results r ON s.error IS NULL AND r.identity = s.identity AND r.file = s.file
           AND r.state = s.state AND r.tokens = s.tokens AND r.method = s.method
+LEFT JOIN (SELECT * FROM controls QUALIFY row_number() OVER (
+          PARTITION BY identity, file, state, tokens, method ORDER BY stamp DESC, sample) = 1) c
+          ON c.identity = r.identity AND c.file = r.file AND c.state = r.state AND c.tokens = r.tokens
+          AND c.method = r.method
 LEFT JOIN runs u ON u.run = s.run
 """
 
@@ -87,6 +98,14 @@ def prepare(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
         connection.execute("INSERT INTO layout VALUES (?)", [LAYOUT])
         connection.execute("COMMIT")
     check(connection, path)
+    missing = [name for name in TABLES if tables and name not in tables]
+    if missing:
+        # A table that came later changes none of the others: a registry of before goes on.
+        connection.execute("BEGIN")
+        for name in missing:
+            connection.execute(f"CREATE TABLE {name} ({TABLES[name][0]})")
+        connection.execute(_VIEW)
+        connection.execute("COMMIT")
 
 
 def check(connection: duckdb.DuckDBPyConnection, path: Path) -> None:

@@ -30,7 +30,9 @@ from lmeval_screener.checkpoints.local import LocalSnapshot, open_folder
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.checkpoints.source import WithTokenizer
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.ranking.controls import Control, Controls, RandomTokens
 from lmeval_screener.ranking.measured import Gaps, Measured
+from lmeval_screener.registry.kept_controls import complete, controls_of, controls_text
 from lmeval_screener.registry.known import Known
 from lmeval_screener.registry.schema import METHOD, check, load, prepare
 from lmeval_screener.targets.target import Target
@@ -221,6 +223,9 @@ class Session:
         #: Checkpoints that were taken from the registry.
         self.reused = 0
         self._known = Known()
+        self._controls = Known()
+        #: Identity and state of what was kept, where controls are to be kept too.
+        self._places: dict[Target, tuple[str, str]] | None = None
         self._resolutions: Mapping[str, Resolution] = {}
         self._opened: dict[Target, tuple[str, str]] = {}
         self._from_store: set[Target] = set()
@@ -234,8 +239,10 @@ class Session:
         }  # fmt: skip
         self._segment.append(self._entry)
 
-    def prepare(self, targets: Sequence[Target]) -> None:
-        """Take in what the registry knows of some repositories and folders."""
+    def prepare(self, targets: Sequence[Target], *, controls: bool = False) -> None:
+        """Take in what the registry knows of some repositories and folders, their controls too if asked."""
+        if controls:
+            self._places = {}
         if self.refresh:
             return
         wanted = sorted({identity_of(item, item.repo) for item in targets})
@@ -251,6 +258,13 @@ class Session:
             )
             while rows := failed.fetchmany(_ROWS):
                 self._known.take(((row[0], row[1], row[2]), row[3:]) for row in rows)
+            if controls:
+                self._controls.take(
+                    (tuple(row[:4]), row[5])
+                    for row in _every_controls(connection, self.tokens)
+                    # What this version could not read an other one may.
+                    if row[4] == __version__ or complete(row[5])
+                )
 
     def pinned(self, target: Target) -> Measured | None:
         """What is known of a target whose commit is known before anything is asked.
@@ -330,6 +344,8 @@ class Session:
                     }
                 )
             self._segment.append(self._result(outcome, identity, target.file or "", state))
+        if self._places is not None and not failed:
+            self._places[target] = identity, state
         self._segment.append(
             {
                 "k": "seen", "run": self.run, "identity": identity, "requested": target.revision or "",
@@ -338,6 +354,41 @@ class Session:
                 "method": METHOD, "version": __version__,
                 "error": outcome.code if isinstance(outcome, ScreeningError) else None,
                 "message": str(outcome) if failed else None,
+            }
+        )  # fmt: skip
+
+    def controls(self, target: Target, sample: str) -> Controls | str | None:
+        """Controls of a checkpoint that was kept in this run, over the rows of a sample's key.
+
+        A sentence where that commit has none; None where the registry does not know them.
+        """
+        place = None if self._places is None else self._places.get(target)
+        if place is None:
+            return None
+        identity, state = place
+        found = self._controls.find((identity, target.file or "", state, sample))
+        return None if found is None else controls_of(found)
+
+    def keep_controls(
+        self,
+        target: Target,
+        snapshot: Snapshot,
+        base: Snapshot | None,
+        sample: str,
+        outcome: Controls | ScreeningError,
+    ) -> None:
+        """Put controls on their way to the registry; a failure only if that commit always fails so."""
+        identity, state = (self._places or {}).get(target, ("", ""))
+        if not state or state_of(target, snapshot, base) != state:
+            return  # the folder was written meanwhile: they are not those of the figures
+        if isinstance(outcome, ScreeningError) and outcome.code not in LASTING:
+            return
+        kept = str(outcome) if isinstance(outcome, ScreeningError) else outcome
+        self._segment.append(
+            {
+                "k": "controls", "identity": identity, "file": target.file or "", "state": state,
+                "tokens": self.tokens, "method": METHOD, "sample": sample, "run": self.run, "stamp": _now(),
+                "version": __version__, **_figures_of(kept), "content": controls_text(kept),
             }
         )  # fmt: skip
 
@@ -474,6 +525,32 @@ def _every_state(connection: duckdb.DuckDBPyConnection, tokens: str) -> Iterator
             "AND r.tokens = ? AND r.method = ? AND r.identity IN (SELECT identity FROM wanted)",
             [begin, begin + _ROWS, tokens, METHOD],
         ).fetchall()
+
+
+def _every_controls(connection: duckdb.DuckDBPyConnection, tokens: str) -> Iterator[Sequence[Any]]:
+    """Place, version and content of all controls of the checkpoints in the table ``wanted``."""
+    last = connection.execute("SELECT coalesce(max(rowid), -1) FROM controls").fetchone()
+    for begin in range(0, (last or (-1,))[0] + 1, _ROWS):
+        yield from connection.execute(
+            "SELECT identity, file, state, sample, version, content FROM controls WHERE rowid >= ? "
+            "AND rowid < ? AND tokens = ? AND method = ? AND identity IN (SELECT identity FROM wanted)",
+            [begin, begin + _ROWS, tokens, METHOD],
+        ).fetchall()
+
+
+def _figures_of(found: Controls | str) -> dict[str, float | None]:
+    """The figures that a query can ask for; NULL where there is a reason instead."""
+    if isinstance(found, str):
+        return {}
+    rank, null = found.effective_rank, found.random_tokens
+    figures = {
+        "centred": found.centred.mean if isinstance(found.centred, Control) else math.nan,
+        "final_norm": found.final_norm.mean if isinstance(found.final_norm, Control) else math.nan,
+        "row_norm": found.row_norm,
+        "effective_rank": math.nan if isinstance(rank, str) else rank,
+        "z": null.z if isinstance(null, RandomTokens) else math.nan,
+    }
+    return {name: _number(value) for name, value in figures.items()}
 
 
 def _seen(row: Sequence[Any], resolutions: Mapping[str, Resolution]) -> Seen:
