@@ -41,6 +41,17 @@ def answer(*words: str, cwd: Path) -> str:
     return " ".join(lines[:end])
 
 
+def share_right(values: dict, run: dict) -> float:
+    """A task's accuracy by the metric, and the filter where one is named, that the run goes by."""
+    chosen, _, metric = run.get("correct", "pass@1").rpartition("/")
+    keys = [
+        key
+        for key in values
+        if key.partition(",")[0] == metric and key.endswith(f",{chosen}" if chosen else "")
+    ]
+    return values[keys[0]]
+
+
 def collect(out: Path, models: Path, text: Path) -> None:
     """Write the JSON from finished runs."""
     settings = yaml.safe_load((HERE / "released.yaml").read_text("utf-8"))
@@ -61,11 +72,14 @@ def collect(out: Path, models: Path, text: Path) -> None:
                 answer(job, store, cwd=models) for job in run.get("reports", ["audit", "budget"])
             ]
             shots = f" --num_fewshot {run['shots']}" if "shots" in run else ""
-            kept["command"] = f"dispersion run --tasks {','.join(run['tasks'])} --limit {run['limit']}{shots}"
+            own = all((HERE / "tasks" / f"{task}.yaml").is_file() for task in run["tasks"])
+            program = "lm_eval" if own else "dispersion run"
+            kept["command"] = f"{program} --tasks {','.join(run['tasks'])} --limit {run['limit']}{shots}"
             files = sorted((out / name / "results").rglob("results_*.json"))
             tasks = json.loads(files[-1].read_text("utf-8"))["results"]
             shown = {task: tasks[task] for task in run["tasks"]}
-            kept["accuracy"] = {task: values[f"{run['correct']},none"] for task, values in shown.items()}
+            kept["accuracy"] = {task: share_right(values, run) for task, values in shown.items()}
+            kept["guessing"] = run.get("correct", "").startswith("acc")  # four choices; else it is generated
         found.append(kept)
     JSON.write_text(json.dumps({"claims": settings["claims"], "runs": found}, indent=1) + "\n", "utf-8")
 
@@ -91,7 +105,7 @@ def page() -> str:
         lines += ["", f"## {run['name']}: {run['about']}", "", "```console", f"$ {run['command']}", "```", ""]
         if "accuracy" in run:
             shares = ", ".join(f"{task} {100 * value:.1f} %" for task, value in run["accuracy"].items())
-            lines += [f"Accuracy (guessing: 25 %): {shares}.", ""]
+            lines += [f"Accuracy{' (guessing: 25 %)' if run['guessing'] else ''}: {shares}.", ""]
         for text in run["answers"]:
             lines += [f"> {text}", ""]
         lines += [_made(run)]
