@@ -39,7 +39,7 @@ docs: $(VENV)/.docs
 	$(BIN)/python -m cogapp --check docs/reference/*.md
 	$(BIN)/mkdocs build --strict --quiet
 
-# Does G order checkpoints? From nothing; made for 30 minutes on two cores, not timed as a whole yet. Remove build/validity to begin anew.
+# Does G order checkpoints? From nothing, in 17 minutes on two busy cores. Remove build/validity to begin anew.
 VALIDITY := OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.validity
 validity: $(VENV)/.dev
 	$(VALIDITY) train benchmarks/validity/small.yaml --jobs 2 --results build/validity/results
