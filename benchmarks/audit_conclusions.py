@@ -6,7 +6,7 @@
 Right and wrong answers are drawn independently of the vectors; subjects have directions of their own, as
 real ones do. A claim is a sentence with a direction or a difference; a report may make none. `coverage` is
 how often the intervals hold the truth: no difference, AUROC 0.5, no correlation. What a
-calibration's own intervals cover is benchmarks/coverage.py.
+calibration's own intervals cover is benchmarks/audit_coverage.py.
 """
 
 from __future__ import annotations

@@ -28,6 +28,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / part) for part in ("", "tests/screener", "screener", "benchmarks")]
+
+from benchmarks.server_process import ServerProcess  # noqa: E402
+
 LATENCY, BANDWIDTH, SIDE_BY_SIDE, ROUND_TRIPS = 0.04, 200e6, 16, 4
 BASES = 20
 SHARD = "model-00004-of-00004.safetensors"
@@ -60,35 +63,14 @@ def serve(count: int, folder: Path) -> None:
             print(json.dumps({"requests": len(server.requests), "bytes": server.sent}), flush=True)
 
 
-class Server:
-    """The server in a process of its own."""
-
-    def __init__(self, count: int, folder: Path) -> None:
-        command = [sys.executable, __file__, "--serve", str(count), str(folder)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        self.endpoint = self._process.stdout.readline().strip()
-
-    def counts(self) -> dict[str, int]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return dict(json.loads(self._process.stdout.readline()))
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-
-def environment(server: Server, home: Path) -> dict[str, str]:
+def environment(server: ServerProcess, home: Path) -> dict[str, str]:
     env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     path = os.pathsep.join([str(ROOT), str(ROOT / "screener")])
     env |= {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
     return env | {"PYTHONPATH": path}
 
 
-def screened(server: Server, names: list[str], folder: Path, label: str) -> float:
+def screened(server: ServerProcess, names: list[str], folder: Path, label: str) -> float:
     """Run the command once and print what it cost; returns its seconds."""
     store, lines = folder / "store.duckdb", folder / "lines.jsonl"
     command = ["-m", "lmeval_screener", *names, "--registry", str(store), "--output", str(lines)]
@@ -110,7 +92,7 @@ def screened(server: Server, names: list[str], folder: Path, label: str) -> floa
     return seconds
 
 
-def plain(server: Server, folder: Path) -> float:
+def plain(server: ServerProcess, folder: Path) -> float:
     """Seconds a checkpoint of a plain loop over `huggingface_hub`, from three of them."""
     home = folder / "plain"
     command = [sys.executable, str(ROOT / "benchmarks" / "screener.py"), "--child"]
@@ -197,7 +179,7 @@ def main() -> None:
     )
     for count in map(int, args.sizes.split(",")):
         with tempfile.TemporaryDirectory() as folder:
-            server = Server(count, Path(folder))
+            server = ServerProcess(__file__, count, Path(folder))
             try:
                 names = [f"org/model-{number:05d}" for number in range(count)]
                 sent = server.counts()["bytes"]

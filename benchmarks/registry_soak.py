@@ -21,7 +21,6 @@ import json
 import os
 import random
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -35,6 +34,9 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / part) for part in ("", "tests/screener", "screener")]
+
+from benchmarks.server_process import ServerProcess  # noqa: E402
+
 FAMILIES, SAVED_AGAIN = 30, 10
 ROWS, WIDTH = 1320, 8
 DTYPES = ("BF16", "F32", "F16")
@@ -214,34 +216,10 @@ def mixture(share: float, draw: random.Random, told: Counter[str]) -> Any:
 # --- the runs -------------------------------------------------------------------------------------------
 
 
-class Server:
-    """The server in a process of its own."""
-
-    def __init__(self, count: int, storage: str, share: float, folder: Path) -> None:
-        words = [str(count), storage, str(share), str(folder)]
-        command = [sys.executable, __file__, "--serve", *words]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        self.endpoint = self._process.stdout.readline().strip()
-
-    def counts(self) -> dict[str, Any]:
-        """Requests by what answered them, and faults."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return dict(json.loads(self._process.stdout.readline()))
-
-    def close(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.communicate()
-
-
 class Runs:
     """The command over all checkpoints, as often as it takes."""
 
-    def __init__(self, server: Server, storage: str, asked: list[str], folder: Path) -> None:
+    def __init__(self, server: ServerProcess, storage: str, asked: list[str], folder: Path) -> None:
         self.registry, self.lines = folder / "registry.duckdb", folder / "out.jsonl"
         names = folder / "names.txt"
         names.write_text("\n".join(asked))
@@ -392,7 +370,7 @@ def soak(count: int, storage: str, share: float, kills: int, seed: int, folder: 
     draw = random.Random(seed)
     started = time.perf_counter()
     (folder / "zoo").mkdir()
-    server = Server(count, storage, share, folder / "zoo")
+    server = ServerProcess(__file__, count, storage, share, folder / "zoo")
     try:
         everything = [Checkpoint(number, storage) for number in range(count)]
         if storage == "hub":

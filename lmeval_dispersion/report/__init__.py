@@ -76,8 +76,10 @@ def rendered(document: Document, output_format: str) -> Iterator[str]:
         from lmeval_dispersion.report.csv_rows import csv_lines
 
         yield from csv_lines(document)
-    elif output_format == "json" and document.pieces is not None:
-        yield from document.pieces()
+    elif output_format == "json":
+        from lmeval_dispersion.report.json_tables import json_pieces
+
+        yield from json_pieces(document)
     else:
         yield render(document, output_format)
 

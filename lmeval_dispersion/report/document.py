@@ -183,8 +183,8 @@ class Document:
         command: The command that made it; empty where none did.
         rows: What CSV holds, one flat mapping a line. Without rows and fields it holds the first table.
         fields: CSV's header; empty for the keys of the rows in the order in which they first stand.
-        contract: Returns the tool's versioned JSON, ending in a newline. None: JSON holds the tables.
-        pieces: The same JSON in pieces, where it may be too long for one text; None: `contract` in one.
+        contract: Returns the tool's versioned JSON, ending in a newline; in pieces where it may be too long
+            for one text. None: JSON holds the tables.
         float_format: How CSV writes a float, such as ``%.9g``; empty for the shortest exact form.
         libraries: Distributions whose versions decide the numbers; Python's and ours are always said.
         guide: The page of the documentation that tells how to read the report, such as
@@ -199,8 +199,7 @@ class Document:
     command: str = ""
     rows: Sequence[Row] = ()
     fields: Sequence[str] = ()
-    contract: Callable[[], str] | None = field(default=None, repr=False)
-    pieces: Callable[[], Iterable[str]] | None = field(default=None, repr=False)
+    contract: Callable[[], str | Iterable[str]] | None = field(default=None, repr=False)
     float_format: str = ""
     libraries: Sequence[str] = ()
     guide: str = ""

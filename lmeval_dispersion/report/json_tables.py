@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from lmeval_dispersion.report.cells import plain
@@ -13,11 +14,15 @@ SCHEMA = "dispersion-tables/1"
 
 
 def json_text(document: Document) -> str:
+    """All of `json_pieces` in one text."""
+    return "".join(json_pieces(document))
+
+
+def json_pieces(document: Document) -> Iterable[str]:
     """``document.contract()``, or :data:`SCHEMA`: title, answer, limits, command and tables; NaN is null."""
     if document.contract is not None:
-        return document.contract()
-    if document.pieces is not None:
-        return "".join(document.pieces())
+        whole = document.contract()
+        return (whole,) if isinstance(whole, str) else whole
     content = {
         "schema": SCHEMA,
         "title": document.title,
@@ -29,7 +34,7 @@ def json_text(document: Document) -> str:
             for name, table in document.tables().items()
         },
     }
-    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n",)
 
 
 def _value(value: Any) -> Any:

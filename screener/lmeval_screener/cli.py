@@ -18,7 +18,7 @@ from lmeval_dispersion.options import Output, add_examples, add_output, add_vers
 from lmeval_dispersion.report import FORMATS
 from lmeval_screener.planning import add_limit_options, allowance_of
 from lmeval_screener.ranking.gate import add_gate_options
-from lmeval_screener.registry.options import add_store_options
+from lmeval_screener.registry.options import add_registry_options
 from lmeval_screener.shortlist.command import (
     add_shortlist_options,
     add_verify_arguments,
@@ -139,7 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)"
     )
     add_limit_options(how)
-    add_store_options(how)
+    add_registry_options(how)
     show = parser.add_argument_group("what to show")
     add_output(show, (*FORMATS, "jsonl"))
     show.add_argument(

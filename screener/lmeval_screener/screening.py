@@ -39,8 +39,8 @@ from lmeval_screener.tokens.cache import ResolutionCache
 from lmeval_screener.tokens.sets import TokenSet, load_token_set
 
 if TYPE_CHECKING:
+    from lmeval_screener.registry.database import Session
     from lmeval_screener.registry.ray_engine import RayEngine
-    from lmeval_screener.registry.store import Session
 
 T = TypeVar("T")
 
@@ -230,9 +230,9 @@ def read_block(
 
     Returns:
         For each what was measured, or code and sentence of its failure, with its identity and state, for a
-        store; then bytes and requests of all.
+        registry; then bytes and requests of all.
     """
-    from lmeval_screener.registry.store import identity_of, state_of
+    from lmeval_screener.registry.database import identity_of, state_of
 
     opened: dict[Target, tuple[str, str]] = {}
     found: dict[Target, Measured | tuple[str, str]] = {}
@@ -360,41 +360,27 @@ class _Run:
         """The checkpoints with their gauge controls, stored ones where they are of the same rows."""
         rows = control_rows(found)
         controlled = list(found)
-        waiting = iter(range(len(found)))
-        running: set[asyncio.Task[Measured]] = set()
+        unknown: list[int] = []
+        for place, (one, common) in enumerate(found):
+            key = rows[place].key(one.resolution)
+            stored = None if self._session is None else self._session.controls(one.target, key)
+            if stored is None:
+                unknown.append(place)
+            else:
+                readings.pop(one.target, None)
+                controlled[place] = replace(one, controls=stored), common
 
-        async def worker() -> None:
-            for place in waiting:
-                one, common = found[place]
-                reading = readings.pop(one.target, None)
-                stored = None
-                if self._session is not None:
-                    stored = self._session.controls(one.target, rows[place].key(one.resolution))
-                if stored is not None:
-                    controlled[place] = replace(one, controls=stored), common
-                    continue
-                try:
-                    if self._stopped:
-                        raise asyncio.CancelledError
-                    task = asyncio.create_task(self._with_controls(one, reading, rows[place]))
-                    running.add(task)
-                    try:
-                        controlled[place] = await task, common
-                    finally:
-                        task.cancel()
-                        running.discard(task)
-                except asyncio.CancelledError:
-                    if not self._stopped:
-                        raise
-                    controlled[place] = replace(one, controls=str(self._interrupted())), common
+        def read(place: int) -> Coroutine[Any, Any, Measured]:
+            one = found[place][0]
+            return self._with_controls(one, readings.pop(one.target, None), rows[place])
 
-        def stop() -> None:
-            self._stopped = True
-            for task in running:
-                task.cancel()
+        def came(place: int, outcome: Measured | ScreeningError) -> None:
+            one, common = found[place]
+            if isinstance(outcome, ScreeningError):
+                outcome = replace(one, controls=str(outcome))
+            controlled[place] = outcome, common
 
-        with _on_interrupt(stop) if self._keep_on_interrupt else contextlib.nullcontext():
-            await _all_or_none(worker() for _ in range(min(_SIDE_BY_SIDE, len(found))))
+        await self._side_by_side([unknown], read, came)
         return controlled
 
     async def _with_controls(self, one: Measured, reading: Reading | None, rows: ControlRows) -> Measured:
@@ -507,27 +493,50 @@ class _Run:
         """What could be read, in the order of the targets, some side by side."""
         done = 0
         found: dict[int, Measured] = {}
-        running: set[asyncio.Task[Measured]] = set()
         spill = Spill() if len(targets) >= _SPILLED else None
         # Who waits for a quota holds a slot; those that need another quota or none have slots of their own.
         kinds: dict[str, list[int]] = {}
         for place, item in enumerate(targets):
             kinds.setdefault(_needs(item), []).append(place)
 
-        async def worker(waiting: Iterator[int]) -> None:
+        def came(place: int, outcome: Measured | ScreeningError) -> None:
             nonlocal done
+            if isinstance(outcome, Measured):
+                found[place] = outcome if spill is None else spill.kept(outcome)
+            done += 1
+            self._tell(targets[place], outcome, done, len(targets))
+
+        if self._progress is not None:
+            self._progress(0, len(targets), "")
+        await self._side_by_side(kinds.values(), lambda place: self._measured(targets[place]), came)
+        return [found[place] for place in sorted(found)]
+
+    async def _side_by_side(
+        self,
+        queues: Iterable[Sequence[int]],
+        read: Callable[[int], Coroutine[Any, Any, Measured]],
+        came: Callable[[int, Measured | ScreeningError], None],
+    ) -> None:
+        """Read something of many checkpoints: what goes wrong with one, or an interrupt, costs no other.
+
+        Args:
+            queues: Places of checkpoints; so many of each queue at a time.
+            read: What is read of the checkpoint at a place.
+            came: Called with what came of each, in the order in which they end.
+        """
+        running: set[asyncio.Task[Measured]] = set()
+
+        async def worker(waiting: Iterator[int]) -> None:
             for place in waiting:
-                item = targets[place]
                 outcome: Measured | ScreeningError
                 try:
                     if self._stopped:
                         raise asyncio.CancelledError
                     # A task of its own, so that an interrupt stops the reading and not the worker.
-                    task = asyncio.create_task(self._measured(item))
+                    task = asyncio.create_task(read(place))
                     running.add(task)
                     try:
                         outcome = await task
-                        found[place] = outcome if spill is None else spill.kept(outcome)
                     finally:
                         task.cancel()
                         running.discard(task)
@@ -545,24 +554,20 @@ class _Run:
                         "InternalError",
                         f"{type(error).__name__}: {error}; please report it (DISPERSION_DEBUG=1 shows where)",
                     )
-                done += 1
-                self._tell(item, outcome, done, len(targets))
+                came(place, outcome)
 
         def stop() -> None:
             self._stopped = True
             for task in running:
                 task.cancel()
 
-        if self._progress is not None:
-            self._progress(0, len(targets), "")
         with _on_interrupt(stop) if self._keep_on_interrupt else contextlib.nullcontext():
             await _all_or_none(
                 worker(waiting)
-                for places in kinds.values()
+                for places in queues
                 for waiting in [iter(places)]
                 for _ in range(min(_SIDE_BY_SIDE, len(places)))
             )
-        return [found[place] for place in sorted(found)]
 
     async def _measured(self, item: Target) -> Measured:
         if self._session is not None and (known := self._session.pinned(item)) is not None:

@@ -18,16 +18,6 @@ from lmeval_dispersion.geometry import dispersion, dispersion_estimate
 TABLES = json.loads((Path(__file__).parents[1] / "data" / "mixture_tables.json").read_text())
 
 
-@pytest.fixture(scope="module")
-def planted(tmp_path_factory):
-    return read_run(planted_store(tmp_path_factory.mktemp("planted") / "s", effect=0.5))
-
-
-@pytest.fixture(scope="module")
-def noise(tmp_path_factory):
-    return read_run(planted_store(tmp_path_factory.mktemp("noise") / "s", effect=0.0, seed=1))
-
-
 def expected_dispersion(run, share):
     """Of a mixture with ``share`` of correct documents, from the mean unit vectors of the two pools."""
     u = run.vectors.rows.astype(np.float64) + run.vectors.mean

@@ -11,11 +11,6 @@ from lmeval_dispersion.audit.slices import slice_table, slicings
 from lmeval_dispersion.store import write_store
 
 
-@pytest.fixture(scope="module")
-def planted(tmp_path_factory):
-    return read_run(planted_store(tmp_path_factory.mktemp("planted") / "s", effect=0.5))
-
-
 def test_a_planted_relation_ranks_with_the_right_strength(planted):
     found = ranking_report(planted)
     ours = found["signals"][0]

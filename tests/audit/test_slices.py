@@ -13,11 +13,6 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import dispersion_estimate
 
 
-@pytest.fixture(scope="module")
-def planted(tmp_path_factory):
-    return read_run(planted_store(tmp_path_factory.mktemp("planted") / "s", effect=0.5))
-
-
 def test_bands_hold_every_known_value_once_and_keep_ties_together():
     rng = np.random.default_rng(0)
     values = rng.integers(0, 12, size=200).astype(float)

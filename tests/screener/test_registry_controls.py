@@ -252,7 +252,7 @@ def test_an_interrupt_keeps_the_controls_that_are_there(tmp_path, monkeypatch):
 KILLED = """
 import os, signal, sys
 from lmeval_screener import screen, screening
-from lmeval_screener.registry.store import Session
+from lmeval_screener.registry.database import Session
 keep, count = Session.keep_controls, 0
 def killed(*arguments):
     global count
@@ -291,3 +291,20 @@ def test_prune_forgets_controls_of_superseded_commits(tmp_path, capsys):
     capsys.readouterr()
     ((content,),) = kept(place, "c.content")
     assert json.loads(content)["centred"]["mean"] == second[name][0][0]
+
+
+def test_what_nobody_foresaw_in_one_checkpoints_controls_costs_no_other(tmp_path, monkeypatch):
+    names = [make(tmp_path / f"c{seed}", seed) for seed in range(3)]
+    real = screening.read_controls
+
+    async def read(reading, rows):
+        if reading.snapshot.repo == names[1]:
+            raise RuntimeError("a row of tin")
+        return await real(reading, rows)
+
+    monkeypatch.setattr(screening, "read_controls", read)
+    monkeypatch.delenv("DISPERSION_DEBUG", raising=False)
+    found = of(screen(names, controls=True))
+    assert "RuntimeError: a row of tin; please report it" in found.pop(names[1])
+    assert len(found) == 2
+    assert not any(isinstance(one, str) for one in found.values())

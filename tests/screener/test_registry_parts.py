@@ -65,9 +65,9 @@ def test_the_python_call_reads_only_what_is_new(many, tmp_path):
 
 
 def test_what_is_known_is_found_by_place_and_the_last_counts():
-    from lmeval_screener.registry.known import Known
+    from lmeval_screener.registry.known import KnownRows
 
-    known = Known()
+    known = KnownRows()
     known.take([(("a", "", "1"), [1.5, None]), (("a", "", "2"), "two")])
     known.take([(("a", "", "1"), ("BadRows", "why"))])
     assert known.find(("a", "", "1")) == ("BadRows", "why")
@@ -156,7 +156,7 @@ def test_json_in_pieces_is_the_contract(many):
     text = json_text(result)
     assert json.loads(text) == whole | {"answer": json.loads(text)["answer"]}
     assert text == json.dumps(json.loads(text), indent=2, ensure_ascii=False) + "\n"
-    assert "".join(report(result).pieces()) == text
+    assert "".join(report(result).contract()) == text
     nothing = dataclasses.replace(result, checkpoints=())
     text = json_text(nothing)
     assert text == json.dumps(json.loads(text), indent=2, ensure_ascii=False) + "\n"

@@ -9,7 +9,8 @@ the whole rule is worth is judged from outside: every slice is estimated by a fi
 
 Intervals are jackknife+ (Barber, Candès, Ramdas and Tibshirani, Annals of Statistics 49, 2021) on errors
 divided by the size of error that a slice of as many documents should have. For slices that are
-exchangeable with the labelled ones they cover 95 % (proven: 90 %; simulated: ``benchmarks/coverage.py``).
+exchangeable with the labelled ones they cover 95 % (proven: 90 %; simulated:
+``benchmarks/audit_coverage.py``).
 """
 
 from __future__ import annotations

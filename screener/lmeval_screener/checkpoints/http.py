@@ -16,7 +16,6 @@ import ssl
 import time
 import urllib.request
 import zlib
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -137,37 +136,6 @@ class AgainError(Exception):
         self.error, self.wait, self.fruitful, self.last = error, wait, fruitful, last
 
 
-class Slots:
-    """So many at a time, first come first served: a semaphore that hands over at the cost of one future."""
-
-    def __init__(self, most: int) -> None:
-        self._free = most
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    async def take(self) -> None:
-        """Wait for one; `give` must follow."""
-        if self._free:
-            self._free -= 1
-            return
-        ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(ticket)
-        try:
-            await ticket
-        except asyncio.CancelledError:
-            if ticket.done() and not ticket.cancelled():
-                self.give()
-            raise
-
-    def give(self) -> None:
-        """Hand one to who waits longest."""
-        while self._waiting:
-            ticket = self._waiting.popleft()
-            if not ticket.done():
-                ticket.set_result(None)
-                return
-        self._free += 1
-
-
 class Content(Protocol):
     """A body to come."""
 
@@ -217,7 +185,7 @@ class Route:
 
     url: URL
     bucket: Bucket
-    slots: Slots
+    slots: asyncio.Semaphore
     counted: bool
     own: Mapping[str, str]
     proxy: str | None
@@ -256,7 +224,7 @@ class Transport:
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,  # bytes are counted as they travel; `unpacked` opens them
         )
-        self._slots: dict[URL, Slots] = {}
+        self._slots: dict[URL, asyncio.Semaphore] = {}
         self._proxies: dict[URL, str | None] = {}
         self._buckets: dict[tuple[URL, str], Bucket] = {}
         self._pools: dict[URL, Pool] = {}
@@ -332,7 +300,7 @@ class Transport:
         if origin not in self._proxies:
             self._proxies[origin] = environment_proxy(url)
         if (slots := self._slots.get(origin)) is None:
-            slots = self._slots[origin] = Slots(CONNECTIONS)
+            slots = self._slots[origin] = asyncio.Semaphore(CONNECTIONS)
         counted = origin == self._origin
         own = {"Authorization": f"Bearer {self.token}"} if counted and self.token else {}
         fields = {"User-Agent": self._agent, "Accept": "*/*", **_AS_STORED, **own}
@@ -481,12 +449,12 @@ class _Turn:
                 running.at_end.append(functools.partial(allowance.release, meter))
         await route.bucket.turn(budget)
         try:
-            await route.slots.take()
+            await route.slots.acquire()
             try:
                 if allowance.limited:
                     allowance.spend(meter, counted=route.counted)
             except BaseException:
-                route.slots.give()
+                route.slots.release()
                 raise
         except BaseException:
             route.bucket.done(None)
@@ -502,7 +470,7 @@ class _Turn:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.route.slots.give()
+        self.route.slots.release()
         if not self._answered:
             self.route.bucket.done(None)
         if isinstance(error, (aiohttp.ClientError, asyncio.TimeoutError, OSError)):

@@ -43,8 +43,7 @@ from lmeval_screener.checkpoints.hub_responses import (
     resolved_entry,
 )
 from lmeval_screener.checkpoints.local import read_ranges
-from lmeval_screener.checkpoints.snapshot import FileEntry, Meter
-from lmeval_screener.checkpoints.wire import Reply
+from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, check_ranges
 from lmeval_screener.errors import ScreeningError
 
 #: Small files are at most so long: the largest tokenizers have some 40 MB.
@@ -268,8 +267,7 @@ class HubSnapshot:
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Bytes of a file; see `Snapshot.ranges`."""
         size = await self.size(path)
-        if outside := [(begin, end) for begin, end in ranges if not 0 <= begin <= end <= size]:
-            raise ValueError(f"expected ranges inside {path} of {size} bytes, got {outside[0]}")
+        check_ranges(path, size, ranges)
         if place := self._downloaded(self._entry(path)):
             return await asyncio.to_thread(read_ranges, place, ranges)
         found: list[bytes] = [b""] * len(ranges)
@@ -325,20 +323,12 @@ class HubSnapshot:
                         got = f"{url.host} answered wrongly for {path} of {self.repo}: {problem}"
                         raise AgainError(_contradiction(got), last=True)
                     source.etag = source.etag or response.headers.get("ETag")
-                    if isinstance(response, Reply):
-                        self.meter.bytes_read += len(response.body)
-                        begin += len(response.body)
-                        received += response.body
-                        if response.trouble is not None:
-                            raise response.trouble
-                    else:
-                        async for piece in pieces(response, self.meter):
-                            received += piece
-                            begin += len(piece)
-                            if begin > end:
-                                break
-                    if begin > end:
-                        received.clear()
+                    async for piece in pieces(response, self.meter):
+                        received += piece
+                        begin += len(piece)
+                        if begin > end:
+                            received.clear()
+                            break
                     if begin != end:
                         raise AgainError(
                             _contradiction(f"a range of {path} of {self.repo} has the wrong length")

@@ -69,19 +69,19 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("expected --since DATE or --since RUN with diff, got none")
     if args.top is not None and args.top < 1:
         raise UsageError(f"expected --top of at least 1, got {args.top}")
-    from lmeval_screener.registry.store import Registry
+    from lmeval_screener.registry.database import Registry
 
-    output, store = Output.of(args), Registry(args.registry)
+    output, registry = Output.of(args), Registry(args.registry)
     if args.action == "export":
-        place = _exported(store, Path(args.what))
+        place = _exported(registry, Path(args.what))
         output.say(f"wrote {place}")
         return 0
-    output.write(_pruned(store, args.since) if args.action == "prune" else _answered(store, args))
+    output.write(_pruned(registry, args.since) if args.action == "prune" else _answered(registry, args))
     return 0
 
 
-def _answered(store: Any, args: argparse.Namespace) -> Document:
-    with store.read() as connection:
+def _answered(registry: Any, args: argparse.Namespace) -> Document:
+    with registry.read() as connection:
         if args.action == "show":
             return _shown(connection, args.what)
         if args.action == "query" and args.what is not None:
@@ -104,8 +104,8 @@ def _document(title: str, answer: str, rows: list[dict[str, Any]], columns: list
 
 def _query(connection: Any, args: argparse.Namespace) -> Document:
     from lmeval_dispersion.report import Column
+    from lmeval_screener.registry.database import stored
     from lmeval_screener.registry.queries import group_rows, ranked, sets_of
-    from lmeval_screener.registry.store import stored
 
     chosen = sets_of(connection, args.domain)[0]
     seen = stored(connection, chosen.tokens)
@@ -237,7 +237,7 @@ def _diff(connection: Any, args: argparse.Namespace) -> Document:
     return _document("What moved", answer, rows, columns, "moved")
 
 
-def _exported(store: Any, place: Path) -> Path:
+def _exported(registry: Any, place: Path) -> Path:
     """The latest of every checkpoint as a file."""
     import os
 
@@ -247,11 +247,10 @@ def _exported(store: Any, place: Path) -> Path:
         raise UsageError(f"expected a file with the suffix {' or '.join(forms)}, got {place}")
     if not place.absolute().parent.is_dir():
         raise UsageError(f"expected a file in an existing folder, got {place}")
-    if not store.path.exists():
-        raise UsageError(f"expected a registry, got {store.path}, which is not there; --registry makes one")
+    registry.check_there()
     beside = place.with_name(f".{place.name}.{os.getpid()}")
     try:
-        with store.written() as connection:
+        with registry.written() as connection:
             quoted = str(beside).replace("'", "''")
             connection.execute(f"COPY (SELECT * FROM checkpoints ORDER BY identity) TO '{quoted}' {form}")
         os.replace(beside, place)
@@ -262,19 +261,18 @@ def _exported(store: Any, place: Path) -> Path:
     return place
 
 
-def _pruned(store: Any, since: str | None) -> Document:
+def _pruned(registry: Any, since: str | None) -> Document:
     """Forget what no latest observation refers to; with a time, runs before it too, but never the latest."""
     from lmeval_dispersion.report import Column
     from lmeval_screener.registry.queries import since_time
 
-    if not store.path.exists():
-        raise UsageError(f"expected a registry, got {store.path}, which is not there; --registry makes one")
+    registry.check_there()
     latest = (
         "(SELECT run, identity, requested, file, tokens, state FROM seen QUALIFY row_number() OVER ("
         "PARTITION BY identity, requested, file, tokens ORDER BY stamp DESC, run DESC) = 1)"
     )
     rows = []
-    with store.written() as connection:
+    with registry.written() as connection:
         before = {name: _count(connection, name) for name in ("runs", "seen", "results")}
         connection.execute("BEGIN")
         same = " AND ".join(f"l.{name} = seen.{name}" for name in ("identity", "requested", "file", "tokens"))

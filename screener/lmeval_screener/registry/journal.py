@@ -24,23 +24,23 @@ from lmeval_dispersion.errors import DispersionError
 _SYNC = 1.0  # seconds between two waits for the disk: a crash of the machine loses no more
 
 
-def journal_folder(store: Path) -> Path:
+def journal_folder(registry: Path) -> Path:
     """Where the segments of a registry lie."""
-    return store.with_name(store.name + ".journal")
+    return registry.with_name(registry.name + ".journal")
 
 
 class Segment:
     """A segment that this process writes.
 
     Args:
-        store: The registry's file.
+        registry: The registry's file.
 
     Raises:
         DispersionError: The folder cannot be written.
     """
 
-    def __init__(self, store: Path) -> None:
-        folder = journal_folder(store)
+    def __init__(self, registry: Path) -> None:
+        folder = journal_folder(registry)
         try:
             folder.mkdir(exist_ok=True)
             name = (
@@ -51,8 +51,8 @@ class Segment:
             self._lock.acquire(timeout=0)
             self._file: IO[bytes] = self.path.open("ab", buffering=0)
         except OSError as error:
-            raise _failed(store, error) from error
-        self._store, self._synced = store, time.monotonic()
+            raise _failed(registry, error) from error
+        self._registry, self._synced = registry, time.monotonic()
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Write one entry; it is whole in the file when this returns.
@@ -66,7 +66,7 @@ class Segment:
                 os.fsync(self._file.fileno())
                 self._synced = time.monotonic()
         except OSError as error:
-            raise _failed(self._store, error) from error
+            raise _failed(self._registry, error) from error
 
     def close(self) -> None:
         """Write all to the disk and let others merge the segment."""
@@ -76,9 +76,9 @@ class Segment:
             self._lock.release()
 
 
-def abandoned(store: Path) -> Iterator[tuple[Path, FileLock]]:
+def abandoned(registry: Path) -> Iterator[tuple[Path, FileLock]]:
     """Segments that no process writes any more, each with its lock, held until the next is asked for."""
-    folder = journal_folder(store)
+    folder = journal_folder(registry)
     for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else []:
         lock = FileLock(f"{path}.lock")
         try:
@@ -92,8 +92,8 @@ def abandoned(store: Path) -> Iterator[tuple[Path, FileLock]]:
             lock.release()
 
 
-def _failed(store: Path, error: OSError) -> DispersionError:
+def _failed(registry: Path, error: OSError) -> DispersionError:
     return DispersionError(
-        f"could not write the journal of {store}: {error.strerror or error}; free some space or name a "
+        f"could not write the journal of {registry}: {error.strerror or error}; free some space or name a "
         "--registry in a folder that can be written"
     )

@@ -10,7 +10,7 @@ from typing import Any
 Place = tuple[str, ...]
 
 
-class Known:
+class KnownRows:
     """Results and failures by identity, file and state, or what else tells them apart.
 
     They lie on disk, in a file that is gone when this is.

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from lmeval_dispersion.errors import UsageError
 
 if TYPE_CHECKING:
+    from lmeval_screener.registry.database import Session
     from lmeval_screener.registry.ray_engine import RayEngine
-    from lmeval_screener.registry.store import Session
     from lmeval_screener.targets.target import Target
     from lmeval_screener.tokens.sets import TokenSet
 
 
-def add_store_options(parser: argparse._ActionsContainer) -> None:
+def add_registry_options(parser: argparse._ActionsContainer) -> None:
     """Add ``--registry FILE``, ``--refresh`` and ``--engine``."""
     parser.add_argument(
         "--registry",
@@ -89,7 +89,7 @@ def kept_in(
             raise UsageError("expected --registry FILE with --refresh, got none; without one all is read")
         yield None
         return
-    from lmeval_screener.registry.store import Registry, Session
+    from lmeval_screener.registry.database import Registry, Session
 
     file = Registry(registry)
     session = Session(file, domain, reference, metric=metric, command=command, refresh=refresh)

@@ -11,7 +11,7 @@ from lmeval_dispersion.geometry import Metric
 from lmeval_screener.ranking.gap import difference
 from lmeval_screener.ranking.groups import rank_measured
 from lmeval_screener.ranking.measured import Measured
-from lmeval_screener.registry.store import Seen, stored
+from lmeval_screener.registry.database import Seen, stored
 from lmeval_screener.result import Screened
 
 if TYPE_CHECKING:

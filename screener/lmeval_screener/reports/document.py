@@ -110,7 +110,7 @@ def report(
         command=command,
         rows=Made(lambda i: _flat(left.checkpoints[i], chosen), len(left.checkpoints)),
         fields=FLAT_COLUMNS if chosen is None else [*FLAT_COLUMNS, *_CHOSEN],
-        pieces=lambda: json_pieces(left, answered, chosen),
+        contract=lambda: json_pieces(left, answered, chosen),
         libraries=("numpy", "huggingface-hub"),
         guide="docs/reference/screening.md",
     )

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from synthetic import planted_store
 
 from lmeval_dispersion.audit.calibration.batches import (
     batch_size,
@@ -11,13 +10,7 @@ from lmeval_dispersion.audit.calibration.batches import (
     natural_batches,
     split,
 )
-from lmeval_dispersion.audit.run import read_run
 from lmeval_dispersion.geometry import dispersion
-
-
-@pytest.fixture(scope="module")
-def planted(tmp_path_factory):
-    return read_run(planted_store(tmp_path_factory.mktemp("planted") / "s", effect=0.5))
 
 
 def test_every_mixture_has_its_exact_share_without_replacement(planted):

@@ -71,7 +71,7 @@ def test_without_a_law_it_is_the_trivial_predictor_and_refuses(noise):
 
 
 def test_few_runs_of_every_kind_cover_what_they_claim(tmp_path):
-    """Small; benchmarks/coverage.py draws many more."""
+    """Small; benchmarks/audit_coverage.py draws many more."""
     kinds = ({"effect": 1.0}, {"effect": 0.0, "topics": 1.5}, {"effect": 1.0, "topics": 1.5})
     covered = []
     for k, options in enumerate(kinds):

@@ -2,23 +2,13 @@
 
 import numpy as np
 import pytest
-from synthetic import documents, planted_store, vectors
+from synthetic import documents, vectors
 
 from lmeval_dispersion.audit.calibration.batches import Batches
 from lmeval_dispersion.audit.calibration.paper_protocol import ThresholdedConfidence, paper_protocol_report
 from lmeval_dispersion.audit.run import read_run
 from lmeval_dispersion.audit.slices import slice_table, slicings
 from lmeval_dispersion.store import write_store
-
-
-@pytest.fixture(scope="module")
-def planted(tmp_path_factory):
-    return read_run(planted_store(tmp_path_factory.mktemp("planted") / "s", effect=0.5))
-
-
-@pytest.fixture(scope="module")
-def noise(tmp_path_factory):
-    return read_run(planted_store(tmp_path_factory.mktemp("noise") / "s", effect=0.0, seed=1))
 
 
 def estimators(report, protocol):

@@ -13,16 +13,6 @@ from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.store import write_store
 
 
-@pytest.fixture(scope="module")
-def planted(tmp_path_factory):
-    return read_run(planted_store(tmp_path_factory.mktemp("planted") / "s", effect=0.5))
-
-
-@pytest.fixture(scope="module")
-def noise(tmp_path_factory):
-    return read_run(planted_store(tmp_path_factory.mktemp("noise") / "s", effect=0.0, seed=1))
-
-
 def test_noise_is_no_better_than_the_trivial_predictor(noise):
     report = audit_report(noise)
     paper = report["paper_protocol"]

@@ -117,12 +117,7 @@ class FileSystem:
                 "AccessDenied", f"{place} may not be read ({error}); set what its server asks for"
             ) from error
         except Exception as error:
-            what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            raise AgainError(
-                ScreeningError(
-                    "Unreachable", f"{place} cannot be read ({what}); check the address and network"
-                )
-            ) from error
+            raise _unreachable(f"{place} cannot be read", error, "check the address and network") from error
 
     def _digest(self, path: str, name: str, entry: Mapping[str, Any]) -> str | None:
         version = next((entry[key] for key in _VERSIONS if entry.get(key) is not None), None)
@@ -156,10 +151,12 @@ class FileSystem:
                 "MissingExtra", f"{scheme}:// needs another package ({error}); install it"
             ) from error
         except Exception as error:
-            what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            raise AgainError(
-                ScreeningError("Unreachable", f"{self.address} cannot be opened ({what}); check it")
-            ) from error
+            raise _unreachable(f"{self.address} cannot be opened", error, "check it") from error
+
+
+def _unreachable(what: str, error: Exception, advice: str) -> AgainError:
+    said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return AgainError(ScreeningError("Unreachable", f"{what} ({said}); {advice}"))
 
 
 class _Files(StoreSnapshot):

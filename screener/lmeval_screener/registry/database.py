@@ -33,7 +33,7 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking.controls import Control, Controls, RandomTokens
 from lmeval_screener.ranking.measured import Gaps, Measured
 from lmeval_screener.registry.kept_controls import complete, controls_of, controls_text
-from lmeval_screener.registry.known import Known
+from lmeval_screener.registry.known import KnownRows
 from lmeval_screener.registry.schema import METHOD, check, load, prepare
 from lmeval_screener.targets.target import Target
 from lmeval_screener.tokens.cache import resolution_of, resolution_text
@@ -104,6 +104,17 @@ class Registry:
                 segment.with_name(segment.name + ".lock").unlink(missing_ok=True)
             yield connection
 
+    def check_there(self) -> None:
+        """Whether there is a registry yet.
+
+        Raises:
+            UsageError: There is none.
+        """
+        if not self.path.exists():
+            raise UsageError(
+                f"expected a registry, got {self.path}, which is not there; --registry makes one"
+            )
+
     @contextmanager
     def read(self, memory: str = "256MB") -> Iterator[duckdb.DuckDBPyConnection]:
         """The database, for reading only: no statement can change it, or reach another file.
@@ -115,10 +126,7 @@ class Registry:
             UsageError: There is no such registry.
             DispersionError: As :meth:`written`.
         """
-        if not self.path.exists():
-            raise UsageError(
-                f"expected a registry, got {self.path}, which is not there; --registry makes one"
-            )
+        self.check_there()
         if os.access(self.path, os.W_OK) and os.access(self.path.absolute().parent, os.W_OK):
             with self.written():
                 pass
@@ -153,8 +161,8 @@ class Registry:
             place = str(self.path).replace("'", "''")
             # A group of rows is read and written as a whole: DuckDB's own groups would hold 250 MB.
             mode = "READ_ONLY" if read_only else f"ROW_GROUP_SIZE {_ROW_GROUP}"
-            connection.execute(f"ATTACH '{place}' AS store ({mode})")
-            connection.execute("USE store")
+            connection.execute(f"ATTACH '{place}' AS registry ({mode})")
+            connection.execute("USE registry")
         except duckdb.Error as error:
             raise DispersionError(f"could not open the registry {self.path}: {error}") from error
         try:
@@ -197,7 +205,7 @@ class Session:
     """One run that takes from a registry what it has and adds what it reads.
 
     Args:
-        store: The registry.
+        registry: The registry.
         domain: T.
         reference: R.
         metric: Which gap ranks.
@@ -207,7 +215,7 @@ class Session:
 
     def __init__(
         self,
-        store: Registry,
+        registry: Registry,
         domain: TokenSet,
         reference: TokenSet,
         *,
@@ -217,22 +225,22 @@ class Session:
     ) -> None:
         from lmeval_screener.registry.journal import Segment
 
-        self.store, self.refresh = store, refresh
+        self.registry, self.refresh = registry, refresh
         self.tokens = tokens_key(domain, reference)
         self.run = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
         #: Checkpoints that were taken from the registry.
         self.reused = 0
-        self._known = Known()
-        self._controls = Known()
+        self._known = KnownRows()
+        self._controls = KnownRows()
         #: Identity and state of what was kept, where controls are to be kept too.
         self._places: dict[Target, tuple[str, str]] | None = None
         self._resolutions: Mapping[str, Resolution] = {}
         self._opened: dict[Target, tuple[str, str]] = {}
-        self._from_store: set[Target] = set()
+        self._taken: set[Target] = set()
         self._told: set[str] = set()
-        with store.written():  # to fail before anything is read
+        with registry.written():  # to fail before anything is read
             pass
-        self._segment = Segment(store.path)
+        self._segment = Segment(registry.path)
         self._entry = {
             "k": "runs", "run": self.run, "started": _now(), "command": command, "version": __version__,
             "domain": domain.name, "reference": reference.name, "metric": metric, "tokens": self.tokens,
@@ -246,7 +254,7 @@ class Session:
         if self.refresh:
             return
         wanted = sorted({identity_of(item, item.repo) for item in targets})
-        with self.store.read(memory="64MB") as connection:
+        with self.registry.read(memory="64MB") as connection:
             self._resolutions = _resolutions(connection, self.tokens)
             connection.execute("CREATE TEMP TABLE wanted AS SELECT unnest(?) AS identity", [wanted])
             self._known.take(((row[0], row[2], row[3]), row) for row in _every_state(connection, self.tokens))
@@ -318,7 +326,7 @@ class Session:
         if measured is None:
             return None
         self._opened[target] = identity, state
-        self._from_store.add(target)
+        self._taken.add(target)
         self.reused += 1
         return replace(measured, target=target)
 
@@ -329,8 +337,8 @@ class Session:
         if isinstance(outcome, ScreeningError):
             if outcome.code == "Interrupted":
                 return
-        elif target in self._from_store:
-            self._from_store.discard(target)
+        elif target in self._taken:
+            self._taken.discard(target)
         else:
             if outcome.tokenizer not in self._told:
                 self._told.add(outcome.tokenizer)
@@ -425,7 +433,7 @@ class Session:
     def end(self) -> None:
         """Merge what was kept."""
         self._segment.close()
-        with self.store.written():
+        with self.registry.written():
             pass
 
 

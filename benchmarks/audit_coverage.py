@@ -1,8 +1,8 @@
 """What `dispersion calibrate` and `predict` are worth: coverage, refusals, errors on planted and real runs.
 
-    python benchmarks/coverage.py                     planted runs, 200 a kind
-    python benchmarks/coverage.py --runs 40           fewer
-    python benchmarks/coverage.py --store STORE …     random halves of real stores, by document and subject
+    python benchmarks/audit_coverage.py                   planted runs, 200 a kind
+    python benchmarks/audit_coverage.py --runs 40         fewer
+    python benchmarks/audit_coverage.py --store STORE …   random halves of real stores, by document, subject
 
 Planted: 40 labelled slices and 40 unlabelled ones of 30 to 60 documents (`tests/synthetic.py`). A row is one
 kind of relation and of difference between the two parts; its columns:
