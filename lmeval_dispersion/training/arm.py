@@ -298,7 +298,8 @@ def _arguments(settings: Settings, here: Path, arm: str, seed: int) -> TrainingA
         logging_steps=_log_every(settings),
         save_steps=settings.save_every,
         save_total_limit=2,
-        use_cpu=several_on_cpu(settings),
+        # Without this transformers refuses bf16 where there is no accelerator.
+        use_cpu=PartialState().device.type == "cpu",
         ddp_find_unused_parameters=False if settings.processes > 1 else None,
         report_to=settings.trackers or "none",
         run_name=f"{Path(settings.out).name}-{arm}-seed{seed}",

@@ -128,6 +128,16 @@ def weights(out):
     return load_file(out / "angular_spread-seed0" / "model" / "model.safetensors")
 
 
+def test_bf16_trains_where_there_is_no_gpu(base, tmp_path):
+    shared = {"model": base / "undropped", "from_scratch": True, "arms": "angular_spread"}
+    for name, options in {"plain": shared, "bf16": shared | {"bf16": True}}.items():
+        assert main(arguments(base, tmp_path / name, **options)) == 0
+    plain, rounded = weights(tmp_path / "plain"), weights(tmp_path / "bf16")
+    moved = [float((plain[name] - rounded[name]).abs().max()) for name in plain]
+    # The same steps but for the rounding: Adam's are of 5e-3 each.
+    assert 0 < max(moved) < 0.03
+
+
 def test_a_killed_run_goes_on_to_the_same_numbers(base, tmp_path, capsys):
     options = {"arms": "angular_spread", "max_tokens": 6, "tokens": 16 * 4 * 60, "save_every": 5}
     killed = started(base, tmp_path / "killed", **options)
