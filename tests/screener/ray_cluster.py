@@ -47,22 +47,33 @@ def main() -> None:
         found["nodes"] = sum(node["Alive"] for node in ray.nodes())
         told: list[tuple[int, object]] = []
 
-        def came(place: int, outcome: object, identity: str, state: str) -> None:
+        def came(place: int, read: object) -> None:
             if not told:
                 cluster.remove_node(second, allow_graceful=False)
+            outcome, *_ = read
             assert isinstance(outcome, Measured), outcome
             told.append((place, outcome.gaps["cosine"].mean))
 
+        def run(name: str, places: list[str], *words: str) -> None:
+            out, err = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                status = cli.main([*places, *words, "--format", "json", "--engine", "ray"])
+            found[name] = [status, json.loads(out.getvalue()), err.getvalue()]
+
+        # Controls while both nodes live; then the same registry again, which has them.
+        kept = ["--registry", str(folder / "c.duckdb"), "--controls"]
+        run("controls-0", names[:8], *kept)
+        run("controls-1", names[:8], *kept)
         sets = load_token_set("math", "domain"), load_token_set("reference", "reference")
-        RayEngine(*sets, 60.0, block=2).read(parse_targets(names), came)
+        with RayEngine(*sets, 60.0, block=2) as engine:
+            engine.read(parse_targets(names), came)
         found["told"] = sorted(told)
         found["left"] = left(ray)
         for number in range(2):
-            out, err = io.StringIO(), io.StringIO()
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                store = ["--registry", str(folder / "s.duckdb"), "--format", "json"]
-                status = cli.main([*names, str(folder / "none"), *store, "--engine", "ray"])
-            found[f"run-{number}"] = [status, json.loads(out.getvalue()), err.getvalue()]
+            store = ["--registry", str(folder / "s.duckdb")]
+            run(f"run-{number}", [*names, str(folder / "none")], *store)
+        # Figures of this registry and of another one, controls of those that are not there yet.
+        run("controls-2", names, *kept)
     finally:
         ray.shutdown()
         cluster.shutdown()

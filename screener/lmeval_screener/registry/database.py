@@ -378,20 +378,22 @@ class Session:
         return None if found is None else controls_of(found)
 
     def keep_controls(
-        self,
-        target: Target,
-        snapshot: Snapshot,
-        base: Snapshot | None,
-        sample: str,
-        outcome: Controls | ScreeningError,
+        self, target: Target, read_of: str, sample: str, outcome: Controls | tuple[str, str]
     ) -> None:
-        """Put controls on their way to the registry; a failure only if that commit always fails so."""
+        """Put controls on their way to the registry; a failure only if that commit always fails so.
+
+        Args:
+            target: The checkpoint.
+            read_of: Its state when they were read; empty where nobody opened it.
+            sample: What tells their rows apart.
+            outcome: They, or code and sentence of why there are none.
+        """
         identity, state = (self._places or {}).get(target, ("", ""))
-        if not state or state_of(target, snapshot, base) != state:
+        if not state or read_of != state:
             return  # the folder was written meanwhile: they are not those of the figures
-        if isinstance(outcome, ScreeningError) and outcome.code not in LASTING:
+        if not isinstance(outcome, Controls) and outcome[0] not in LASTING:
             return
-        kept = str(outcome) if isinstance(outcome, ScreeningError) else outcome
+        kept = outcome if isinstance(outcome, Controls) else outcome[1]
         self._segment.append(
             {
                 "k": "controls", "identity": identity, "file": target.file or "", "state": state,
