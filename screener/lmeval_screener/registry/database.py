@@ -235,6 +235,8 @@ class Session:
         #: Identity and state of what was kept, where controls are to be kept too.
         self._places: dict[Target, tuple[str, str]] | None = None
         self._resolutions: Mapping[str, Resolution] = {}
+        #: What addresses that were asked for turned out to be, where that is another one.
+        self._names: dict[str, str] = {}
         self._opened: dict[Target, tuple[str, str]] = {}
         self._taken: set[Target] = set()
         self._told: set[str] = set()
@@ -257,6 +259,9 @@ class Session:
         with self.registry.read(memory="64MB") as connection:
             self._resolutions = _resolutions(connection, self.tokens)
             connection.execute("CREATE TEMP TABLE wanted AS SELECT unnest(?) AS identity", [wanted])
+            names = "SELECT asked, identity FROM names WHERE asked IN (SELECT identity FROM wanted)"
+            self._names = dict(connection.execute(names).fetchall())
+            connection.execute("INSERT INTO wanted SELECT unnest(?)", [sorted(set(self._names.values()))])
             self._known.take(((row[0], row[2], row[3]), row) for row in _every_state(connection, self.tokens))
             # What a checkpoint failed with in this version counts more than what an earlier one measured.
             failed = connection.execute(
@@ -283,7 +288,9 @@ class Session:
         commit = target.listing.commit if target.listing else target.revision
         if not target.on_hub or target.tokenizer or commit is None or not _COMMIT.fullmatch(commit):
             return None
-        return self._find(target, identity_of(target, target.repo), commit)
+        asked = identity_of(target, target.repo)
+        # The commit says what it is, whatever its repository is called now.
+        return self._find(target, self._names.get(asked, asked), commit)
 
     def at_hand(self, target: Target) -> Measured | None:
         """What is known of a target that this process can open at once: a folder, or a pinned commit.
@@ -354,6 +361,10 @@ class Session:
             self._segment.append(self._result(outcome, identity, target.file or "", state))
         if self._places is not None and not failed:
             self._places[target] = identity, state
+        asked = identity_of(target, target.repo)
+        if not failed and self._names.get(asked, asked) != identity:
+            self._names[asked] = identity
+            self._segment.append({"k": "names", "asked": asked, "identity": identity, "stamp": _now()})
         self._segment.append(
             {
                 "k": "seen", "run": self.run, "identity": identity, "requested": target.revision or "",
