@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,9 @@ from lmeval_screener.cli import main
 from test_controls import LLAMA
 
 from lmeval_dispersion.paths import data_folder
+
+# As important as the tests themselves: Ray's workers would be starved on a machine that is busy.
+RAY_SETTINGS = {"RAY_worker_niceness": "0"}
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None or importlib.util.find_spec("duckdb") is None,
@@ -45,8 +50,9 @@ def cluster(folders):
     """What `ray_cluster` found; one cluster for all tests of this module."""
     script = Path(__file__).with_name("ray_cluster.py")
     done = subprocess.run(
-        [sys.executable, str(script), str(folders)], capture_output=True, text=True, timeout=570
-    )
+        [sys.executable, str(script), str(folders)],
+        env=os.environ | RAY_SETTINGS, capture_output=True, text=True, timeout=570,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -131,11 +137,16 @@ def test_the_ray_script_of_a_short_list_evaluates_every_checkpoint(tmp_path):
     runner.chmod(0o755)
     (tmp_path / "dispersion").write_text("#!/bin/sh\necho enabled: 1 task file\n")
     (tmp_path / "dispersion").chmod(0o755)
-    done = subprocess.run(
-        [sys.executable, tmp_path / "list" / "ray_shards.py", "--limit", "1"],
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "GPUS": "0", "HOME": str(tmp_path)},
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+    # Somebody's cluster that ended: what Ray would join. Names of sockets have to be short.
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as place:
+        (Path(place) / "ray").mkdir()
+        (Path(place) / "ray" / "ray_current_cluster").write_text("127.0.0.1:9")
+        env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "GPUS": "0", "HOME": str(tmp_path), "RAY_TMPDIR": place}
+        done = subprocess.run(
+            [sys.executable, tmp_path / "list" / "ray_shards.py", "--limit", "1"],
+            env=env | RAY_SETTINGS, capture_output=True, text=True, timeout=570,
+        )  # fmt: skip
+    assert (tmp_path / "list" / "ran").exists(), done.stderr[-3000:]
     ran = sorted((tmp_path / "list" / "ran").read_text().split())
     assert ran == [f"models/00{i}-org_7B-{i}.yaml" for i in (1, 2, 3)], done.stderr
     assert done.returncode == 1

@@ -10,6 +10,7 @@ is then figures and rows, and no actor keeps a checkpoint open in between: each 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -121,7 +122,10 @@ class RayEngine:
         import ray
 
         if not ray.is_initialized():
-            address = os.environ.get("RAY_ADDRESS")
+            # Its remark that SIGTERM is not its own here: it is ours.
+            logging.getLogger("ray").setLevel(logging.ERROR)
+            # Without an address Ray would join the cluster that somebody started last on this machine.
+            address = os.environ.get("RAY_ADDRESS") or "local"
             ray.init(address=address, log_to_driver=False, logging_level="error", configure_logging=False)
             self._started = True
         # Small lists are dealt out to all.
