@@ -125,25 +125,33 @@ def ranking() -> None:
         )
 
 
-def cpu_of_descendants() -> float:
-    """CPU seconds of all processes below this one, of their ended children too."""
+def cpu_of_descendants() -> dict[int, float]:
+    """CPU seconds of every process below this one."""
     parents, spent = {}, {}
     for place in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             words = place.read_text().rpartition(")")[2].split()
             parents[int(place.parent.name)] = int(words[1])
-            spent[int(place.parent.name)] = sum(map(int, words[11:15]))
-    found, below = 0, {os.getpid()}
-    while below:
-        below = {pid for pid, parent in parents.items() if parent in below}
-        found += sum(spent[pid] for pid in below)
-    return found / os.sysconf("SC_CLK_TCK")
+            spent[int(place.parent.name)] = sum(map(int, words[11:13])) / os.sysconf("SC_CLK_TCK")
+    found: dict[int, float] = {}
+    below = {os.getpid()}
+    while below := {pid for pid, parent in parents.items() if parent in below}:
+        found |= {pid: spent[pid] for pid in below}
+    return found
 
 
-def children() -> float:
-    """CPU seconds of this process's ended children."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+def cost(command: list[str], env: dict[str, str]) -> tuple[float, float]:
+    """Seconds of a command, and CPU seconds of it and of all else below this process meanwhile."""
+    before, start = cpu_of_descendants(), time.perf_counter()
+    running, seen = subprocess.Popen(command, env=env), {}
+    while running.poll() is None:
+        # Asked while they live: Ray's actors leave their time to nobody.
+        seen |= cpu_of_descendants()
+        time.sleep(0.1)
+    seconds = time.perf_counter() - start
+    if running.returncode:
+        raise SystemExit(f"exit {running.returncode}")
+    return seconds, sum(spent - before.get(pid, 0.0) for pid, spent in seen.items())
 
 
 def clusters(sizes: list[int], rounds: int) -> None:
@@ -176,15 +184,11 @@ def clusters(sizes: list[int], rounds: int) -> None:
                 env = os.environ | {"RAY_ADDRESS": cluster.address, "OMP_NUM_THREADS": "1"}
                 env["HF_HOME"] = str(Path(folder) / "hf")
                 for engine in ("process", "ray") * rounds:
-                    start, cpu = time.perf_counter(), [cpu_of_descendants(), children()]
-                    done = subprocess.run([*command, "--engine", engine], env=env, check=False)
-                    seconds = time.perf_counter() - start
-                    time.sleep(2)  # the actors end after the command
-                    spent = cpu_of_descendants() + children() - sum(cpu)
+                    seconds, spent = cost([*command, "--engine", engine], env)
                     lines = (Path(folder) / "out.jsonl").read_text().splitlines()
                     screened = json.loads(lines[-1])["summary"]["totals"]["checkpoints"]
-                    if done.returncode or screened != count:
-                        raise SystemExit(f"exit {done.returncode}, {screened} of {count} screened")
+                    if screened != count:
+                        raise SystemExit(f"{screened} of {count} screened")
                     label, load = f"{count:,} folders, {engine}", os.getloadavg()[0]
                     print(f"{label:<24} {seconds:9.1f} {spent:8.1f} {load:6.1f}", flush=True)
     finally:
