@@ -558,6 +558,25 @@ class _Run:
                 rest.append(place)
             else:
                 came(place, known)
+        session = self._session
+        if session is not None:
+            # Of what lies in a storage a listing says whether it is as it was: that needs no cluster.
+            some = [p for p in rest if not targets[p].local and session.knows_some(targets[p])]
+            known_here: set[int] = set()
+
+            def listed(at: int, outcome: Measured | ScreeningError | None) -> None:
+                place = some[at]
+                failed_before = isinstance(outcome, ScreeningError) and session.is_open(targets[place])
+                if isinstance(outcome, Measured) or (outcome is not None and failed_before):
+                    known_here.add(place)
+                    came(place, outcome)
+
+            await self._side_by_side(
+                [range(len(some))], lambda at: self._as_it_was(targets[some[at]], session), listed
+            )
+            rest = [place for place in rest if place not in known_here]
+            if self._stopped:
+                engine.stop()
 
         def from_worker(at: int, read: BlockRead) -> None:
             outcome, identity, state = read
@@ -568,6 +587,17 @@ class _Run:
         work = [targets[place] for place in rest]
         await self._on_the_cluster(engine, engine.read, work, from_worker, _nothing_read)
         return [found[place] for place in sorted(found)]
+
+    async def _as_it_was(self, item: Target, session: Session) -> Measured | None:
+        """What a registry knows of a checkpoint in a storage, if nothing of it has changed."""
+        budget = Budget(self._timeout)
+
+        async def opened() -> Measured | None:
+            snapshot = await self._reader.sources.snapshot(item, budget)
+            self._reader.meters.append(snapshot.meter)
+            return session.known(item, snapshot)
+
+        return await budget.bounded(opened())
 
     async def _on_the_cluster(
         self,

@@ -23,7 +23,7 @@ def left(ray: Any, patience: float = 90.0) -> int:
     return alive
 
 
-def main() -> None:
+def main(stack: contextlib.ExitStack) -> None:
     import ray
     from lmeval_screener import cli
     from lmeval_screener.ranking.measured import Measured
@@ -31,9 +31,15 @@ def main() -> None:
     from lmeval_screener.targets.training_runs import parse_targets
     from lmeval_screener.tokens.sets import load_token_set
     from ray.cluster_utils import Cluster
+    from storages import moto
 
     folder = Path(sys.argv[1])
     names = [str(place) for place in sorted(folder.glob("model-*"))]
+    server = stack.enter_context(moto())
+    for name in names[:3]:
+        server.put(Path(name), f"zoo/{Path(name).name}")
+    os.environ |= {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.port}", "AWS_REGION": "us-east-1"}
+    os.environ |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     cluster = Cluster(
         initialize_head=True,
         head_node_args={"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False},
@@ -60,6 +66,10 @@ def main() -> None:
                 status = cli.main([*places, *words, "--format", "json", "--engine", "ray"])
             found[name] = [status, json.loads(out.getvalue()), err.getvalue()]
 
+        # Buckets: which of them are as they were this process finds out by itself.
+        for number in range(2):
+            store = ["--registry", str(folder / "b.duckdb")]
+            run(f"bucket-{number}", ["s3://box/zoo/*"], *store)
         # Controls while both nodes live; then the same registry again, which has them.
         kept = ["--registry", str(folder / "c.duckdb"), "--controls"]
         run("controls-0", names[:8], *kept)
@@ -81,4 +91,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.ExitStack() as stack:
+        main(stack)

@@ -75,6 +75,19 @@ def test_a_cluster_reads_what_one_process_reads_though_a_node_dies(cluster, fold
     assert "12 of 12 taken from" in found["run-1"][2]
 
 
+@needs_ray
+@pytest.mark.slow
+def test_a_second_run_over_a_bucket_reads_nothing_on_the_cluster(cluster, folders):
+    names = names_of(folders)[:3]
+    gaps = [c.gaps["cosine"].mean for c in screen(names).checkpoints]
+    for number, said in ((0, ""), (1, "3 of 3 taken from")):
+        status, document, err = cluster[f"bucket-{number}"]
+        assert status == 0, err
+        assert [c["gap"]["cosine"]["mean"] for c in document["checkpoints"]] == gaps
+        assert said in err
+        assert bool(said) == ("taken from" in err)
+
+
 def names_of(folders):
     return [str(place) for place in sorted(folders.glob("model-*"))]
 

@@ -307,6 +307,15 @@ class Session:
                 raise
             return None  # whoever reads it will say what is wrong
 
+    def knows_some(self, target: Target) -> bool:
+        """Whether the registry knows a target that lies in a storage at any state of it."""
+        asked = identity_of(target, target.repo)
+        return not target.on_hub and self._known.any_of(self._names.get(asked, asked))
+
+    def is_open(self, target: Target) -> bool:
+        """Whether a target was opened, and nothing that came of it was kept yet."""
+        return target in self._opened
+
     def opened(self, target: Target, identity: str, state: str) -> None:
         """Take note of what a worker opened, before what came of it is kept."""
         self._opened[target] = identity, state
