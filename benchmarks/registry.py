@@ -9,8 +9,8 @@ the line, and a plain loop over `huggingface_hub` that reads the same rows one a
 checkpoints, and multiplied).
 
 `--ray` compares one process with a Ray cluster of two nodes of one core instead, over folders with links to
-the demo's files, in turns: seconds of the command, CPU seconds of it and of the whole cluster. The cluster is
-there before; what a command starts on it are the actors.
+the demo's files, or (`--true-shapes`) to one of those checkpoints, in turns: seconds of the command, CPU
+seconds of it and of the whole cluster. The cluster is there before; a command starts its actors.
 
 At the end 1,500 and 5,000 checkpoints of one group are ranked: seconds and comparisons.
 """
@@ -39,21 +39,28 @@ BASES = 20
 SHARD = "model-00004-of-00004.safetensors"
 
 
-def serve(count: int, folder: Path) -> None:
-    """Serve ``count`` checkpoints until standard input ends; each line there is answered by the counts."""
+def true_checkpoints(folder: Path, count: int) -> list[Path]:
+    """Checkpoints of Qwen2.5-7B's shapes, of whose output rows those are there that are read."""
     import numpy as np
     from checkpoints import write_qwen_7b
-    from hub_server import HubServer
 
     from screener import TOKENIZER, token_ids
 
     draw, ids = np.random.default_rng(0), token_ids()
     bases = []
-    for number in range(BASES):
+    for number in range(count):
         rows = {row: draw.normal(size=(1, 3584)) for row in ids}
         base = write_qwen_7b(folder / f"base-{number}", rows=rows)
         shutil.copy(TOKENIZER, base / "tokenizer.json")
         bases.append(base)
+    return bases
+
+
+def serve(count: int, folder: Path) -> None:
+    """Serve ``count`` checkpoints until standard input ends; each line there is answered by the counts."""
+    from hub_server import HubServer
+
+    bases = true_checkpoints(folder, BASES)
     with HubServer(latency=LATENCY, bandwidth=BANDWIDTH) as server:
         for number in range(count):
             place = folder / f"model-{number:05d}"
@@ -154,7 +161,7 @@ def cost(command: list[str], env: dict[str, str]) -> tuple[float, float]:
     return seconds, sum(spent - before.get(pid, 0.0) for pid, spent in seen.items())
 
 
-def clusters(sizes: list[int], rounds: int) -> None:
+def clusters(sizes: list[int], rounds: int, true_shapes: bool) -> None:
     """Seconds of the command over folders, in one process and on a Ray cluster of two nodes of one core."""
     from ray.cluster_utils import Cluster
 
@@ -172,11 +179,13 @@ def clusters(sizes: list[int], rounds: int) -> None:
     try:
         for count in sizes:
             with tempfile.TemporaryDirectory() as folder:
-                names = Path(folder) / "names.txt"
+                names, base = Path(folder) / "names.txt", data_folder("demo") / "sums-00"
+                if true_shapes:
+                    (base,) = true_checkpoints(Path(folder), 1)
                 places = [Path(folder) / f"model-{number:05d}" for number in range(count)]
                 for place in places:
                     place.mkdir()
-                    for path in (data_folder("demo") / "sums-00").iterdir():
+                    for path in base.iterdir():
                         (place / path.name).symlink_to(path)
                 names.write_text("\n".join(map(str, places)))
                 command = [sys.executable, "-m", "lmeval_screener", "--from", str(names), "--quiet"]
@@ -201,13 +210,14 @@ def main() -> None:
     parser.add_argument("--sizes", default="100,1000", help="numbers of checkpoints (default: 100,1000)")
     parser.add_argument("--ray", action="store_true", help="folders only: one process and a Ray cluster")
     parser.add_argument("--rounds", type=int, default=1, help="of each with --ray (default: 1)")
+    parser.add_argument("--true-shapes", action="store_true", help="with --ray: of a model of 7B")
     parser.add_argument("--serve", nargs=2, metavar=("N", "FOLDER"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
         serve(int(args.serve[0]), Path(args.serve[1]))
         return
     if args.ray:
-        clusters(list(map(int, args.sizes.split(","))), args.rounds)
+        clusters(list(map(int, args.sizes.split(","))), args.rounds, args.true_shapes)
         return
     ranking()
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
