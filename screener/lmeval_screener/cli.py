@@ -305,7 +305,8 @@ def _progress(quiet: bool) -> Iterator[tuple[Progress | None, Lines | None]]:
     if not sys.stderr.isatty():
         from lmeval_screener.reports.progress import Lines
 
-        yield None, Lines(lambda text: print(f"screen-checkpoints: {text}", file=sys.stderr, flush=True))
+        lines = Lines(lambda text: print(f"screen-checkpoints: {text}", file=sys.stderr, flush=True))
+        yield lines.progress, lines
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn

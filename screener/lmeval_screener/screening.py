@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import METRICS, Metric
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from lmeval_screener.registry.ray_engine import RayEngine
 
 T = TypeVar("T")
+W = TypeVar("W")
 
 TIMEOUT = 60.0  # seconds for one checkpoint, everything included; the only time limit there is
 _SIDE_BY_SIDE = 16  # checkpoints at once: their requests share one pool of connections
@@ -51,6 +52,9 @@ _SPILLED = 500  # checkpoints from which on their figures wait on disk, not in m
 _SCOUTS = 3  # checkpoints that are tried alone while the Hub does not answer; when all fail, no more are
 _PATIENCE = 0.25  # seconds without an answer or a failed connection after which nobody waits for the scouts
 
+#: Called as ``progress(done, all, label)``: with 0 and an empty label before anything is read, then whenever
+#: a checkpoint ends. With controls once more over those whose controls are read: with 0 and ``controls``,
+#: then whenever one's are there.
 Progress = Callable[[int, int, str], None]
 #: Called when a checkpoint ends, with what came of it, how many have ended, and how many there are.
 Ended = Callable[[Measured | Failed, int, int], None]
@@ -90,7 +94,8 @@ def screen(
         accuracy: What to compare G with: a CSV file, lm-eval's results, or ``hub:TASK``; see
             :func:`lmeval_screener.accuracies.read_accuracies`.
         demo: Whether to add the bundled demo's checkpoints.
-        progress: Called as ``progress(done, all, label)`` at the start and whenever a checkpoint ends.
+        progress: Called as ``progress(done, all, label)`` at the start and whenever a checkpoint ends; with
+            controls once more, from 0, while they are read.
         tokenizer: Where the tokenizer of checkpoints that store none is read: a repository, a folder, an
             address, or a tokenizer's file.
         selection: What is selected on the Hub beside what is named.
@@ -186,7 +191,7 @@ def screen_targets(
     if not timeout > 0:
         raise UsageError(f"expected a timeout above 0 seconds, got {timeout}")
 
-    async def work() -> Result:
+    async def screened() -> Result:
         start = time.perf_counter()
         async with Hub(allowance=allowance) as hub:
             known = session.known if session is not None else None
@@ -210,7 +215,8 @@ def screen_targets(
             domain_words=tuple(text for group in domain.groups.values() for text in group.texts()),
         )
 
-    return _finished(work())
+    with contextlib.nullcontext() if engine is None else engine:
+        return _finished(screened())
 
 
 def _in_a_loop_or_not(act: Callable[[], T]) -> T:
@@ -223,14 +229,72 @@ def _in_a_loop_or_not(act: Callable[[], T]) -> T:
         return pool.submit(act).result()
 
 
+class Controlled(NamedTuple):
+    """What came of the controls of one checkpoint.
+
+    Attributes:
+        found: They, or code and sentence of why there are none.
+        state: What they were read of, as a registry knows it; empty where it could not be opened.
+        bytes_read: Bytes that travelled for them alone.
+        requests: Requests likewise.
+        seconds: From when it was opened to the last row.
+    """
+
+    found: Controls | tuple[str, str]
+    state: str
+    bytes_read: int
+    requests: int
+    seconds: float
+
+    def beside(self, one: Measured) -> Measured:
+        """A checkpoint with them, or with the sentence in their place."""
+        return replace(
+            one,
+            controls=self.found if isinstance(self.found, Controls) else self.found[1],
+            bytes_read=one.bytes_read + self.bytes_read,
+            requests=one.requests + self.requests,
+            seconds=one.seconds + self.seconds,
+        )
+
+
+#: Checkpoints whose figures are known, each with the rows that its controls are made of.
+ControlWork = Sequence[tuple[Measured, ControlRows]]
+
+
+def read_control_block(
+    work: ControlWork, domain: TokenSet, reference: TokenSet, timeout: float
+) -> tuple[list[Controlled], int, int]:
+    """Controls of some checkpoints as a worker of a cluster reads them.
+
+    Returns:
+        What came of each; then bytes and requests of all.
+    """
+    found: dict[int, Controlled] = {}
+
+    async def read() -> tuple[int, int]:
+        async with Hub() as hub:
+            reader = Reader(hub, domain, reference, ResolutionCache(hub.cache))
+            run = _Run(hub, reader, timeout, None, None, None, None, False, False)
+            await run.controls_of(work, {}, found.__setitem__)
+        meters = [hub.meter, *reader.meters]
+        return sum(meter.bytes_read for meter in meters), sum(meter.requests for meter in meters)
+
+    bytes_read, requests = _finished(read())
+    return [found[place] for place in range(len(work))], bytes_read, requests
+
+
+#: What was measured of a checkpoint, or code and sentence of its failure, with its identity and state, for a
+#: registry; both empty where nobody opened it.
+BlockRead = tuple[Measured | tuple[str, str], str, str]
+
+
 def read_block(
     targets: Sequence[Target], domain: TokenSet, reference: TokenSet, timeout: float
-) -> tuple[list[tuple[Measured | tuple[str, str], str, str]], int, int]:
+) -> tuple[list[BlockRead], int, int]:
     """Some checkpoints as a worker of a cluster reads them.
 
     Returns:
-        For each what was measured, or code and sentence of its failure, with its identity and state, for a
-        registry; then bytes and requests of all.
+        What came of each; then bytes and requests of all.
     """
     from lmeval_screener.registry.database import identity_of, state_of
 
@@ -309,6 +373,9 @@ class _Run:
         """All that could be read and compared, as asked for, each with the one of its common tokenizer."""
         families: dict[str | None, list[Measured]] = {}
         expanded = await self._expanded(targets)
+        if self._ended is not None:
+            for nothing in self.failed:  # what stands for no checkpoint ended too
+                self._ended(nothing, 0, len(expanded))
         if self._session is not None:
             # Not before: what a glob or a training run's folder stands for is known by its own place.
             self._session.prepare(expanded, controls=self._readings is not None)
@@ -369,53 +436,74 @@ class _Run:
             else:
                 readings.pop(one.target, None)
                 controlled[place] = replace(one, controls=stored), common
+        work = [(found[place][0], rows[place]) for place in unknown]
+        done = 0
 
-        def read(place: int) -> Coroutine[Any, Any, Measured]:
-            one = found[place][0]
-            return self._with_controls(one, readings.pop(one.target, None), rows[place])
+        def came(at: int, outcome: Controlled) -> None:
+            nonlocal done
+            one, common = found[unknown[at]]
+            if self._session is not None:
+                key = rows[unknown[at]].key(one.resolution)
+                self._session.keep_controls(one.target, outcome.state, key, outcome.found)
+            controlled[unknown[at]] = outcome.beside(one), common
+            done += 1
+            if self._progress is not None:
+                self._progress(done, len(unknown), f"controls of {one.target.label}")
 
-        def came(place: int, outcome: Measured | ScreeningError) -> None:
-            one, common = found[place]
-            if isinstance(outcome, ScreeningError):
-                outcome = replace(one, controls=str(outcome))
-            controlled[place] = outcome, common
-
-        await self._side_by_side([unknown], read, came)
+        if self._progress is not None and unknown:
+            self._progress(0, len(unknown), "controls")
+        if self.engine is None:
+            await self.controls_of(work, readings, came)
+        else:
+            await self._on_the_cluster(self.engine, self.engine.read_controls, work, came, _no_controls)
         return controlled
 
-    async def _with_controls(self, one: Measured, reading: Reading | None, rows: ControlRows) -> Measured:
-        """A checkpoint with the controls as they are read now, and kept; its figures stay what they are.
+    async def controls_of(
+        self, work: ControlWork, readings: dict[Target, Reading], came: Callable[[int, Controlled], None]
+    ) -> None:
+        """Read controls, some side by side.
 
-        Where they cannot be read a sentence stands in their place. One whose figures came from the registry
-        is opened once more.
+        Args:
+            work: Of which checkpoints.
+            readings: Those that are open still, each taken out; the others are opened once more.
+            came: Called with the place and what came of it, in the order in which they end.
         """
+
+        def read(place: int) -> Coroutine[Any, Any, Controlled]:
+            one, rows = work[place]
+            return self._controls(one, readings.pop(one.target, None), rows)
+
+        def ended(place: int, outcome: Controlled | ScreeningError) -> None:
+            came(place, _no_controls(outcome) if isinstance(outcome, ScreeningError) else outcome)
+
+        await self._side_by_side([range(len(work))], read, ended)
+
+    async def _controls(self, one: Measured, reading: Reading | None, rows: ControlRows) -> Controlled:
+        """The controls of a checkpoint as they are read now; one that is not open is opened once more."""
         start = time.perf_counter()
         before = (reading.bytes_read, reading.requests) if reading is not None else (0, 0)
-        outcome: Controls | ScreeningError
+        found: Controls | tuple[str, str]
         try:
             if reading is None:
                 budget = Budget(self._timeout)
                 if one.target.on_hub:
                     await self._hub_answers(budget)
                 reading = await self._again(one, one, budget)
-            outcome = await read_controls(reading, rows)
+            found = await read_controls(reading, rows)
         except ScreeningError as error:
-            outcome = error
+            found = error.code, str(error)
             if error.code == "Unreachable" and one.target.on_hub:
                 self._unreachable.append(str(error))
-        if reading is not None:
-            if self._session is not None:
-                key = rows.key(one.resolution)
-                self._session.keep_controls(one.target, reading.snapshot, reading.base, key, outcome)
-            one = replace(
-                one,
-                bytes_read=one.bytes_read + reading.bytes_read - before[0],
-                requests=one.requests + reading.requests - before[1],
-            )
-        return replace(
-            one,
-            controls=str(outcome) if isinstance(outcome, ScreeningError) else outcome,
-            seconds=one.seconds + time.perf_counter() - start,
+        if reading is None:
+            return Controlled(found, "", 0, 0, time.perf_counter() - start)
+        from lmeval_screener.registry.database import state_of
+
+        return Controlled(
+            found,
+            state_of(one.target, reading.snapshot, reading.base),
+            reading.bytes_read - before[0],
+            reading.requests - before[1],
+            time.perf_counter() - start,
         )
 
     async def _expanded(self, targets: Sequence[Target]) -> list[Target]:
@@ -458,6 +546,8 @@ class _Run:
                 found[place] = replace(outcome, target=targets[place])
             self._tell(targets[place], outcome, done, len(targets))
 
+        if self._progress is not None:
+            self._progress(0, len(targets), "")
         for place, item in enumerate(targets):
             try:
                 known = None if self._session is None else self._session.at_hand(item)
@@ -468,20 +558,75 @@ class _Run:
                 rest.append(place)
             else:
                 came(place, known)
+        session = self._session
+        if session is not None:
+            # Of what lies in a storage a listing says whether it is as it was: that needs no cluster.
+            some = [p for p in rest if not targets[p].local and session.knows_some(targets[p])]
+            known_here: set[int] = set()
 
-        def from_worker(at: int, outcome: Measured | ScreeningError, identity: str, state: str) -> None:
+            def listed(at: int, outcome: Measured | ScreeningError | None) -> None:
+                place = some[at]
+                failed_before = isinstance(outcome, ScreeningError) and session.is_open(targets[place])
+                if isinstance(outcome, Measured) or (outcome is not None and failed_before):
+                    known_here.add(place)
+                    came(place, outcome)
+
+            await self._side_by_side(
+                [range(len(some))], lambda at: self._as_it_was(targets[some[at]], session), listed
+            )
+            rest = [place for place in rest if place not in known_here]
+            if self._stopped:
+                engine.stop()
+
+        def from_worker(at: int, read: BlockRead) -> None:
+            outcome, identity, state = read
             if self._session is not None and identity:
                 self._session.opened(targets[rest[at]], identity, state)
-            came(rest[at], outcome)
-            told.add(rest[at])
+            came(rest[at], ScreeningError(*outcome) if isinstance(outcome, tuple) else outcome)
 
-        told: set[int] = set()
-        with _on_interrupt(engine.stop) if self._keep_on_interrupt else contextlib.nullcontext():
-            await asyncio.to_thread(engine.read, [targets[place] for place in rest], from_worker)
-        for place in rest:
-            if place not in told:
-                came(place, self._interrupted())
+        work = [targets[place] for place in rest]
+        await self._on_the_cluster(engine, engine.read, work, from_worker, _nothing_read)
         return [found[place] for place in sorted(found)]
+
+    async def _as_it_was(self, item: Target, session: Session) -> Measured | None:
+        """What a registry knows of a checkpoint in a storage, if nothing of it has changed."""
+        budget = Budget(self._timeout)
+
+        async def opened() -> Measured | None:
+            snapshot = await self._reader.sources.snapshot(item, budget)
+            self._reader.meters.append(snapshot.meter)
+            return session.known(item, snapshot)
+
+        return await budget.bounded(opened())
+
+    async def _on_the_cluster(
+        self,
+        engine: RayEngine,
+        read: Callable[[Sequence[W], Callable[[int, T | ScreeningError], None]], None],
+        work: Sequence[W],
+        came: Callable[[int, T], None],
+        failed: Callable[[ScreeningError], T],
+    ) -> None:
+        """Let a cluster read something of many checkpoints; an interrupt ends the waiting.
+
+        Args:
+            engine: The cluster.
+            read: What is read there.
+            work: Of what.
+            came: Called with the place and what came of it, in the order in which they end.
+            failed: What came of one that nobody read, by the reason.
+        """
+        told: set[int] = set()
+
+        def from_worker(at: int, outcome: T | ScreeningError) -> None:
+            told.add(at)
+            came(at, failed(outcome) if isinstance(outcome, ScreeningError) else outcome)
+
+        with _on_interrupt(engine.stop) if self._keep_on_interrupt else contextlib.nullcontext():
+            await asyncio.to_thread(read, work, from_worker)
+        for at in range(len(work)):
+            if at not in told:
+                came(at, failed(self._interrupted()))
 
     def _interrupted(self) -> ScreeningError:
         kept = "cached" if self._session is None else "in the registry"
@@ -514,8 +659,8 @@ class _Run:
     async def _side_by_side(
         self,
         queues: Iterable[Sequence[int]],
-        read: Callable[[int], Coroutine[Any, Any, Measured]],
-        came: Callable[[int, Measured | ScreeningError], None],
+        read: Callable[[int], Coroutine[Any, Any, T]],
+        came: Callable[[int, T | ScreeningError], None],
     ) -> None:
         """Read something of many checkpoints: what goes wrong with one, or an interrupt, costs no other.
 
@@ -524,11 +669,11 @@ class _Run:
             read: What is read of the checkpoint at a place.
             came: Called with what came of each, in the order in which they end.
         """
-        running: set[asyncio.Task[Measured]] = set()
+        running: set[asyncio.Task[T]] = set()
 
         async def worker(waiting: Iterator[int]) -> None:
             for place in waiting:
-                outcome: Measured | ScreeningError
+                outcome: T | ScreeningError
                 try:
                     if self._stopped:
                         raise asyncio.CancelledError
@@ -624,6 +769,14 @@ class _Run:
         self.errors[item] = error.code, str(error)
         if error.code == "Unreachable" and item.on_hub:
             self._unreachable.append(str(error))
+
+
+def _nothing_read(error: ScreeningError) -> BlockRead:
+    return (error.code, str(error)), "", ""
+
+
+def _no_controls(error: ScreeningError) -> Controlled:
+    return Controlled((error.code, str(error)), "", 0, 0, 0.0)
 
 
 def _needs(item: Target) -> str:

@@ -23,7 +23,7 @@ def left(ray: Any, patience: float = 90.0) -> int:
     return alive
 
 
-def main() -> None:
+def main(stack: contextlib.ExitStack) -> None:
     import ray
     from lmeval_screener import cli
     from lmeval_screener.ranking.measured import Measured
@@ -31,9 +31,15 @@ def main() -> None:
     from lmeval_screener.targets.training_runs import parse_targets
     from lmeval_screener.tokens.sets import load_token_set
     from ray.cluster_utils import Cluster
+    from storages import moto
 
     folder = Path(sys.argv[1])
     names = [str(place) for place in sorted(folder.glob("model-*"))]
+    server = stack.enter_context(moto())
+    for name in names[:3]:
+        server.put(Path(name), f"zoo/{Path(name).name}")
+    os.environ |= {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.port}", "AWS_REGION": "us-east-1"}
+    os.environ |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     cluster = Cluster(
         initialize_head=True,
         head_node_args={"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False},
@@ -47,22 +53,37 @@ def main() -> None:
         found["nodes"] = sum(node["Alive"] for node in ray.nodes())
         told: list[tuple[int, object]] = []
 
-        def came(place: int, outcome: object, identity: str, state: str) -> None:
+        def came(place: int, read: object) -> None:
             if not told:
                 cluster.remove_node(second, allow_graceful=False)
+            outcome, *_ = read
             assert isinstance(outcome, Measured), outcome
             told.append((place, outcome.gaps["cosine"].mean))
 
+        def run(name: str, places: list[str], *words: str) -> None:
+            out, err = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                status = cli.main([*places, *words, "--format", "json", "--engine", "ray"])
+            found[name] = [status, json.loads(out.getvalue()), err.getvalue()]
+
+        # Buckets: which of them are as they were this process finds out by itself.
+        for number in range(2):
+            store = ["--registry", str(folder / "b.duckdb")]
+            run(f"bucket-{number}", ["s3://box/zoo/*"], *store)
+        # Controls while both nodes live; then the same registry again, which has them.
+        kept = ["--registry", str(folder / "c.duckdb"), "--controls"]
+        run("controls-0", names[:8], *kept)
+        run("controls-1", names[:8], *kept)
         sets = load_token_set("math", "domain"), load_token_set("reference", "reference")
-        RayEngine(*sets, 60.0, block=2).read(parse_targets(names), came)
+        with RayEngine(*sets, 60.0, block=2) as engine:
+            engine.read(parse_targets(names), came)
         found["told"] = sorted(told)
         found["left"] = left(ray)
         for number in range(2):
-            out, err = io.StringIO(), io.StringIO()
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                store = ["--registry", str(folder / "s.duckdb"), "--format", "json"]
-                status = cli.main([*names, str(folder / "none"), *store, "--engine", "ray"])
-            found[f"run-{number}"] = [status, json.loads(out.getvalue()), err.getvalue()]
+            store = ["--registry", str(folder / "s.duckdb")]
+            run(f"run-{number}", [*names, str(folder / "none")], *store)
+        # Figures of this registry and of another one, controls of those that are not there yet.
+        run("controls-2", names, *kept)
     finally:
         ray.shutdown()
         cluster.shutdown()
@@ -70,4 +91,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.ExitStack() as stack:
+        main(stack)

@@ -138,17 +138,27 @@ def test_lines_of_progress_come_by_time_and_share_and_name_failures():
         now[0] += 0.1
         failed = Failed("org/x", None, "GatedRepo", "") if done % 100 == 0 else None
         lines.ended(failed or object(), done, 1000)
+        lines.progress(done, 1000, "org/x")
     assert len(said) == 19  # every 5 %, not the last
     assert said[0] == "50 of 1000 (5 %), 10.0/s, 95 s left"
     assert said[1].endswith("; failed: 1 GatedRepo")
+    # Controls are counted anew, and on a clock of their own.
+    now[0] += 500
+    said.clear()
+    lines.progress(0, 100, "controls")
+    for done in range(1, 101):
+        now[0] += 1
+        lines.progress(done, 100, "controls of org/x")
+    assert len(said) == 19
+    assert said[0] == "controls: 5 of 100 (5 %), 1.0/s, 95 s left"
     now, said = [0.0], []
     slow = Lines(said.append, lambda: now[0])
     for done in range(1, 11):
         now[0] += 10
-        slow.ended(object(), done, 100_000)
+        slow.progress(done, 100_000, "org/x")
     assert [text.split()[0] for text in said] == ["3", "6", "9"]
     assert said[0].endswith("0.1/s, 277 h 46 min left")
     quick = Lines(said.append, lambda: 0.5)
     for done in range(1, 11):
-        quick.ended(object(), done, 10)
+        quick.progress(done, 10, "org/x")
     assert len(said) == 3

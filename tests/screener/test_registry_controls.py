@@ -308,3 +308,16 @@ def test_what_nobody_foresaw_in_one_checkpoints_controls_costs_no_other(tmp_path
     assert "RuntimeError: a row of tin; please report it" in found.pop(names[1])
     assert len(found) == 2
     assert not any(isinstance(one, str) for one in found.values())
+
+
+def test_controls_are_counted_anew_while_they_are_read(tmp_path):
+    names, place, told = [make(tmp_path / f"c{seed}", seed) for seed in range(3)], tmp_path / "r.duckdb", []
+    screen(names[:1], controls=True, registry=place)
+    screen(names, controls=True, registry=place, progress=lambda *words: told.append(words))
+    rows, controls = told[:4], told[4:]
+    assert [words[:2] for words in rows] == [(done, 3) for done in range(4)]
+    # Those of the first are in the registry.
+    assert [words[:2] for words in controls] == [(done, 2) for done in range(3)]
+    assert [controls[0][2], *sorted(words[2] for words in controls[1:])] == [
+        "controls", *(f"controls of {name}" for name in names[1:])
+    ]  # fmt: skip

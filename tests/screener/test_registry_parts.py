@@ -117,6 +117,47 @@ def test_a_second_run_over_an_organisation_reads_nothing_new(tmp_path, monkeypat
         assert means(second) == means(first)
 
 
+def test_a_renamed_repository_is_known_by_both_names(tmp_path, monkeypatch, capsys):
+    from huggingface_hub import constants
+
+    from lmeval_dispersion.cli import main
+
+    place = tmp_path / "r.duckdb"
+    with HubServer() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+        caches = iter(range(10))
+
+        def asked(*names):
+            monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / f"assets-{next(caches)}"))
+            hub.requests.clear()
+            return screen(names, registry=place), {request.part for request in hub.requests}
+
+        commit = hub.add("acme/new", make(tmp_path / "m", 1))
+        hub.rename("acme/old", "acme/new")
+        first, _ = asked("acme/old")
+        for name in ("acme/old", "acme/new", f"acme/old@{commit}", f"acme/new@{commit}"):
+            again, parts = asked(name)
+            assert means(again) == means(first)
+            assert [c.repo for c in again.checkpoints] == ["acme/new"]
+            # Only a branch has to be asked for: where it is now, and what the name stands for.
+            assert not parts & {"cdn", "resolve"}
+            assert bool(parts) == ("@" not in name)
+        # Somebody else takes the old name: it is another repository, and the one of before keeps its own.
+        del hub.renamed["acme/old"]
+        hub.add("acme/old", make(tmp_path / "other", 2))
+        both, _ = asked("acme/old", "acme/new")
+        assert means(both)["acme/new"] == means(first)["acme/new"] != means(both)["acme/old"]
+        again, parts = asked("acme/old", "acme/new")
+        assert means(again) == means(both)
+        assert not parts & {"cdn", "resolve"}
+    with duckdb.connect(str(place), read_only=True) as connection:
+        assert connection.execute("SELECT asked, identity FROM names").fetchall() == [
+            ("hf://acme/old", "hf://acme/old")
+        ]
+    assert main(["registry", "show", str(place), "acme/old"]) == 0
+    capsys.readouterr()
+
+
 def test_a_second_run_over_a_bucket_reads_no_object(tmp_path, monkeypatch):
     from faulty_proxy import FaultyProxy
     from huggingface_hub import constants

@@ -578,8 +578,23 @@ async def drained(response: Answer, meter: Meter) -> None:
             break
 
 
-async def side_by_side(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results of works done at the same time; when one fails, the others are stopped before it is raised."""
+async def side_by_side(works: Iterable[Coroutine[Any, Any, T]], most: int | None = None) -> list[T]:
+    """Results of works done at the same time; when one fails, the others are stopped before it is raised.
+
+    Args:
+        works: What is to be done.
+        most: At most so many at a time, and no other is taken before; None: all.
+    """
+    if most is not None:
+        results: dict[int, T] = {}
+        waiting = enumerate(works)
+
+        async def some() -> None:
+            for place, work in waiting:
+                results[place] = await work
+
+        await side_by_side(some() for _ in range(most))
+        return [results[place] for place in range(len(results))]
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return list(await asyncio.gather(*tasks))

@@ -293,6 +293,7 @@ def _pruned(registry: Any, since: str | None) -> Document:
             "DELETE FROM controls WHERE NOT ((identity, file, state, tokens, method) IN "
             "(SELECT identity, file, state, tokens, method FROM results))"
         )
+        connection.execute("DELETE FROM names WHERE identity NOT IN (SELECT identity FROM seen)")
         connection.execute("DELETE FROM runs WHERE ended IS NOT NULL AND run NOT IN (SELECT run FROM seen)")
         connection.execute("COMMIT")
         connection.execute("CHECKPOINT")

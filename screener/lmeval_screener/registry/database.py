@@ -235,6 +235,8 @@ class Session:
         #: Identity and state of what was kept, where controls are to be kept too.
         self._places: dict[Target, tuple[str, str]] | None = None
         self._resolutions: Mapping[str, Resolution] = {}
+        #: What addresses that were asked for turned out to be, where that is another one.
+        self._names: dict[str, str] = {}
         self._opened: dict[Target, tuple[str, str]] = {}
         self._taken: set[Target] = set()
         self._told: set[str] = set()
@@ -257,6 +259,9 @@ class Session:
         with self.registry.read(memory="64MB") as connection:
             self._resolutions = _resolutions(connection, self.tokens)
             connection.execute("CREATE TEMP TABLE wanted AS SELECT unnest(?) AS identity", [wanted])
+            names = "SELECT asked, identity FROM names WHERE asked IN (SELECT identity FROM wanted)"
+            self._names = dict(connection.execute(names).fetchall())
+            connection.execute("INSERT INTO wanted SELECT unnest(?)", [sorted(set(self._names.values()))])
             self._known.take(((row[0], row[2], row[3]), row) for row in _every_state(connection, self.tokens))
             # What a checkpoint failed with in this version counts more than what an earlier one measured.
             failed = connection.execute(
@@ -283,7 +288,9 @@ class Session:
         commit = target.listing.commit if target.listing else target.revision
         if not target.on_hub or target.tokenizer or commit is None or not _COMMIT.fullmatch(commit):
             return None
-        return self._find(target, identity_of(target, target.repo), commit)
+        asked = identity_of(target, target.repo)
+        # The commit says what it is, whatever its repository is called now.
+        return self._find(target, self._names.get(asked, asked), commit)
 
     def at_hand(self, target: Target) -> Measured | None:
         """What is known of a target that this process can open at once: a folder, or a pinned commit.
@@ -299,6 +306,15 @@ class Session:
             if target in self._opened:
                 raise
             return None  # whoever reads it will say what is wrong
+
+    def knows_some(self, target: Target) -> bool:
+        """Whether the registry knows a target that lies in a storage at any state of it."""
+        asked = identity_of(target, target.repo)
+        return not target.on_hub and self._known.any_of(self._names.get(asked, asked))
+
+    def is_open(self, target: Target) -> bool:
+        """Whether a target was opened, and nothing that came of it was kept yet."""
+        return target in self._opened
 
     def opened(self, target: Target, identity: str, state: str) -> None:
         """Take note of what a worker opened, before what came of it is kept."""
@@ -354,6 +370,10 @@ class Session:
             self._segment.append(self._result(outcome, identity, target.file or "", state))
         if self._places is not None and not failed:
             self._places[target] = identity, state
+        asked = identity_of(target, target.repo)
+        if not failed and self._names.get(asked, asked) != identity:
+            self._names[asked] = identity
+            self._segment.append({"k": "names", "asked": asked, "identity": identity, "stamp": _now()})
         self._segment.append(
             {
                 "k": "seen", "run": self.run, "identity": identity, "requested": target.revision or "",
@@ -378,20 +398,22 @@ class Session:
         return None if found is None else controls_of(found)
 
     def keep_controls(
-        self,
-        target: Target,
-        snapshot: Snapshot,
-        base: Snapshot | None,
-        sample: str,
-        outcome: Controls | ScreeningError,
+        self, target: Target, read_of: str, sample: str, outcome: Controls | tuple[str, str]
     ) -> None:
-        """Put controls on their way to the registry; a failure only if that commit always fails so."""
+        """Put controls on their way to the registry; a failure only if that commit always fails so.
+
+        Args:
+            target: The checkpoint.
+            read_of: Its state when they were read; empty where nobody opened it.
+            sample: What tells their rows apart.
+            outcome: They, or code and sentence of why there are none.
+        """
         identity, state = (self._places or {}).get(target, ("", ""))
-        if not state or state_of(target, snapshot, base) != state:
+        if not state or read_of != state:
             return  # the folder was written meanwhile: they are not those of the figures
-        if isinstance(outcome, ScreeningError) and outcome.code not in LASTING:
+        if not isinstance(outcome, Controls) and outcome[0] not in LASTING:
             return
-        kept = str(outcome) if isinstance(outcome, ScreeningError) else outcome
+        kept = outcome if isinstance(outcome, Controls) else outcome[1]
         self._segment.append(
             {
                 "k": "controls", "identity": identity, "file": target.file or "", "state": state,

@@ -47,13 +47,6 @@ def engine_of(
         return None
     from lmeval_screener.registry.ray_engine import RayEngine, check_engine
 
-    if args.controls:
-        # Their rows depend on all that were read: the common tokenizer, and the longest row of a group.
-        raise UsageError(
-            "expected --engine ray without --controls, got both: which rows controls need is known only when "
-            "all checkpoints are read; run with --engine ray and --registry FILE first, then with --controls "
-            "and the same --registry in place of --engine ray, which reads the controls alone"
-        )
     check_engine(targets)
     return RayEngine(domain, reference, args.timeout)
 

@@ -92,7 +92,14 @@ def group_rows(found: Sequence[Screened], metric: Metric) -> list[dict[str, Any]
 
 
 def history(connection: duckdb.DuckDBPyConnection, repo: str) -> list[dict[str, Any]]:
-    """All that was seen of a repository or folder, the latest first; runs that found the same are one row."""
+    """All that was seen of a repository or folder, the latest first; runs that found the same are one row.
+
+    A repository is found by a name that it had, too, if it was asked for by it.
+    """
+    tables = connection.execute("SELECT table_name FROM information_schema.tables").fetchall()
+    if ("names",) in tables:  # not where a registry of before may only be read
+        now = connection.execute("SELECT identity FROM names WHERE asked = 'hf://' || ?", [repo]).fetchone()
+        repo = now[0] if now else repo
     rows = connection.execute(
         "SELECT s.requested, s.file, s.state, u.domain, u.reference, min(s.stamp), max(s.stamp), count(*), "
         "any_value(r.gap_cosine), any_value(r.gap_cosine_se), any_value(r.gap_euclidean), "

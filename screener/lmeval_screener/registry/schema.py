@@ -49,6 +49,8 @@ TABLES = {
         "effective_rank DOUBLE, z DOUBLE, content VARCHAR",
         "identity, file, state, tokens, method, sample",
     ),
+    # What an address that was asked for turned out to be: a repository that has another name now.
+    "names": ("asked VARCHAR, identity VARCHAR, stamp TIMESTAMP", "asked"),
     "seen": (
         "run VARCHAR, identity VARCHAR, requested VARCHAR, file VARCHAR, tokens VARCHAR, stamp TIMESTAMP, "
         "state VARCHAR, family VARCHAR, scale VARCHAR, negative_control BOOLEAN, method INTEGER, "

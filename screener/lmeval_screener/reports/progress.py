@@ -26,6 +26,8 @@ _LEAST = 3.0  # but never more often than every so many seconds
 class Lines:
     """Lines of progress for logs: how many, how fast, how long still, what failed.
 
+    Each pass over the checkpoints begins anew: their rows, and with controls those.
+
     Args:
         say: Prints a line.
         clock: Seconds.
@@ -34,15 +36,24 @@ class Lines:
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say, self._clock = say, clock
         self._start = self._last = clock()
-        self._done = 0
+        self._done, self._what = 0, ""
         self._failed: Counter[str] = Counter()
 
     def ended(self, outcome: Measured | Failed, done: int, count: int) -> None:
-        """Take note of a checkpoint that ended, and say how it goes where it is time."""
+        """Take note of a checkpoint that ended, before `progress` is told of it."""
         code = getattr(outcome, "error", None)
         if code is not None:
             self._failed[code] += 1
+
+    def progress(self, done: int, count: int, label: str) -> None:
+        """Say how it goes where it is time; see `lmeval_screener.screening.Progress`."""
         now = self._clock()
+        if not done:
+            self._start, self._last, self._done = now, now, 0
+            if label:
+                self._what = f"{label}: "
+                self._failed.clear()
+            return
         since, share = now - self._last, (done - self._done) / count
         if since < _LEAST or (since < _EVERY and share < _SHARE) or done == count:
             return
@@ -50,7 +61,8 @@ class Lines:
         rate = done / (now - self._start)
         failed = ", ".join(f"{number} {code}" for code, number in self._failed.most_common())
         self._say(
-            f"{done} of {count} ({100 * done // count} %), {rate:.1f}/s, {_span((count - done) / rate)} left"
+            f"{self._what}{done} of {count} ({100 * done // count} %), {rate:.1f}/s, "
+            + f"{_span((count - done) / rate)} left"
             + (f"; failed: {failed}" if failed else "")
         )
 

@@ -73,6 +73,7 @@ SHARD=$SLURM_ARRAY_TASK_ID SHARDS=@COUNT@ exec bash run.sh "$@"
 _RAY = """\
 #!/usr/bin/env python3
 # One task a checkpoint, each with one GPU, on the Ray cluster of RAY_ADDRESS; every node sees this folder.
+# Without RAY_ADDRESS on a cluster of this machine alone, which ends with the script.
 #   python ray_shards.py --batch_size 16         GPUS=0 python ray_shards.py: without a GPU
 # What has results is not evaluated again. Exit status: 0 all evaluated, 1 some failed.
 import os
@@ -91,8 +92,9 @@ def shard(number, arguments):
     return subprocess.run(["bash", str(FOLDER / "run.sh"), *arguments], env=settings).returncode
 
 
+# "local": without an address Ray would join the cluster that somebody started last on this machine.
 address = os.environ.get("RAY_ADDRESS")
-ray.init(address=address) if address else ray.init(include_dashboard=False)
+ray.init(address=address) if address else ray.init("local", include_dashboard=False)
 failed = []
 for number, task in enumerate([shard.remote(number, sys.argv[1:]) for number in range(COUNT)]):
     try:

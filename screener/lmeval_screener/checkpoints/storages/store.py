@@ -13,7 +13,7 @@ import fnmatch
 import functools
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
@@ -36,6 +36,9 @@ T = TypeVar("T")
 
 #: Small files are at most so long: the largest tokenizers have some 40 MB.
 SMALL = 64 * 2**20
+#: Folders that are listed at a time. A glob may stand for ten thousand: all at once are more than a server
+#: answers before their connections count as dead.
+LISTINGS = 32
 
 
 @dataclass(frozen=True)
@@ -88,24 +91,28 @@ class StoreSource:
     ) -> None:
         self._find, self._meter, self._allowance = find, meter, allowance
         self._known: dict[tuple[str, str], Listing] = {}
+        self._slots = asyncio.Semaphore(LISTINGS)
 
     async def expand(self, target: Target, budget: Budget) -> list[Target]:
         """The checkpoints that an address stands for; see `Source.expand`.
 
-        ``*``, ``?`` and ``[…]`` match inside one part of the path; a training run is its checkpoints.
+        ``*``, ``?`` and ``[…]`` match inside one part of the path; a training run is its checkpoints. The
+        time that a checkpoint may take is each listing's: there are as many as folders.
 
         Raises:
             ScreeningError: ``FolderNotFound`` if nothing matches, or an error of the connection.
         """
         store, path = self._find(target.repo)
-        is_glob = _is_glob(path)
-        places = await self._matching(store, path, budget) if is_glob else [path]
-        if not places:
-            raise ScreeningError(
-                "FolderNotFound",
-                f"nothing matches {target.repo}; check the address (a * stands for a name between slashes)",
-            )
-        found = await side_by_side(self._checkpoints(store, place, budget) for place in places)
+        with budget.paused():
+            places = await self._matching(store, path, budget) if _is_glob(path) else [path]
+            if not places:
+                raise ScreeningError(
+                    "FolderNotFound",
+                    f"nothing matches {target.repo}; check the address (a * stands for a name between "
+                    "slashes)",
+                )
+            works = (self._checkpoints(store, place, budget) for place in places)
+            found = await side_by_side(works, min(LISTINGS, len(places)))
         paths = [path for some in found for path in some]
         return [replace(target, repo=_address(store, path)) for path in dict.fromkeys(paths)]
 
@@ -158,6 +165,16 @@ class StoreSource:
             self._known[key] = await Transport.retried(lambda: store.listed(path, meter), budget)
         return self._known[key]
 
+    async def _each_listed(self, store: Store, paths: Iterable[str], budget: Budget) -> list[Listing]:
+        """Listings of some folders, each within the time of a budget: many are no longer a checkpoint's."""
+
+        async def one(path: str) -> Listing:
+            own = Budget(budget.seconds)
+            async with self._slots:
+                return await own.bounded(self._listed(store, path, own, self._meter))
+
+        return await side_by_side(one(path) for path in paths)
+
     async def _matching(self, store: Store, pattern: str, budget: Budget) -> list[str]:
         places = [""]
         parts = pattern.split("/")
@@ -165,7 +182,7 @@ class StoreSource:
             if not _is_glob(part):
                 places = [_join(place, part) for place in places]
                 continue
-            listings = await side_by_side(self._listed(store, p, budget, self._meter) for p in places)
+            listings = await self._each_listed(store, places, budget)
             places = [
                 _join(place, name)
                 for place, listing in zip(places, listings, strict=True)
@@ -173,7 +190,7 @@ class StoreSource:
                 if fnmatch.fnmatchcase(name, part) and (name in listing.folders or name.endswith(WEIGHTS))
             ]
         if not _is_glob(parts[-1]):
-            listings = await side_by_side(self._listed(store, p, budget, self._meter) for p in places)
+            listings = await self._each_listed(store, places, budget)
             places = [p for p, found in zip(places, listings, strict=True) if found.files or found.folders]
         return sorted(places, key=step_key)
 
@@ -189,7 +206,7 @@ class StoreSource:
 
         async def look(places: Sequence[str]) -> None:
             new = [place for place in places if place not in tree]
-            found = await side_by_side(self._listed(store, p, budget, self._meter) for p in new)
+            found = await self._each_listed(store, new, budget)
             tree.update(zip(new, found, strict=True))
 
         await look([path])
