@@ -39,7 +39,8 @@ def instances(task, fewshot, limit):
     for one in built.instances:
         if one.idx == 0:
             again = Instance(kind, {}, one.args, 0, metadata=(task, one.doc_id, 1))
-            again.query, again.dispersion_layers = None, (LAYER,)
+            # Without its query the whole prompt's perplexity is wanted, and nothing can be shared.
+            again.query, again.dispersion_layers = built.doc_to_text(one.doc), (LAYER,)
             found.append(again)
     return found
 
@@ -58,30 +59,31 @@ def main():
     from lm_eval.models.huggingface import HFLM
 
     from lmeval_dispersion.harness import requests
-    from lmeval_dispersion.harness.engines.inputs import model_inputs
     from lmeval_dispersion.harness.engines.prefill import on_transformers
-    from lmeval_dispersion.harness.engines.shared_prefix import SharedPrefix
 
     requests.install()
     lm = HFLM(args.model, dtype=args.dtype, device=args.device, batch_size=args.batch_size)
     prompts = instances(args.task, args.fewshot, args.limit)
-    inputs = [one.tokens[0] for one in model_inputs(lm, prompts)]
-    shared = len(SharedPrefix(lm.model, [(tokens, len(tokens) - 1) for tokens in inputs]).tokens)
-    whole = sum(map(len, inputs))
-    run = shared + sum(len(tokens) - shared for tokens in inputs)
-    print(
-        f"{len(prompts)} prompts of {args.task}, {args.fewshot} examples: {whole} tokens, {shared} of every"
-    )
-    print(f"prompt shared: {run} tokens run, {whole / run:.1f} times fewer", flush=True)
+    run = {True: 0, False: 0}
+
+    def count(_, given, named):
+        run[share] += (given[0] if given else named["input_ids"]).numel()
+
+    lm.model.register_forward_pre_hook(count, with_kwargs=True)
+    print(f"{len(prompts)} prompts of {args.task}, {args.fewshot} examples", flush=True)
     taken = {True: [], False: []}
     states = {}
     for pair in range(args.pairs):
         for share in (True, False) if pair % 2 else (False, True):
-            start = time.process_time()
+            run[share], start = 0, time.process_time()
             seen = on_transformers(lm, share=share)(prompts)
             taken[share].append(time.process_time() - start)
             states[share] = np.concatenate([one.state.vectors[LAYER] for one in seen]).astype(np.float64)
-        print(f"  whole {taken[False][-1]:.1f} s, shared {taken[True][-1]:.1f} s", flush=True)
+        print(
+            f"  whole {taken[False][-1]:.1f} s ({run[False]} tokens), shared {taken[True][-1]:.1f} s "
+            f"({run[True]} tokens)",
+            flush=True,
+        )
     ratios = [b / a for a, b in zip(taken[True], taken[False], strict=True)]
     apart = np.linalg.norm(states[True] - states[False], axis=1) / np.linalg.norm(states[False], axis=1)
     print(

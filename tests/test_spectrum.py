@@ -10,6 +10,7 @@ import pytest
 
 from lmeval_dispersion import geometry as g
 from lmeval_dispersion.errors import GeometryError, TooFewVectorsError
+from lmeval_dispersion.geometry import neighbours
 
 SHAPES = [(40, 120), (120, 40), (30, 30), (7, 20)]
 
@@ -70,6 +71,52 @@ def test_every_metric_is_the_slow_one(shape, dtype):
     assert set(found) == set(g.SPECTRUM) == set(expected)
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, rel=1e-8, nan_ok=True), name
+
+
+def measured(x, centre, count):
+    """Squared distances to the nearest rows from differences, in extended precision."""
+    wide = (np.asarray(x, dtype=np.float64) - centre).astype(np.longdouble)
+    squared = np.array([np.square(wide - row).sum(axis=1) for row in wide])
+    np.fill_diagonal(squared, np.inf)
+    return np.sort(squared, axis=1)[:, :count], squared
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("kind", ["decaying", "far from 0", "lengths", "alike", "corners", "tiny", "huge"])
+def test_proposals_in_float32_lose_no_neighbour(kind, dtype, monkeypatch):
+    rng = np.random.default_rng(7)
+    x = rows(90, 30)
+    if kind == "far from 0":
+        x += 100.0
+    elif kind == "lengths":  # of very different sizes
+        x *= np.exp(rng.uniform(-6, 2, size=(90, 1)))
+    elif kind == "alike":  # nearer to each other than float32 tells, more of them than are proposed
+        x[:40] = x[0] + 1e-5 * rng.normal(size=(40, 30))
+    elif kind == "corners":  # every two equally far
+        x = np.eye(90)
+    elif kind in ("tiny", "huge") and dtype == np.float64:
+        x *= 1e-60 if kind == "tiny" else 1e60
+    x = x.astype(dtype)
+    centre = x.mean(axis=0, dtype=np.float64)
+    monkeypatch.setattr(neighbours, "_BLOCK", 32)
+    whole = neighbours._Nearest._of_all
+    against_all = []
+    monkeypatch.setattr(
+        neighbours._Nearest, "_of_all", lambda self, of: against_all.extend(of) or whole(self, of)
+    )
+    distance, place = neighbours.nearest_rows(x, centre, 5)
+    expected, squared = measured(x, centre, 5)
+    scale = np.square(x.astype(np.float64) - centre).sum(axis=1).max()
+    np.testing.assert_allclose(distance, expected.astype(float), rtol=1e-9, atol=1e-14 * scale)
+    named = np.take_along_axis(squared, place, axis=1).astype(float)
+    np.testing.assert_allclose(named, distance, rtol=1e-9, atol=1e-14 * scale)
+    assert all(len(set(one)) == 5 for one in place.tolist())
+    if kind in ("decaying", "tiny", "huge"):
+        assert not against_all
+    elif kind == "corners":
+        assert sorted(against_all) == list(range(90))
+    elif kind == "alike":
+        assert set(range(40)) <= set(against_all)
 
 
 def test_blocks_change_nothing(monkeypatch):

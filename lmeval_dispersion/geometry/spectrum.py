@@ -2,10 +2,11 @@
 
 Vectors are rows, (n, d), taken as they are (dispersion alone takes their directions). With their mean moved
 to the origin, one matrix of products of the smaller side, (n, n) or (d, d), accumulated in float64 over
-blocks, gives every spectrum and, for n <= d, every distance. Standard errors are a jackknife over documents:
-groups that documents join in turn, 32 of them (each document by itself up to 32), 16 where the smaller side
-is above 64, 10 above 256, and no error above 2,048, since each group costs three eigendecompositions of
-that side. A value that is not defined for these vectors is NaN; ``SPECTRUM`` says when.
+blocks, gives every spectrum; neighbours are found once for all groups. Standard errors are a jackknife over
+documents: groups that documents join in turn, 32 of them (each document by itself up to 32), 16 where the
+smaller side is above 64, 10 above 256, and no error above 2,048, since each group costs three
+eigendecompositions of that side. A value that is not defined for these vectors is NaN; ``SPECTRUM`` says
+when.
 
 All but the share of the mean and the dimension by neighbours are bounded by n, and rise with it: compare sets
 of about as many vectors.
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lmeval_dispersion.errors import GeometryError, TooFewVectorsError
+from lmeval_dispersion.geometry.neighbours import nearest_rows
 from lmeval_dispersion.geometry.vectors import Array
 from lmeval_dispersion.statistics import jackknife_se
 
@@ -222,7 +224,9 @@ class _Products:
             if self.moment is not None:
                 self.moment += block.T @ block
         self.length = float(self.mean @ self.mean)
-        self.near = self._neighbours()
+        distance, place = nearest_rows(rows, self.mean, min(_NEIGHBOURS, self.n - 1))
+        # What is below rounding of the products is no distance.
+        self.near = np.where(distance > 1e-14 * self.squares.max(), distance, 0.0), place
 
     @classmethod
     def of(cls, x: ArrayLike) -> _Products:
@@ -293,26 +297,6 @@ class _Products:
             block = block[seen] / np.sqrt(squares[seen])[:, None]
             unit += block.T @ block
         return _eigenvalues(raw), _eigenvalues(centred), _eigenvalues(unit)
-
-    def _neighbours(self) -> tuple[Array, Groups]:
-        """Squared distances to the nearest rows, ascending, and which they are, both (n, neighbours)."""
-        count = min(_NEIGHBOURS, self.n - 1)
-        distance, index = np.empty((self.n, count)), np.empty((self.n, count), dtype=np.int64)
-        for i, block in self._moved():
-            products = self._products_with(block) if self.gram is None else self.gram[i : i + len(block)]
-            here = self.squares[None, :] + self.squares[i : i + len(block), None] - 2 * products
-            here[np.arange(len(block)), np.arange(i, i + len(block))] = np.inf
-            nearest = np.argpartition(here, count - 1, axis=1)[:, :count]
-            found = np.take_along_axis(here, nearest, axis=1)
-            order = np.argsort(found, axis=1, kind="stable")
-            distance[i : i + len(block)] = np.take_along_axis(found, order, axis=1)
-            index[i : i + len(block)] = np.take_along_axis(nearest, order, axis=1)
-        # What is below rounding of the products is no distance.
-        floor = 1e-14 * self.squares.max()
-        return np.where(distance > floor, distance, 0.0), index
-
-    def _products_with(self, block: Array) -> Array:
-        return np.concatenate([block @ other.T for _, other in self._moved()], axis=1)
 
     def _two_nn(self, chosen: Groups, kept: NDArray[np.bool_] | None) -> float:
         distance, index = (values[chosen] for values in self.near)

@@ -1,10 +1,10 @@
 """Stands in for the servers of vLLM and SGLang: their protocols, answered by a transformers model on the CPU.
 
-    python engine_server.py MODEL PORT
+    python engine_server.py MODEL PORT [DTYPE [ATTENTION]]
 
 Paths below ``/vllm`` are those of `vllm serve MODEL --runner pooling --convert embed`, below ``/sglang``
 those of `sglang.launch_server --return-hidden-states-mode last`. A word before them plants a defect:
-``/unit``, ``/before-norm``, ``/shifted``, ``/off``, ``/short``.
+``/unit``, ``/before-norm``, ``/below`` (without the last block), ``/shifted``, ``/off``, ``/short``.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ def states(tokens: list[int], defect: str) -> torch.Tensor:
     with torch.no_grad():
         out = MODEL.model(torch.tensor([tokens]), output_hidden_states=True)
     rows = out.last_hidden_state[0]
+    if defect == "below":
+        with torch.no_grad():
+            rows = MODEL.model.norm(out.hidden_states[-2])[0]
     if defect == "before-norm":
         seen: list[torch.Tensor] = []
         handle = MODEL.model.norm.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
@@ -59,7 +62,7 @@ def embeddings(body: dict[str, Any], defect: str) -> dict[str, Any]:
         if body.get("use_activation") is not False or defect == "unit":
             vector = vector / vector.norm()
         plain = body.get("encoding_format", "float") == "float"
-        value = vector.tolist() if plain else base64.b64encode(vector.numpy().tobytes()).decode()
+        value = vector.tolist() if plain else base64.b64encode(vector.float().numpy().tobytes()).decode()
         data.append({"object": "embedding", "index": index, "embedding": value})
     data.reverse()  # the order is told by the index alone
     return {"object": "list", "model": "tiny", "data": data[1:] if defect == "short" else data}
@@ -117,5 +120,8 @@ class Handler(BaseHTTPRequestHandler):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    MODEL = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
+    dtype, attention = (*sys.argv[3:], *("float32", "sdpa")[len(sys.argv) - 3 :])
+    MODEL = transformers.AutoModelForCausalLM.from_pretrained(
+        sys.argv[1], dtype=getattr(torch, dtype), attn_implementation=attention
+    ).eval()
     ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()

@@ -103,11 +103,13 @@ class Agreement:
         """Whether the engine may go on.
 
         The 2 % are what bfloat16 needs; where transformers itself differs by more from batch to batch, an
-        engine may differ by twice that.
+        engine may differ by twice that. Noise of that share of every vector's length raises a dispersion by
+        up to its square: so far two dispersions may be apart, and never less than 0.001.
         """
-        near = self.vectors <= max(_VECTORS_APART, 2 * self.own)
+        share = max(_VECTORS_APART, 2 * self.own)
+        near = self.vectors <= share
         same = self.dispersions is None or (
-            abs(self.dispersions[0] - self.dispersions[1]) <= _DISPERSION_APART
+            abs(self.dispersions[0] - self.dispersions[1]) <= max(_DISPERSION_APART, share**2)
         )
         return near and same
 
