@@ -22,6 +22,7 @@ from lmeval_screener.evaluation_records import (
     is_record,
     published_entries,
     published_model,
+    published_parser,
     run_of_record,
 )
 from lmeval_screener.result import Result
@@ -453,6 +454,7 @@ def _called(entry: Any) -> set[str]:
 
 def _from_hub(task: str, targets: Sequence[Target]) -> Accuracies:
     """The results that repositories publish in ``.eval_results``, by huggingface_hub."""
+    published_parser(f"{HUB}{task}")  # its version has them in its answers too
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
