@@ -292,7 +292,9 @@ def _rows(path: Path) -> list[tuple[str, dict[str, str]]]:
                 rows.append((place, {key: value.strip() for key, value in row.items()}))
             return rows
     except OSError as error:
-        raise UsageError(f"{path}: expected a readable CSV file, got {error.strerror or error}") from error
+        raise UsageError(
+            f"{path}: expected a readable CSV file, got {error.strerror or error}; check the path"
+        ) from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path}: expected a CSV file in UTF-8, got: {error}") from error
 
@@ -347,7 +349,9 @@ def _results(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{file}: expected lm-eval's results, got {error.strerror or error}") from error
     except ValueError as error:
-        raise UsageError(f"{file}: expected lm-eval's results as JSON, got: {error}") from error
+        raise UsageError(
+            f"{file}: expected lm-eval's results as JSON (a CSV file takes no :TASK), got: {error}"
+        ) from error
     if is_record(content):
         return run_of_record(content, file)
     if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
