@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import difflib
 import os
+import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.report import FORMATS, render, rendered, require
@@ -61,9 +63,21 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Ends wrong usage with one sentence, where argparse prints all options above it."""
+
+    def error(self, message: str) -> NoReturn:
+        wrong = re.findall(r"--[a-z][a-z-]*", message) if message.startswith("unrecognized") else []
+        near = [
+            name for one in wrong for name in difflib.get_close_matches(one, self._option_string_actions, n=1)
+        ]
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        self.exit(2, f"{self.prog}: {message}{hint}; see `{self.prog} --help`\n")
+
+
 def command_parser(command: str, about: str) -> argparse.ArgumentParser:
     """A parser with the manners of every command: whole option names, and folded paragraphs in the help."""
-    return argparse.ArgumentParser(prog=command, description=about, formatter_class=_Help, allow_abbrev=False)
+    return _Parser(prog=command, description=about, formatter_class=_Help, allow_abbrev=False)
 
 
 def add_examples(parser: argparse.ArgumentParser, *examples: str, more: str = "") -> None:

@@ -77,7 +77,10 @@ def test_an_abbreviation_is_wrong_usage(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["screen", "--list-fam"])
     assert ended.value.code == 2
-    assert "unrecognized arguments: --list-fam" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "dispersion screen: unrecognized arguments: --list-fam; did you mean --list-families?; "
+        "see `dispersion screen --help`\n"
+    )
 
 
 @pytest.mark.parametrize("name", REPORTS)

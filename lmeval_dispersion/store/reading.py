@@ -153,7 +153,9 @@ def _candidates(folder: Path) -> list[Path]:
 
 def _stores(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        hint = "; `dispersion store MODEL FILE` makes a run of texts" if folder.exists() else ""
+        hint = (
+            "; `dispersion store MODEL FILE` makes a run of texts" if folder.exists() else "; check the path"
+        )
         raise StoreError(f"expected the folder of a run, got {folder}, which is no folder{hint}")
     found = _candidates(folder)
     if not found:

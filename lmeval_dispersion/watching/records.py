@@ -44,8 +44,9 @@ def read_records(folder: str | Path) -> list[dict[str, Any]]:
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"expected the folder of a watched run, with {FILE} in it, got {folder}: {error}; add "
+            f"expected the folder of a watched run, with {FILE} in it, got {folder} ({reason}); add "
             "DispersionCallback to the trainer, or name another folder"
         ) from None
     found: list[dict[str, Any]] = []

@@ -22,6 +22,7 @@ from lmeval_screener.evaluation_records import (
     is_record,
     published_entries,
     published_model,
+    published_parser,
     run_of_record,
 )
 from lmeval_screener.result import Result
@@ -291,7 +292,9 @@ def _rows(path: Path) -> list[tuple[str, dict[str, str]]]:
                 rows.append((place, {key: value.strip() for key, value in row.items()}))
             return rows
     except OSError as error:
-        raise UsageError(f"{path}: expected a readable CSV file, got {error.strerror or error}") from error
+        raise UsageError(
+            f"{path}: expected a readable CSV file, got {error.strerror or error}; check the path"
+        ) from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path}: expected a CSV file in UTF-8, got: {error}") from error
 
@@ -346,7 +349,9 @@ def _results(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{file}: expected lm-eval's results, got {error.strerror or error}") from error
     except ValueError as error:
-        raise UsageError(f"{file}: expected lm-eval's results as JSON, got: {error}") from error
+        raise UsageError(
+            f"{file}: expected lm-eval's results as JSON (a CSV file takes no :TASK), got: {error}"
+        ) from error
     if is_record(content):
         return run_of_record(content, file)
     if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
@@ -453,6 +458,7 @@ def _called(entry: Any) -> set[str]:
 
 def _from_hub(task: str, targets: Sequence[Target]) -> Accuracies:
     """The results that repositories publish in ``.eval_results``, by huggingface_hub."""
+    published_parser(f"{HUB}{task}")  # its version has them in its answers too
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -68,6 +68,28 @@ def _unknown(scores: Mapping[str, float]) -> bool:
     return all(key.startswith(",") for key in scores)
 
 
+def published_parser(place: str) -> Any:
+    """The parser of huggingface_hub, which knows published results since 1.4.
+
+    Raises:
+        UsageError: huggingface_hub is older.
+    """
+    try:
+        from huggingface_hub import parse_eval_result_entries
+    except ImportError as error:
+        raise UsageError(
+            f"{place}: expected huggingface_hub 1.4 or newer, which reads {PUBLISHED}, got {_hub_version()}; "
+            "run: pip install -U huggingface_hub, or supply a CSV file"
+        ) from error
+    return parse_eval_result_entries
+
+
+def _hub_version() -> str:
+    import huggingface_hub
+
+    return huggingface_hub.__version__
+
+
 def published_entries(file: Path) -> list[Any]:
     """The entries of one ``.eval_results/*.yaml``, as huggingface_hub parses them.
 
@@ -76,13 +98,7 @@ def published_entries(file: Path) -> list[Any]:
     """
     import yaml
 
-    try:
-        from huggingface_hub import parse_eval_result_entries
-    except ImportError as error:
-        raise UsageError(
-            f"{file}: expected a huggingface_hub that reads {PUBLISHED}, got an older one; "
-            "run: pip install -U huggingface_hub"
-        ) from error
+    parse_eval_result_entries = published_parser(str(file))
     try:
         return list(parse_eval_result_entries(yaml.safe_load(file.read_text(encoding="utf-8"))))
     except OSError as error:

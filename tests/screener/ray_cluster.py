@@ -44,12 +44,13 @@ def main(stack: contextlib.ExitStack) -> None:
         initialize_head=True,
         head_node_args={"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False},
     )
-    second = cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20)
-    cluster.wait_for_nodes()
     os.environ["RAY_ADDRESS"] = cluster.address
     found: dict[str, object] = {}
     try:
+        # Before the second node comes: this process must hang on the first, as the second will be lost.
         ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+        second = cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20)
+        cluster.wait_for_nodes()
         found["nodes"] = sum(node["Alive"] for node in ray.nodes())
         told: list[tuple[int, object]] = []
 

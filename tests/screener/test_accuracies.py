@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from types import ModuleType
 
+import huggingface_hub
 import pytest
 from lmeval_screener.accuracies import read_accuracies
 from lmeval_screener.targets.target import Target
 
 from lmeval_dispersion.errors import UsageError
 
+knows_published_results = pytest.mark.skipif(
+    not hasattr(huggingface_hub, "parse_eval_result_entries"),
+    reason="huggingface_hub reads .eval_results since 1.4",
+)
 CHECKPOINTS = [
     *(Target("a/base"), Target("a/math"), Target("one/y", "v1")),
     *(Target("run/x", "step1"), Target("run/x", "step2")),
@@ -222,6 +229,7 @@ def hub(monkeypatch):
     server.server_close()
 
 
+@knows_published_results
 @pytest.mark.parametrize("task", ["gsm8k", "openai/gsm8k", "GSM8K"])
 def test_results_that_repositories_publish(hub, task):
     targets = [Target("a/base"), Target("a/math"), Target("a/none")]
@@ -232,6 +240,7 @@ def test_results_that_repositories_publish(hub, task):
     assert all("expand=evalResults" in path for path in hub)
 
 
+@knows_published_results
 def test_what_no_repository_publishes(hub):
     with pytest.raises(
         UsageError, match="none of the 1 repositories publishes it; they publish cais/hle/hle"
@@ -241,6 +250,7 @@ def test_what_no_repository_publishes(hub):
         read_accuracies("hub:mmlu", FOLDERS)
 
 
+@knows_published_results
 def test_a_hub_that_does_not_answer(monkeypatch):
     monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(UsageError, match=r"the Hub gave no results .*supply a CSV file"):
@@ -314,6 +324,7 @@ def published(folder, text):
     (folder / ".eval_results" / "gsm8k.yaml").write_text(text)
 
 
+@knows_published_results
 def test_published_results_of_copies_of_repositories(tmp_path):
     entry = "- dataset: {{id: openai/gsm8k, task_id: gsm8k}}\n  value: {}\n"
     published(tmp_path / "a" / "base", entry.format(49.8))
@@ -333,11 +344,22 @@ def test_published_results_of_copies_of_repositories(tmp_path):
         found(f"{tmp_path / 'run'}:arc", FOLDERS)
 
 
+@knows_published_results
 @pytest.mark.parametrize("text", ["- {value: 1}\n", "value: 1\n", "[", "- dataset: {id: a/b}\n  value: 1\n"])
 def test_published_results_that_are_none(tmp_path, text):
     published(tmp_path / "a" / "base", text)
     with pytest.raises(UsageError, match=r"expected a list of results as \.eval_results has them"):
         found(tmp_path, CHECKPOINTS)
+
+
+@pytest.mark.parametrize("source", ["hub:gsm8k", "folder"])
+def test_an_older_huggingface_hub_is_named(source, tmp_path, monkeypatch):
+    older = ModuleType("huggingface_hub")
+    older.__version__ = "1.3.0"
+    monkeypatch.setitem(sys.modules, "huggingface_hub", older)
+    published(tmp_path / "a" / "base", "- dataset: {id: a/b, task_id: c}\n  value: 1\n")
+    with pytest.raises(UsageError, match=r"1\.4 or newer.*, got 1\.3\.0; run: pip install -U"):
+        read_accuracies(str(tmp_path) if source == "folder" else source, CHECKPOINTS)
 
 
 def test_ten_thousand_results_are_matched_without_comparing_each_with_each(tmp_path, monkeypatch):

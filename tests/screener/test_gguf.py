@@ -219,7 +219,11 @@ def test_two_quantisations_of_one_model_are_one_group(tmp_path):
 
 def test_types_are_those_of_the_gguf_package():
     theirs = {kind.value: (kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
-    assert {code: theirs[code] for code in GGUF_TYPES} == GGUF_TYPES
+    newer = GGUF_TYPES.keys() - theirs.keys()
+    assert newer <= {39, 40, 41}, "types that older releases of the package do not know"
+    assert {code: theirs[code] for code in GGUF_TYPES.keys() - newer} == {
+        code: kind for code, kind in GGUF_TYPES.items() if code not in newer
+    }
 
 
 def remote(hub: Any, cache: Path, path: str = "m.gguf", seconds: float = 20) -> Any:

@@ -100,6 +100,7 @@ def test_no_config_at_all_ties_with_a_warning(tmp_path):
 @pytest.mark.filterwarnings("ignore")  # deprecations of transformers' own configurations
 def test_defaults_are_those_of_the_installed_transformers():
     """Every default that transformers' own configurations have is the one we know."""
+    pytest.importorskip("torch")  # without it transformers names no architecture
     transformers = pytest.importorskip("transformers")
     wrong, unbuilt, checked = [], {}, 0
     for config_class in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:

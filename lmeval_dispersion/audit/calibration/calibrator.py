@@ -305,7 +305,11 @@ def read_calibrator(path: str | Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"expected a calibrator from `dispersion calibrate`, got {file}: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"expected a calibrator from `dispersion calibrate`, got {file}: {reason}; "
+            "`dispersion calibrate RUN -o FILE` writes one"
+        ) from None
     kind = content.get("format") if isinstance(content, dict) else None
     if not str(kind).startswith("dispersion-calibrator/"):
         raise UsageError(f"{file} is not a calibrator; `dispersion calibrate RUN -o {file}` writes one")
