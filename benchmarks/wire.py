@@ -2,9 +2,9 @@
 
 A server process answers ranged GETs of 7,168 bytes (a row of Qwen2.5-7B) on loopback. They are read by 128
 workers side by side through `Transport.request` (aiohttp) and through `Transport.ranged` (our own
-connections), and in batches of 106 through `Transport.batch`, two side by side; in turns, in one process, with
-the same quotas, slots and meters. Printed is this process's CPU time a request, and aiohttp's over that of a
-batch; then all over TLS.
+connections), and in batches of 106 through `Transport.batch`, two side by side; in turns, in one process,
+with the same quotas, slots and meters. Printed is this process's CPU time a request, and aiohttp's over that
+of a batch; then all over TLS.
 """
 
 from __future__ import annotations
