@@ -1,12 +1,15 @@
-"""What a whole registry costs: `python benchmarks/registry.py [--sizes 100,1000]`.
+"""What a whole registry costs: `python benchmarks/registry.py [--sizes 100,1000] [--storage hub]`.
 
 A server process speaks the Hub's protocol and answers after 40 ms over a line of 200 MB/s that all
 connections share. Checkpoints have Qwen2.5-7B's true shapes, so that each takes about 105 ranged requests.
 The real command screens them in one process, with a store, from an empty cache; then once more, when the
-store has all. Printed are seconds, CPU seconds a checkpoint, requests, bytes and peak memory; beside them
-the time that latency alone takes (four dependent round trips, sixteen checkpoints side by side), that of
-the line, and a plain loop over `huggingface_hub` that reads the same rows one after another (timed on three
-checkpoints, and multiplied).
+store has all. Printed are seconds, CPU seconds a checkpoint (those of the server's process beside them),
+requests, bytes and peak memory; then the time that latency alone takes (four dependent round trips, sixteen
+checkpoints side by side), that of the line, and a plain loop over `huggingface_hub` that reads the same rows
+one after another (timed on three checkpoints, and multiplied).
+
+`--storage s3` puts them into a bucket that a server of our own serves, as much of S3's protocol as is needed
+after the same 40 ms; `--storage folders` screens them on disk; neither has a plain loop beside it.
 
 `--ray` compares one process with a Ray cluster of two nodes of one core instead, over folders with links to
 the demo's files, or (`--true-shapes`) to one of those checkpoints, in turns: seconds of the command, CPU
@@ -18,9 +21,13 @@ At the end 1,500 and 5,000 checkpoints of one group are ranked: seconds and comp
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
+import email.utils
+import hashlib
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -28,6 +35,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / part) for part in ("", "tests/screener", "screener", "benchmarks")]
@@ -56,27 +65,102 @@ def true_checkpoints(folder: Path, count: int) -> list[Path]:
     return bases
 
 
-def serve(count: int, folder: Path) -> None:
+def serve(count: int, storage: str, folder: Path) -> None:
     """Serve ``count`` checkpoints until standard input ends; each line there is answered by the counts."""
     from hub_server import HubServer
 
     bases = true_checkpoints(folder, BASES)
+
+    def told(counts: Any) -> None:
+        for _ in sys.stdin:
+            print(json.dumps({**counts(), "cpu": time.process_time()}), flush=True)
+
+    if storage == "s3":
+        asyncio.run(serve_bucket({f"model-{n:05d}": bases[n % BASES] for n in range(count)}, told))
+        return
+    for number in range(count):
+        place = folder / f"model-{number:05d}"
+        place.mkdir()
+        for path in bases[number % BASES].iterdir():
+            (place / path.name).symlink_to(path)
+    if storage == "folders":
+        print("no address", flush=True)
+        told(lambda: {"requests": 0, "bytes": 0})
+        return
     with HubServer(latency=LATENCY, bandwidth=BANDWIDTH) as server:
         for number in range(count):
             place = folder / f"model-{number:05d}"
-            place.mkdir()
-            for path in bases[number % BASES].iterdir():
-                (place / path.name).symlink_to(path)
             server.add(f"org/model-{number:05d}", place, parameters=7_615_616_512)
         print(server.endpoint, flush=True)
-        for _ in sys.stdin:
-            print(json.dumps({"requests": len(server.requests), "bytes": server.sent}), flush=True)
+        told(lambda: {"requests": len(server.requests), "bytes": server.sent})
+
+
+class Bucket(asyncio.Protocol):
+    """A connection to a bucket of folders: a page of a listing, or a range of an object, after `LATENCY`."""
+
+    folders: dict[str, Path]
+    requests = sent = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport, self._received = transport, b""
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        while (end := self._received.find(b"\r\n\r\n")) >= 0:
+            head, self._received = self._received[:end].decode(), self._received[end + 4 :]
+            fields, body = self._reply(
+                head.split(" ", 2)[1], re.search(r"(?i)\nrange: bytes=(\d+)-(\d+)", head)
+            )
+            Bucket.requests += 1
+            Bucket.sent += len(body)
+            date = email.utils.formatdate(0, usegmt=True)
+            reply = f"HTTP/1.1 {fields}Last-Modified: {date}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            asyncio.get_running_loop().call_later(LATENCY, self._transport.write, reply + body)
+
+    def _reply(self, target: str, span: re.Match[str] | None) -> tuple[str, bytes]:
+        url = urlsplit(target)
+        if "list-type=2" in url.query:
+            name = parse_qs(url.query)["prefix"][0].rstrip("/")
+            objects = "".join(
+                f"<Contents><Key>{name}/{path.name}</Key><Size>{path.stat().st_size}</Size><ETag>"
+                f"{self._etag(name, path)}</ETag>"
+                "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+                for path in self.folders[name].iterdir()
+            )
+            return "200 OK\r\n", f"<ListBucketResult>{objects}</ListBucketResult>".encode()
+        _, _, name, file = unquote(url.path).split("/")
+        path = self.folders[name] / file
+        size = path.stat().st_size
+        begin, end = (int(span[1]), min(int(span[2]) + 1, size)) if span else (0, size)
+        with path.open("rb") as opened:
+            body = os.pread(opened.fileno(), end - begin, begin)
+        status = f"206 Partial Content\r\nContent-Range: bytes {begin}-{end - 1}/{size}\r\n"
+        return f"{status}ETag: {self._etag(name, path)}\r\n", body
+
+    @staticmethod
+    def _etag(name: str, path: Path) -> str:
+        """The same for a tokenizer that lies beside many checkpoints, and for no two files of weights."""
+        content = path.name if path.suffix == ".json" else f"{name}/{path.name}"
+        return f'"{hashlib.md5(content.encode()).hexdigest()}"'
+
+
+async def serve_bucket(folders: dict[str, Path], told: Any) -> None:
+    """Serve folders as those of the bucket ``box``."""
+    Bucket.folders = folders
+    server = await asyncio.get_running_loop().create_server(Bucket, "127.0.0.1", 0, backlog=1024)
+    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    await asyncio.to_thread(told, lambda: {"requests": Bucket.requests, "bytes": Bucket.sent})
 
 
 def environment(server: ServerProcess, home: Path) -> dict[str, str]:
     env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     path = os.pathsep.join([str(ROOT), str(ROOT / "screener")])
     env |= {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    if not server.endpoint.startswith("http"):
+        del env["HF_ENDPOINT"]
+    env |= {"AWS_ENDPOINT_URL": server.endpoint, "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}
+    env |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     return env | {"PYTHONPATH": path}
 
 
@@ -96,6 +180,7 @@ def screened(server: ServerProcess, names: list[str], folder: Path, label: str) 
     requests, sent = after["requests"] - before["requests"], after["bytes"] - before["bytes"]
     print(
         f"{label:<14} {seconds:9.1f} {1000 * (usage.ru_utime + usage.ru_stime) / len(names):12.1f} "
+        f"{1000 * (after['cpu'] - before['cpu']) / len(names):10.1f} "
         f"{requests:10,} {requests / len(names):8.1f} {sent / 1e6:9.1f} {usage.ru_maxrss / 1024:8.0f}",
         flush=True,
     )
@@ -209,12 +294,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", default="100,1000", help="numbers of checkpoints (default: 100,1000)")
     parser.add_argument("--ray", action="store_true", help="folders only: one process and a Ray cluster")
+    parser.add_argument(
+        "--storage", choices=("hub", "s3", "folders"), default="hub", help="where they lie (default: hub)"
+    )
     parser.add_argument("--rounds", type=int, default=1, help="of each with --ray (default: 1)")
     parser.add_argument("--true-shapes", action="store_true", help="with --ray: of a model of 7B")
-    parser.add_argument("--serve", nargs=2, metavar=("N", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument("--serve", nargs=3, metavar=("N", "STORAGE", "FOLDER"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        serve(int(args.serve[0]), Path(args.serve[1]))
+        serve(int(args.serve[0]), args.serve[1], Path(args.serve[2]))
         return
     if args.ray:
         clusters(list(map(int, args.sizes.split(","))), args.rounds, args.true_shapes)
@@ -223,17 +311,21 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n")
     print(
-        f"{'':<14} {'seconds':>9} {'CPU ms each':>12} {'requests':>10} {'each':>8} {'MB':>9} {'peak MB':>8}"
+        f"{'':<14} {'seconds':>9} {'CPU ms each':>12} {'server ms':>10} {'requests':>10} "
+        f"{'each':>8} {'MB':>9} {'peak MB':>8}"
     )
     for count in map(int, args.sizes.split(",")):
         with tempfile.TemporaryDirectory() as folder:
-            server = ServerProcess(__file__, count, Path(folder))
+            server = ServerProcess(__file__, count, args.storage, Path(folder))
             try:
-                names = [f"org/model-{number:05d}" for number in range(count)]
+                place = {"hub": "org/", "s3": "s3://box/", "folders": f"{folder}/"}[args.storage]
+                names = [f"{place}model-{number:05d}" for number in range(count)]
                 sent = server.counts()["bytes"]
                 seconds = screened(server, names, Path(folder), f"{count:,}, cold")
                 line = (server.counts()["bytes"] - sent) / BANDWIDTH
                 screened(server, names, Path(folder), f"{count:,}, stored")
+                if args.storage != "hub":
+                    continue
                 latency = ROUND_TRIPS * LATENCY * -(-count // SIDE_BY_SIDE)
                 loop = plain(server, Path(folder)) * count
                 print(

@@ -1,9 +1,10 @@
 """What one ranged read costs: `python benchmarks/wire.py [--requests 3000] [--rounds 5]`.
 
-A server process answers ranged GETs of 7,168 bytes (a row of Qwen2.5-7B) on loopback. They are read by 64
+A server process answers ranged GETs of 7,168 bytes (a row of Qwen2.5-7B) on loopback. They are read by 128
 workers side by side through `Transport.request` (aiohttp) and through `Transport.ranged` (our own
-connections), in turns, in one process, with the same quotas, slots and meters. Printed is this process's CPU
-time a request, and the ratio; then both over TLS.
+connections), and in batches of 106 through `Transport.batch`, two side by side; in turns, in one process,
+with the same quotas, slots and meters. Printed is this process's CPU time a request, and aiohttp's over that
+of a batch; then all over TLS.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import itertools
 import os
 import re
 import ssl
@@ -23,7 +25,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "screener")]
-ROW, ROWS, WORKERS = 7168, 4096, 64
+ROW, ROWS, WORKERS = 7168, 4096, 128
+BATCH, BATCHES = 106, 2
+WAYS = ("aiohttp", "ranged", "batch")
 
 
 class Server(asyncio.Protocol):
@@ -62,10 +66,11 @@ async def serve(folder: Path) -> None:
     await asyncio.to_thread(sys.stdin.read)
 
 
-async def cost(url: str, requests: int, *, own: bool) -> float:
-    """Microseconds of this process's CPU time a request."""
+async def cost(url: str, requests: int, way: str) -> float:
+    """Microseconds of this process's CPU time a request, by ``aiohttp``, by ``ranged`` or by ``batch``."""
     from lmeval_screener.checkpoints.http import Budget, Transport, pieces, side_by_side
     from lmeval_screener.checkpoints.snapshot import Meter
+    from lmeval_screener.checkpoints.wire import Reply
     from yarl import URL
 
     transport, meter, budget = Transport("http://127.0.0.1:1", None, "benchmark"), Meter(), Budget(600)
@@ -78,7 +83,7 @@ async def cost(url: str, requests: int, *, own: bool) -> float:
             headers = {"Range": f"bytes={begin}-{begin + ROW - 1}"}
             answer = (
                 transport.ranged(route, headers, meter, budget, ROW, 0)
-                if own
+                if way == "ranged"
                 else transport.request("GET", address, {**headers, **stored}, meter, budget)
             )
             async with answer as response:
@@ -88,9 +93,24 @@ async def cost(url: str, requests: int, *, own: bool) -> float:
                 assert response.status == 206
                 assert len(body) == ROW
 
+    def fits(reply: Reply, begin: int, end: int) -> bool:
+        return reply.status == 206 and len(reply.body) == end - begin
+
+    async def batches() -> None:
+        while numbers := list(itertools.islice(left, BATCH)):
+            spans = [(number % ROWS * ROW, (number % ROWS + 1) * ROW) for number in numbers]
+            batch = transport.batch(route, {}, meter, spans, 0, fits)
+            assert await batch.settled()
+            batch.close()
+
     gc.collect()
     start = time.process_time()
-    await side_by_side(some() for _ in range(WORKERS))
+    if way == "batch":
+        async with transport.ranged(route, {"Range": "bytes=0-9"}, meter, budget, 10, 0):
+            pass  # tells that there is no quota, as the header of a file does before its rows
+        await side_by_side(batches() for _ in range(BATCHES))
+    else:
+        await side_by_side(some() for _ in range(WORKERS))
     spent = time.process_time() - start
     await transport.close()
     return 1e6 * spent / requests
@@ -122,21 +142,21 @@ def main() -> None:
             assert process.stdout is not None
             plain, secret = (int(process.stdout.readline()) for _ in range(2))
             print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-            print(f"{'CPU µs a request':<18} {'aiohttp':>18} {'ours':>18} {'ratio':>16}")
+            print(f"{'CPU µs a request':<18} {WAYS[0]:>18} {WAYS[1]:>18} {WAYS[2]:>18} {'ratio':>16}")
             for name, url in (
                 ("plain", f"http://127.0.0.1:{plain}/f"),
                 ("TLS", f"https://127.0.0.1:{secret}/f"),
             ):
                 rounds = []
                 for _ in range(args.rounds + 1):
-                    rounds.append([asyncio.run(cost(url, args.requests, own=own)) for own in (False, True)])
+                    rounds.append([asyncio.run(cost(url, args.requests, way)) for way in WAYS])
                 del rounds[0]  # of imports and first connections
-                columns = [*zip(*rounds, strict=True), [theirs / ours for theirs, ours in rounds]]
+                columns = [*zip(*rounds, strict=True), [theirs / ours for theirs, _, ours in rounds]]
                 cells = [
                     f"{statistics.median(one):.{digits}f} ({min(one):.{digits}f} to {max(one):.{digits}f})"
-                    for one, digits in zip(columns, (0, 0, 1), strict=True)
+                    for one, digits in zip(columns, (0, 0, 0, 1), strict=True)
                 ]
-                print(f"{name:<18} {cells[0]:>18} {cells[1]:>18} {cells[2]:>16}")
+                print(f"{name:<18} {cells[0]:>18} {cells[1]:>18} {cells[2]:>18} {cells[3]:>16}")
         finally:
             process.kill()
             process.communicate()

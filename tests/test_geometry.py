@@ -252,13 +252,16 @@ def test_streamed_estimate_needs_two_rows():
         g.streamed_dispersion_estimate(lambda: iter([np.ones((1, 2))]))
 
 
-@pytest.mark.parametrize("shift", [0.0, 30.0])
+# Rows around the origin, two clouds, and one cloud far from the origin, in one piece and in two.
+@pytest.mark.parametrize(
+    ("width", "shifts"), [(40, (0.0, 0.0)), (40, (0.0, 30.0)), (40, (1e3, 1e3)), (1500, (1e3, 1e3))]
+)
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_contrasts_are_within_and_between_of_both(dtype, scale, shift):
+def test_contrasts_are_within_and_between_of_both(dtype, scale, width, shifts):
     draw = np.random.default_rng(3)
-    x = (scale * draw.normal(size=(7, 40))).astype(dtype)
-    y = (scale * (draw.normal(size=(11, 40)) + shift)).astype(dtype)
+    x = (scale * (draw.normal(size=(7, width)) + shifts[0])).astype(dtype)
+    y = (scale * (draw.normal(size=(11, width)) + shifts[1])).astype(dtype)
     found = g.contrasts(x, y)
     assert list(found) == ["cosine", "euclidean"]
     for metric, one in found.items():

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from lmeval_dispersion.errors import GeometryError, NoDirectionError, TooFewVectorsError
 from lmeval_dispersion.geometry.vectors import Array, at_least, matrix, unit_rows
@@ -15,6 +15,8 @@ from lmeval_dispersion.statistics import jackknife_se
 Metric = Literal["cosine", "euclidean"]
 METRICS: tuple[Metric, ...] = ("cosine", "euclidean")
 
+_FAR = 0.05  # share of the squares about the centre below which rows count as close together, far from 0
+_COLUMNS = 1024  # of rows that are multiplied with one another at a time
 _BLOCK = 2048  # rows a side of one block of pairs: 32 MB in float64
 
 
@@ -100,9 +102,10 @@ class Contrast(NamedTuple):
 def contrasts(x: ArrayLike, y: ArrayLike) -> dict[Metric, Contrast]:
     """:func:`within` and :func:`between` of both in every metric.
 
-    Two products of all rows with one another serve everything, where the rows are few and of float32: that
-    of the rows as they are for the cosine, whose squared lengths neither over- nor underflow in float64, and
-    that of the rows moved to their common centre for the Euclidean.
+    The product of all rows with one another serves everything, where the rows are few and of float32, whose
+    squared lengths neither over- nor underflow in float64. Only rows that lie close together far from the
+    origin are moved to their common centre and multiplied once more: their distances would be small
+    differences of large numbers.
 
     Raises:
         GeometryError: As :func:`within` and :func:`between` do.
@@ -111,19 +114,36 @@ def contrasts(x: ArrayLike, y: ArrayLike) -> dict[Metric, Contrast]:
     plain = a.dtype == b.dtype == np.float32 and a.ndim == b.ndim == 2 and a.shape[1] == b.shape[1] > 0
     n, both = len(a), len(a) + len(b)
     if plain and both <= _BLOCK and n >= 3 and both - n >= 3:
-        rows = np.empty((both, a.shape[1]))
-        rows[:n], rows[n:] = a, b
         with np.errstate(invalid="ignore"):  # what is not finite is seen in the lengths, and refused below
-            products = rows @ rows.T
-        lengths = np.sqrt(np.diagonal(products))
+            products = _products(a, b, centred=False)
+        squares = np.diagonal(products)
+        lengths = np.sqrt(squares)
         if np.isfinite(lengths).all() and (lengths > 0).all():
             cosine = 1.0 - products / lengths / lengths[:, None]
-            rows -= rows.mean(axis=0)
-            products = rows @ rows.T
-            squares = np.diagonal(products)
+            total = squares.sum()
+            if total - products.sum() / both < _FAR * total:  # sum of squares about the centre
+                products = _products(a, b, centred=True)
+                squares = np.diagonal(products)
             euclidean = np.sqrt(np.maximum(squares[:, None] + squares - 2 * products, 0.0))
             return {"cosine": _contrast(cosine, n), "euclidean": _contrast(euclidean, n)}
     return {m: Contrast(within(x, m), between(x, y, m), within(y, m)) for m in METRICS}
+
+
+def _products(x: NDArray[np.float32], y: NDArray[np.float32], *, centred: bool) -> Array:
+    """Products of all rows with one another, in float64; moved to their common centre if asked.
+
+    Some columns at a time: the rows of a screened checkpoint are never held in float64 as a whole.
+    """
+    n, both = len(x), len(x) + len(y)
+    products = np.zeros((both, both))
+    rows = np.empty((both, min(_COLUMNS, x.shape[1])))
+    for begin in range(0, x.shape[1], _COLUMNS):
+        some = rows[:, : x.shape[1] - begin]
+        some[:n], some[n:] = x[:, begin : begin + _COLUMNS], y[:, begin : begin + _COLUMNS]
+        if centred:
+            some -= some.mean(axis=0)
+        products += some @ some.T
+    return products
 
 
 def _contrast(distances: Array, n: int) -> Contrast:

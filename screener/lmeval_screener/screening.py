@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import time
+from array import array
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -637,12 +638,12 @@ class _Run:
     async def measured(self, targets: Sequence[Target]) -> list[Measured]:
         """What could be read, in the order of the targets, some side by side."""
         done = 0
-        found: dict[int, Measured] = {}
+        found: list[Measured | None] = [None] * len(targets)
         spill = Spill() if len(targets) >= _SPILLED else None
         # Who waits for a quota holds a slot; those that need another quota or none have slots of their own.
-        kinds: dict[str, list[int]] = {}
+        kinds: dict[str, array[int]] = {}
         for place, item in enumerate(targets):
-            kinds.setdefault(_needs(item), []).append(place)
+            kinds.setdefault(_needs(item), array("l")).append(place)
 
         def came(place: int, outcome: Measured | ScreeningError) -> None:
             nonlocal done
@@ -654,7 +655,7 @@ class _Run:
         if self._progress is not None:
             self._progress(0, len(targets), "")
         await self._side_by_side(kinds.values(), lambda place: self._measured(targets[place]), came)
-        return [found[place] for place in sorted(found)]
+        return [one for one in found if one is not None]
 
     async def _side_by_side(
         self,

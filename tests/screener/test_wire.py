@@ -452,3 +452,135 @@ def test_fields_of_a_head():
     assert headers["X-A"] == "b"
     assert "EMPTY" in headers
     assert headers.get("missing", "x") == "x"
+
+
+# --- many ranges at once ------------------------------------------------------------------------------------
+
+MANY = [(at * 2_000, at * 2_000 + 700 + at) for at in range(48)]
+
+
+def batched(reply, *, slots=8, more=0):
+    """What a batch makes of `MANY`: its bodies, what it leaves over by place, the server, and the meter.
+
+    Afterwards everything must be free again: slots, the quota, and connections for a batch that is right.
+    """
+
+    def fits(response, begin, end):
+        right = response.status == 206 and response.trouble is None and len(response.body) == end - begin
+        return right and range_problem(response.headers, begin, end, len(FILE), None) is None
+
+    async def one(transport, url, meter):
+        batch = transport.batch(transport.route(url), {}, meter, MANY, 0, fits)
+        try:
+            await batch.settled()
+            while batch._flying or batch._opening:
+                await asyncio.sleep(0.001)
+            return batch.bodies, dict(batch.left)
+        finally:
+            batch.close()
+
+    async def work():
+        async with RawServer(reply) as server:
+            transport, meter = Transport("https://hub.example", None, "test"), Meter()
+            found = await asyncio.gather(*(one(transport, server.url, meter) for _ in range(1 + more)))
+            route = transport.route(server.url)
+            assert route.slots._free == slots
+            assert route.bucket._flying == 0
+            await transport.close()
+            return found, server, meter
+
+    return asyncio.run(work())
+
+
+def test_batches_share_the_slots_of_a_host(monkeypatch):
+    """Three side by side: every body in its place, and never more requests at a time than there are slots."""
+    monkeypatch.setattr(http, "CONNECTIONS", 8)
+    busy = [0, 0]
+
+    def reply(number, begin, end):
+        busy[0] += 1
+        busy[1] = max(busy)
+        yield 0.002
+        busy[0] -= 1
+        yield answer(begin, end)
+
+    found, server, meter = batched(reply, more=2)
+    for bodies, left in found:
+        assert bodies == [FILE[a:b] for a, b in MANY]
+        assert not left
+    assert busy[1] <= 8
+    assert server.connections <= 8
+    assert meter.requests == len(server.requests) == 3 * len(MANY)
+    assert meter.bytes_read == 3 * sum(b - a for a, b in MANY)
+
+
+@pytest.mark.parametrize(
+    ("odd", "kind"),
+    [
+        (lambda a, b: [answer(a, b, status="429 Too Many Requests", body=b"wait")], 429),
+        (lambda a, b: [answer(a, b, status="302 Found", body=b"")[:-2] + b"Location: /x\r\n\r\n"], 302),
+        (lambda a, b: [answer(a + 1, b + 1)], 206),
+        (lambda a, b: [answer(a, b)[:-1], CLOSE], 206),
+        (lambda a, b: [answer(a, b, "Content-Encoding: gzip", body=gzip.compress(FILE[a:b]))], 206),
+        (lambda a, b: [answer(a, b, "Content-Type: text/html")], 206),
+        (lambda a, b: [b"<html>no HTTP at all</html>\r\n\r\n"], BrokenAnswerError),
+        (lambda a, b: [RESET], None),
+        (lambda a, b: [CLOSE], None),
+    ],
+)
+def test_a_batch_leaves_over_what_is_odd_with_the_answer_that_came(odd, kind, monkeypatch):
+    monkeypatch.setattr(http, "CONNECTIONS", 8)
+    ((bodies, left),), server, meter = batched(lambda n, a, b: odd(a, b) if n == 20 else [answer(a, b)])
+    place = next(
+        at for at, (a, b) in enumerate(MANY) if f"bytes={a}-{b - 1}\r" in server.requests[19]
+    )  # the twentieth request
+    assert place in left
+    for at, (a, b) in enumerate(MANY):
+        assert (bodies[at] == FILE[a:b]) != (at in left)  # each is there or left over, and never both
+    assert [at for at, came in left.items() if came is not None] == ([] if kind is None else [place])
+    assert len(left) >= 10  # nothing new was sent
+    came = left[place]
+    if isinstance(kind, int):
+        assert came._outcome.status == kind
+    elif kind is not None:
+        assert isinstance(came._outcome, kind)
+    assert len(server.requests) == meter.requests + (kind is None)
+
+
+def test_a_closed_batch_leaves_nothing_behind(monkeypatch):
+    monkeypatch.setattr(http, "CONNECTIONS", 8)
+
+    async def work():
+        async with RawServer(lambda n, a, b: [HANG] if n <= 8 else [answer(a, b)]) as server:
+            transport, meter = Transport("https://hub.example", None, "test"), Meter()
+            route = transport.route(server.url)
+            batch = transport.batch(route, {}, meter, MANY, 0, lambda *_: True)
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(batch.settled(), 0.2)
+            batch.close()
+            assert (route.slots._free, route.bucket._flying, len(batch.left)) == (8, 0, len(MANY) - 8)
+            opening = transport.batch(route, {}, meter, MANY, 0, lambda *_: True)
+            opening.close()  # before any connection is open
+            assert (route.slots._free, route.bucket._flying) == (8, 0)
+            body = (await asked(transport, server.url, 100, 200, meter))[1]
+            await transport.close()
+            return body
+
+    assert asyncio.run(work()) == FILE[100:200]
+
+
+def test_a_batch_leaves_all_over_where_the_quota_has_no_room():
+    async def work():
+        async with RawServer(lambda n, a, b: [answer(a, b, 'RateLimit: "x";r=9;t=60')]) as server:
+            transport, meter = Transport("https://hub.example", None, "test"), Meter()
+            route = transport.route(server.url)
+            await asked(transport, server.url, 0, 100, meter)
+            batch = transport.batch(route, {}, meter, MANY, 0, lambda *_: True)
+            await batch.settled()
+            while batch._flying or batch._opening:
+                await asyncio.sleep(0.001)
+            batch.close()
+            await transport.close()
+            return len(batch.left), len(server.requests)
+
+    assert asyncio.run(work()) == (len(MANY) - 9, 10)

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
-import tempfile
+import secrets
 from pathlib import Path
+
+# Names of files that are being written: of this process, also where others share the folder over a network.
+_TOKEN, _NUMBERS = secrets.token_hex(4), itertools.count()
 
 
 class Cache:
@@ -23,16 +27,18 @@ class Cache:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self._folder = folder, str(folder)
 
-    def _place(self, kind: str, key: str) -> Path:
+    def _place(self, kind: str, key: str) -> tuple[str, str]:
+        """Folder and name of an entry."""
         name = hashlib.sha256(key.encode()).hexdigest()[:40]
-        return self.folder / kind / name[:2] / name
+        return f"{self._folder}/{kind}/{name[:2]}", name
 
     def read(self, kind: str, key: str) -> bytes | None:
         """Content of an entry; None if there is none, or it is damaged."""
         try:
-            raw = self._place(kind, key).read_bytes()
+            with open("/".join(self._place(kind, key)), "rb") as file:
+                raw = file.read()
         except OSError:
             return None
         head, newline, content = raw.partition(b"\n")
@@ -44,19 +50,27 @@ class Cache:
             return None
         return content if entry.get("sha256") == hashlib.sha256(content).hexdigest() else None
 
-    def write(self, kind: str, key: str, content: bytes) -> None:
-        """Keep content. A full or read-only disk is no reason to fail: then nothing is kept."""
-        place = self._place(kind, key)
-        head = json.dumps({"key": key, "sha256": hashlib.sha256(content).hexdigest()}).encode()
-        temporary: str | None = None
+    def write(self, kind: str, key: str, *content: bytes) -> None:
+        """Keep content, in one piece or several.
+
+        A full or read-only disk is no reason to fail: then nothing is kept.
+        """
+        (folder, name), digest = self._place(kind, key), hashlib.sha256()
+        for piece in content:
+            digest.update(piece)
+        head = json.dumps({"key": key, "sha256": digest.hexdigest()}).encode()
+        # The final name appears only with all of the content behind it, whatever interrupts us.
+        temporary = f"{folder}/.new-{os.getpid()}-{_TOKEN}-{next(_NUMBERS)}"
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            # The final name appears only with all of the content behind it, whatever interrupts us.
-            descriptor, temporary = tempfile.mkstemp(dir=place.parent, prefix=".new-")
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(head + b"\n" + content)
-            os.replace(temporary, place)
+            try:
+                file = open(temporary, "xb")  # noqa: SIM115
+            except FileNotFoundError:
+                os.makedirs(folder, exist_ok=True)
+                file = open(temporary, "xb")  # noqa: SIM115
+            with file:
+                file.write(head + b"\n")
+                file.writelines(content)
+            os.replace(temporary, f"{folder}/{name}")
         except OSError:
-            if temporary is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)

@@ -16,7 +16,17 @@ import ssl
 import time
 import urllib.request
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
@@ -27,7 +37,7 @@ from yarl import URL
 
 from lmeval_screener.checkpoints.limits import LONGEST_WAIT, Allowance, Bucket, asked_wait, rate_limited
 from lmeval_screener.checkpoints.snapshot import Meter
-from lmeval_screener.checkpoints.wire import Pool, Reply, request_bytes, request_start
+from lmeval_screener.checkpoints.wire import Connection, Pool, Reply, request_bytes, request_start
 from lmeval_screener.errors import ScreeningError
 
 T = TypeVar("T")
@@ -168,6 +178,53 @@ class Answer(Protocol):
         ...
 
 
+class Slots:
+    """Requests to one host at a time; who comes first is served first.
+
+    Args:
+        number: How many.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._free = number
+        self._waiting: deque[Callable[[], bool]] = deque()  # each takes a slot or wants none any more
+
+    async def acquire(self) -> None:
+        """Wait for a slot; `release` must follow."""
+        if self._free:
+            self._free -= 1
+            return
+        ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def take() -> bool:
+            if ticket.done():
+                return False
+            ticket.set_result(None)
+            return True
+
+        self._waiting.append(take)
+        try:
+            await ticket
+        except asyncio.CancelledError:
+            if ticket.done() and not ticket.cancelled():
+                self.release()
+            raise
+
+    def give(self, take: Callable[[], bool]) -> None:
+        """Call something as soon as there is a slot for it; `release` must follow where it says yes."""
+        self._waiting.append(take)
+        if self._free:
+            self._free -= 1
+            self.release()
+
+    def release(self) -> None:
+        """A slot is free: the next one gets it."""
+        while self._waiting:
+            if self._waiting.popleft()():
+                return
+        self._free += 1
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
     """How one address is asked, as far as that is the same for every request.
@@ -185,7 +242,7 @@ class Route:
 
     url: URL
     bucket: Bucket
-    slots: asyncio.Semaphore
+    slots: Slots
     counted: bool
     own: Mapping[str, str]
     proxy: str | None
@@ -224,7 +281,7 @@ class Transport:
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,  # bytes are counted as they travel; `unpacked` opens them
         )
-        self._slots: dict[URL, asyncio.Semaphore] = {}
+        self._slots: dict[URL, Slots] = {}
         self._proxies: dict[URL, str | None] = {}
         self._buckets: dict[tuple[URL, str], Bucket] = {}
         self._pools: dict[URL, Pool] = {}
@@ -300,7 +357,7 @@ class Transport:
         if origin not in self._proxies:
             self._proxies[origin] = environment_proxy(url)
         if (slots := self._slots.get(origin)) is None:
-            slots = self._slots[origin] = asyncio.Semaphore(CONNECTIONS)
+            slots = self._slots[origin] = Slots(CONNECTIONS)
         counted = origin == self._origin
         own = {"Authorization": f"Bearer {self.token}"} if counted and self.token else {}
         fields = {"User-Agent": self._agent, "Accept": "*/*", **_AS_STORED, **own}
@@ -336,6 +393,33 @@ class Transport:
             if content is not None:
                 return _Ranged(_Turn(self, route, meter, budget), route.pool, content, wanted, whole)
         return self.request("GET", route.url, {**headers, **_AS_STORED}, meter, budget)
+
+    def batch(
+        self,
+        route: Route,
+        headers: Mapping[str, str],
+        meter: Meter,
+        spans: Sequence[tuple[int, int]],
+        whole: int,
+        fits: Callable[[Reply, int, int], bool],
+        *,
+        direct: bool = True,
+    ) -> Batch:
+        """Many ranges of one address at once; where our own connections cannot be used, all are left over.
+
+        Args:
+            route: Where to.
+            headers: Beside the usual ones and ``Range``.
+            meter: Counts them.
+            spans: Bytes ``[begin, end)`` of each.
+            whole: As for `ranged`.
+            fits: Whether an answer is the range that was asked for, with all of its bytes.
+            direct: Whether to ask for them; else all are left over too.
+        """
+        # The user's own limits are asked before every request: there a batch has no place.
+        direct = direct and route.pool is not None and not self.allowance.limited
+        start = request_bytes(route.start, headers, open_ended=True) if direct else None
+        return Batch(route, start, meter, spans, whole, fits)
 
     async def body(
         self,
@@ -473,11 +557,15 @@ class _Turn:
         self.route.slots.release()
         if not self._answered:
             self.route.bucket.done(None)
-        if isinstance(error, (aiohttp.ClientError, asyncio.TimeoutError, OSError)):
-            reason = f"{type(error).__name__}: {error}".rstrip(": ")
-            host = self.route.url.host
-            what = f"the connection to {host} failed ({reason}); check the network and the address"
-            raise AgainError(ScreeningError("Unreachable", what)) from error
+        _raise_if_broken(self.route.url, error)
+
+
+def _raise_if_broken(url: URL, error: BaseException | None) -> None:
+    """Raise `AgainError` for what a connection fails with."""
+    if isinstance(error, (aiohttp.ClientError, asyncio.TimeoutError, OSError)):
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        what = f"the connection to {url.host} failed ({reason}); check the network and the address"
+        raise AgainError(ScreeningError("Unreachable", what)) from error
 
 
 class _Ranged:
@@ -508,8 +596,182 @@ class _Ranged:
         if error is None:
             self._pool.done(self._reply)
         else:
-            self._pool.drop(self._reply)
+            self._pool.drop(self._reply.connection)
         await self._turn.__aexit__(kind, error, trace)
+
+
+class Came:
+    """An answer of a batch that is not as it should be, or the error that came in its place.
+
+    An asynchronous context manager, as `Transport.ranged` is: who looks into it need not ask once more.
+
+    Args:
+        url: What was asked.
+        outcome: What came.
+    """
+
+    def __init__(self, url: URL, outcome: Reply | Exception) -> None:
+        self.url, self._outcome = url, outcome
+
+    async def __aenter__(self) -> Answer:
+        if isinstance(self._outcome, Exception):
+            _raise_if_broken(self.url, self._outcome)
+            raise self._outcome
+        return self._outcome
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _raise_if_broken(self.url, error)
+
+
+class Batch:
+    """Ranges of one address, over our own connections and without a task for each; made by `Transport.batch`.
+
+    An answer is looked at in the moment in which it comes, and its connection goes on with the next range,
+    of this batch or of another one's, as the slots of the host are dealt out. What fits is kept. With the
+    first that does not, nothing new is sent: it and all that were not asked for yet are left over, to be read
+    one by one with all the patience that takes. A quota without room has the same effect.
+
+    `close` must follow.
+
+    Attributes:
+        bodies: Of each range, once it came.
+        left: Ranges that are left over, by their place, with what came of them if anything did.
+    """
+
+    def __init__(
+        self,
+        route: Route,
+        start: bytes | None,
+        meter: Meter,
+        spans: Sequence[tuple[int, int]],
+        whole: int,
+        fits: Callable[[Reply, int, int], bool],
+    ) -> None:
+        self._route, self._start, self._meter, self._spans = route, start, meter, spans
+        self._whole, self._fits = whole, fits
+        self.bodies: list[bytes] = [b""] * len(spans)
+        self.left: deque[tuple[int, Came | None]] = deque()
+        self._next = 0
+        self._flying: dict[Connection, int] = {}
+        self._opening: set[asyncio.Task[None]] = set()
+        self._news: asyncio.Future[None] | None = None
+        if start is None:
+            self._leave()
+        for _ in range(min(RANGES, len(spans) - self._next)):
+            route.slots.give(self._take)
+
+    async def settled(self) -> bool:
+        """Wait until everything came, or something is left over; whether everything came."""
+        while not self.left and (self._flying or self._opening or self._next < len(self._spans)):
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+        return not self.left
+
+    def close(self) -> None:
+        """Stop what is still on its way."""
+        self._leave()
+        flying, self._flying = self._flying, {}
+        opening, self._opening = self._opening, set()
+        for task in opening:
+            task.cancel()
+        for connection in flying:
+            self._pool.drop(connection)
+        for _ in range(len(flying) + len(opening)):
+            self._route.bucket.done(None)
+            self._route.slots.release()
+
+    @property
+    def _pool(self) -> Pool:
+        assert self._route.pool is not None
+        return self._route.pool
+
+    def _leave(self) -> None:
+        """Send nothing new."""
+        self.left.extend((at, None) for at in range(self._next, len(self._spans)))
+        self._next = len(self._spans)
+
+    def _take(self) -> bool:
+        """There is a slot: ask for the next range, if there is one and the quota has room for it."""
+        at = self._next
+        if at == len(self._spans):
+            return False
+        if not self._route.bucket.left_at_once():
+            self._leave()
+            self._tell()
+            return False
+        self._next = at + 1
+        self._meter.requests += 1
+        connection = self._pool.rested()
+        if connection is not None:
+            self._send(connection, at)
+        else:
+            task = asyncio.get_running_loop().create_task(self._open(at))
+            self._opening.add(task)
+        return True
+
+    async def _open(self, at: int) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            connection = await self._pool.opened()
+        except Exception as error:
+            if task in self._opening:  # else the batch was closed
+                self._opening.discard(task)
+                self._came(None, at, error)
+        else:
+            self._opening.discard(task)
+            self._send(connection, at)
+
+    def _send(self, connection: Connection, at: int) -> None:
+        assert self._start is not None
+        begin, end = self._spans[at]
+        self._flying[connection] = at
+        request = b"%bRange: bytes=%d-%d\r\n\r\n" % (self._start, begin, end - 1)
+        connection.send(request, end - begin, self._whole, functools.partial(self._came, connection, at))
+
+    def _came(self, connection: Connection | None, at: int, outcome: Reply | Exception) -> None:
+        """The answer to a range, or why there is none."""
+        url, pool, slots = self._route.url, self._pool, self._route.slots
+        if connection is not None:
+            del self._flying[connection]
+        if isinstance(outcome, Exception):
+            self._route.bucket.done(None)
+            came: Came | None = Came(url, outcome)
+            if connection is not None:
+                pool.drop(connection)
+                if isinstance(outcome, ConnectionError) and connection.served and connection.silent:
+                    # A used connection that the server has closed meanwhile: nothing came of it at all.
+                    came, self._meter.requests = None, self._meter.requests - 1
+            self._odd(at, came)
+        else:
+            self._route.bucket.done(outcome.headers)
+            if self._fits(outcome, *self._spans[at]):
+                self._meter.bytes_read += len(outcome.body)
+                self.bodies[at] = outcome.body
+                pool.done(outcome)
+            else:
+                outcome.url = url
+                if is_redirect(outcome):
+                    pool.done(outcome)
+                else:
+                    pool.drop(outcome.connection)
+                self._odd(at, Came(url, outcome))
+        if self._next < len(self._spans):
+            slots.give(self._take)
+        elif not self._flying and not self._opening:
+            self._tell()
+        slots.release()
+
+    def _odd(self, at: int, came: Came | None) -> None:
+        self.left.append((at, came))
+        self._leave()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
 
 def is_redirect(response: Answer) -> bool:

@@ -100,14 +100,20 @@ class Bucket:
             return self.room() > 0
         return self.room() > max(RESERVED, RESERVE * (self.quota or 0))
 
+    def left_at_once(self) -> bool:
+        """Let one request leave if there is room for it now; `done` must follow then."""
+        if self._queue or self.room() <= 0:
+            return False
+        self._flying += 1
+        return True
+
     async def turn(self, clock: Clock | None) -> None:
         """Wait until one request may leave; `done` must follow.
 
         Raises:
             ScreeningError: ``RateLimited``, where the server wants to be left alone for too long.
         """
-        if not self._queue and self.room() > 0:
-            self._flying += 1
+        if self.left_at_once():
             return
         self._refuse_long_waits()
         ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()

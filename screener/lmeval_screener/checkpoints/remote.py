@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from lmeval_screener.checkpoints.http import (
     RANGES,
     AgainError,
     Answer,
+    Batch,
     Budget,
+    Came,
     Route,
     Transport,
     drained,
@@ -44,6 +47,7 @@ from lmeval_screener.checkpoints.hub_responses import (
 )
 from lmeval_screener.checkpoints.local import read_ranges
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, check_ranges
+from lmeval_screener.checkpoints.wire import Reply
 from lmeval_screener.errors import ScreeningError
 
 #: Small files are at most so long: the largest tokenizers have some 40 MB.
@@ -270,28 +274,73 @@ class HubSnapshot:
         check_ranges(path, size, ranges)
         if place := self._downloaded(self._entry(path)):
             return await asyncio.to_thread(read_ranges, place, ranges)
-        found: list[bytes] = [b""] * len(ranges)
-        left = iter(enumerate(ranges))
+        if len(ranges) == 1:
+            return [await self._range(path, *ranges[0])]
+        batch = await self._batch(path, size, ranges)
 
         async def some() -> None:
-            # One task for many ranges, one after the other: a task costs about as much as a range itself.
-            for at, (begin, end) in left:
-                found[at] = await self._range(path, begin, end)
+            while batch.left:
+                at, came = batch.left.popleft()
+                batch.bodies[at] = await self._range(path, *ranges[at], came)
 
-        await side_by_side(some() for _ in range(min(RANGES, len(ranges))))
-        return found
+        try:
+            while not await batch.settled():
+                await side_by_side(some() for _ in range(min(RANGES, len(batch.left))))
+        finally:
+            batch.close()
+        return batch.bodies
 
-    async def _range(self, path: str, begin: int, end: int) -> bytes:
-        """One range; a body that breaks is resumed where it broke."""
+    async def _batch(self, path: str, size: int, ranges: Sequence[tuple[int, int]]) -> Batch:
+        """Many ranges, on their way where all can be asked for at one address."""
+        transport, source = self._transport_or_offline(path), self._sources.setdefault(path, _Source())
+
+        def fits(reply: Reply, begin: int, end: int) -> bool:
+            right = (
+                reply.status == 206
+                and reply.trouble is None
+                and len(reply.body) == end - begin
+                and range_problem(reply.headers, begin, end, size, source.etag) is None
+            )
+            if right:
+                source.etag = source.etag or reply.headers.get("ETag")
+                source.refused = 0
+            return right
+
+        direct = source.whole is None and source.refused < 2 and all(end > begin for begin, end in ranges)
+        url = self._url("resolve", path)
+        if direct:
+            url = source.address or await self._address(path, source)
+        route, whole = self._route(transport, source, url), size if size <= WHOLE else 0
+        return transport.batch(
+            route, self._conditions(source), self.meter, ranges, whole, fits, direct=direct
+        )
+
+    @staticmethod
+    def _route(transport: Transport, source: _Source, url: URL) -> Route:
+        if source.route is None or source.route.url is not url:
+            source.route = transport.route(url)
+        return source.route
+
+    async def _range(self, path: str, begin: int, end: int, came: Came | None = None) -> bytes:
+        """One range; a body that breaks is resumed where it broke.
+
+        Args:
+            path: The file.
+            begin: Of the range.
+            end: Likewise.
+            came: An answer to it that is there already.
+        """
         transport, received = self._transport_or_offline(path), bytearray()
         source = self._sources.setdefault(path, _Source())
 
         async def attempt() -> bytes:
+            nonlocal came
             before = len(received)
+            first, came = came, None
             try:
                 if source.whole is not None:
                     return source.whole[begin:end]
-                await self._read(path, source, begin + before, end, received)
+                await self._read(path, source, begin + before, end, received, first)
             except AgainError as again:
                 again.fruitful = len(received) > before
                 raise
@@ -299,20 +348,33 @@ class HubSnapshot:
 
         return await transport.retried(attempt, self._budget) if end > begin else b""
 
-    async def _read(self, path: str, source: _Source, begin: int, end: int, received: bytearray) -> None:
+    async def _read(
+        self,
+        path: str,
+        source: _Source,
+        begin: int,
+        end: int,
+        received: bytearray,
+        came: Came | None = None,
+    ) -> None:
         """Append bytes ``[begin, end)`` as far as they come, if the answer is what was asked for."""
         transport, size = self._transport_or_offline(path), await self.size(path)
         headers = {"Range": f"bytes={begin}-{end - 1}", **self._conditions(source)}
         resolved = None
-        if source.refused < 2:
+        if came is not None:
+            resolved = came.url
+        elif source.refused < 2:
             resolved = source.address or await self._address(path, source)
         url = resolved or self._url("resolve", path)
         wanted, whole = end - begin, size if size <= WHOLE or (begin, end) == (0, size) else 0
         for _ in range(HOPS):
-            route = source.route
-            if route is None or route.url is not url:
-                route = source.route = transport.route(url)
-            async with transport.ranged(route, headers, self.meter, self._budget, wanted, whole) as response:
+            asked: AbstractAsyncContextManager[Answer]
+            if came is not None:
+                asked, came = came, None
+            else:
+                route = self._route(transport, source, url)
+                asked = transport.ranged(route, headers, self.meter, self._budget, wanted, whole)
+            async with asked as response:
                 if is_redirect(response):
                     url = await redirect(response, self.meter)
                     continue

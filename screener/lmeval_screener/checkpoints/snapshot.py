@@ -47,7 +47,7 @@ class FileEntry:
         return True
 
 
-@dataclass
+@dataclass(slots=True)
 class Meter:
     """What travelled over the network for one checkpoint; stays zero for a folder and a cached one.
 

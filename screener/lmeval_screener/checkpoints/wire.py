@@ -117,6 +117,10 @@ def parse_head(head: bytes | bytearray) -> tuple[int, bool, Headers]:
     return int(match[2]), stays, headers
 
 
+#: Told what came of a request: an answer, or why there is none.
+Answered = Callable[[Reply | Exception], None]
+
+
 class _Chunks:
     """A body in chunks: what is fed is framing, what comes out is the body."""
 
@@ -178,7 +182,7 @@ class Connection(asyncio.BufferedProtocol):
         self._scratch = memoryview(bytearray(_READ))
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._waiter: asyncio.Future[Reply] | None = None
+        self._answered: Answered | None = None  # who waits for an answer
         self._moved = 0.0  # when the last byte came or went
         self._head = bytearray()
         self._heard = 0
@@ -202,28 +206,43 @@ class Connection(asyncio.BufferedProtocol):
         return self.usable and self._loop.time() - self._moved < IDLE
 
     def ask(self, request: bytes, wanted: int, whole: int) -> asyncio.Future[Reply]:
-        """Send a request; the answer to come.
+        """Send a request; the answer to come. See `send`."""
+        waiter: asyncio.Future[Reply] = self._loop.create_future()
+
+        def answered(outcome: Reply | Exception) -> None:
+            if waiter.done():
+                return
+            if isinstance(outcome, Exception):
+                waiter.set_exception(outcome)
+            else:
+                waiter.set_result(outcome)
+
+        self.send(request, wanted, whole, answered)
+        return waiter
+
+    def send(self, request: bytes, wanted: int, whole: int, answered: Answered) -> None:
+        """Send a request.
 
         Args:
             request: All of it.
             wanted: Bytes of the range.
             whole: Bytes that are taken of an answer with the whole file.
+            answered: Called once with what comes of it, unless the connection is closed by `abort` before.
         """
         assert self._transport is not None
         self.usable, self._stays = False, True
         self._wanted, self._whole = wanted, whole
         self._heard = 0
-        self._waiter = self._loop.create_future()
+        self._answered = answered
         self._moved = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_later(self._silence, self._look)
         self._transport.write(request)
-        return self._waiter
 
     def abort(self) -> None:
         """Close it at once."""
         self.usable = False
-        self._waiter = None
+        self._answered = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -246,7 +265,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes came."""
         self._moved = self._loop.time()
-        if self._waiter is None:
+        if self._answered is None:
             # Nothing was asked: whatever this is, it would be taken for the next answer.
             self.abort()
         elif self._view is not None:
@@ -266,7 +285,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         """It is closed."""
         self.usable = False
-        if self._waiter is None:
+        if self._answered is None:
             self.abort()
         elif self._reply is not None and self._chunks is None and not self._counted and error is None:
             self._end_of_body(beyond=True)  # a body without a length ends so
@@ -352,21 +371,21 @@ class Connection(asyncio.BufferedProtocol):
     def _end_of_body(self, *, beyond: bool) -> None:
         """The answer is complete; with bytes behind it the connection would be out of step."""
         self._stays = self._stays and not beyond
-        self._answered(None)
+        self._end(None)
 
     def _broken(self, error: Exception) -> None:
         """Nothing more comes of this answer."""
         self._stays = False
         if self._reply is None:
-            waiter, self._waiter = self._waiter, None
+            answered = self._answered
             self.abort()
-            if waiter is not None and not waiter.done():
-                waiter.set_exception(error)
+            if answered is not None:
+                answered(error)
         else:
-            self._answered(error)
+            self._end(error)
 
-    def _answered(self, trouble: Exception | None) -> None:
-        reply, waiter = self._reply, self._waiter
+    def _end(self, trouble: Exception | None) -> None:
+        reply, answered = self._reply, self._answered
         assert reply is not None
         if self._view is not None:
             # The loop still holds what it wrote into, so that it cannot be cut.
@@ -374,15 +393,16 @@ class Connection(asyncio.BufferedProtocol):
         else:
             reply.body = bytes(self._body)
         reply.trouble = trouble
-        self._reply, self._chunks, self._waiter = None, None, None
+        self._reply, self._chunks, self._answered = None, None, None
         self._body, self._at = bytearray(), 0
         self.served += 1
         if self._stays:
             self.usable = True
         else:
             self.abort()
-        if waiter is not None and not waiter.done():
-            waiter.set_result(reply)
+        # The last of all: who is told may send the next request at once.
+        if answered is not None:
+            answered(reply)
 
     @property
     def silent(self) -> bool:
@@ -392,7 +412,7 @@ class Connection(asyncio.BufferedProtocol):
     def _look(self) -> None:
         """Whether the silence has become too long; one timer serves all answers."""
         self._timer = None
-        if self._waiter is None:
+        if self._answered is None:
             return
         left = self._moved + self._silence - self._loop.time()
         if left > 0:
@@ -436,7 +456,7 @@ class Pool:
         Raises:
             OSError: No connection, or no head of an answer.
         """
-        connection = self._rested() or await self._opened()
+        connection = self.rested() or await self.opened()
         again = connection.served > 0
         while True:
             try:
@@ -446,12 +466,12 @@ class Pool:
                 if not (again and connection.silent):
                     raise
             except BaseException:
-                self._drop(connection)
+                self.drop(connection)
                 raise
             else:
                 reply.url = url
                 return reply
-            connection, again = await self._opened(), False
+            connection, again = await self.opened(), False
 
     def done(self, reply: Reply) -> None:
         """An answer is as it should be: its connection can serve the next request."""
@@ -460,9 +480,10 @@ class Pool:
         else:
             self._all.discard(reply.connection)
 
-    def drop(self, reply: Reply) -> None:
-        """Something is wrong with an answer: its connection may be out of step."""
-        self._drop(reply.connection)
+    def drop(self, connection: Connection) -> None:
+        """Close a connection that may be out of step, as something is wrong with an answer."""
+        connection.abort()
+        self._all.discard(connection)
 
     def close(self) -> None:
         """Close every connection."""
@@ -471,19 +492,16 @@ class Pool:
         self._all.clear()
         self._idle.clear()
 
-    def _drop(self, connection: Connection) -> None:
-        connection.abort()
-        self._all.discard(connection)
-
-    def _rested(self) -> Connection | None:
+    def rested(self) -> Connection | None:
+        """A connection that was used before and can be used again, if there is one."""
         while self._idle:
             connection = self._idle.pop()
             if connection.rested():
                 return connection
-            self._drop(connection)
+            self.drop(connection)
         return None
 
-    async def _opened(self) -> Connection:
+    async def opened(self) -> Connection:
         """A new connection, to one of the host's addresses after the other.
 
         Raises:
@@ -553,10 +571,16 @@ def request_start(url: URL, fields: Mapping[str, str]) -> bytes | None:
     return _lines(f"GET {target} HTTP/1.1\r\n", {"Host": host, **fields})
 
 
-def request_bytes(start: bytes, fields: Mapping[str, str]) -> bytes | None:
-    """A whole request; None where a field does not fit into a line as it is."""
+def request_bytes(start: bytes, fields: Mapping[str, str], *, open_ended: bool = False) -> bytes | None:
+    """A whole request; None where a field does not fit into a line as it is.
+
+    Args:
+        start: Of `request_start`.
+        fields: Beside those that it has.
+        open_ended: Whether more fields and the empty line are still to come.
+    """
     lines = _lines("", fields)
-    return None if lines is None else b"%b%b\r\n" % (start, lines)
+    return None if lines is None else b"%b%b%b" % (start, lines, b"" if open_ended else b"\r\n")
 
 
 def _lines(first: str, fields: Mapping[str, str]) -> bytes | None:

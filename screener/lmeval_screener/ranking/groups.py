@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from lmeval_dispersion.geometry import Metric
 from lmeval_screener.errors import ScreeningError
@@ -14,6 +14,8 @@ from lmeval_screener.ranking.scales import Size, scale_names
 from lmeval_screener.ranking.ties import Standing, rank_gaps
 from lmeval_screener.result import Screened, TensorInfo, TokenInfo
 from lmeval_screener.tokens.resolution import Resolution
+
+T = TypeVar("T")
 
 
 class Compared(NamedTuple):
@@ -56,21 +58,22 @@ def mismatch(family: str | None, member: Measured, common: Measured) -> Screenin
     )
 
 
-def rank_measured(members: Sequence[tuple[Measured, Measured]], metric: Metric) -> list[Screened]:
+def rank_measured(members: list[tuple[Measured, Measured]], metric: Metric) -> list[Screened]:
     """Every group's checkpoints, best first, with their ranks and those they are tied with.
 
     Args:
         members: Each checkpoint with the one of its common tokenizer, whose digest names a group without a
-            family.
+            family. It is emptied: many checkpoints are not held twice.
         metric: Which gap ranks.
     """
     families: dict[str, list[Measured]] = {}
-    for one, common in members:
+    for one, common in _drained(members):
         name = one.target.family or f"tokenizer:{common.tokenizer.rpartition(':')[2][:8]}"
         families.setdefault(name, []).append(one)
     groups: dict[tuple[str, str], list[Measured]] = {}
     for name, siblings in families.items():
-        for one, scale in zip(siblings, scale_names([_size(m) for m in siblings]), strict=True):
+        scales = scale_names([_size(m) for m in siblings])
+        for one, scale in zip(_drained(siblings), scales, strict=True):
             groups.setdefault((name, scale), []).append(one)
     return [
         checkpoint
@@ -84,11 +87,19 @@ def _ranked_group(family: str, scale: str, members: list[Measured], metric: Metr
     tokens: dict[int, TokenInfo] = {}
     tensors: dict[TensorInfo, TensorInfo] = {}
     found = []
-    for one, standing in zip(members, standings, strict=True):
+    for one, standing in zip(_drained(members), _drained(standings), strict=True):
         info = tokens.setdefault(id(one.resolution), _token_info(one.resolution))
         tensor = TensorInfo(one.tensor, one.file, one.dtype, one.shape, one.tied)
         found.append(_screened(one, family, scale, standing, info, tensors.setdefault(tensor, tensor)))
-    return sorted(found, key=lambda c: (c.rank, c.label))
+    found.sort(key=lambda c: (c.rank, c.label))
+    return found
+
+
+def _drained(items: list[T]) -> Iterator[T]:
+    """The items of a list in their order, which leave it."""
+    items.reverse()
+    while items:
+        yield items.pop()
 
 
 class _Unpacked(Sequence[Gap]):

@@ -36,6 +36,7 @@ class Spill:
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
         self._end = 0
         self._shapes: dict[tuple[int, int], tuple[int, int]] = {}
+        self._sizes: dict[int, Spilled] = {}
         weakref.finalize(self, self._file.close)
 
     def kept(self, one: Measured) -> Measured:
@@ -52,9 +53,9 @@ class Spill:
             os.pwrite(self._file.fileno(), content, self._end)
         except OSError:
             return one
-        place = Spilled(self, self._end, len(content))
-        self._end += len(content)
-        return replace(one, gaps=Gaps(place, gaps.domain))
+        place = self._sizes.setdefault(len(content), Spilled(self, len(content)))
+        begin, self._end = self._end, self._end + len(content)
+        return replace(one, gaps=Gaps(place, gaps.domain, begin))
 
     def read(self, begin: int, size: int) -> Array:
         """What lies at a place, float64."""
@@ -62,15 +63,10 @@ class Spill:
 
 
 class Spilled(NamedTuple):
-    """A place in a spill, in bytes."""
+    """Figures in a spill that all take as many bytes."""
 
     spill: Spill
-    begin: int
     size: int
-
-    def read(self) -> Array:
-        """What lies there."""
-        return self.spill.read(self.begin, self.size)
 
 
 class Gaps(Mapping[Metric, Gap]):
@@ -80,17 +76,19 @@ class Gaps(Mapping[Metric, Gap]):
         packed: float64, for each metric in the order of ``METRICS``: mean and se of G; mean, se, se_pairs and
             pairs of within(T), between(T, R) and within(R); G without each token of T, then of R.
         domain: Tokens of T.
+        begin: Where they begin in a spill, in bytes.
     """
 
-    __slots__ = ("_packed", "domain")
+    __slots__ = ("_begin", "_packed", "domain")
 
-    def __init__(self, packed: Array | Spilled, domain: int) -> None:
-        self._packed, self.domain = packed, domain
+    def __init__(self, packed: Array | Spilled, domain: int, begin: int = 0) -> None:
+        self._packed, self.domain, self._begin = packed, domain, begin
 
     @property
     def packed(self) -> Array:
         """The figures, see above; read from the disk where they were spilled."""
-        return self._packed.read() if isinstance(self._packed, Spilled) else self._packed
+        place = self._packed
+        return place.spill.read(self._begin, place.size) if isinstance(place, Spilled) else place
 
     def __reduce__(self) -> tuple[type[Gaps], tuple[Array, int]]:
         """Another process cannot read this one's spill."""

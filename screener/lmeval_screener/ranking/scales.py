@@ -31,7 +31,7 @@ _FURTHER = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Size:
     """What is known of a checkpoint's size.
 

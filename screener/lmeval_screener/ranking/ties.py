@@ -125,15 +125,17 @@ def _intervals(gaps: Sequence[Gap]) -> Standings:
     reach_down = np.minimum.accumulate(low)
     last = np.searchsorted(-reach_up, -low, side="right") - 1
     first = np.searchsorted(-reach_down, -high, side="left")
-    places = 1 + np.searchsorted(-means, -means, side="left")
+    # Ranks as objects that all standings share: a large group has three of them for each member.
+    shared = list(range(count + 1))
+    places = [shared[1 + place] for place in np.searchsorted(-means, -means, side="left")]
     found: list[Standing] = [None] * count  # type: ignore[list-item]
     for at, i in enumerate(order):
         following = None
         if at + 1 < count:
             gain = float(means[at] - means[at + 1])
             following = Next(gain, float(after[at]), bool(low[at] > high[at + 1]))
-        ends = int(places[min(first[at], at)]), int(places[max(last[at], at)])
-        found[i] = Standing(int(places[at]), ends, following)
+        ends = places[min(first[at], at)], places[max(last[at], at)]
+        found[i] = Standing(places[at], ends, following)
     return Standings(found, 2 * count - 1)
 
 

@@ -219,8 +219,8 @@ async def _stored_rows(
             known.update((i, body[(i - a) * width : (i - a + 1) * width]) for i in range(a, b))
     if snapshot.cache is not None:
         order = sorted(known)
-        content = json.dumps(order).encode() + b"\n" + b"".join(known[i] for i in order)
-        snapshot.cache.write("rows", key, content)
+        rows = b"".join([known[i] for i in order])
+        snapshot.cache.write("rows", key, json.dumps(order).encode() + b"\n", rows)
     return known
 
 

@@ -120,6 +120,12 @@ class ObjectStore:
                     ),
                     last=True,
                 )
+            if end - begin <= _PIECE:
+                # As one piece: each way to obstore's threads and back costs more than the bytes.
+                whole = bytes(await result.bytes_async())
+                meter.bytes_read += len(whole)
+                received += whole
+                return
             async for piece in result.stream(min_chunk_size=_PIECE):
                 meter.bytes_read += len(piece)
                 received += bytes(piece)
