@@ -13,7 +13,7 @@ from checkpoints import write_checkpoint
 from hub_server import HubServer
 from lmeval_screener import screen
 
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.paths import data_folder
 
 duckdb = pytest.importorskip("duckdb", reason="the extra [registry] is not installed")
@@ -49,6 +49,21 @@ def test_a_segment_is_merged_alike_in_parts_of_any_size(many, tmp_path, monkeypa
         assert connection.execute("SELECT count(*), max(screened) FROM runs").fetchall() == [(1, 7)]
     assert len(rows) == 7
     assert dict(rows) == means(first)
+
+
+def test_a_merge_that_needs_more_memory_gets_it(many, tmp_path, monkeypatch):
+    from lmeval_screener.registry import schema
+
+    monkeypatch.setattr(schema, "_MERGING", ("2MB",))
+    with pytest.raises(DispersionError, match="Out of Memory"):
+        screen(many, registry=tmp_path / "short.duckdb")
+    monkeypatch.setattr(schema, "_MERGING", ("2MB", "64MB"))
+    for place in ("short.duckdb", "new.duckdb"):  # what was measured lies in the journal, and is not lost
+        found = screen(many, registry=tmp_path / place)
+        with duckdb.connect(str(tmp_path / place), read_only=True) as connection:
+            rows = connection.execute("SELECT repo, gap_cosine FROM results").fetchall()
+        assert len(rows) == 7
+        assert dict(rows) == means(found)
 
 
 def test_the_python_call_reads_only_what_is_new(many, tmp_path):

@@ -17,7 +17,8 @@ LAYOUT = "screen-registry/1"
 METHOD = 1
 
 _LINES = 500  # of a segment that are put into the tables at once
-_MERGING = "48MB"  # what DuckDB may hold meanwhile; less does not suffice for its own buffers
+# What DuckDB may hold meanwhile. Less does not suffice for its own buffers, and DuckDB 1.4 needs more.
+_MERGING = ("48MB", "96MB", "256MB")
 _LONGEST = 2_000_000  # bytes of one: a tokenizer's tokens, with a sample of its rows
 
 _NUMBERS = ", ".join(
@@ -135,7 +136,20 @@ def load(connection: duckdb.DuckDBPyConnection, segment: Path) -> None:
     A row that is there already is replaced, a broken line is skipped. Each part is put in wholly or not at
     all; of a process that is killed meanwhile the segment is left, and the next one puts it in once more.
     """
-    connection.execute(f"SET memory_limit = '{_MERGING}'")
+    import duckdb
+
+    for memory in _MERGING:
+        connection.execute(f"SET memory_limit = '{memory}'")
+        try:
+            _load_parts(connection, segment)
+            break
+        except duckdb.OutOfMemoryException:
+            if memory == _MERGING[-1]:
+                raise
+    connection.execute(f"SET memory_limit = '{_MERGING[-1]}'")
+
+
+def _load_parts(connection: duckdb.DuckDBPyConnection, segment: Path) -> None:
     with tempfile.TemporaryDirectory() as folder, segment.open("rb") as file:
         while places := _parted(file, Path(folder)):
             connection.execute("BEGIN")
@@ -147,7 +161,6 @@ def load(connection: duckdb.DuckDBPyConnection, segment: Path) -> None:
                 connection.execute("ROLLBACK")
                 raise
             connection.execute("CHECKPOINT")  # what is on disk need not stay in memory
-    connection.execute("SET memory_limit = '256MB'")
 
 
 def _load(connection: duckdb.DuckDBPyConnection, table: str, place: Path) -> None:
