@@ -36,3 +36,32 @@ def test_items_have_one_right_answer_which_follows_the_context():
         right = item["choices"][item["label"]]
         assert not item["context"].endswith(right)
         assert any(f"{item['context']} {right}" in ITEMS["detokenized"](p) for p in paragraphs)
+
+
+def test_arms_are_held_against_the_base_of_their_seed(tmp_path):
+    right = {
+        "start": 0.5,
+        "base-seed0": 0.5,
+        "base-seed1": 0.25,
+        "squeeze-seed0": 0.25,
+        "squeeze-seed1": 0.25,
+    }
+    for name, share in right.items():
+        place = tmp_path / "results" / name / "model"
+        place.mkdir(parents=True)
+        results = {"easy": {"acc_norm,none": share}, "hard": {"acc_norm,none": 0.0}}
+        counts = {"easy": {"effective": 60}, "hard": {"effective": 20}}
+        (place / "results_2026.json").write_text(json.dumps({"results": results, "n-samples": counts}))
+    figures = {"before": 9.0, "perplexity": 8.0, "tokens_before": 0.4, "tokens": 0.5}
+    none = {"versus_base": None, "versus_base_sd": None}
+    moved = {"versus_base": 1.5, "versus_base_sd": 0.25}
+    rows = [{"arm": "base", "domain": "a/wiki.txt", **figures, **none}]
+    rows += [{"arm": "squeeze", "domain": "a/wiki.txt", **figures, **moved}]
+    (tmp_path / "report.json").write_text(json.dumps(rows))
+    start, base, squeeze = MADE["trained_arms"](tmp_path, ["easy", "hard"])
+    assert start == {"start": 37.5}
+    assert (base["right"], base["right_versus_base"]) == (28.125, [0.0, 0.0])
+    assert squeeze["right_versus_base"] == [-18.75, 0.0]
+    assert MADE["_arms"]([start, base, squeeze])[-1] == (
+        "| squeeze | +1.50 (0.25) | 0.500 | 18.8 | -9.4 (13.3) |"
+    )

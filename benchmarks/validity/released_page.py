@@ -1,16 +1,18 @@
 """The results of part B as JSON, and the page that is made of it.
 
-    python benchmarks/validity/released_page.py collect OUT MODELS TEXT
+    python benchmarks/validity/released_page.py collect OUT MODELS TEXTS
     python benchmarks/validity/released_page.py page
 
-``collect`` writes docs/results/released.json from the runs of released.py in OUT, ``page`` makes released.md
-of that file.
+``collect`` brings the runs of released.py that lie in OUT into docs/results/released.json, in the order of
+the configuration; runs that do not lie there stay as they are. ``page`` makes released.md of that file.
 """
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean, stdev
 
 import yaml
 
@@ -24,6 +26,7 @@ TITLES = (
     "Choice of sub-layer:",
     "Dispersion audit:",
     "What labels are worth:",
+    "Training with a dispersion loss,",
 )
 
 
@@ -52,18 +55,75 @@ def share_right(values: dict, run: dict) -> float:
     return values[keys[0]]
 
 
-def collect(out: Path, models: Path, text: Path) -> None:
-    """Write the JSON from finished runs."""
+def accuracies(folder: Path, tasks: list[str]) -> dict[str, float]:
+    """Share of right answers over the tasks, in per cent, by the folders of results below ``folder``."""
+    found = {}
+    for place in sorted(folder.iterdir()):
+        results = json.loads(sorted(place.rglob("results_*.json"))[-1].read_text("utf-8"))
+        counts = [results["n-samples"][task]["effective"] for task in tasks]
+        shares = [results["results"][task]["acc_norm,none"] for task in tasks]
+        right = sum(share * count for share, count in zip(shares, counts, strict=True))
+        found[place.name] = 100 * right / sum(counts)
+    return found
+
+
+def trained_arms(folder: Path, tasks: list[str]) -> list[dict]:
+    """One row an arm: perplexity by domain against base, token dispersion, right answers against base."""
+    right = accuracies(folder / "results", tasks)
+    rows: dict[str, dict] = {}
+    for row in json.loads((folder / "report.json").read_text("utf-8")):
+        arm = row["arm"]
+        shares = {
+            name.rpartition("-seed")[2]: v for name, v in right.items() if name.startswith(arm + "-seed")
+        }
+        differences = [share - right[f"base-seed{seed}"] for seed, share in shares.items()]
+        kept = rows.setdefault(
+            arm,
+            {
+                "arm": arm,
+                "perplexity": {},
+                "tokens_before": row["tokens_before"],
+                "tokens": row["tokens"],
+                "right": fmean(shares.values()),
+                "right_versus_base": differences,
+            },
+        )
+        kept["perplexity"][Path(row["domain"]).name] = {
+            key: row[key] for key in ("before", "perplexity", "versus_base", "versus_base_sd")
+        }
+    return [{"start": right["start"]}, *rows.values()]
+
+
+def collect(out: Path, models: Path, texts: Path) -> None:
+    """Bring finished runs into the JSON."""
     settings = yaml.safe_load((HERE / "released.yaml").read_text("utf-8"))
+    before = {run["name"]: run for run in json.loads(JSON.read_text("utf-8"))["runs"]}
     found = []
     for name, run in settings["runs"].items():
+        if not (out / name / "result.json").is_file():
+            found.append(before[name])
+            continue
         result = json.loads((out / name / "result.json").read_text("utf-8"))
         kept = {key: result[key] for key in ("name", "about", "commit", "machine", "seconds", "cpu_seconds")}
-        if "command" in run:
+        if run.get("command") == "train":
+            arguments = [str(value) for value in run["arguments"]]
+            again = ["--model", str(models / run["model"]), *arguments, "--out", str(out / name / "study")]
+            kept["answers"] = [answer("train", *again, cwd=texts)]
+            kept["arms"] = trained_arms(out / name, run["accuracy"]["tasks"])
+            kept["command"] = f"dispersion train --model MODEL {' '.join(arguments)}"
+        elif "command" in run:
             arguments = [str(value) for value in run["arguments"]]
             study = ["--dtype", "float32", "--study", str(out / name / "study")]
             kept["answers"] = [
-                answer(run["command"], run["model"], "--data", str(text), *arguments, *study, cwd=models)
+                answer(
+                    run["command"],
+                    str(models / run["model"]),
+                    "--data",
+                    "wiki.test.txt",
+                    *arguments,
+                    *study,
+                    cwd=texts,
+                )
             ]
             kept["command"] = f"dispersion {run['command']} MODEL --data TEXT {' '.join(arguments)}"
         else:
@@ -108,8 +168,35 @@ def page() -> str:
             lines += [f"Accuracy{' (guessing: 25 %)' if run['guessing'] else ''}: {shares}.", ""]
         for text in run["answers"]:
             lines += [f"> {text}", ""]
+        if "arms" in run:
+            lines += [*_arms(run["arms"]), ""]
         lines += [_made(run)]
     return "\n".join(lines) + "\n"
+
+
+def _arms(rows: list[dict]) -> list[str]:
+    start, *arms = rows
+    domains = list(arms[0]["perplexity"])
+    titles = [f"perplexity against base, %: {re.split('[.-]', name)[0]}" for name in domains]
+    lines = [
+        "Mean (standard deviation) over seeds, each against the base with the same seed. Before training "
+        f"{start['start']:.1f} % of the questions are right, and the token dispersion of the last layer is "
+        f"{arms[0]['tokens_before']:.3f}.",
+        "",
+        f"| arm | {' | '.join(titles)} | token dispersion | questions right, % | against base, points |",
+        f"|---|{'---:|' * (len(domains) + 3)}",
+    ]
+    for row in arms:
+        cells = []
+        for name in domains:
+            figures = row["perplexity"][name]
+            moved = figures["versus_base"]
+            cells.append("" if moved is None else f"{moved:+.2f} ({figures['versus_base_sd']:.2f})")
+        points = row["right_versus_base"]
+        against = "" if row["arm"] == "base" else f"{fmean(points):+.1f} ({stdev(points):.1f})"
+        cells = [row["arm"], *cells, format(row["tokens"], ".3f"), format(row["right"], ".1f"), against]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
 def _made(run: dict) -> str:
@@ -121,11 +208,10 @@ def main() -> None:
     if sys.argv[1:2] == ["page"]:
         PAGE.write_text(page(), "utf-8")
     elif sys.argv[1:2] == ["collect"] and len(sys.argv) == 5:
-        out, models, text = (Path(word).resolve() for word in sys.argv[2:])
-        collect(out, models, text)
+        collect(*(Path(word).resolve() for word in sys.argv[2:]))
         PAGE.write_text(page(), "utf-8")
     else:
-        raise SystemExit("usage: released_page.py collect OUT MODELS TEXT | page")
+        raise SystemExit("usage: released_page.py collect OUT MODELS TEXTS | page")
 
 
 if __name__ == "__main__":

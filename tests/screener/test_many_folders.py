@@ -47,16 +47,14 @@ class _Handler(BaseHTTPRequestHandler):
             server.flying += 1
             server.most = max(server.most, server.flying)
             full = server.flying > MOST
-        try:
-            time.sleep(server.latency)
-            if full:
-                self.answer(503, "<Error><Code>SlowDown</Code></Error>")
-                return
-            server.answered.append(prefix)
-            self.answer(200, listing(prefix, int(after or 0)))
-        finally:
-            with server.guard:
-                server.flying -= 1
+        time.sleep(server.latency)
+        with server.guard:  # before the answer: whoever has it may ask the next at once
+            server.flying -= 1
+        if full:
+            self.answer(503, "<Error><Code>SlowDown</Code></Error>")
+            return
+        server.answered.append(prefix)
+        self.answer(200, listing(prefix, int(after or 0)))
 
     def answer(self, status: int, body: str) -> None:
         content = body.encode()
