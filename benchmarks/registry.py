@@ -8,6 +8,9 @@ requests, bytes and peak memory; then the time that latency alone takes (four de
 checkpoints side by side), that of the line, and a plain loop over `huggingface_hub` that reads the same rows
 one after another (timed on three checkpoints, and multiplied).
 
+`--quota N` lets the Hub's resolver answer N requests in 10 s, and prints which share of that was used in the
+windows between the first and the last.
+
 `--storage s3` puts them into a bucket that a server of our own serves, as much of S3's protocol as is needed
 after the same 40 ms; `--storage folders` screens them on disk; neither has a plain loop beside it.
 
@@ -65,7 +68,10 @@ def true_checkpoints(folder: Path, count: int) -> list[Path]:
     return bases
 
 
-def serve(count: int, storage: str, folder: Path) -> None:
+WINDOW = 10.0  # seconds of a quota
+
+
+def serve(count: int, storage: str, quota: int, folder: Path) -> None:
     """Serve ``count`` checkpoints until standard input ends; each line there is answered by the counts."""
     from hub_server import HubServer
 
@@ -87,12 +93,20 @@ def serve(count: int, storage: str, folder: Path) -> None:
         print("no address", flush=True)
         told(lambda: {"requests": 0, "bytes": 0})
         return
-    with HubServer(latency=LATENCY, bandwidth=BANDWIDTH) as server:
+    quotas = {"resolvers": (quota, WINDOW), "pages": (10_000, 300.0), "api": (10_000, 300.0)} if quota else {}
+    with HubServer(latency=LATENCY, bandwidth=BANDWIDTH, quotas=quotas) as server:
         for number in range(count):
             place = folder / f"model-{number:05d}"
             server.add(f"org/model-{number:05d}", place, parameters=7_615_616_512)
         print(server.endpoint, flush=True)
-        told(lambda: {"requests": len(server.requests), "bytes": server.sent})
+        told(
+            lambda: {
+                "requests": len(server.requests),
+                "bytes": server.sent,
+                "windows": server.quotas.ended["resolvers"],
+                "refusals": server.quotas.refusals["resolvers"],
+            }
+        )
 
 
 class Bucket(asyncio.Protocol):
@@ -299,10 +313,13 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=1, help="of each with --ray (default: 1)")
     parser.add_argument("--true-shapes", action="store_true", help="with --ray: of a model of 7B")
-    parser.add_argument("--serve", nargs=3, metavar=("N", "STORAGE", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument("--quota", type=int, default=0, help="of the Hub's resolver in 10 s (default: none)")
+    hidden = ("N", "STORAGE", "QUOTA", "FOLDER")
+    parser.add_argument("--serve", nargs=4, metavar=hidden, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        serve(int(args.serve[0]), args.serve[1], Path(args.serve[2]))
+        count, storage, quota, folder = args.serve
+        serve(int(count), storage, int(quota), Path(folder))
         return
     if args.ray:
         clusters(list(map(int, args.sizes.split(","))), args.rounds, args.true_shapes)
@@ -316,13 +333,22 @@ def main() -> None:
     )
     for count in map(int, args.sizes.split(",")):
         with tempfile.TemporaryDirectory() as folder:
-            server = ServerProcess(__file__, count, args.storage, Path(folder))
+            server = ServerProcess(__file__, count, args.storage, args.quota, Path(folder))
             try:
                 place = {"hub": "org/", "s3": "s3://box/", "folders": f"{folder}/"}[args.storage]
                 names = [f"{place}model-{number:05d}" for number in range(count)]
                 sent = server.counts()["bytes"]
                 seconds = screened(server, names, Path(folder), f"{count:,}, cold")
                 line = (server.counts()["bytes"] - sent) / BANDWIDTH
+                if args.quota:
+                    counts = server.counts()
+                    full = [min(used, args.quota) for used in counts["windows"][1:]]
+                    print(
+                        f"{'':<14} of the quota {sum(full) / max(1, len(full)) / args.quota:.1%} was used in "
+                        f"{len(full)} windows; {counts['refusals']} requests were refused",
+                        flush=True,
+                    )
+                    continue
                 screened(server, names, Path(folder), f"{count:,}, stored")
                 if args.storage != "hub":
                     continue

@@ -66,6 +66,8 @@ class Quotas:
         self.used = dict.fromkeys(self.quotas, 0)
         self.refusals = dict.fromkeys(self.quotas, 0)
         self.begun = dict.fromkeys(self.quotas, time.monotonic())
+        #: What was asked for in each window that ended.
+        self.ended: dict[str, list[int]] = {name: [] for name in self.quotas}
 
     @staticmethod
     def bucket(path: str) -> str:
@@ -80,6 +82,7 @@ class Quotas:
         most, window = self.quotas[name]
         now = time.monotonic()
         if now - self.begun[name] >= window:
+            self.ended[name].append(self.used[name])
             self.begun[name] += (now - self.begun[name]) // window * window
             self.used[name] = 0
         self.used[name] += 1
