@@ -50,6 +50,13 @@ def test_side_by_side_opens_no_more_than_the_limit(hub, read):
     assert len(hub.seen("cdn")) == 300
 
 
+def test_what_is_read_again_waits_for_what_is_on_its_way(hub, read):
+    hub.latency = 0.1
+    hub.fault("cdn", truncated(0), times=1)
+    read(300, together=True)
+    assert 4 < hub.connections[1] <= RANGES + 1  # the broken one is not used again
+
+
 def test_a_connection_that_the_server_closed_is_opened_again(hub, read):
     hub.fault("cdn", header("Connection", "close"), times=3)
     hub.fault("cdn", truncated(0), times=1)

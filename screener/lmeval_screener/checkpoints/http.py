@@ -656,6 +656,8 @@ class Batch:
         self._next = 0
         self._flying: dict[Connection, int] = {}
         self._opening: set[asyncio.Task[None]] = set()
+        self._beside = 0  # read one by one meanwhile
+        self._fewer = asyncio.Event()
         self._news: asyncio.Future[None] | None = None
         if start is None:
             self._leave()
@@ -668,6 +670,19 @@ class Batch:
             self._news = asyncio.get_running_loop().create_future()
             await self._news
         return not self.left
+
+    @contextlib.asynccontextmanager
+    async def beside(self) -> AsyncIterator[None]:
+        """Wait until what is on its way and what is read one by one leave room for one more."""
+        while len(self._flying) + len(self._opening) + self._beside >= RANGES:
+            self._fewer.clear()
+            await self._fewer.wait()
+        self._beside += 1
+        try:
+            yield
+        finally:
+            self._beside -= 1
+            self._fewer.set()
 
     def close(self) -> None:
         """Stop what is still on its way."""
@@ -758,6 +773,7 @@ class Batch:
                 else:
                     pool.drop(outcome.connection)
                 self._odd(at, Came(url, outcome))
+        self._fewer.set()
         if self._next < len(self._spans):
             slots.give(self._take)
         elif not self._flying and not self._opening:

@@ -279,9 +279,10 @@ class HubSnapshot:
         batch = await self._batch(path, size, ranges)
 
         async def some() -> None:
-            while batch.left:
-                at, came = batch.left.popleft()
-                batch.bodies[at] = await self._range(path, *ranges[at], came)
+            async with batch.beside():
+                while batch.left:
+                    at, came = batch.left.popleft()
+                    batch.bodies[at] = await self._range(path, *ranges[at], came)
 
         try:
             while not await batch.settled():
