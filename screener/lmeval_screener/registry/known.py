@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sqlite3
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,6 +22,7 @@ class KnownRows:
     def __init__(self) -> None:
         # Without a name it is a temporary file. What a cluster read is kept by another thread.
         self._database = sqlite3.connect("", check_same_thread=False)
+        weakref.finalize(self, self._database.close)
         self._database.execute("PRAGMA journal_mode = OFF")
         self._database.execute("CREATE TABLE known (place TEXT PRIMARY KEY, content BLOB) WITHOUT ROWID")
 
