@@ -96,7 +96,6 @@ def main() -> None:
     parser.add_argument("--samples-batch-size", help="of the store from samples (default: the same)")
     parser.add_argument("--fewshot", help="examples before every question (default: the task's)")
     parser.add_argument("--gen-kwargs", help="such as max_gen_toks=32")
-    parser.add_argument("--max-length", help="context of the model in tokens: whole texts fall into segments")
     parser.add_argument("--one-process", action="store_true", help="by calls, with the model loaded twice")
     parser.add_argument("--folder", help="keep what was run here (default: a temporary folder)")
     arguments = parser.parse_args()
@@ -109,11 +108,8 @@ def measure(arguments: argparse.Namespace, folder: Path) -> int:
     from lmeval_dispersion.harness import install
 
     tasks = arguments.tasks.split(",")
-    model = f"pretrained={arguments.model},dtype={arguments.dtype}"
-    if arguments.max_length:
-        model += f",max_length={arguments.max_length}"
     shared = [
-        "lm_eval", "--model", "hf", "--model_args", model,
+        "lm_eval", "--model", "hf", "--model_args", f"pretrained={arguments.model},dtype={arguments.dtype}",
         "--device", arguments.device, "--batch_size", arguments.batch_size, "--limit", arguments.limit,
         "--confirm_run_unsafe_code",
     ]  # fmt: skip

@@ -2,8 +2,8 @@
 
 A server process speaks the Hub's protocol and answers after 40 ms over a line of 200 MB/s that all
 connections share. Checkpoints have Qwen2.5-7B's true shapes, so that each takes about 105 ranged requests.
-The real command screens them in one process, with a store, from an empty cache; then once more, when the
-store has all. Printed are seconds, CPU seconds a checkpoint (those of the server's process beside them),
+The real command screens them in one process, with a registry, from an empty cache; then once more, when the
+registry has all. Printed are seconds, CPU seconds a checkpoint (those of the server's process beside them),
 requests, bytes and peak memory; then the time that latency alone takes (four dependent round trips, sixteen
 checkpoints side by side), that of the line, and a plain loop over `huggingface_hub` that reads the same rows
 one after another (timed on three checkpoints, and multiplied).
@@ -109,7 +109,7 @@ def serve(count: int, storage: str, quota: int, folder: Path) -> None:
         )
 
 
-class Bucket(asyncio.Protocol):
+class BucketServer(asyncio.Protocol):
     """A connection to a bucket of folders: a page of a listing, or a range of an object, after `LATENCY`."""
 
     folders: dict[str, Path]
@@ -126,8 +126,8 @@ class Bucket(asyncio.Protocol):
             fields, body = self._reply(
                 head.split(" ", 2)[1], re.search(r"(?i)\nrange: bytes=(\d+)-(\d+)", head)
             )
-            Bucket.requests += 1
-            Bucket.sent += len(body)
+            BucketServer.requests += 1
+            BucketServer.sent += len(body)
             date = email.utils.formatdate(0, usegmt=True)
             reply = f"HTTP/1.1 {fields}Last-Modified: {date}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
             asyncio.get_running_loop().call_later(LATENCY, self._transport.write, reply + body)
@@ -161,10 +161,10 @@ class Bucket(asyncio.Protocol):
 
 async def serve_bucket(folders: dict[str, Path], told: Any) -> None:
     """Serve folders as those of the bucket ``box``."""
-    Bucket.folders = folders
-    server = await asyncio.get_running_loop().create_server(Bucket, "127.0.0.1", 0, backlog=1024)
+    BucketServer.folders = folders
+    server = await asyncio.get_running_loop().create_server(BucketServer, "127.0.0.1", 0, backlog=1024)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
-    await asyncio.to_thread(told, lambda: {"requests": Bucket.requests, "bytes": Bucket.sent})
+    await asyncio.to_thread(told, lambda: {"requests": BucketServer.requests, "bytes": BucketServer.sent})
 
 
 def environment(server: ServerProcess, home: Path) -> dict[str, str]:
@@ -180,8 +180,8 @@ def environment(server: ServerProcess, home: Path) -> dict[str, str]:
 
 def screened(server: ServerProcess, names: list[str], folder: Path, label: str) -> float:
     """Run the command once and print what it cost; returns its seconds."""
-    store, lines = folder / "store.duckdb", folder / "lines.jsonl"
-    command = ["-m", "lmeval_screener", *names, "--registry", str(store), "--output", str(lines)]
+    registry, lines = folder / "registry.duckdb", folder / "lines.jsonl"
+    command = ["-m", "lmeval_screener", *names, "--registry", str(registry), "--output", str(lines)]
     command += ["--timeout", "600"]
     before, start = server.counts(), time.perf_counter()
     pid = os.posix_spawn(sys.executable, [sys.executable, *command], environment(server, folder / "hf"))
@@ -349,7 +349,7 @@ def main() -> None:
                         flush=True,
                     )
                     continue
-                screened(server, names, Path(folder), f"{count:,}, stored")
+                screened(server, names, Path(folder), f"{count:,}, known")
                 if args.storage != "hub":
                     continue
                 latency = ROUND_TRIPS * LATENCY * -(-count // SIDE_BY_SIDE)

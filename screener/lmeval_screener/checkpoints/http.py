@@ -656,7 +656,7 @@ class Batch:
         self._next = 0
         self._flying: dict[Connection, int] = {}
         self._opening: set[asyncio.Task[None]] = set()
-        self._beside = 0  # read one by one meanwhile
+        self._single = 0  # read one by one meanwhile
         self._fewer = asyncio.Event()
         self._news: asyncio.Future[None] | None = None
         if start is None:
@@ -672,16 +672,16 @@ class Batch:
         return not self.left
 
     @contextlib.asynccontextmanager
-    async def beside(self) -> AsyncIterator[None]:
+    async def room(self) -> AsyncIterator[None]:
         """Wait until what is on its way and what is read one by one leave room for one more."""
-        while len(self._flying) + len(self._opening) + self._beside >= RANGES:
+        while len(self._flying) + len(self._opening) + self._single >= RANGES:
             self._fewer.clear()
             await self._fewer.wait()
-        self._beside += 1
+        self._single += 1
         try:
             yield
         finally:
-            self._beside -= 1
+            self._single -= 1
             self._fewer.set()
 
     def close(self) -> None:

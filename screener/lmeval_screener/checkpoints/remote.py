@@ -279,7 +279,7 @@ class HubSnapshot:
         batch = await self._batch(path, size, ranges)
 
         async def some() -> None:
-            async with batch.beside():
+            async with batch.room():
                 while batch.left:
                     at, came = batch.left.popleft()
                     batch.bodies[at] = await self._range(path, *ranges[at], came)
