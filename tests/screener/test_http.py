@@ -13,8 +13,7 @@ from hub_faults import chunked, header, status, truncated
 from lmeval_screener.checkpoints.http import CONNECTIONS, RANGES, environment_proxy
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.projection import find_projection
-from lmeval_screener.weights.rows import read_rows
+from lmeval_screener.weights.projection import find_projection, read_rows
 from yarl import URL
 
 
@@ -131,7 +130,7 @@ def test_a_family_opens_no_more_than_the_limit(hub, tmp_path):
 
     async def one(pool, repo):
         snapshot = await pool.snapshot(repo)
-        return await read_rows(snapshot, await find_projection(snapshot), list(range(0, 4000, 40)))
+        return await read_rows(await find_projection(snapshot), list(range(0, 4000, 40)))
 
     async def work():
         async with Hub(endpoint=hub.endpoint, cache=tmp_path / "cache") as pool:
