@@ -6,7 +6,6 @@ Only the standard library is imported before a report is written.
 from __future__ import annotations
 
 import argparse
-import datetime
 import difflib
 import os
 import re
@@ -109,16 +108,12 @@ def add_format(
 
 
 def add_output(parser: argparse._ActionsContainer, formats: Sequence[str] = FORMATS) -> None:
-    """Add ``--format``, ``-o/--output FILE``, ``--date`` and ``-q/--quiet``; :meth:`Output.of` reads them."""
+    """Add ``--format``, ``-o/--output FILE``, ``--details``, ``-q/--quiet``; :meth:`Output.of` reads them."""
     add_format(parser, formats)
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write there (default: to standard output)"
     )
-    parser.add_argument(
-        "--date",
-        action="store_true",
-        help="say when the report was made, so that no two are equal",
-    )
+    parser.add_argument("--details", action="store_true", help="show every table on the terminal")
     add_quiet(parser)
 
 
@@ -203,15 +198,15 @@ class Output:
         format: One of :data:`FORMATS`.
         path: The file; None for standard output.
         quiet: Whether remarks on standard error are left out.
-        command: The command that makes the report, as it was typed; empty where nobody typed one.
-        date: When the report is made, as it says it; empty where it is not to say.
+        command: The command that makes the report, as it was typed; empty in Python.
+        details: Whether a terminal shows the details too.
     """
 
     format: str
     path: Path | None = None
     quiet: bool = False
     command: str = ""
-    date: str = ""
+    details: bool = False
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Output:
@@ -229,18 +224,16 @@ class Output:
                 output_format = _by_suffix(path, args.formats)
         require(output_format)
         given = vars(args)
-        date = (
-            f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC" if given.get("date") else ""
-        )
-        return cls(output_format, path, given.get("quiet", False), given.get("command", ""), date)
+        quiet, details = given.get("quiet", False), given.get("details", False)
+        return cls(output_format, path, quiet, given.get("command", ""), details)
 
     def write(self, document: Document) -> None:
-        """Render the report, with its command and date; write or print it, and say which file was written.
+        """Render the report, with its command; write or print it, and say which file was written.
 
         Raises:
             DispersionError: The file could not be written; an older file is as it was.
         """
-        document = replace(document, command=document.command or self.command, date=self.date)
+        document = replace(document, command=document.command or self.command)
         if self.path is not None:
             pieces = rendered(document, self.format)
             write_whole(self.path, (piece.encode("utf-8", "backslashreplace") for piece in pieces))
@@ -258,6 +251,7 @@ class Output:
             width=shutil.get_terminal_size().columns if terminal else None,
             colour=terminal and "NO_COLOR" not in os.environ,
             encoding=_stdout_encoding(),
+            details=self.details,
         )
         self.write_text(text)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import MissingExtraError, UsageError
-from lmeval_dispersion.report.document import Document
+from lmeval_dispersion.report.document import Document, Row
 
 if TYPE_CHECKING:
     import altair
@@ -69,6 +70,21 @@ class Reportable:
         lines = (" ".join(line.split()) for line in document.answer)
         short = [line if len(line) <= _LINE else f"{line[: _LINE - 1]}…" for line in lines]
         return "\n  ".join([f"<{type(self).__name__}> {document.title}", *short])
+
+
+def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
+    """Rows as a frame in pandas' nullable types.
+
+    Raises:
+        MissingExtraError: pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise MissingExtraError(
+            "a data frame needs pandas: pip install 'lmeval-dispersion[audit]' (or `pip install pandas`)"
+        ) from error
+    return nullable(pd.DataFrame(list(rows)))
 
 
 def nullable(frame: pd.DataFrame) -> pd.DataFrame:
