@@ -64,7 +64,7 @@ def Col(
     dots: Literal["", "both", "below", "dot"] = "",
     reach: str = "",
 ) -> Column:
-    """How a field of a row is shown: ``Annotated[float, Col("G", ".3f", error="G_se")]``; see `Column`."""
+    """A column for the annotation of a field, such as ``Annotated[float, …]``; its key is the field."""
     return Column("", heading, format, error, hint, short, drop, dots, reach)
 
 
