@@ -69,8 +69,7 @@ def chart_spec(chart: Chart) -> dict[str, Any]:
         import altair
 
         altair.data_transformers.enable("default", max_rows=None)
-    spec = chart.specification()
-    spec = _finite(_counted_from_one(spec, {}))
+    spec: dict[str, Any] = _finite(_counted_from_one(chart.specification(), {}))
     spec["description"] = chart.description
     spec["config"] = _merged(_CHART_CONFIG, spec.get("config", {}))
     if ("mark" in spec or "layer" in spec) and "width" not in spec:

@@ -198,7 +198,8 @@ def _rendered(report: Report) -> tuple[str, list[str], list[Section], list[str]]
         .get_template(report.template)
         .render(r=report, tables=report.tables(), charts=report.charts(), _parts=parts, **report.context())
     )
-    title, answer, sections, limits = "", [], [], []
+    title, answer, limits = "", list[str](), list[str]()
+    sections: list[Section] = []
     for heading, lines in _blocks(text):
         if heading is None:
             title, answer = _opening(lines)
@@ -217,7 +218,7 @@ def _rendered(report: Report) -> tuple[str, list[str], list[Section], list[str]]
 
 def _blocks(text: str) -> Iterator[tuple[re.Match[str] | None, list[str]]]:
     """The lines under each heading; under None what stands above the first one."""
-    heading, lines = None, []
+    heading, lines = None, list[str]()
     for line in map(str.strip, text.splitlines()):
         match = _HEADING.fullmatch(line)
         if match:

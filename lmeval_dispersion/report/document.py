@@ -154,7 +154,8 @@ class Table:
             hide: Keys of columns to leave out. One whose every cell is empty is left out as well.
             headings: Other headings, by key.
         """
-        columns = columns_of(type(rows[0])) if rows else ()
+        row_type: type = type(rows[0]) if rows else object
+        columns = columns_of(row_type)
         shown = [
             replace(column, heading=headings.get(column.key, column.heading))
             for column in columns

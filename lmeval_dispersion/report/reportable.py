@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import MissingExtraError, UsageError
 from lmeval_dispersion.report.document import Document, Row
 
 if TYPE_CHECKING:
-    import altair
     import pandas as pd
 
 _LINE = 160  # characters of a sentence that stand in a repr
@@ -38,7 +37,7 @@ class Reportable:
 
         return render(self.document(), "html")
 
-    def plot(self) -> altair.TopLevelMixin:
+    def plot(self) -> Any:
         """The report's first chart; ``document().charts()`` has all of them.
 
         Raises:
@@ -49,7 +48,8 @@ class Reportable:
         if not charts:
             raise UsageError(f"expected a result with a chart, got {self.document().title!r}, which has none")
         try:
-            return next(iter(charts.values())).draw()
+            chart = next(iter(charts.values()))
+            return chart.draw() if callable(chart.draw) else chart.specification()
         except ModuleNotFoundError as error:
             raise MissingExtraError(
                 f"a chart needs {error.name}, which is not installed; "
