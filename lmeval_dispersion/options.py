@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
-import re
 import shutil
 import sys
 import textwrap
@@ -32,6 +31,10 @@ _SUFFIXES = {
     ".html": "html",
     ".htm": "html",
 }
+
+
+# What people type for an option that has another name here.
+_OTHER_NAMES = {"--top": "--shortlist", "--layers": "--layer", "--seeds": "--seed", "--batch": "--batch-size"}
 
 
 class _Help(argparse.HelpFormatter):
@@ -65,13 +68,30 @@ class _Once(argparse.Action):
 class _Parser(argparse.ArgumentParser):
     """Ends wrong usage with one sentence, where argparse prints all options above it."""
 
+    _words: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """argparse's; the words are kept for what a message suggests."""
+        self._words = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
-        wrong = re.findall(r"--[a-z][a-z-]*", message) if message.startswith("unrecognized") else []
-        near = [
-            name for one in wrong for name in difflib.get_close_matches(one, self._option_string_actions, n=1)
-        ]
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        unknown = message.startswith("unrecognized arguments: ")
+        meant = [self._meant(word) for word in message.split() if unknown and word.startswith("--")]
+        hint = f"; did you mean {', '.join(filter(None, meant))}?" if any(meant) else ""
         self.exit(2, f"{self.prog}: {message}{hint}; see `{self.prog} --help`\n")
+
+    def _meant(self, word: str) -> str:
+        """The option that an unknown one stands for, empty where none is near enough to help."""
+        option, _, value = word.partition("=")
+        if option.removeprefix("--") in FORMATS and "--format" in self._option_string_actions:
+            return f"--format {option.removeprefix('--')}"
+        if option in _OTHER_NAMES and (known := _OTHER_NAMES[option]) in self._option_string_actions:
+            after = self._words[self._words.index(word) + 1 :][:1]
+            return " ".join([known, *filter(None, [value]), *(v for v in after if not value and v[0] != "-")])
+        near = difflib.get_close_matches(option, self._option_string_actions, n=1, cutoff=0.75)
+        begun = [name for name in self._option_string_actions if name.startswith(option)]
+        return (near or begun or [""])[0]
 
 
 def command_parser(command: str, about: str) -> argparse.ArgumentParser:

@@ -83,6 +83,26 @@ def test_an_abbreviation_is_wrong_usage(capsys):
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("screen --demo --json", "; did you mean --format json?"),
+        ("audit RUN --csv", "; did you mean --format csv?"),
+        ("screen --demo --top 3", "; did you mean --shortlist 3?"),
+        ("screen --demo --top=3", "; did you mean --shortlist 3?"),
+        ("screen --demo --shortlst 3", "; did you mean --shortlist?"),
+        ("audit RUN --foobar", ""),
+        ("watch RUN --json5", ""),
+    ],
+)
+def test_a_suggestion_is_made_only_where_it_helps(words, hint, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert ended.value.code == 2
+    assert hint in (shown := capsys.readouterr().err)
+    assert ("did you mean" in shown) == bool(hint)
+
+
 @pytest.mark.parametrize("name", REPORTS)
 def test_reports_take_the_same_options(name):
     known = options(name)
