@@ -90,7 +90,7 @@ def require(output_format: str) -> None:
     if output_format not in FORMATS:
         raise UsageError(f"expected a format of {', '.join(FORMATS)}, got {output_format!r}")
     if output_format == "html":
-        missing = [name for name in ("jinja2", "altair", "vl_convert") if not importlib.util.find_spec(name)]
+        missing = [name for name in ("vl_convert",) if not importlib.util.find_spec(name)]
         if missing:
             raise MissingExtraError(
                 f"a page needs {' and '.join(missing)}; run: pip install 'lmeval-dispersion[html]'"
