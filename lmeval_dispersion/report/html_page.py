@@ -198,6 +198,7 @@ def _extra(table: Table, kinds: list[str]) -> set[str]:
         column.key: _SPACE
         + _SIGN
         * max(
+            0,
             *(len(word) + 2 for word in column.heading.split()),
             max((_least(cell(row, column), kind) for row in table.rows), default=0),
         )
