@@ -211,8 +211,8 @@ def run(args: argparse.Namespace) -> int:
     if args.fail_if_below is not None:
         from lmeval_screener.ranking.gate import reference_among
 
-        reference = reference_among(targets, args.fail_if_below, args.tokenizer)
-        named += [reference] if reference not in targets else []
+        gate = reference_among(targets, args.fail_if_below, args.tokenizer)
+        named += [gate] if gate not in targets else []
     domain, reference = load_token_set(args.domain, "domain"), load_token_set(args.reference, "reference")
     tasks: tuple[str, ...] = ()
     if args.emit is not None:
