@@ -181,7 +181,7 @@ def test_predict_refuses_what_it_should(sliced, store, tmp_path):
     assert done.returncode == 0
     assert done.stdout.startswith("Do not use: ")
     message = sentence(dispersion_command("predict", tmp_path / "n.json", noise), 2)
-    assert "n.json says of itself not to be used" in message
+    assert "n.json should not be used" in message
     forced = dispersion_command("predict", tmp_path / "n.json", noise, "--force")
     assert forced.returncode in (0, 3)
     assert "its numbers were forced" in " ".join(forced.stdout.split())
@@ -333,6 +333,9 @@ def test_rank_of_texts_runs_the_model(model, tmp_path):
         (["audit", "STORE", "--slice", "target"], "the column 'target' is empty"),
         (["rank", "STORE", "-o", "ranked.xlsx"], "expected --output with the suffix .txt, .md"),
         (["predict", "absent.json", "STORE"], "expected a calibrator from `dispersion calibrate`"),
+        (["predict", "STORE"], "expected CALIBRATOR and RUN, got no CALIBRATOR"),
+        (["predict", "TEXTS"], "expected CALIBRATOR and RUN, got no RUN"),
+        (["rank", "absent.jsonl"], "got absent.jsonl, which does not exist"),
         (["store", "no/such/folder/at-all", "TEXTS", "-o", "s"], "does not exist"),
     ],
 )
