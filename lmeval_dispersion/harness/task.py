@@ -232,7 +232,7 @@ class DispersionTask(hooked_task()):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class _Gathered:
-    """A figure of a run of several processes, whose records reach the task only as aggregations' arguments."""
+    """A figure of several processes' run: their records reach the task as aggregations' arguments alone."""
 
     figure: Figure
     note: Callable[[Sequence[DocRecord]], None]
