@@ -1,6 +1,29 @@
-"""Reports: what a tool says as data, and its forms for terminal, Markdown, CSV, JSON and page.
+"""Reports: results as data, and their forms for terminal, Markdown, CSV, JSON and page.
 
-Its modules are private; the names are here.
+A result declares its rows, charts and sentences; every form comes from these three::
+
+    @dataclass(frozen=True)
+    class Row:
+        checkpoint: Annotated[str, Col("Checkpoint")]
+        G: Annotated[float, Col("G", ".3f", dots="below", reach="reach")]
+        reach: float | None  # not shown, but in CSV and JSON
+
+    @dataclass(frozen=True, repr=False)
+    class Screening(Report):
+        template = "screening.jinja"  # beside this module: title, answer, sections; see Report
+        schema = "screen-checkpoints/3"
+        ranking: Sequence[Row]
+
+        def tables(self) -> dict[str, Table]:
+            return {"ranking": Table.of(self.ranking, "Ranking")}
+
+        def charts(self) -> dict[str, Chart]:
+            return {"ranking": Chart({"mark": "point", "data": …}, "G of each", "One dot a checkpoint.")}
+
+    Output.of(args).write(Screening(rows).document())
+
+A terminal shows the answer and the sections that are no ``(details)``; ``--details`` shows all. A column
+with ``dots`` is drawn on one axis. The modules are private; the names are here.
 """
 
 from __future__ import annotations
@@ -10,9 +33,11 @@ from collections.abc import Iterator
 from typing import Literal, get_args
 
 from lmeval_dispersion.errors import MissingExtraError, UsageError
+from lmeval_dispersion.report.declared import Report
 from lmeval_dispersion.report.document import (
     Chart,
     Code,
+    Col,
     Column,
     Document,
     Facts,
@@ -30,6 +55,7 @@ __all__ = [
     "FORMATS",
     "Chart",
     "Code",
+    "Col",
     "Column",
     "Document",
     "Facts",
@@ -37,6 +63,7 @@ __all__ = [
     "Made",
     "Note",
     "Part",
+    "Report",
     "Reportable",
     "Row",
     "Section",
@@ -91,15 +118,17 @@ def render(
     width: int | None = None,
     colour: bool = False,
     encoding: str = "utf-8",
+    details: bool = False,
 ) -> str:
     """A report in one of :data:`FORMATS`, ending in a newline. Equal documents give equal text.
 
     Args:
         document: The report.
         output_format: ``table`` (text for a terminal), ``markdown``, ``csv``, ``json`` or ``html``.
-        width: Columns that a table may take; None for 160. Other formats have no width.
+        width: Columns that a text may take; None for 160, of a short report 100. Other formats have none.
         colour: Whether a table is coloured by escape sequences.
         encoding: What a terminal can show; a table spells out other characters, ``±`` as ``+/-``.
+        details: Whether a table shows the details of a short report too.
 
     Raises:
         UsageError: There is no such format.
@@ -124,4 +153,5 @@ def render(
         return html_text(document)
     from lmeval_dispersion.report.terminal import terminal_text
 
-    return terminal_text(document, width=width or 160, colour=colour, encoding=encoding)
+    width = width or (100 if document.short else 160)
+    return terminal_text(document, width=width, colour=colour, encoding=encoding, details=details)

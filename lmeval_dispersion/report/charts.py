@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import altair
+from lmeval_dispersion.report.document import Chart
 
 _AUTOMATIC = re.compile(r"\b(param|view|concat|selector)_\d+\b")
 
@@ -59,18 +59,18 @@ _CHART_CONFIG: dict[str, Any] = {
 }
 
 
-def chart_spec(chart: altair.TopLevelMixin, description: str) -> dict[str, Any]:
+def chart_spec(chart: Chart) -> dict[str, Any]:
     """The chart's Vega-Lite specification in the page's colours and width, with null for NaN and infinity.
 
     Raises:
         ValueError: The chart's data are not inside it.
     """
-    import altair
+    with contextlib.suppress(ModuleNotFoundError):
+        import altair
 
-    with altair.data_transformers.enable("default", max_rows=None):
-        spec: dict[str, Any] = chart.to_dict()
-    spec = _finite(_counted_from_one(spec, {}))
-    spec["description"] = description
+        altair.data_transformers.enable("default", max_rows=None)
+    spec: dict[str, Any] = _finite(_counted_from_one(chart.specification(), {}))
+    spec["description"] = chart.description
     spec["config"] = _merged(_CHART_CONFIG, spec.get("config", {}))
     if ("mark" in spec or "layer" in spec) and "width" not in spec:
         spec["width"] = "container"

@@ -168,7 +168,7 @@ class _Page:
         from lmeval_dispersion.report.charts import chart_spec
 
         name = self._names.of(chart.name, chart.caption)
-        spec = chart_spec(chart.draw(), chart.description)
+        spec = chart_spec(chart)
         data = re.sub(
             "[<>&\u2028\u2029]",
             lambda sign: f"\\u{ord(sign[0]):04x}",
@@ -198,6 +198,7 @@ def _extra(table: Table, kinds: list[str]) -> set[str]:
         column.key: _SPACE
         + _SIGN
         * max(
+            0,
             *(len(word) + 2 for word in column.heading.split()),
             max((_least(cell(row, column), kind) for row in table.rows), default=0),
         )
