@@ -28,6 +28,7 @@ from lmeval_screener.checkpoints.limits import Allowance
 from lmeval_screener.checkpoints.snapshot import Meter, Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking.controls import Controls
+from lmeval_screener.ranking.gate import judged, reference_among
 from lmeval_screener.ranking.groups import common_tokenizers, mismatch, rank_measured
 from lmeval_screener.ranking.measured import Measured, Spill
 from lmeval_screener.reading import ControlRows, Reader, Reading, control_rows, read_controls
@@ -35,7 +36,7 @@ from lmeval_screener.result import Failed, Result
 from lmeval_screener.targets.demo import demo_targets
 from lmeval_screener.targets.families import load_family
 from lmeval_screener.targets.selection import Selected, Selection, select_targets
-from lmeval_screener.targets.target import Target
+from lmeval_screener.targets.target import Target, labelled
 from lmeval_screener.tokens.cache import ResolutionCache
 from lmeval_screener.tokens.sets import TokenSet, load_token_set
 
@@ -162,6 +163,8 @@ def screen_targets(
     keep_on_interrupt: bool = False,
     allowance: Allowance | None = None,
     selected: Selected | None = None,
+    fail_if_below: str | None = None,
+    tokenizer: str | None = None,
 ) -> Result:
     """:func:`screen` for targets and token sets that are already at hand.
 
@@ -181,6 +184,9 @@ def screen_targets(
             only).
         allowance: What the run may cost.
         selected: The selection that the targets came of, whose cost counts too.
+        fail_if_below: The checkpoint that none may fall behind, as its label or as any is named; it is
+            screened too.
+        tokenizer: Where that one's tokenizer is read if it stores none.
 
     Raises:
         UsageError: No targets, an unknown metric, or a timeout that is not positive.
@@ -200,11 +206,11 @@ def screen_targets(
             run = _Run(
                 hub, reader, timeout, accuracies, progress, ended, session, keep_on_interrupt, controls
             )
-            run.engine = engine
+            run.engine, run.fail_if_below, run.tokenizer = engine, fail_if_below, tokenizer
             checkpoints = rank_measured(await run.comparable(targets), metric)
         listed = Meter(selected.bytes_read, selected.requests) if selected else Meter()
         meters = [hub.meter, listed, *reader.meters]
-        return Result(
+        result = Result(
             domain=domain.name,
             reference=reference.name,
             metric=metric,
@@ -215,6 +221,7 @@ def screen_targets(
             requests=sum(meter.requests for meter in meters) + (engine.requests if engine else 0),
             domain_words=tuple(text for group in domain.groups.values() for text in group.texts()),
         )
+        return result if run.reference is None else judged(result, run.reference)
 
     with contextlib.nullcontext() if engine is None else engine:
         return _finished(screened())
@@ -351,6 +358,9 @@ class _Run:
         # Words and sentences, not exceptions: those hold on to every frame that they passed.
         self.errors: dict[Target, tuple[str, str]] = {}
         self.engine: RayEngine | None = None
+        self.fail_if_below: str | None = None
+        self.tokenizer: str | None = None
+        self.reference: Target | None = None
         self._order: list[Target] = []
         self._hub, self._reader, self._timeout = hub, reader, timeout
         self._accuracies, self._progress, self._keep_on_interrupt = accuracies, progress, keep_on_interrupt
@@ -365,7 +375,7 @@ class _Run:
     def failed(self) -> tuple[Failed, ...]:
         """Those that could not be screened, in the order in which they were asked for."""
         return tuple(
-            Failed(item.shown, item.revision, *error, item.file)
+            Failed(item.shown, item.revision, *error, item.file, item.labelled)
             for item in self._order
             if (error := self.errors.get(item)) is not None
         )
@@ -524,6 +534,13 @@ class _Run:
                 new: self.errors[old] for new, old, bad in zip(rated, self._order, failed, strict=True) if bad
             }
             self._order = rated
+        if self.fail_if_below is not None:
+            reference = reference_among(self._order, self.fail_if_below, self.tokenizer)
+            if reference not in self._order:
+                self._order.append(reference)
+        self._order = labelled(self._order)
+        if self.fail_if_below is not None:
+            self.reference = self._order[self._order.index(reference)]
         return [item for item in self._order if item not in self.errors]
 
     async def _revisions(self, item: Target) -> list[Target]:
@@ -736,7 +753,7 @@ class _Run:
             self._fail(item, outcome)
         if self._ended is not None:
             self._ended(
-                Failed(item.shown, item.revision, outcome.code, str(outcome), item.file)
+                Failed(item.shown, item.revision, outcome.code, str(outcome), item.file, item.labelled)
                 if isinstance(outcome, ScreeningError)
                 else outcome,
                 done,
