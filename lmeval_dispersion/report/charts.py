@@ -94,7 +94,7 @@ def chart_spec(chart: Chart, width: str = "wide") -> dict[str, Any]:
     spec = chart.specification()
     if width == "narrow":
         spec |= spec.get("usermeta", {}).get("narrow", {})
-    spec = _finite(spec)
+    spec = dict(_finite(spec))
     config = _merged(_CHART_CONFIG, _NARROW) if width == "narrow" else _CHART_CONFIG
     spec["config"] = _merged(config, spec.get("config", {}))
     spec["description"] = chart.description
