@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 
-from lmeval_dispersion.errors import DispersionError
+from lmeval_dispersion.errors import LIBRARIES, DispersionError, require_extra
 from lmeval_dispersion.options import command_parser
 from lmeval_dispersion.version import __version__
 
@@ -70,11 +70,18 @@ JOBS: dict[str, dict[str, tuple[str, str]]] = {
 }
 COMMANDS = {name: command for commands in JOBS.values() for name, command in commands.items()}
 
-# Which optional part of the package brings a library; the others come with `models`.
+# The optional part that a command needs in the end, said before anything is imported; the others run in a
+# base install.
+_NEEDS = {
+    **dict.fromkeys(("run", "store", "law", "sublayers", "condensation", "clusters", "train"), "models"),
+    **dict.fromkeys(("audit", "calibrate", "predict", "budget", "rank", "compare"), "audit"),
+    "registry": "registry",
+}
+# Which optional part brings a library that is only met on the way; the others come with `models`.
 _EXTRAS = {
     **dict.fromkeys(("duckdb", "filelock"), "registry"),
     **dict.fromkeys(("altair", "jinja2", "vl_convert"), "html"),
-    **dict.fromkeys(("pandas", "pyarrow", "safetensors", "scipy", "sklearn"), "audit"),
+    **dict.fromkeys(LIBRARIES["audit"], "audit"),
 }
 
 _DEBUG = "DISPERSION_DEBUG"
@@ -100,6 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"dispersion: there is no command {name!r}{hint}", file=sys.stderr)
         return 2
     try:
+        if name in _NEEDS and not {"-h", "--help"} & set(rest):
+            require_extra(_NEEDS[name], f"`dispersion {name}`")
         parser, run = parser_of(name)
         parser.set_defaults(command=shlex.join(["dispersion", *args]))
         return int(run(parser.parse_args(rest)))
@@ -112,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         package = (error.name or "").split(".")[0]
         if os.environ.get(_DEBUG) or package in ("", "lmeval_dispersion", "lmeval_screener"):
             raise
-        extra = _EXTRAS.get(package, "models")
+        extra = _NEEDS.get(name) or _EXTRAS.get(package, "models")
         print(
             f"dispersion {name}: needs {package}, which is not installed; "
             f"run: pip install 'lmeval-dispersion[{extra}]'",

@@ -199,7 +199,11 @@ def test_every_kind_of_study_can_be_compared(place, whole, kind, monkeypatch, ca
     [
         (("law", "./modle", "--data", "few.jsonl"), 2, "./modle does not exist; did you mean model?"),
         (("law", "model", "--data", "fex.jsonl"), 2, "fex.jsonl does not exist; did you mean few.jsonl?"),
-        (("law", "model", "--data", "few.jsonl", "--segment", "24", "--bin-size", "500"), 1, "bin of 500"),
+        (
+            ("law", "model", "--data", "few.jsonl", "--segment", "24", "--bin-size", "67"),
+            1,
+            "--bin-size or --segment",
+        ),
         (("sublayers", "model", "--data", "few.jsonl", "--layer", "mlp"), 2, "expected layers among last"),
         (("law", "model", "--data", "few.jsonl", "-o", "no/where.html"), 2, "--output in an existing folder"),
         (
