@@ -125,7 +125,7 @@ def test_a_family_opens_no_more_than_the_limit(hub, tmp_path):
     hub.latency = 0.05
     repos = [f"org/m{number}" for number in range(8)]
     for number, repo in enumerate(repos):
-        rows = {row: np.full((1, 64), row + number + 1.0) for row in range(0, 4000, 40)}
+        rows = {row: np.arange(1.0, 65)[None] + row + number for row in range(0, 4000, 40)}
         hub.add(repo, write_qwen_7b(tmp_path / repo, rows=rows, v=20_000, d=64))
 
     async def one(pool, repo):

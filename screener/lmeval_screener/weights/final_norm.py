@@ -100,7 +100,7 @@ class StoredNorm:
         if self.plus_one:
             weight += 1
         if not np.isfinite(weight).all() or not weight.any():
-            return FinalNorm(reason=f"{self.name} is zero, not finite or not whole")
+            return FinalNorm(reason=f"{self.name} is zero or not finite")
         return FinalNorm(self.name, weight, self.kind)
 
 
