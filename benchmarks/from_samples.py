@@ -158,7 +158,7 @@ def one_process(arguments: argparse.Namespace, stock: Path, ours: Path, theirs: 
     lm = HFLM(arguments.model, batch_size=int(arguments.batch_size), **how)
     pairs = dict(pair.split("=") for pair in (arguments.gen_kwargs or "").split(",") if pair)
     shared: dict[str, object] = {
-        "model": lm, "limit": float(arguments.limit), "confirm_run_unsafe_code": True, "bootstrap_iters": 0,
+        "model": lm, "limit": float(arguments.limit), "confirm_run_unsafe_code": True,
         "model_args": f"pretrained={arguments.model},dtype={arguments.dtype}",
         "num_fewshot": int(arguments.fewshot) if arguments.fewshot else None,
         "gen_kwargs": {key: int(value) for key, value in pairs.items()} or None,

@@ -120,7 +120,6 @@ def pictures(folder: Path, kind: str, out: Path, axe: str, every: bool) -> dict[
             browser.size(width, height)
             browser.media(scheme, medium)
             browser.open(folder / f"{kind}.html")
-            browser.wait("!document.querySelector('.chart') || document.documentElement.dataset.charts")
             if medium == "print":
                 browser.value("dispatchEvent(new Event('beforeprint'))")
             found[look] = browser.value(MEASURE)
