@@ -150,6 +150,7 @@ class Audit(Report):
 
     def context(self) -> dict[str, Any]:
         """Sentences and names that the template puts in their places."""
+        curves = self.has("mixtures") and bool(self.mixtures["curve"])
         return {
             "summary": summary(self),
             "left_out": [JUDGED[part] for part in self._left_out if part in JUDGED],
@@ -160,8 +161,8 @@ class Audit(Report):
                 else ""
                 for name, table in self.slices.items()
             },
-            "mixture_lines": shown_rows.mixture_lines(self.mixtures) if self.has("mixtures") else [],
-            "curves": self.has("mixtures") and bool(self.mixtures["curve"]),
+            "mixture_lines": shown_rows.mixture_lines(self.mixtures) if curves else [],
+            "curves": curves,
             "found": found_sentence(self.ranking) if self.has("ranking") else "",
             "fewest": FEWEST,
             "unfounded": f"{' '.join(self.cautions)} Nothing in this section is a finding.",
