@@ -98,6 +98,8 @@ def run_rank(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         if is_store(args.source):
             run = read_run(args.source, args.layer)
+        elif args.model is None and not Path(args.source).exists():
+            raise UsageError(f"expected a run or a file of texts, got {args.source}, which does not exist")
         elif args.model is None:
             raise UsageError(
                 f"{args.source} is no run; texts need a model: dispersion rank {args.source} --model MODEL"

@@ -33,7 +33,7 @@ from lmeval_dispersion.laboratory.inputs import (
     as_texts,
     data_settings,
     input_names,
-    label,
+    labels,
     model_settings,
 )
 from lmeval_dispersion.laboratory.measures.claims import jackknife_bounds, log_ratios_left_out
@@ -143,17 +143,18 @@ def _work(
     tokenizer = causal.loaded.tokenizer
     found = _contexts(study, source, tokenizer, settings)
     summaries, distances, described = [], [], []
-    for number, model in enumerate(models):
+    names = labels(models)
+    for number, (model, name) in enumerate(zip(models, names, strict=True)):
         causal = causal if number == 0 else CausalModel(model)
         if causal.loaded.tokenizer.get_vocab() != tokenizer.get_vocab():
             raise UsageError(
-                f"expected checkpoints with one tokenizer, got that of {label(model)}, which differs from "
-                f"{label(models[0])}'s; give them studies of their own"
+                f"expected checkpoints with one tokenizer, got that of {name}, which differs from "
+                f"{names[0]}'s; give them studies of their own"
             )
-        summary, each = _one_model(study, causal, number, label(model), found, settings, batch)
+        summary, each = _one_model(study, causal, number, name, found, settings, batch)
         summaries.append(summary)
         distances.append(each)
-        described.append({"model": label(model), **causal.summary()})
+        described.append({"model": name, **causal.summary()})
     ngrams = pd.DataFrame(
         {
             "cluster": np.arange(len(found.ngrams)),

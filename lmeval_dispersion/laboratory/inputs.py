@@ -13,6 +13,7 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.model.identity import adapter_identity, weights_identity
 from lmeval_dispersion.model.loading import LoadedModel, ModelChoice, ModelLike, model_choice
 from lmeval_dispersion.model.texts import Texts
+from lmeval_dispersion.report.cells import short_names
 
 DataLike = str | Path | Texts
 
@@ -81,7 +82,7 @@ def as_models(models: ModelLike | Sequence[ModelLike]) -> list[ModelLike]:
         UsageError: There is none, or two would have the same name in the tables.
     """
     several = [models] if isinstance(models, (str, Path, ModelChoice, LoadedModel)) else list(models)
-    names = [label(model) for model in several]
+    names = [full_name(model) for model in several]
     twice = [name for name in names if names.count(name) > 1]
     if not several or twice:
         raise UsageError(
@@ -90,13 +91,30 @@ def as_models(models: ModelLike | Sequence[ModelLike]) -> list[ModelLike]:
     return several
 
 
-def label(model: ModelLike) -> str:
-    """How a model is called in tables: its name, with revision, adapter and bits where they are set."""
+def labels(models: Sequence[ModelLike]) -> list[str]:
+    """What reports call the models: the last parts of their names, as few as tell all of them apart."""
+    choices = [model_choice(model) for model in models]
+    names = short_names([_place(choice.name) for choice in choices])
+    adapters = short_names([_place(choice.adapter or "") for choice in choices])
+    return [_described(*each) for each in zip(names, adapters, choices, strict=True)]
+
+
+def full_name(model: ModelLike) -> str:
+    """A model's name as it was given, with revision, adapter and bits where they are set."""
     choice = model_choice(model)
+    return _described(choice.name, choice.adapter or "", choice)
+
+
+def _described(name: str, adapter: str, choice: ModelChoice) -> str:
     extras = f"@{choice.revision}" if choice.revision else ""
-    extras += f" + {choice.adapter}" if choice.adapter else ""
-    extras += f" ({choice.quantize})" if choice.quantize else ""
-    return choice.name + extras
+    extras += f" + {adapter}" if adapter else ""
+    return name + extras + (f" ({choice.quantize})" if choice.quantize else "")
+
+
+def _place(name: str) -> str:
+    """The whole path of a folder, so that ``.`` has a name too; a Hub id as it is."""
+    folder = Path(name).expanduser()
+    return folder.resolve().as_posix() if name and folder.is_dir() else name
 
 
 def data_settings(texts: Texts | None) -> dict[str, Any] | None:
@@ -118,7 +136,7 @@ def data_settings(texts: Texts | None) -> dict[str, Any] | None:
 
 def input_names(models: Sequence[ModelLike], *texts: Texts | None) -> dict[str, list[str]]:
     """How the inputs are called, for readers of a study; no part of what identifies it."""
-    return {"models": [label(m) for m in models], "texts": [t.source for t in texts if t is not None]}
+    return {"models": [full_name(m) for m in models], "texts": [t.source for t in texts if t is not None]}
 
 
 def file_digest(path: Path) -> str:

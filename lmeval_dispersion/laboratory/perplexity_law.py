@@ -28,11 +28,11 @@ from torch import Tensor
 
 from lmeval_dispersion.errors import GeometryError, TooFewVectorsError, UsageError
 from lmeval_dispersion.geometry import (
-    SPECTRUM,
+    Spectrum,
     dispersion,
     dispersion_estimate,
     effective_rank,
-    spectrum_metrics,
+    spectrum,
     vendi_score,
 )
 from lmeval_dispersion.laboratory.causal_model import (
@@ -68,12 +68,13 @@ from lmeval_dispersion.statistics import (
 )
 
 CONTEXTS = (16, 64, 128, 256)
+FEWEST_BINS = 3  # two points have no correlation
 SEQUENCE = "sequence"  # perplexity of the whole segment; "last@16" is that of the token after 16
 
 KEEP = ("segments", "vectors")
 
 _BIN_VALUES = ("dispersion", "dispersion_se", "vendi_score", "effective_rank")
-_RIVALS = tuple(name for name in SPECTRUM if name not in _BIN_VALUES)  # with metrics="all"
+_RIVALS = tuple(name for name in Spectrum._fields if name not in _BIN_VALUES)  # with metrics="all"
 
 
 MEASURES = (
@@ -194,8 +195,7 @@ def law(
         contexts: Context lengths of the last-token variant; those not below ``segment`` are left out.
         held_out: A second source, binned by itself; the line fitted on ``data`` is tested on it.
         diff_erank: Also run the model at random weights, for Diff-eRank.
-        metrics: ``all``: also the other metrics of ``lmeval_dispersion.geometry.SPECTRUM`` of every bin,
-            and which of them follows perplexity best.
+        metrics: ``all``: also the other figures of ``lmeval_dispersion.geometry.Spectrum`` of every bin.
         control: ``untrained``, ``shuffled`` or both, run beside the model on the same bins.
         keep: ``segments`` (a table of every segment), ``vectors`` (the states of their last tokens, as
             safetensors of shape (n, width) in the study's ``vectors/``), or both.
@@ -207,12 +207,14 @@ def law(
 
     Raises:
         UsageError: What was asked for does not fit the model or the data.
-        TooFewVectorsError: There are fewer segments than one bin.
+        TooFewVectorsError: A source has segments for fewer than three bins.
         NonFiniteStateError: The model produces NaN; names layer and text.
     """
     texts, other = as_texts(data), None if held_out is None else as_texts(held_out)
-    if bins < 3 or bin_size < 3:
-        raise UsageError(f"expected at least 3 bins of at least 3 segments, got {bins} of {bin_size}")
+    if bins < FEWEST_BINS or bin_size < 3:
+        raise UsageError(
+            f"expected at least {FEWEST_BINS} bins of at least 3 segments, got {bins} of {bin_size}"
+        )
     used = [int(c) for c in contexts if 0 < c < segment]
     kept = _kept(keep, folder)
     if metrics not in ("dispersion", "all"):
@@ -291,6 +293,16 @@ class _Law:
             counts={split.name: split.segments.counts.as_dict() for split in splits},
         )
 
+    def check_bins(self, drawn: Segments, texts: Texts) -> None:
+        """Refuse a source with too few bins before the model runs."""
+        n, size = len(drawn.tokens), self.settings["bin_size"]
+        if n // size < FEWEST_BINS:
+            more = "a larger --segments" if drawn.counts.segments > n else "more text"
+            raise TooFewVectorsError(
+                f"expected at least {FEWEST_BINS} bins of {size} segments, got {n} segments of {self.length} "
+                f"tokens from {texts.source}; pass {more}, or a smaller --bin-size or --segment"
+            )
+
     def first_pass(self, name: str, texts: Texts) -> _Split:
         """Every segment once: perplexities, token dispersions, sums over all texts."""
         settings = self.settings
@@ -305,7 +317,7 @@ class _Law:
             pack=settings["pack"],
         )
         n = len(drawn.tokens)
-        sorted_bins(np.zeros(n), settings["bin_size"])  # too few segments are told before the work, not after
+        self.check_bins(drawn, texts)
         nll = self.study.rows(f"{name}.nll", (n, 1 + len(self.contexts)))
         tokens = self.study.rows(f"{name}.tokens", (n, len(self.names)))
         sums = {"sums": empty_sums(len(self.names), self.causal.width)}
@@ -354,7 +366,7 @@ class _Law:
         for layer, vectors in self.states(unit, self.causal).items():
             estimate = dispersion_estimate(vectors)
             found = (estimate.mean, estimate.se, vendi_score(vectors), effective_rank(vectors))
-            rivals = spectrum_metrics(vectors) if len(self.values) > len(found) else {}
+            rivals = spectrum(vectors)._asdict() if len(self.values) > len(found) else {}
             more = (rivals[name] for name in self.values[len(found) :])
             values[number, self.index[layer]] = (*found, *more)
 
@@ -471,19 +483,11 @@ def sorted_bins(values: ArrayLike, size: int) -> NDArray[np.int64]:
 
     The n mod size highest values fill no bin and are left out. Equal values keep their order.
 
-    Raises:
-        TooFewVectorsError: n < size.
-
     >>> sorted_bins([3.0, 1.0, 2.0, 9.0, 5.0], 2).tolist()
     [[1, 2], [0, 4]]
     """
     numbers = np.asarray(values, dtype=np.float64)
     count = len(numbers) // size
-    if count < 1:
-        raise TooFewVectorsError(
-            f"expected at least one bin of {size} segments, got {len(numbers)}; "
-            "pass more text, shorter segments or smaller bins"
-        )
     order = np.argsort(numbers, kind="stable")
     return np.asarray(order[: count * size].reshape(count, size), dtype=np.int64)
 

@@ -67,9 +67,10 @@ class Counts:
             "shorter than a segment": self.too_short,
         }
         parts = ", ".join(f"{n} {what}" for what, n in left_out.items() if n)
-        return f"{source}: {self.kept} of {self.segments} segments from {self.texts} texts" + (
-            f" ({parts})" if parts else ""
+        segments, texts = (
+            f"{n} {noun}{'s' * (n != 1)}" for n, noun in ((self.segments, "segment"), (self.texts, "text"))
         )
+        return f"{source}: {self.kept} of {segments} from {texts}" + (f" ({parts})" if parts else "")
 
 
 class Segments(NamedTuple):

@@ -40,7 +40,7 @@ from lmeval_dispersion.laboratory.inputs import (
     as_texts,
     data_settings,
     input_names,
-    label,
+    labels,
     model_settings,
 )
 from lmeval_dispersion.laboratory.measures.claims import student_bounds
@@ -161,7 +161,7 @@ def _work(
 ) -> None:
     parts: dict[str, list[pd.DataFrame]] = {}
     described = []
-    for number, model in enumerate(models):
+    for number, (model, label) in enumerate(zip(models, labels(models), strict=True)):
         causal = CausalModel(model)
         drawn = segments_of(
             study,
@@ -176,10 +176,10 @@ def _work(
         for control in ("", *settings["control"]):
             other = control_model(control, causal, settings["seed"])
             found = _one_pass(study, other, f"m{number}{control}", control, drawn, source, settings, batch)
-            for table, frame in model_tables(label(model), *found, settings).items():
+            for table, frame in model_tables(label, *found, settings).items():
                 frame.insert(1, "control", control)
                 parts.setdefault(table, []).append(frame)
-        described.append({"model": label(model), **causal.summary()})
+        described.append({"model": label, **causal.summary()})
     study.finish({table: pd.concat(frames) for table, frames in parts.items()}, models=described)
 
 

@@ -16,7 +16,6 @@ SCREENING_CODES: dict[str, str] = {
     # what is stored
     "NoSafetensors": "the weights are stored in a format that is not read, or not at all",
     "AdapterOnly": "an adapter without its base, or one that changes the head in a way that is not read",
-    "IdenticalToBase": "an adapter that changes no row of the output projection: screen its base",
     "SeveralFiles": "there are several GGUF models, and none was named",
     "MissingExtra": "reading this format needs an optional package",
     "BadArchive": "a file of torch.save is broken, or not what its name says",
@@ -29,7 +28,7 @@ SCREENING_CODES: dict[str, str] = {
     "BadConfig": "config.json is not a JSON object",
     "BadIndex": "the index of the shards is broken, or does not fit the shards",
     "BadHeader": "a safetensors header is broken, or does not fit its file",
-    "BadRows": "needed rows are zero, not finite, or outside the matrix",
+    "BadRows": "needed rows are zero, not finite, all parallel, or outside the matrix",
     "BadTokenizer": "the tokenizer file is broken, or its pieces do not spell their leading space",
     "TokenizerMismatch": "the tokenizer differs from the one of the checkpoint's family",
     "TokenizerNotFound": "no tokenizer.json is stored with the checkpoint",

@@ -47,7 +47,13 @@ def command(*arguments, launcher=()):
         if not launcher
         else [*launcher, "-m", "lmeval_dispersion"]
     )
-    return [*program, *map(str, arguments)]
+    return [*program, *words(arguments)]
+
+
+def words(arguments):
+    """The words of a command, with `inspect` before the name of an analysis."""
+    inspect = [] if arguments[0] == "compare" else ["inspect"]
+    return [*inspect, *map(str, arguments)]
 
 
 def environment():
@@ -141,7 +147,7 @@ def test_two_processes_give_the_numbers_of_one(place, whole):
 
 def run_here(*arguments):
     """The command in this process: what it prints is the same, and torch is loaded already."""
-    return main([str(argument) for argument in arguments])
+    return main(words(arguments))
 
 
 def test_a_comparison_pairs_on_the_same_text(place, monkeypatch, capsys):
@@ -199,7 +205,11 @@ def test_every_kind_of_study_can_be_compared(place, whole, kind, monkeypatch, ca
     [
         (("law", "./modle", "--data", "few.jsonl"), 2, "./modle does not exist; did you mean model?"),
         (("law", "model", "--data", "fex.jsonl"), 2, "fex.jsonl does not exist; did you mean few.jsonl?"),
-        (("law", "model", "--data", "few.jsonl", "--segment", "24", "--bin-size", "500"), 1, "bin of 500"),
+        (
+            ("law", "model", "--data", "few.jsonl", "--segment", "24", "--bin-size", "67"),
+            1,
+            "--bin-size or --segment",
+        ),
         (("sublayers", "model", "--data", "few.jsonl", "--layer", "mlp"), 2, "expected layers among last"),
         (("law", "model", "--data", "few.jsonl", "-o", "no/where.html"), 2, "--output in an existing folder"),
         (
@@ -218,7 +228,8 @@ def test_mistakes_are_one_sentence(place, whole, arguments, code, message, monke
     assert run_here(*arguments) == code
     out, err = capsys.readouterr()
     assert message in err
-    assert err.strip().splitlines()[-1].startswith(f"dispersion {arguments[0]}: ")
+    name = " ".join(words(arguments[:1]))
+    assert err.strip().splitlines()[-1].startswith(f"dispersion {name}: ")
     assert out == ""
 
 

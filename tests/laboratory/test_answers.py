@@ -75,6 +75,22 @@ def test_a_law_that_a_control_shows_too_is_not_the_models():
     assert "not told apart" not in own[0]
 
 
+def test_a_correlation_that_is_undefined_or_has_no_interval_is_said_so():
+    result = law_result(np.random.default_rng(0), [-1.5] * 8)
+    points = pd.DataFrame(
+        {"perplexity": "sequence", "split": "data", "layer": "last", "mean_perplexity": [1.0, 2, 4]}
+    )
+    points["mean_nll"] = np.log(points["mean_perplexity"])
+    for dispersion, words in (
+        ([0.3, 0.3, 0.3], "undefined: a correlation with a constant"),
+        ([3.0, 2.0, 2.5], "-0.33, without an interval at 3 bins"),
+    ):
+        result.correlations = correlations(points.assign(dispersion=dispersion), 0)
+        answer = law_answer(result)[0]
+        assert words in answer
+        assert "nan" not in answer
+
+
 def test_single_tokens_have_a_sentence_of_their_own():
     answer = law_answer(
         law_result(np.random.default_rng(0), [1.5] * 8, kinds=("sequence", "last@16", "last@32"))
@@ -204,6 +220,22 @@ def test_condensation_is_claimed_where_planted_and_beside_its_controls():
     assert "; shuffled -0." in more[0]
     several = condensation_answer(condensation_result(rng, {("a", ""): 0.2, ("b", ""): -0.2, ("c", ""): 0.2}))
     assert several[0] == "Tokens of a text grow alike with depth in a and c; grow apart with depth in b."
+
+
+@pytest.mark.parametrize(
+    ("sign", "words"), [(1, "rises to depth 2 of 5, then falls"), (-1, "falls to depth 2 of 5, then rises")]
+)
+def test_a_curve_that_turns_early_is_no_steady_growth(sign, words):
+    rng = np.random.default_rng(0)
+    result = condensation_result(rng, {("m", ""): 0.0, ("m", "shuffled"): 0.0}, noise=0.01)
+    curve = np.array([0.0, 0.2, 0.4, 0.35, 0.3, 0.25])
+    result.texts["mean"] += sign * curve[result.texts["depth"]] * (result.texts["control"] == "")
+    (answer,) = condensation_answer(result)
+    assert answer.startswith("Tokens of a text show no steady trend with depth: ")
+    assert words in answer
+    late = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.3])
+    result.texts["mean"] += sign * (late - curve)[result.texts["depth"]] * (result.texts["control"] == "")
+    assert " grow alike, more" in condensation_answer(result)[0] or sign < 0
 
 
 def test_noise_claims_no_condensation():

@@ -221,6 +221,13 @@ def test_thirty_layers_are_rows_of_a_heat_map():
     assert names == set(layers)
 
 
+def test_a_page_of_an_undefined_correlation_gives_its_reason():
+    points = pd.DataFrame({"split": "data", "perplexity": "sequence", "layer": "last", "bin": range(3)})
+    points = points.assign(mean_perplexity=[1.0, 2, 4], mean_nll=np.log([1, 2, 4]), dispersion=0.5)
+    result = LawResult(correlations(points, 0), points, OVERALL, None, None, MANIFEST)
+    assert "a correlation with a constant is not defined" in result.to_html()
+
+
 OVERALL = pd.DataFrame({"split": ["data"], "layer": ["last"], "dispersion": [0.5]})
 MANIFEST = {
     "kind": "law", "model": {"name": "planted"}, "names": {"models": ["planted"], "texts": ["planted.txt"]},

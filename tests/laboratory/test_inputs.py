@@ -11,7 +11,7 @@ import torch
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.laboratory import condensation
-from lmeval_dispersion.laboratory.inputs import model_settings
+from lmeval_dispersion.laboratory.inputs import labels, model_settings
 from lmeval_dispersion.laboratory.study import Under
 from lmeval_dispersion.model.loading import ModelChoice, load_model
 
@@ -95,6 +95,19 @@ def test_another_adapter_or_changed_one_is_another_model(inputs, tmp_path):
     plain = model_settings(str(model))
     assert settings[0]["weights"] == settings[1]["weights"] == plain["weights"]
     assert len({settings[0]["adapter"], settings[1]["adapter"], plain["adapter"]}) == 3
+
+
+def test_models_are_called_by_the_parts_of_their_names_that_differ(inputs, monkeypatch):
+    model, _ = inputs
+    shutil.copytree(model, model.parent / "after" / "model")
+    other = str(model.parent / "after" / "model")
+    assert labels([str(model)]) == ["model"]
+    assert labels([str(model), other]) == [f"{model.parent.name}/model", "after/model"]
+    assert labels(["org/a-7b", ModelChoice("org/a-7b", revision="step1")]) == ["a-7b", "a-7b@step1"]
+    adapted = ModelChoice("org/a-7b", adapter="ours/lora", quantize="4bit")
+    assert labels([adapted]) == ["a-7b + lora (4bit)"]
+    monkeypatch.chdir(model)
+    assert labels(["."]) == ["model"]
 
 
 def test_a_loaded_model_is_its_parameters(inputs):

@@ -10,7 +10,7 @@ import pytest
 import tiny_models
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.laboratory.segments import prefix_of, read_segments, write_segments
+from lmeval_dispersion.laboratory.segments import Counts, prefix_of, read_segments, write_segments
 from lmeval_dispersion.model.texts import Texts
 
 
@@ -82,6 +82,11 @@ def test_what_cannot_be_tokenised_is_counted(tmp_path):
         tmp_path, "s", Texts(tmp_path / "a.jsonl"), tiny_models.tokenizer(), length=2, count=5
     )
     assert (got.counts.untokenised, got.counts.empty, got.counts.kept) == (1, 1, 1)
+    assert (
+        got.counts.report("a.jsonl")
+        == "a.jsonl: 1 of 1 segment from 3 texts (1 empty, 1 that failed to tokenise)"
+    )
+    assert "1 of 1 segment from 1 text" in Counts(texts=1, segments=1, kept=1).report("a.txt")
     assert "1 empty, 1 that failed to tokenise" in got.counts.report("a.jsonl")
 
 

@@ -78,10 +78,10 @@ def test_fewer_tokens_are_a_draw_that_does_not_depend_on_batches(model, data):
 def test_several_models_stand_side_by_side(model, data, place):
     second = tiny_models.saved(place / "second", tiny_models.llama(seed=1, num_hidden_layers=2))
     found = condensation([model, ModelChoice(str(second))], data, segment=30, texts=20)
-    assert found.summary["model"].tolist() == [str(model), str(second)]
+    assert found.summary["model"].tolist() == ["model", "second"]
     assert found.summary["depths"].tolist() == [4, 3]
     alone = condensation(second, data, segment=30, texts=20)
-    both = found.layers.query("model == @second.__str__()")
+    both = found.layers.query("model == 'second'")
     assert np.array_equal(both["mean"], alone.layers["mean"])
     with pytest.raises(UsageError, match=r"different models, got .*model twice"):
         condensation([model, model], data)
@@ -102,6 +102,6 @@ def test_half_precision_and_adapters_are_the_same_study(model, data, place):
     )
     peft.get_peft_model(tiny_models.llama(), config).save_pretrained(place / "adapter")
     tuned = condensation(ModelChoice(str(model), adapter=str(place / "adapter")), data, segment=30, texts=30)
-    assert tuned.summary["model"].item() == f"{model} + {place / 'adapter'}"
+    assert tuned.summary["model"].item() == "model + adapter"
     assert np.allclose(plain.layers["mean"][:3], tuned.layers["mean"][:3], atol=1e-6)  # the last block has it
     assert abs(plain.layers["mean"][3] - tuned.layers["mean"][3]) > 1e-4

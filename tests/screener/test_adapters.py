@@ -1,4 +1,4 @@
-"""Adapters: rows equal PEFT's merged model, and one that changes no row is called identical to its base."""
+"""Adapters: rows equal PEFT's merged model, and one that changes no row is level with its base."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from hub_client import ours
 from lmeval_screener import screen, screening
 from lmeval_screener.checkpoints.local import open_folder
+from lmeval_screener.cli import main
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.adapters import adapted_projection, is_adapter, read_adapter
 from lmeval_screener.weights.rows import read_rows
@@ -100,6 +101,10 @@ def rows(folder: Path, base: Path) -> np.ndarray:
     return asyncio.run(work())
 
 
+def same_rows(notes: tuple[str, ...]) -> bool:
+    return any(note.startswith("same rows as its base ") for note in notes)
+
+
 def refused(folder: Path, base: Path) -> ScreeningError:
     with pytest.raises(ScreeningError) as caught:
         rows(folder, base)
@@ -150,9 +155,8 @@ def test_an_embedding_changes_the_rows_where_it_is_tied_and_nowhere_else(base, t
         np.testing.assert_allclose(rows(folder, base), expected, atol=1e-6, rtol=1e-6)
     else:
         np.testing.assert_array_equal(expected, head_of(base))
-        error = refused(folder, base)
-        assert error.code == "IdenticalToBase"
-        assert "not tied to the input embedding" in str(error)
+        np.testing.assert_array_equal(rows(folder, base), expected)
+        assert same_rows(notes(folder, base))
 
 
 def logits(folder: Path, base: Path, state: torch.Tensor) -> np.ndarray:
@@ -193,7 +197,8 @@ def test_where_merging_changes_the_head_a_note_says_it(bases, tmp_path):
 def test_a_saved_embedding_is_a_copy_that_leaves_the_head_alone(base, tmp_path):
     folder = adapter(base, tmp_path / "a", lora(modules_to_save=["embed_tokens"]))
     np.testing.assert_array_equal(merged(base, folder), head_of(base))
-    assert refused(folder, base).code == "IdenticalToBase"
+    np.testing.assert_array_equal(rows(folder, base), head_of(base))
+    assert same_rows(notes(folder, base))
 
 
 def test_a_grown_vocabulary(base, tmp_path):
@@ -220,17 +225,19 @@ def reported(*names: Any, **options: Any) -> Any:
     return screen([str(name) for name in names], **options)
 
 
-def test_one_that_touches_neither_is_identical_to_its_base_before_anything_of_the_base_is_read(
-    base, tmp_path
-):
-    folder = adapter(base, tmp_path / "a", lora(target_modules=["q_proj", "v_proj"]))
-    # No such repository: nothing of it is asked for.
-    edit(folder, base_model_name_or_path="org/base", revision="v2")
-    (failed,) = reported(folder).failed
-    assert failed.error == "IdenticalToBase"
-    assert failed.message.startswith("is identical to its base org/base@v2 in every row that G reads")
-    assert "q_proj, v_proj" in failed.message
-    assert failed.message.endswith("screen org/base@v2")
+def test_one_that_leaves_the_head_alone_is_level_with_its_base(base, tmp_path, capsys):
+    folder = adapter(base, tmp_path / "attention", lora(target_modules=["q_proj", "v_proj"]))
+    other = adapter(base, tmp_path / "head", HEADS["head"])
+    result = reported(folder, base, other)
+    assert not result.failed
+    found = {Path(c.repo).name: c for c in result.checkpoints}
+    level, plain = found["attention"], found[base.name]
+    assert (level.gaps["cosine"].mean, level.rank) == (plain.gaps["cosine"].mean, plain.rank)
+    assert level.tied_with == plain.tied_with
+    assert level.notes == (f"same rows as its base {base}: G cannot tell them apart",)
+    assert found["head"].gaps["cosine"].mean != plain.gaps["cosine"].mean
+    assert main([str(folder), str(base), "--fail-if-below", str(base), "-q"]) == 0
+    assert "same rows as its base" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("own_tokenizer", [True, False])

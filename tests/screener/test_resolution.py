@@ -7,6 +7,7 @@ import re
 
 import pytest
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.tokens.cache import resolution_of, resolution_text
 from lmeval_screener.tokens.resolution import resolve
 from lmeval_screener.tokens.sets import bundled_token_sets, load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
@@ -134,6 +135,27 @@ def test_a_row_counts_once(tmp_path):
     name = own_set(tmp_path, TINY.replace('items: ["7", "8"]', "case: lower, items: [A, a]"))
     found = resolve(load_token_set(f"{name}:words,more"), REFERENCE, vocabulary("qwen2.5"))
     assert [token.text for token in found.domain] == [" cat", " dog", "a"]
+
+
+def test_two_words_on_one_row_are_noted_and_refused_where_every_item_is_required(tmp_path):
+    vocab = {text: row for row, text in enumerate(["Ġgnu", "Ġemu", "Ġox", *"0123456789"])}
+    vocab |= {f"Ġ{text.strip()}": 100 + n for n, text in enumerate(REFERENCE.groups["nouns"].texts())}
+    vocab |= {f"Ġ{text.strip()}": 200 + n for n, text in enumerate(REFERENCE.groups["verbs"].texts())}
+    vocab["Ġemu"] = vocab["Ġgnu"]
+    words = Vocabulary.from_tokenizer_json(tokenizer_json(vocab))
+    found = resolve(
+        load_token_set(own_set(tmp_path, TINY.replace("cat, dog, axolotl", "gnu, emu, ox"))), REFERENCE, words
+    )
+    assert [token.text for token in found.domain] == [" gnu", " ox"]
+    assert found.one_row == ("gnu and emu",)
+    assert resolution_of(resolution_text(found)) == found
+    vocab["7"] = vocab["3"]
+    words = Vocabulary.from_tokenizer_json(tokenizer_json(vocab))
+    with pytest.raises(
+        ScreeningError, match=r"a row for each of the 10 items .* 3 and 7 share row 6"
+    ) as error:
+        resolve(load_token_set("math"), REFERENCE, words)
+    assert error.value.code == "TooFewTokens"
 
 
 def test_too_few_tokens_is_refused_with_the_counts():

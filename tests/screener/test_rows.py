@@ -75,6 +75,20 @@ def test_rows_that_are_not_finite_are_named(tmp_path, value):
     assert refusal.value.code == "BadRows"
 
 
+@pytest.mark.parametrize("lengths", [1.0, np.linspace(0.3, 7, 120)[:, None]], ids=["equal", "parallel"])
+def test_rows_of_one_direction_are_no_result(tmp_path, lengths):
+    tensors = head_and_embedding()
+    matrix = tensors["lm_head.weight"][1]
+    matrix[:] = matrix[0] * lengths
+    snapshot, projection = local(tmp_path, tensors)
+    with pytest.raises(ScreeningError, match=r"rows 0, 1, 2 of .* all point the same way") as refusal:
+        asyncio.run(read_rows(snapshot, projection, [0, 1, 2]))
+    assert refusal.value.code == "BadRows"
+    matrix[2, 0] *= 1.01
+    snapshot, projection = local(tmp_path, tensors)
+    assert asyncio.run(read_rows(snapshot, projection, [0, 1, 2])).shape == (3, 16)
+
+
 def test_zero_rows_are_named(tmp_path):
     tensors = head_and_embedding()
     tensors["lm_head.weight"][1][7] = 0

@@ -37,6 +37,7 @@ from lmeval_dispersion.audit.calibration.selection import document_ids, rows_of_
 from lmeval_dispersion.audit.run import Run, check_labels
 from lmeval_dispersion.audit.slices import Slice
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.statistics import student_quantile
 from lmeval_dispersion.store.format import DOCUMENTS
 from lmeval_dispersion.version import __version__
 
@@ -54,6 +55,7 @@ _MUST_AGREE = {
     "chat_template": "chat template",
     "num_fewshot": "number of few-shot examples",
 }
+_ROUNDING = 1e-9  # of a feature's size: values nearer than this are the same
 _NAMES = {"model": "model", "revision": "revision"}  # compared where no identity is known
 _ALWAYS = {*_NAMES, *_MUST_AGREE, "tasks", "labelled"}
 _KEYS = {
@@ -174,7 +176,11 @@ def labelled_pairs(
     threshold = confidence_threshold(run)
     names = _wanted(features, available_features(run, rows))
     raw = slice_features(run, parts, names, threshold)
-    varied = raw.std(axis=0) > 0
+    # Means of one value over slices of many sizes differ by rounding: no feature, and no scale to divide by.
+    varied = raw.std(axis=0) > _ROUNDING * np.abs(raw).max(axis=0)
+    if features and not varied.all():
+        alike = FEATURES[names[int(varied.argmin())]]
+        raise UsageError(f"{alike} is the same in every slice and tells nothing apart; leave it out")
     names, raw = [name for name, varies in zip(names, varied, strict=True) if varies], raw[:, varied]
     centre, scale = raw.mean(axis=0), raw.std(axis=0)
     pairs = shrinkage.Pairs(
@@ -383,17 +389,32 @@ def check_worth(calibrator: Mapping[str, Any], file: str | Path) -> None:
     """Raise UsageError where the calibrator did not beat knowing nothing when it was validated."""
     if calibrator["protocol"] == "paper":
         error = calibrator["validation_mae"][calibrator["regression"]["kind"]]
-        blind, better = calibrator["blind_mae"], paper.beats_blind(calibrator)
-        what = "the middle of all mixtures"
+        better = paper.beats_blind(calibrator)
+        reason = (
+            f"on mixtures held out it is {error:.1f} points off, a blind guess {calibrator['blind_mae']:.1f}"
+        )
     else:
-        error, blind = (calibrator["validation"][key] for key in ("mae", "trivial_mae"))
-        better, what = calibrator["beats_trivial"], "the labelled accuracy alone"
+        better, reason = calibrator["beats_trivial"], no_gain(calibrator["validation"])
     if not better:
         raise UsageError(
-            f"{file} says of itself not to be used: on held-out slices it was {error:.1f} points off, and "
-            f"{what} {blind:.1f}; take the labelled accuracy ({calibrator['labelled']['accuracy']:.3f}), or "
-            "see what it would say with --force"
+            f"{file} should not be used: {reason}; take the labelled accuracy "
+            f"({calibrator['labelled']['accuracy']:.3f}), or see what it would say with --force"
         )
+
+
+def no_gain(validation: Mapping[str, Any]) -> str:
+    """Why a calibrator that did not beat the labelled accuracy alone should not be used."""
+    ours, blind = validation["mae"], validation["trivial_mae"]
+    if ours == blind:
+        return (
+            "nothing tells slices apart better than the labelled accuracy alone, which is "
+            f"{blind:.1f} points off on held-out slices"
+        )
+    verdict = "worse than" if ours > blind + 0.05 else "not reliably better than"
+    return (
+        f"on held-out slices the estimate is {ours:.1f} points off, {verdict} the labelled accuracy alone "
+        f"({blind:.1f})"
+    )
 
 
 def unlabelled_rows(calibrator: Mapping[str, Any], run: Run, chosen: Rows | None = None) -> tuple[Rows, int]:
@@ -597,8 +618,6 @@ def _whole_row(
     degree of freedom less than slices were fitted. A run as a whole is not looked up as a slice: it mixes
     slices, so its dispersion is larger than any of theirs.
     """
-    from scipy.stats import t
-
     if len(rows) == 1:
         return {**rows[0], "slice": whole.name}
     used = [i for i, row in enumerate(rows) if row["reason"] is None]
@@ -618,7 +637,7 @@ def _whole_row(
     folds = len(shared)
     variance = float(np.square(weight * own).sum()) + (folds - 1) * float(shared.var())
     # A level above that of its slices would be no honest sum of them.
-    half = float(t.ppf((1 + model.level) / 2, folds - 1)) * math.sqrt(variance)
+    half = student_quantile((1 + model.level) / 2, folds - 1) * math.sqrt(variance)
     row.update(
         {name: float(weight @ raw[used, j]) for j, name in enumerate(names) if name != "dispersion"},
         dispersion=float(run.vectors.dispersions([inside])[0]),

@@ -120,7 +120,9 @@ def _fit_paper(args: argparse.Namespace, run: Run, output: Output) -> dict[str, 
 def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``dispersion predict``."""
     parser.add_argument("calibrator", metavar="CALIBRATOR", help="file of `dispersion calibrate`")
-    parser.add_argument("run", metavar="RUN", help="folder of the run whose accuracy is to be estimated")
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", help="folder of the run whose accuracy is to be estimated"
+    )
     _add_selection(parser, "estimate only documents that satisfy this", "documents to leave out")
     add_one_slice(parser, default=None, otherwise="those that the calibrator was fitted on")
     parser.add_argument(
@@ -131,11 +133,18 @@ def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
     add_output(parser)
     add_seed(parser)
     add_examples(parser, "calibrator.json RUN", "calibrator.json RUN --slice category -o predicted.csv")
+    # Optional for argparse alone, which would name RUN where the calibrator is missing.
+    parser.usage = parser.format_usage().removeprefix("usage: ").replace("[RUN]", "RUN").rstrip()
 
 
 def run_predict(args: argparse.Namespace) -> int:
     """Run ``dispersion predict``; 3 where some slices have no estimate, 1 where none has."""
     output = Output.of(args)
+    if args.run is None:
+        lacking = "RUN" if Path(args.calibrator).is_file() else "CALIBRATOR"
+        raise UsageError(
+            f"expected CALIBRATOR and RUN, got no {lacking}; `dispersion calibrate` writes a calibrator"
+        )
     found = read_calibrator(args.calibrator)
     run = run_for(found, args.run)
     check_fits(found, run)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmeval_dispersion.audit.calibration.calibrator import calibrator_json
+from lmeval_dispersion.audit.calibration.calibrator import calibrator_json, no_gain
 from lmeval_dispersion.audit.calibration.evaluation import estimator_rows
 from lmeval_dispersion.audit.calibration.features import CLUSTERS, FEATURES
 from lmeval_dispersion.audit.calibration.paper_calibrator import beats_blind
@@ -93,16 +93,7 @@ def worth_sentence(calibrator: Mapping[str, Any]) -> str:
     validation, worth = calibrator["validation"], calibrator["worth"]
     ours, blind = validation["mae"], validation["trivial_mae"]
     if not calibrator["beats_trivial"]:
-        if ours == blind:
-            return (
-                f"Do not use: nothing tells slices apart better than the labelled accuracy alone, which is "
-                f"{blind:.1f} points off on held-out slices."
-            )
-        verdict = "worse than" if ours > blind + 0.05 else "not reliably better than"
-        return (
-            f"Do not use: on held-out slices the estimate is {ours:.1f} points off, {verdict} the labelled "
-            f"accuracy alone ({blind:.1f})."
-        )
+        return f"Do not use: {no_gain(validation)}."
     used = [FEATURES[name] for name in calibrator["used"]]
     subject = used[0] if len(used) == 1 else f"{', '.join(used[:-1])} and {used[-1]} together"
     verb = "beats" if len(used) == 1 else "beat"

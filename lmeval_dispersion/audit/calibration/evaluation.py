@@ -60,7 +60,7 @@ def calibration_sentence(part: Mapping[str, Any]) -> str:
         return f"Whether accuracy can be read off unlabelled slices could not be tested: {part['missing']}."
     held_out = f"On {part['slices']} {_kind(part['by'])} held out"
     if not part["better"]:
-        features = _words(part["features"], "or")
+        features = _words(part["features"], "or") if part["features"] else "what they show"
         return f"{held_out}, an estimate read off {features} is {part['verdict']}."
     worth = part["worth"]
     alone = f"{FEATURES['dispersion']} alone"

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lmeval_dispersion.geometry import SPECTRUM
-from lmeval_dispersion.geometry.ordering import DISPERSION, ordering, ordering_sentence
 from lmeval_dispersion.laboratory.measures.claims import (
     jackknife_bounds,
     log_ratios_left_out,
@@ -44,23 +42,9 @@ def law_answer(result: Any) -> list[str]:
         sentences.append(
             "Single tokens: " + "; ".join(_law_sentence(k, rows, controls) for k in kinds[1:]) + "."
         )
-    if result.manifest.get("settings", {}).get("metrics") == "all":
-        sentences.append(_rivals_sentence(result.points))
     if controls is None:
         sentences.append(_NO_CONTROL)
     return sentences
-
-
-def _rivals_sentence(points: pd.DataFrame) -> str:
-    """Which metric of the final states follows the perplexity of whole segments best."""
-    rows = points.query("split == 'data'")
-    rows = rows[rows["perplexity"] == rows["perplexity"].iloc[0]]
-    layers = list(rows["layer"].unique())
-    layer = "last" if "last" in layers else layers[-1]
-    rows = rows[rows["layer"] == layer]
-    metrics = {name: rows[name].to_numpy() for name in (DISPERSION, *SPECTRUM)}
-    found = ordering(metrics, rows["mean_perplexity"].to_numpy())
-    return f"At {layer}: {ordering_sentence(found, 'bins', 'perplexity')}"
 
 
 def _law_sentence(kind: str, every: pd.DataFrame, controls: pd.DataFrame | None) -> str:
@@ -106,6 +90,10 @@ def _claim(layers: list[str], rows: pd.DataFrame, controls: pd.DataFrame | None,
 
 
 def _of(row: Any) -> str:
+    if not np.isfinite(row["pearson"]):
+        return f"undefined: {row['reason']}"
+    if not np.isfinite(row["low"]):
+        return f"{row['pearson']:+.2f}, without an interval at {row['bins']} bins"
     return f"{row['pearson']:+.2f} ({row['low']:+.2f} to {row['high']:+.2f})"
 
 
@@ -171,10 +159,11 @@ def condensation_answer(result: Any) -> list[str]:
 
 def _trend(texts: pd.DataFrame, controls: list[str], claims: int) -> tuple[str, str]:
     """A model's trend as numbers and as a verdict."""
-    trends = {
-        control: text_trends(frame.pivot(index="text", columns="depth", values="mean").to_numpy())
+    similarities = {
+        control: frame.pivot(index="text", columns="depth", values="mean").to_numpy()
         for control, frame in texts.groupby("control")
     }
+    trends = {control: text_trends(values) for control, values in similarities.items()}
     mine = trends[""]
     known = mine[np.isfinite(mine)]
     if len(known) < 2:
@@ -188,6 +177,10 @@ def _trend(texts: pd.DataFrame, controls: list[str], claims: int) -> tuple[str, 
         if high < 0
         else "show no trend that is told apart from none"
     )
+    if turn := low > 0 and _turn(similarities[""], claims):
+        shown += f"; it rises to depth {turn} of {similarities[''].shape[1] - 1}, then falls"
+    elif turn := high < 0 and _turn(-similarities[""], claims):
+        shown += f"; it falls to depth {turn} of {similarities[''].shape[1] - 1}, then rises"
     alike = []
     for control in controls:
         other = trends[control]
@@ -199,9 +192,22 @@ def _trend(texts: pd.DataFrame, controls: list[str], claims: int) -> tuple[str, 
             alike.append(control)
     if low <= 0 <= high:
         return shown, verdict
+    if turn:
+        return shown, "show no steady trend"
     if alike:
         return shown, f"{verdict}, but no more than {' or '.join(alike)},"
     return shown, f"{verdict}, more so than {' and '.join(controls)}," if controls else verdict
+
+
+def _turn(values: Array, claims: int) -> int:
+    """The depth within the first two thirds from which values (texts, depths) fall for sure; 0 for none."""
+    last = values.shape[1] - 1
+    peak = int(values.mean(axis=0).argmax())
+    if not 0 < peak <= last * 2 / 3:
+        return 0
+    # The peak is chosen among all depths, so the bound holds for each of them.
+    fall = student_bounds(_finite(values[:, peak] - values[:, peak + 1 :].mean(axis=1)), claims * last)
+    return peak if fall.low > 0 else 0
 
 
 def _finite(values: Array) -> Array:

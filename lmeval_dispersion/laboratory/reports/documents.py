@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +23,7 @@ from lmeval_dispersion.laboratory.reports.answers import (
     sublayers_answer,
 )
 from lmeval_dispersion.report import Chart, Column, Document, Facts, Section, Table, Text
+from lmeval_dispersion.report.cells import short_names
 
 REPORT_FORMAT = "dispersion-lab-report/1"
 COMPARISON_FORMAT = "dispersion-lab-comparison/1"
@@ -199,7 +199,7 @@ def result_document(result: Any) -> Document:
     """The report of what one of the four analyses found."""
     kind, manifest = result.kind, result.manifest
     models = manifest.get("models") or [manifest["model"]]
-    names = ", ".join(_short(str(model.get("model", model["name"]))) for model in models)
+    names = ", ".join(str(model.get("model") or short_names([model["name"]])[0]) for model in models)
     answer, drawn, tables = _PARTS[kind](result)
     settings = {key: _plain(value) for key, value in manifest["settings"].items() if key != "models"}
     named = {key: ", ".join(value) for key, value in manifest["names"].items()}
@@ -389,11 +389,6 @@ def _charts() -> ModuleType:
 
 def _json(value: dict[str, Any]) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _short(name: str) -> str:
-    """A folder's own name; a Hub id as it is."""
-    return Path(name).name if name.startswith((".", "/", "~")) else name
 
 
 def _plain(value: Any) -> Any:

@@ -149,10 +149,11 @@ def _screened(
         file=one.target.file,
         negative_control=one.target.negative_control,
         rank=standing.rank,
-        tied_with=standing.tied_with,
+        ties=standing.ties,
         next=standing.next,
         controls=one.controls,
         changed=one.target.listing.changed if one.target.listing else None,
+        labelled=one.target.labelled,
     )
 
 
@@ -165,6 +166,8 @@ def _token_notes(one: Measured) -> list[str]:
             f"words dropped because the tokenizer never makes their piece: {words}"
             + (f" and {more} more" if more > 0 else "")
         )
+    if resolution.one_row:
+        notes.append(f"counted once because they share a row: {', '.join(resolution.one_row)}")
     if resolution.vocabulary > one.shape[0]:
         notes.append(
             f"the tokenizer names {resolution.vocabulary} rows, {one.tensor} has only {one.shape[0]}"

@@ -9,7 +9,7 @@ from lmeval_screener.tokens.resolution import Resolution, Token
 from lmeval_screener.tokens.sets import TokenSet
 
 # Part of every entry's key: raise it when the rule of resolution or the layout of an entry changes.
-_VERSION = 3
+_VERSION = 4
 
 
 class ResolutionCache:
@@ -51,6 +51,7 @@ def resolution_text(resolution: Resolution) -> bytes:
         "dropped_reference": resolution.dropped_reference,
         "never_made": resolution.never_made,
         "shared": resolution.shared,
+        "one_row": resolution.one_row,
         "digit_scheme": resolution.digit_scheme,
         "vocabulary": resolution.vocabulary,
         "sample": resolution.sample,
@@ -68,6 +69,8 @@ def resolution_of(stored: bytes | str) -> Resolution:
         dropped_reference=tuple(content["dropped_reference"]),
         never_made=tuple(content["never_made"]),
         shared=_tokens(content["shared"]),
+        # A registry of before has none.
+        one_row=tuple(content.get("one_row", ())),
         digit_scheme=content["digit_scheme"],
         vocabulary=content["vocabulary"],
         sample=tuple(content["sample"]),

@@ -38,6 +38,7 @@ class Resolution:
         dropped_reference: The same of R.
         never_made: Those of the dropped whose piece is there but never made of text, each with the reason.
         shared: Tokens of R that are rows of T, and so were taken out of R.
+        one_row: Words of one set that the vocabulary puts on one row, which counts once.
         digit_scheme: How numbers are cut up; see ``Vocabulary.digit_scheme``.
         vocabulary: Rows that the tokenizer names: its last id + 1. A matrix has more where it is padded.
         sample: A fixed random sample of rows, for what concerns the whole matrix; see ``Vocabulary.sample``.
@@ -49,6 +50,7 @@ class Resolution:
     dropped_reference: tuple[str, ...]
     never_made: tuple[str, ...]
     shared: tuple[Token, ...]
+    one_row: tuple[str, ...]
     digit_scheme: DigitScheme
     vocabulary: int
     sample: tuple[int, ...]
@@ -74,11 +76,11 @@ def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Re
 
     Raises:
         ScreeningError: ``TooFewTokens``: a set ends below its ``min_tokens``, or a group that requires all
-            its items lacks one; the message has the counts and the first missing words.
+            its items lacks one or has two on one row; the message has the counts and the first words.
     """
-    tokens, dropped = _lookup(domain, vocabulary)
+    tokens, dropped, doubled = _lookup(domain, vocabulary)
     rows_of_domain = {token.id for token in tokens}
-    found, dropped_reference = _lookup(reference, vocabulary)
+    found, dropped_reference, doubled_reference = _lookup(reference, vocabulary)
     kept = tuple(token for token in found if token.id not in rows_of_domain)
     shared = tuple(token for token in found if token.id in rows_of_domain)
     _enough(domain, len(tokens), dropped)
@@ -96,24 +98,36 @@ def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Re
             if (why := vocabulary.never_made(text)) is not None
         ),
         shared,
+        (*doubled, *doubled_reference),
         vocabulary.digit_scheme(),
         vocabulary.size,
         tuple(vocabulary.sample(SAMPLE)),
     )
 
 
-def _lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[tuple[Token, ...], list[str]]:
-    """Tokens of a set, each row once, and the surface forms that have none."""
+def _lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[tuple[Token, ...], list[str], list[str]]:
+    """Tokens of a set, each row once; the surface forms without a row; and those that share one."""
     tokens: dict[int, Token] = {}
     dropped: dict[str, None] = {}
+    doubled: dict[str, None] = {}
     for group in words.groups.values():
         missing = []
         for text in group.texts():
             row = vocabulary.row(text)
             if row is None:
                 missing.append(text)
-            else:
-                tokens.setdefault(row[0], Token(text, row[1], row[0], group.name))
+                continue
+            first = tokens.setdefault(row[0], Token(text, row[1], row[0], group.name))
+            if first.text == text:
+                continue
+            pair = f"{first.text.strip()} and {text.strip()}"
+            if group.require_all:
+                raise ScreeningError(
+                    "TooFewTokens",
+                    f"{words.name}: expected a row for each of the {len(group.items)} items of {group.name}, "
+                    f"but {pair} share row {row[0]}; the tokenizer file is damaged, save it again",
+                )
+            doubled[pair] = None
         if missing and group.require_all:
             raise ScreeningError(
                 "TooFewTokens",
@@ -121,7 +135,7 @@ def _lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[tuple[Token, ...],
                 f"{len(missing)} are not: {_shown([_told(text, vocabulary) for text in missing])}",
             )
         dropped.update(dict.fromkeys(missing))
-    return tuple(tokens.values()), list(dropped)
+    return tuple(tokens.values()), list(dropped), list(doubled)
 
 
 def _told(text: str, vocabulary: Vocabulary) -> str:

@@ -178,8 +178,8 @@ async def read_adapter(snapshot: Snapshot) -> Adapter:
     """An adapter's settings and the places of its tensors.
 
     Raises:
-        ScreeningError: ``IdenticalToBase`` where it changes neither a head nor an input embedding, before
-            anything of the base is read; ``BadConfig`` without a base's name; ``BadHeader`` and the like.
+        ScreeningError: ``BadConfig`` without a base's name; ``AdapterOnly`` without tensors; ``BadHeader``
+            and the like.
     """
     try:
         settings = json.loads(await snapshot.small_file(CONFIG))
@@ -205,8 +205,6 @@ async def read_adapter(snapshot: Snapshot) -> Adapter:
     )
     if not modules:
         raise _unread(adapter, f"stores no tensors in {file}")
-    if not any(_is_head(module) or _is_embedding(module) for module in modules):
-        raise identical(adapter, "neither the output projection nor the input embedding")
     return adapter
 
 
@@ -218,8 +216,8 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
         base: Its base, opened.
 
     Raises:
-        ScreeningError: ``IdenticalToBase``, ``AdapterOnly`` where it changes the head in a way that is not
-            read, or an error of the base, which then is named.
+        ScreeningError: ``AdapterOnly`` where it changes the head in a way that is not read, or an error of
+            the base, which then is named.
     """
     try:
         projection = await find_projection(base)
@@ -235,12 +233,13 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
         if "weight" in parts[module] and (heads or _saved(adapter, module)):
             # PEFT trains a copy of an embedding that is to be saved: the head keeps the base's rows.
             del parts[module]["weight"]
+    norm = any(module in _NORMS for module in adapter.modules)
     if not any(parts.values()):
-        raise identical(
-            adapter,
-            "not the output projection, of which the saved embedding is a copy"
-            if projection.tied
-            else "not the output projection, which is not tied to the input embedding",
+        note = f"same rows as its base {adapter.label}: G cannot tell them apart"
+        return replace(
+            projection,
+            warnings=(*projection.warnings, note),
+            adapter=AdaptedMatrix(base, projection, None, (), None, norm),
         )
     settings = adapter.settings
     plain = settings.get("init_lora_weights", True)
@@ -294,19 +293,8 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
             replaced,
             tuple(updates),
             tokens[0] if tokens else None,
-            any(module in _NORMS for module in adapter.modules),
+            norm,
         ),
-    )
-
-
-def identical(adapter: Adapter, what: str) -> ScreeningError:
-    """The report of an adapter that changes no row of the output projection."""
-    names = sorted({module.rpartition(".")[2] for module in adapter.modules})
-    shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-    return ScreeningError(
-        "IdenticalToBase",
-        f"is identical to its base {adapter.label} in every row that G reads: the adapter changes "
-        f"{shown or 'no module'}, {what}; screen {adapter.label}",
     )
 
 

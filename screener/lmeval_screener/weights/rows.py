@@ -68,6 +68,8 @@ async def read_rows(
     zero = ~matrix.any(axis=1)
     if directions and zero.any():
         raise _bad(snapshot, np.asarray(wanted)[zero].tolist(), "are zero", "these tokens were never trained")
+    if directions and len(wanted) > 1 and _parallel(matrix):
+        raise _bad(snapshot, wanted, "all point the same way", "the matrix was never trained, or is damaged")
     place = {i: at for at, i in enumerate(wanted)}
     result: NDArray[np.float32] = matrix[[place[i] for i in ids]]
     return result
@@ -267,6 +269,13 @@ def _kept(snapshot: Snapshot, key: str, width: int) -> dict[int, bytes]:
         return {}
     head, _, body = content.partition(b"\n")
     return {i: body[at * width : (at + 1) * width] for at, i in enumerate(json.loads(head))}
+
+
+def _parallel(matrix: NDArray[np.float32]) -> bool:
+    """Whether all rows (n, d) have one direction, up to float32's rounding."""
+    rows = matrix.astype(np.float64)
+    units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return bool(np.abs(units - units[0]).max() < 1e-6)
 
 
 def _bad(snapshot: Snapshot, ids: Sequence[int], what: str, why: str) -> ScreeningError:

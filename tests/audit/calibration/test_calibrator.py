@@ -1,8 +1,10 @@
 """A calibrator from a run's own slices: what it estimates, what it refuses, and what it says of itself."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from synthetic import documents, planted_store, sliced_store, vectors
+from synthetic import documents, planted_store, sliced_store, subjects_store, vectors
 
 from lmeval_dispersion.audit.calibration.calibrator import (
     calibrator_json,
@@ -12,8 +14,11 @@ from lmeval_dispersion.audit.calibration.calibrator import (
     predict_slices,
     read_calibrator,
 )
+from lmeval_dispersion.audit.calibration.document import calibrator_document
+from lmeval_dispersion.audit.calibration.evaluation import calibration_report, calibration_sentence
 from lmeval_dispersion.audit.calibration.features import FEATURES
 from lmeval_dispersion.audit.calibration.selection import labels_of, rows_where
+from lmeval_dispersion.audit.reports.report import audit_report
 from lmeval_dispersion.audit.run import read_run
 from lmeval_dispersion.audit.slices import by_column
 from lmeval_dispersion.errors import UsageError
@@ -62,8 +67,13 @@ def test_without_a_law_it_is_the_trivial_predictor_and_refuses(noise):
     assert not fitted["beats_trivial"]
     assert fitted["used"] == []
     assert not np.any(fitted["coefficients"])
-    with pytest.raises(UsageError, match=r"says of itself not to be used.*--force"):
+    with pytest.raises(
+        UsageError, match=r"should not be used: .* labelled accuracy alone.*--force"
+    ) as refused:
         check_worth(fitted, "cal.json")
+    # The same words as the calibrator's own report.
+    reason = calibrator_document(fitted).answer[0].removeprefix("Do not use: ").removesuffix(".")
+    assert reason in str(refused.value)
     rows = predict_slices(fitted, run, force=True)["slices"]
     estimates = {row["predicted"] for row in rows[1:] if row["reason"] is None}
     labelled = run.score[rows_where(run, "part == 'labelled'")].mean()
@@ -177,6 +187,35 @@ def test_only_features_that_every_labelled_document_has(tmp_path):
         fit_calibrator(run, features=["prompt_tokens"])
     with pytest.raises(UsageError, match="there is no feature 'length'; choose from dispersion"):
         fit_calibrator(run, features=["length"])
+
+
+@pytest.mark.parametrize("value", [5.0, 6.5, 21.0])
+def test_what_is_the_same_for_every_document_is_no_feature(tmp_path, value):
+    """Means of one number over slices of many sizes differ by rounding."""
+    store = subjects_store(
+        tmp_path, subjects=20, each=50, law=0.5, luck=0.2, query_perplexity=value, prompt_tokens=17
+    )
+    run = read_run(store)
+    alike = np.full_like(run.confidence.top_probability, 0.7)
+    run = replace(run, confidence=run.confidence._replace(top_probability=alike))
+    assert list(fit_calibrator(run)["features"]) == ["dispersion"]
+    with pytest.raises(UsageError, match="log query perplexity is the same in every slice"):
+        fit_calibrator(run, features=["dispersion", "log_perplexity"])
+    report = audit_report(run)
+    assert report["calibration"]["features"] == ["dispersion"]
+
+
+def test_vectors_that_are_all_alike_leave_the_labelled_accuracy(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = documents(rng.random(600) < 0.5, rng=rng, subjects=12).assign(
+        logprobs=[[]] * 600, prompt_tokens=0, query_perplexity=5.0
+    )
+    write_store(tmp_path, documents=frame, vectors={"last": np.tile([1.0, 2.0], (600, 1))}, manifest={})
+    run = read_run(tmp_path)
+    fitted = fit_calibrator(run)
+    assert (fitted["features"], fitted["beats_trivial"]) == ({}, False)
+    assert "read off what they show is no better" in calibration_sentence(calibration_report(run))
+    assert calibrator_document(fitted).answer[0].startswith("Do not use: nothing tells slices apart better")
 
 
 def test_a_run_that_lacks_a_feature_is_refused(tmp_path, law):
