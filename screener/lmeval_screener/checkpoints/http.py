@@ -43,8 +43,8 @@ HOPS = 6
 SILENCE = 15.0
 #: Bytes that a line of an answer's head may have: signed addresses are long.
 _LONGEST_FIELD = 65_536
-#: Environment variables that name certificates, the first that is set counts.
-_CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR")
+#: Environment variables that name certificates.
+_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
 
 
 class AgainError(Exception):
@@ -487,16 +487,19 @@ def _tls_context() -> ssl.SSLContext:
     """
     import certifi
 
-    name = next((name for name in _CERTIFICATES if os.environ.get(name)), None)
-    place = os.environ[name] if name else certifi.where()
-    try:
-        if Path(place).is_dir():
-            return ssl.create_default_context(capath=place)
-        return ssl.create_default_context(cafile=place)
-    except OSError as error:  # ssl.SSLError is one too
-        raise ScreeningError(
-            "Unreachable", f"no certificates can be read from {place} ({error}); correct or unset {name}"
-        ) from error
+    places = {name: Path(os.environ[name]) for name in _CERTIFICATES if os.environ.get(name)}
+    context = None
+    for name, place in (places or {"certifi": Path(certifi.where())}).items():
+        where = {"capath" if place.is_dir() else "cafile": place}
+        try:
+            context = context or ssl.create_default_context(**where)
+            context.load_verify_locations(**where)
+        except OSError as error:  # ssl.SSLError is one too
+            raise ScreeningError(
+                "Unreachable", f"no certificates can be read from {place} ({error}); correct or unset {name}"
+            ) from error
+    assert context is not None
+    return context
 
 
 def _kind(path: str) -> str:
