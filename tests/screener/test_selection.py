@@ -292,7 +292,7 @@ def test_a_web_page_in_place_of_a_list_is_asked_for_once_more(registry):
     registry.fault("list", status(200), times=-1)
     with pytest.raises(ScreeningError, match="is not the Hub's JSON"):
         chosen(names=["acme/*"])
-    assert len(registry.seen("list")) == 4
+    assert len(registry.seen("list")) == 5
 
 
 def test_what_a_run_that_failed_found_out_serves_the_next_one(registry):
