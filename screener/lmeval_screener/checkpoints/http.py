@@ -490,10 +490,10 @@ def _tls_context() -> ssl.SSLContext:
     places = {name: Path(os.environ[name]) for name in _CERTIFICATES if os.environ.get(name)}
     context = None
     for name, place in (places or {"certifi": Path(certifi.where())}).items():
-        where = {"capath" if place.is_dir() else "cafile": place}
+        file, folder = (None, place) if place.is_dir() else (place, None)
         try:
-            context = context or ssl.create_default_context(**where)
-            context.load_verify_locations(**where)
+            context = context or ssl.create_default_context(cafile=file, capath=folder)
+            context.load_verify_locations(file, folder)
         except OSError as error:  # ssl.SSLError is one too
             raise ScreeningError(
                 "Unreachable", f"no certificates can be read from {place} ({error}); correct or unset {name}"
