@@ -14,7 +14,6 @@ from lmeval_dispersion.options import (
     add_column,
     add_examples,
     add_layers,
-    add_metrics,
     add_output,
     add_seed,
 )
@@ -44,15 +43,7 @@ def add_law_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--held-out", metavar="FILE|HUB_ID", help="a second text, binned by itself (default: none)"
     )
-    how.add_argument("--diff-erank", action="store_true", help="also the effective rank at random weights")
-    add_metrics(how)
     _add_controls(how)
-    how.add_argument(
-        "--keep",
-        type=_names,
-        metavar="NAME,NAME",
-        help="keep in the study's folder: segments (a table), vectors (safetensors), or both (default: none)",
-    )
     _add_study(parser)
     add_examples(
         parser, "MODEL --data texts.txt -o law.html", "MODEL --data texts.txt --layer layer.3 --layer last"
@@ -64,7 +55,7 @@ def run_law(args: argparse.Namespace) -> int:
     from lmeval_dispersion.laboratory.inputs import as_texts
 
     held_out = None if args.held_out is None else as_texts(args.held_out, args.column)
-    names = ("segments", "bins", "bin_size", "contexts", "diff_erank", "metrics", "control", "keep")
+    names = ("segments", "bins", "bin_size", "contexts", "control")
     options = {name: getattr(args, name) for name in names}
     return _analyse(args, "law", held_out=held_out, layers=_layers(args, "last"), **options)
 
@@ -114,7 +105,6 @@ def add_condensation_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--last", type=int, default=3, metavar="N", help="last depths that the summary averages (default: 3)"
     )
-    how.add_argument("--released", action="store_true", help="also the released code's numbers")
     _add_controls(how)
     _add_study(parser)
     add_examples(
@@ -124,7 +114,7 @@ def add_condensation_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_condensation(args: argparse.Namespace) -> int:
     """Run ``dispersion condensation``."""
-    names = ("texts", "tokens", "last", "released", "control")
+    names = ("texts", "tokens", "last", "control")
     return _analyse(args, "condensation", **{name: getattr(args, name) for name in names})
 
 
@@ -166,7 +156,7 @@ def _analyse(args: argparse.Namespace, kind: str, **options: Any) -> int:
     from lmeval_dispersion import laboratory
     from lmeval_dispersion.laboratory.inputs import as_texts
     from lmeval_dispersion.laboratory.reports.documents import result_document
-    from lmeval_dispersion.laboratory.study import Processes, Under
+    from lmeval_dispersion.laboratory.study import Processes, StudyRoot
 
     if hasattr(args, "segment"):
         options["segment"] = args.segment
@@ -176,7 +166,7 @@ def _analyse(args: argparse.Namespace, kind: str, **options: Any) -> int:
         pack=args.pack,
         seed=args.seed,
         batch=args.batch_size,
-        folder=args.study or Under(Path(_STUDIES)),
+        folder=args.study or StudyRoot(Path(_STUDIES)),
         quiet=args.quiet,
         **options,
     )
@@ -219,10 +209,6 @@ def _numbers(text: str) -> tuple[int, ...]:
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected whole numbers with commas, got {text!r}") from None
     return numbers
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _add_controls(group: argparse._ArgumentGroup) -> None:
