@@ -2,7 +2,7 @@
 
     python benchmarks/from_samples.py --model HuggingFaceTB/SmolLM2-135M --tasks gsm8k,wikitext --limit 12
 
-Runs stock `lm_eval` with `--log_samples`, the dispersion tasks, and `dispersion store --from-samples`; then
+Runs stock `lm_eval` with `--log_samples`, the dispersion tasks, and `dispersion embed --from-samples`; then
 compares the stores. Vectors and the model's own perplexities are told with their differences, all else must
 be equal. Fails where a column differs.
 """
@@ -131,7 +131,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> int:
     layers = [part for layer in _LAYERS for part in ("--layer", layer)]
     run(
         "store from samples",
-        ["lmeval_dispersion", "store", "--from-samples", str(stock), "--model", arguments.model,
+        ["lmeval_dispersion", "embed", "--from-samples", str(stock), "--model", arguments.model,
          "--dtype", arguments.dtype, "--device", arguments.device, "--batch-size",
          arguments.samples_batch_size or arguments.batch_size, *layers, "-o", str(theirs)],
     )  # fmt: skip
@@ -158,7 +158,7 @@ def one_process(arguments: argparse.Namespace, stock: Path, ours: Path, theirs: 
     lm = HFLM(arguments.model, batch_size=int(arguments.batch_size), **how)
     pairs = dict(pair.split("=") for pair in (arguments.gen_kwargs or "").split(",") if pair)
     shared: dict[str, object] = {
-        "model": lm, "limit": float(arguments.limit), "confirm_run_unsafe_code": True, "bootstrap_iters": 0,
+        "model": lm, "limit": float(arguments.limit), "confirm_run_unsafe_code": True,
         "model_args": f"pretrained={arguments.model},dtype={arguments.dtype}",
         "num_fewshot": int(arguments.fewshot) if arguments.fewshot else None,
         "gen_kwargs": {key: int(value) for key, value in pairs.items()} or None,

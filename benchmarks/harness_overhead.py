@@ -70,7 +70,7 @@ def evaluation(lm: Any, kind: str, folder: Path, limit: int) -> tuple[float, flo
         task.set_config("num_fewshot", 2)
         task.set_fewshot_seed(1234)
     start, used = time.perf_counter(), time.process_time()
-    results = lm_eval.evaluate(lm=lm, task_dict=loaded, limit=limit, bootstrap_iters=0, log_samples=False)
+    results = lm_eval.evaluate(lm=lm, task_dict=loaded, limit=limit, log_samples=False)
     if lm.device.type == "cuda":
         import torch
 

@@ -52,7 +52,7 @@ def main() -> None:
                     pairwise += count <= ALL_PAIRS and any(
                         difference(a, b).separated for a, b in itertools.combinations(gaps, 2)
                     )
-                    counted += any(s.tied_with != (1, count) for s in standings)
+                    counted += any(len(s.tied_with) < count - 1 for s in standings)
                     spreads.append(np.var([g.mean for g in gaps], ddof=1))
                     errors.append(gaps[0].se)
                 looks = f"{pairwise / groups:.3f}" if count <= ALL_PAIRS else "-"

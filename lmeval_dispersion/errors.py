@@ -24,6 +24,15 @@ A message says what was expected, what was given, and what to do next.
 
 from __future__ import annotations
 
+import importlib.util
+
+# Optional part of the package -> libraries that it brings, by which its installation is recognised.
+LIBRARIES = {
+    "audit": ("pandas", "pyarrow", "safetensors", "scipy", "sklearn"),
+    "models": ("torch", "transformers", "accelerate", "datasets", "lm_eval"),
+    "registry": ("duckdb", "filelock"),
+}
+
 
 class DispersionError(Exception):
     """Root of the tree. ``exit_code`` is what a command returns when this ends it."""
@@ -107,3 +116,17 @@ class NonFiniteStateError(DispersionError):
 
 class MissingExtraError(DispersionError, ImportError):
     """An optional part of the package is not installed; the message names the extra."""
+
+
+def require_extra(extra: str, what: str) -> None:
+    """Raise a sentence where an optional part that ``what`` needs is not installed; imports nothing.
+
+    Raises:
+        MissingExtraError: One of the part's :data:`LIBRARIES` is missing.
+    """
+    missing = [name for name in LIBRARIES[extra] if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(
+            f"{what} needs {' and '.join(missing)}, which {'are' if missing[1:] else 'is'} not installed; "
+            f"run: pip install 'lmeval-dispersion[{extra}]'"
+        )

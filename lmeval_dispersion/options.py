@@ -6,10 +6,8 @@ Only the standard library is imported before a report is written.
 from __future__ import annotations
 
 import argparse
-import datetime
 import difflib
 import os
-import re
 import shutil
 import sys
 import textwrap
@@ -33,6 +31,10 @@ _SUFFIXES = {
     ".html": "html",
     ".htm": "html",
 }
+
+
+# What people type for an option that has another name here.
+_OTHER_NAMES = {"--top": "--shortlist", "--layers": "--layer", "--seeds": "--seed", "--batch": "--batch-size"}
 
 
 class _Help(argparse.HelpFormatter):
@@ -66,13 +68,30 @@ class _Once(argparse.Action):
 class _Parser(argparse.ArgumentParser):
     """Ends wrong usage with one sentence, where argparse prints all options above it."""
 
+    _words: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """argparse's; the words are kept for what a message suggests."""
+        self._words = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
-        wrong = re.findall(r"--[a-z][a-z-]*", message) if message.startswith("unrecognized") else []
-        near = [
-            name for one in wrong for name in difflib.get_close_matches(one, self._option_string_actions, n=1)
-        ]
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        unknown = message.startswith("unrecognized arguments: ")
+        meant = [self._meant(word) for word in message.split() if unknown and word.startswith("--")]
+        hint = f"; did you mean {', '.join(filter(None, meant))}?" if any(meant) else ""
         self.exit(2, f"{self.prog}: {message}{hint}; see `{self.prog} --help`\n")
+
+    def _meant(self, word: str) -> str:
+        """The option that an unknown one stands for, empty where none is near enough to help."""
+        option, _, value = word.partition("=")
+        if option.removeprefix("--") in FORMATS and "--format" in self._option_string_actions:
+            return f"--format {option.removeprefix('--')}"
+        if option in _OTHER_NAMES and (known := _OTHER_NAMES[option]) in self._option_string_actions:
+            after = self._words[self._words.index(word) + 1 :][:1]
+            return " ".join([known, *filter(None, [value]), *(v for v in after if not value and v[0] != "-")])
+        near = difflib.get_close_matches(option, self._option_string_actions, n=1, cutoff=0.75)
+        begun = [name for name in self._option_string_actions if name.startswith(option)]
+        return (near or begun or [""])[0]
 
 
 def command_parser(command: str, about: str) -> argparse.ArgumentParser:
@@ -109,16 +128,12 @@ def add_format(
 
 
 def add_output(parser: argparse._ActionsContainer, formats: Sequence[str] = FORMATS) -> None:
-    """Add ``--format``, ``-o/--output FILE``, ``--date`` and ``-q/--quiet``; :meth:`Output.of` reads them."""
+    """Add ``--format``, ``-o/--output FILE``, ``--details``, ``-q/--quiet``; :meth:`Output.of` reads them."""
     add_format(parser, formats)
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write there (default: to standard output)"
     )
-    parser.add_argument(
-        "--date",
-        action="store_true",
-        help="say when the report was made, so that no two are equal",
-    )
+    parser.add_argument("--details", action="store_true", help="show every table on the terminal")
     add_quiet(parser)
 
 
@@ -178,13 +193,12 @@ def add_one_slice(
 
 
 def add_metrics(parser: argparse._ActionsContainer) -> None:
-    """Add ``--metrics``: ``dispersion``, or ``all`` for its rivals too."""
+    """Add ``--metrics``: ``dispersion``, or ``all`` for RankMe and its like too."""
     parser.add_argument(
         "--metrics",
         choices=("dispersion", "all"),
         default="dispersion",
-        help="all: also RankMe, effective rank and other rivals, and which of them orders best "
-        "(default: %(default)s)",
+        help="all: also RankMe, effective rank, participation ratio and stable rank (default: %(default)s)",
     )
 
 
@@ -203,15 +217,15 @@ class Output:
         format: One of :data:`FORMATS`.
         path: The file; None for standard output.
         quiet: Whether remarks on standard error are left out.
-        command: The command that makes the report, as it was typed; empty where nobody typed one.
-        date: When the report is made, as it says it; empty where it is not to say.
+        command: The command that makes the report, as it was typed; empty in Python.
+        details: Whether a terminal shows the details too.
     """
 
     format: str
     path: Path | None = None
     quiet: bool = False
     command: str = ""
-    date: str = ""
+    details: bool = False
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Output:
@@ -229,18 +243,16 @@ class Output:
                 output_format = _by_suffix(path, args.formats)
         require(output_format)
         given = vars(args)
-        date = (
-            f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC" if given.get("date") else ""
-        )
-        return cls(output_format, path, given.get("quiet", False), given.get("command", ""), date)
+        quiet, details = given.get("quiet", False), given.get("details", False)
+        return cls(output_format, path, quiet, given.get("command", ""), details)
 
     def write(self, document: Document) -> None:
-        """Render the report, with its command and date; write or print it, and say which file was written.
+        """Render the report, with its command; write or print it, and say which file was written.
 
         Raises:
             DispersionError: The file could not be written; an older file is as it was.
         """
-        document = replace(document, command=document.command or self.command, date=self.date)
+        document = replace(document, command=document.command or self.command)
         if self.path is not None:
             pieces = rendered(document, self.format)
             write_whole(self.path, (piece.encode("utf-8", "backslashreplace") for piece in pieces))
@@ -258,6 +270,7 @@ class Output:
             width=shutil.get_terminal_size().columns if terminal else None,
             colour=terminal and "NO_COLOR" not in os.environ,
             encoding=_stdout_encoding(),
+            details=self.details,
         )
         self.write_text(text)
 

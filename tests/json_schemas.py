@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parents[1] / "docs" / "reference" / "schemas"
 
 @cache
 def validator(contract: str) -> Draft202012Validator:
-    """The validator of a contract such as ``screen-checkpoints/2``."""
+    """The validator of a contract such as ``screen-checkpoints/3``."""
     schema = json.loads((FOLDER / f"{contract.replace('/', '-')}.json").read_text("utf-8"))
     Draft202012Validator.check_schema(schema)
     return Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)

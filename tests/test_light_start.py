@@ -81,11 +81,33 @@ assert callable(screen) and screen is again is third
 @pytest.mark.parametrize(
     ("library", "extra"), [("pandas", "audit"), ("sklearn", "audit"), ("altair", "html"), ("torch", "models")]
 )
-def test_a_missing_library_is_named_with_the_part_that_brings_it(library, extra, monkeypatch, capsys):
+def test_a_library_that_is_met_on_the_way_is_named_with_the_part_that_brings_it(
+    library, extra, monkeypatch, capsys
+):
     def missing(name):
         raise ModuleNotFoundError(f"No module named {library!r}", name=library)
 
     monkeypatch.setattr("lmeval_dispersion.cli.importlib.import_module", missing)
-    assert main(["compare", "a", "b"]) == 1
+    assert main(["watch", "a"]) == 1
     assert f"needs {library}" in (shown := capsys.readouterr().err)
     assert f"pip install 'lmeval-dispersion[{extra}]'" in shown
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [
+        ("inspect law", "models"),
+        ("train", "models"),
+        ("run", "models"),
+        ("embed", "models"),
+        ("audit", "audit"),
+    ],
+)
+def test_a_command_names_the_part_that_it_needs_in_the_end(command, extra, monkeypatch, capsys):
+    """In a base install; today's first missing library would be that of another part."""
+    monkeypatch.setattr("lmeval_dispersion.errors.importlib.util.find_spec", lambda name: None)
+    assert main([*command.split(), "a"]) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"dispersion {command}: `dispersion {command}` needs ")
+    assert shown.endswith(f"run: pip install 'lmeval-dispersion[{extra}]'\n")
+    assert shown.count("\n") == 1

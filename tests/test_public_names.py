@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,32 +18,23 @@ ROOT = Path(lmeval_dispersion.__file__).parent
 EXAMPLES = ROOT.parent / "examples"
 
 
-def type_checking_names() -> set[str]:
-    """The names that the package's ``if TYPE_CHECKING`` block gives to type checkers."""
-    (block,) = [
-        node for node in ast.parse((ROOT / "__init__.py").read_text("utf-8")).body if isinstance(node, ast.If)
-    ]
-    return {
-        alias.asname or alias.name
-        for node in block.body
+def test_the_stub_is_the_one_list_and_dir_shows_it():
+    imports = [
+        node
+        for node in ast.parse((ROOT / "__init__.pyi").read_text("utf-8")).body
         if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-
-
-def test_exported_names_are_the_same_everywhere():
-    assert lmeval_dispersion.__all__ == sorted(lmeval_dispersion.__all__)
-    assert set(lmeval_dispersion.__all__) == type_checking_names() == set(lmeval_dispersion._WHERE)
-    assert set(lmeval_dispersion.__all__) <= set(dir(lmeval_dispersion))
+    ]
+    names = {str(name.asname) for node in imports for name in node.names} - {"__version__"}
+    assert lmeval_dispersion.__all__ == dir(lmeval_dispersion) == sorted(names)
+    starred: dict[str, object] = {}
+    exec("from lmeval_dispersion import *", starred)
+    assert names <= set(starred)
 
 
 @pytest.mark.parametrize("name", lmeval_dispersion.__all__)
 def test_every_name_is_there_and_says_what_it_is(name):
     value = getattr(lmeval_dispersion, name)
     assert inspect.getdoc(value)
-    module, attribute = lmeval_dispersion._WHERE[name]
-    found = importlib.import_module(module)
-    assert value is (getattr(found, attribute) if attribute else found)
 
 
 def test_public_names_are_no_rooms():
@@ -58,6 +50,36 @@ def test_an_unknown_name_is_an_attribute_error():
         importlib.import_module("lmeval_dispersion.dispersal")
 
 
+def test_the_training_page_lists_the_public_names_of_training():
+    page = (ROOT.parent / "docs" / "reference" / "training.md").read_text("utf-8")
+    table = page.split("## Names", 1)[1].split("\n## ", 1)[0]
+    documented = re.findall(r"^\| `(\w+)` \|", table, re.M)
+    rooms = {
+        name: value.__name__ if inspect.ismodule(value) else value.__module__
+        for name in lmeval_dispersion.__all__
+        if (value := getattr(lmeval_dispersion, name))
+    }
+    training = [name for name, room in rooms.items() if room.startswith("lmeval_dispersion.training")]
+    assert sorted(documented) == sorted(training)
+
+
+def test_a_name_without_its_library_says_what_to_install():
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('torch', 'pandas'))); import lmeval_dispersion\n"
+        "for name in ('law', 'capture', 'DispersionTrainer', 'losses'):\n"
+        "    try:\n"
+        "        getattr(lmeval_dispersion, name)\n"
+        "    except ImportError as error:\n"
+        "        print(error)\n"
+        "from lmeval_dispersion import law"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["law", "capture", "DispersionTrainer", "losses"]
+    assert all(line.endswith("run: pip install 'lmeval-dispersion[models]'") for line in lines)
+    assert done.stderr.splitlines()[-1].endswith(lines[0])
+
+
 def test_importing_the_package_loads_the_standard_library_only():
     code = (
         "import sys, lmeval_dispersion; lmeval_dispersion.__all__, dir(lmeval_dispersion)\n"
@@ -70,7 +92,7 @@ def test_importing_the_package_loads_the_standard_library_only():
 
 def test_an_audit_by_its_public_name():
     report = lmeval_dispersion.audit_run(EXAMPLES / "mmlu_before", seed=1)
-    assert report["format"] == "dispersion-audit/2"
+    assert report["format"] == "dispersion-audit/3"
     assert report["seed"] == 1
     assert report["run"]["documents"] == len(lmeval_dispersion.open_store(EXAMPLES / "mmlu_before").documents)
 
@@ -88,9 +110,9 @@ def packages() -> list[str]:
 
 @pytest.mark.parametrize("name", packages())
 def test_a_module_is_public_begins_with_an_underscore_or_its_package_says_that_it_is_private(name):
-    """Public: a module that `_WHERE` names. The others may be moved without notice."""
+    """Public: `losses`. The others may be moved without notice."""
     package = importlib.import_module(name)
-    public = {module for module, _ in lmeval_dispersion._WHERE.values()}
+    public = {"lmeval_dispersion.training.losses"}
     unmarked = [
         f"{name}.{path.stem}"
         for path in Path(str(package.__file__)).parent.glob("*.py")

@@ -13,7 +13,7 @@ import pytest
 from browser import Browser
 from lmeval_screener import screen
 from lmeval_screener.ranking.gap import difference, gap
-from lmeval_screener.ranking.ties import rank_gaps
+from lmeval_screener.ranking.ties import rank_gaps, runs
 from lmeval_screener.reports.document import report
 from lmeval_screener.result import Failed, Result, Screened, TensorInfo, TokenInfo
 from lmeval_screener.shortlist.choice import shortlist
@@ -53,7 +53,7 @@ def ranked(members):
             replace(
                 member,
                 rank=standing.rank,
-                tied_with=standing.tied_with,
+                ties=standing.ties,
                 next=standing.next,
             )
             for member, standing in best_first
@@ -211,7 +211,7 @@ def test_a_long_group_is_shortened_to_its_top_the_ties_at_the_cut_and_its_bottom
             one,
             repo=f"org/m{i}",
             rank=i + 1,
-            tied_with=(14, 19) if 13 <= i < 19 else (i + 1, i + 1),
+            ties=runs(j for j in range(14, 20) if j != i + 1) if 13 <= i < 19 else (),
             notes=("the same note",),
         )
         for i in range(1500)
@@ -231,7 +231,7 @@ def test_a_long_group_is_shortened_to_its_top_the_ties_at_the_cut_and_its_bottom
 
 def test_forty_rows_are_shown_whole():
     one = screened("org/m", "7B", 1.0)
-    members = [replace(one, repo=f"org/m{i}", rank=i + 1, tied_with=(i + 1, i + 1)) for i in range(40)]
+    members = [replace(one, repo=f"org/m{i}", rank=i + 1) for i in range(40)]
     text = render(report(Result("math", "reference", "cosine", tuple(members), (), 1, 1, 1)), "table")
     assert "rows; all of them" not in text
     assert "org/m25" in text
@@ -315,7 +315,6 @@ def test_the_first_screen_has_the_answer_and_the_picture(result, tmp_path, size,
         browser.size(*size)
         browser.media(scheme)
         browser.open(place)
-        browser.wait("document.documentElement.dataset.charts === 'ready'")
         assert browser.value("document.querySelector('.lead p').textContent").startswith("Best: ")
         assert browser.value("document.querySelector('.chart svg').getBoundingClientRect().bottom") <= size[1]
         assert browser.value("document.documentElement.scrollWidth") == size[0]

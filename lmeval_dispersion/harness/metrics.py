@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,58 +22,77 @@ log = logging.getLogger(__name__)
 # Metric -> which documents it is over, by their score.
 METRICS = {"dispersion": "all", "dispersion_correct": "correct", "dispersion_incorrect": "incorrect"}
 
-# A matrix of raw vectors (n, d) and the indices of the rows that count.
-Part = tuple[NDArray[np.float32], NDArray[np.int64]]
-
 _BLOCK = 4096
-_latest: list[tuple[tuple[Part, ...], Estimate]] = []  # a value and its error ask for the same one
 
 
-def estimate(parts: tuple[Part, ...]) -> Estimate:
-    """Dispersion over the rows of all parts with its jackknife error; NaN below two rows."""
-    for known, found in _latest:
-        if len(known) == len(parts) and all(
-            a[0] is b[0] and a[1] is b[1] for a, b in zip(known, parts, strict=True)
-        ):
-            return found
-    found = _estimate(parts)
-    _latest[:] = [(parts, found), *_latest[:5]]
-    return found
+@dataclass(frozen=True)
+class Figure:
+    """lm-eval's aggregation for one of :data:`METRICS`, or for its jackknife standard error.
+
+    A pure function of the records that it is given: lm-eval may call it on any sample of them, in any process
+    and any number of times. A document that comes twice counts once.
+
+    Attributes:
+        metric: Name of the metric.
+        layer: Captured layer, as the records have it.
+        error: Whether it gives the standard error.
+    """
+
+    metric: str
+    layer: str
+    error: bool = False
+
+    def __call__(self, records: Sequence[DocRecord]) -> Any:
+        """A float that lm-eval's group arithmetic combines to the figure over all the group's documents."""
+        return pooled(over(self.metric, unique(records)), self.measure, error=self.error)
+
+    def measure(self, records: tuple[DocRecord, ...]) -> float:
+        """The figure over exactly these records."""
+        found = estimate(records, self.layer)
+        return found.se if self.error else found.mean
 
 
-def _estimate(parts: tuple[Part, ...]) -> Estimate:
-    n = sum(len(rows) for _, rows in parts)
-    if n < 2:
-        return Estimate(math.nan, math.nan, n)
-
-    def blocks() -> Iterator[NDArray[np.float32]]:
-        for matrix, rows in parts:
-            for i in range(0, len(rows), _BLOCK):
-                yield matrix[rows[i : i + _BLOCK]]
-
-    return streamed_dispersion_estimate(blocks)
+def unique(records: Sequence[DocRecord]) -> list[DocRecord]:
+    """Each document once, by its index; an empty text has no segment, and with it no state."""
+    found = {record.doc_id: record for record in records if record.state.prompt_tokens}
+    return [found[doc_id] for doc_id in sorted(found)]
 
 
-def pooled_dispersion(parts: tuple[Part, ...]) -> Any:
-    """The dispersion of ``parts`` as a float that groups combine to that of all their documents."""
-    return pooled(parts, _mean)
+def over(metric: str, records: Sequence[DocRecord]) -> tuple[DocRecord, ...]:
+    """The records that ``metric`` is over."""
+    which = METRICS[metric]
+    if which == "all":
+        return tuple(records)
+    # NaN is neither: a task without labels has no correct and no incorrect documents.
+    return tuple(r for r in records if (r.correct > 0.5 if which == "correct" else r.correct <= 0.5))
 
 
-def pooled_error(parts: tuple[Part, ...]) -> Any:
-    """Its jackknife standard error, likewise."""
-    return pooled(parts, _error, error=True)
+@lru_cache(maxsize=1)  # lm-eval asks for a value and then for its error
+def estimate(records: tuple[DocRecord, ...], layer: str) -> Estimate:
+    """Dispersion over the records' states with its jackknife error; NaN below two states with a direction.
+
+    Args:
+        records: Records, whose states may have several rows each.
+        layer: Captured layer; where records have no such name, their first one.
+    """
+    n = 0
+    for rows in _blocks(records, layer):
+        n += len(rows)
+        if n > 1:
+            return streamed_dispersion_estimate(lambda: _blocks(records, layer))
+    return Estimate(math.nan, math.nan, n)
 
 
-def _mean(parts: tuple[Part, ...]) -> float:
-    return estimate(parts).mean
-
-
-def _error(parts: tuple[Part, ...]) -> float:
-    return estimate(parts).se
+def _blocks(records: Sequence[DocRecord], layer: str) -> Iterator[Vectors]:
+    for start in range(0, len(records), _BLOCK):
+        states = [record.state.vectors for record in records[start : start + _BLOCK]]
+        rows = np.concatenate([v[layer] if layer in v else next(iter(v.values())) for v in states])
+        if (valid := valid_rows(rows)).any():
+            yield rows[valid]
 
 
 class TaskMetrics:
-    """Metrics of one task over all of its documents, computed once a filter.
+    """The documents of one finished task: what its store holds, and its metrics by layer.
 
     Args:
         task: Name, for messages.
@@ -85,9 +106,7 @@ class TaskMetrics:
 
     def __init__(self, task: str, records: Sequence[DocRecord], layers: Sequence[str]) -> None:
         self.task = task
-        # An empty text has no segment, and with it no state.
-        unique = {record.doc_id: record for record in records if record.state.prompt_tokens}
-        self.records = [unique[doc_id] for doc_id in sorted(unique)]
+        self.records = unique(records)
         if not self.records:
             raise HarnessError(f"{task}: no document brought a state back: all of its texts are empty")
         # Names are canonical on the records; here only where lm-eval's model could be asked beforehand.
@@ -101,35 +120,15 @@ class TaskMetrics:
                 stop = start + len(record.state.prompt_tokens)
                 record.state.vectors[layer] = self.vectors[layer][start:stop]
                 start = stop
-        sizes = [len(record.state.prompt_tokens) for record in self.records]
-        self.correct = np.repeat([record.correct for record in self.records], sizes)
-        self.valid = {layer: valid_rows(rows) for layer, rows in self.vectors.items()}
-        self.parts = {metric: self.part(metric) for metric in METRICS}
+        self.valid: dict[str, NDArray[np.bool_]] = {n: valid_rows(rows) for n, rows in self.vectors.items()}
         self.truncated = sum(any(record.state.truncated) for record in self.records)
-
-    def part(self, metric: str, layer: str | None = None) -> Part:
-        """The matrix of a layer and the rows that ``metric`` is over."""
-        layer = layer or self.layers[0]
-        chosen: NDArray[np.bool_] = self.valid[layer]
-        which = METRICS[metric]
-        if which != "all":
-            # NaN is neither: a task without labels has no correct and no incorrect documents.
-            chosen = chosen & (self.correct > 0.5 if which == "correct" else self.correct <= 0.5)
-        return self.vectors[layer], np.flatnonzero(chosen)
-
-    def value(self, metric: str) -> Any:
-        """The metric as a float that groups can pool."""
-        return pooled_dispersion((self.parts[metric],))
-
-    def error(self, metric: str) -> Any:
-        """Its jackknife standard error, likewise."""
-        return pooled_error((self.parts[metric],))
 
     def warn(self) -> None:
         """Say what a metric cannot show by itself."""
+        labelled = any(not math.isnan(record.correct) for record in self.records)
         for metric, which in METRICS.items():
-            n = len(self.parts[metric][1])
-            if n < 2 and not (which != "all" and np.isnan(self.correct).all()):
+            n = self._estimate(metric, self.layers[0]).n
+            if n < 2 and (labelled or which == "all"):
                 kind = "" if which == "all" else f"{which} "
                 log.warning("%s: %s is NaN: %d %sdocuments, two are needed", self.task, metric, n, kind)
         for layer, valid in self.valid.items():
@@ -154,7 +153,7 @@ class TaskMetrics:
         """The metrics of every layer for lm-eval's results JSON; NaN is null."""
         layers = {}
         for layer in self.layers:
-            found = {metric: estimate((self.part(metric, layer),)) for metric in METRICS}
+            found = {metric: self._estimate(metric, layer) for metric in METRICS}
             layers[layer] = {
                 f"{metric}{suffix}": value
                 for metric, measured in found.items()
@@ -167,11 +166,14 @@ class TaskMetrics:
         return {
             "layer": self.layers[0],
             "documents": len(self.records),
-            "vectors": len(self.correct),
+            "vectors": len(self.vectors[self.layers[0]]),
             "truncated": self.truncated,
             "without_direction": {layer: int((~valid).sum()) for layer, valid in self.valid.items()},
             "layers": layers,
         }
+
+    def _estimate(self, metric: str, layer: str) -> Estimate:
+        return estimate(over(metric, self.records), layer)
 
 
 def _json_number(value: float) -> float | None:

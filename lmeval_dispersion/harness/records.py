@@ -50,7 +50,7 @@ class DocState:
         return f"<state of document {self.doc_id}>"
 
 
-@dataclass
+@dataclass(eq=False)
 class DocRecord:
     """A document's state with how the task judged the answer; the value of every metric of ours.
 

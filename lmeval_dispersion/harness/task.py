@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from lmeval_dispersion.errors import HarnessError
@@ -17,7 +17,7 @@ from lmeval_dispersion.harness.compat import (
     surroundings,
     with_state,
 )
-from lmeval_dispersion.harness.metrics import METRICS, TaskMetrics
+from lmeval_dispersion.harness.metrics import METRICS, Figure, TaskMetrics
 from lmeval_dispersion.harness.records import (
     CORRECT,
     DocRecord,
@@ -58,7 +58,7 @@ class DispersionTask(hooked_task()):  # type: ignore[misc]
         self._run = saving.Run(Surroundings(), {}, None)
         self._rendered: dict[str, tuple[Any, Any]] = {}
         self._correct_by: str | None = None
-        self._metrics: dict[tuple[int, ...], TaskMetrics] = {}
+        self._records: dict[str, dict[int, DocRecord]] = {}  # filter -> true index -> record
         self._summary: dict[str, Any] = {}
         super().__init__(config=settings, **options)  # last: it renders a document
 
@@ -140,22 +140,27 @@ class DispersionTask(hooked_task()):  # type: ignore[misc]
             alias=self.config.task_alias,
             filter_name=filter_name,
         )
+        self._note([record])
         return {name + suffix: record for name in METRICS for suffix in ("", "_stderr")}
 
     def aggregation(self) -> dict[str, Any]:
         """lm-eval's functions and ours."""
         if self.only_predicts:
             return dict(super().aggregation())
-        ours = {name: partial(self._value, name) for name in METRICS}
-        errors = {f"{name}_stderr": partial(self._error, name) for name in METRICS}
-        return {**super().aggregation(), **ours, **errors}
+        layer = self._layers[0] if self._layers else "last"
+        figures: dict[str, Any] = {}
+        for name in METRICS:
+            figures |= {name: Figure(name, layer), f"{name}_stderr": Figure(name, layer, error=True)}
+        if self._run.options.get("world_size", 1) > 1:
+            figures = {name: _Gathered(figure, self._note) for name, figure in figures.items()}
+        return {**super().aggregation(), **figures}
 
     def dump_config(self) -> dict[str, Any]:
         """lm-eval's, with the run's metrics and the place of its store under ``metadata.dispersion``.
 
         lm-eval asks for it once all metrics of the task are computed: the run ends here and is saved.
         """
-        if self._metrics and not self._summary:
+        if self._records and not self._summary:
             self._save()
         config: dict[str, Any] = super().dump_config()
         if self._summary:
@@ -176,7 +181,7 @@ class DispersionTask(hooked_task()):  # type: ignore[misc]
             layers = list(dict.fromkeys(site.name for site in resolve(around.lm.model, layers)))
         if around.groups is None or around.groups:
             check_groups()
-        self._layers = layers
+        self._layers, self._records, self._summary, self._correct_by = layers, {}, {}, None
         self._run = saving.begin(self.task_name, metadata, around, options)
 
     def _recover_states(self) -> None:
@@ -198,29 +203,20 @@ class DispersionTask(hooked_task()):  # type: ignore[misc]
         """``FILTER/METRIC`` or ``METRIC`` that tells correct answers; None: the first one known."""
         return (self.config.metadata or {}).get("dispersion_correct")
 
+    def _note(self, records: Sequence[DocRecord]) -> None:
+        """Keep records of the run; noting one again changes nothing."""
+        for record in records:
+            self._records.setdefault(record.filter, {}).setdefault(record.doc_id, record)
+
     def _save(self) -> None:
         """Save the run; of several filters, which judge the same answers, that of the judge or the first."""
-        by_filter = {metrics.records[0].filter: metrics for metrics in self._metrics.values()}
-        chosen = split_judge(self._judge)[0] or next(iter(by_filter))
-        metrics = by_filter[chosen]
+        chosen = split_judge(self._judge)[0] or next(iter(self._records))
+        metrics = TaskMetrics(self.task_name, [*self._records[chosen].values()], self._layers)
         metrics.warn()
         by = self._correct_by
         several = by is not None and len(self.filter_names) > 1
         self._summary = {**metrics.summary(), "correct_by": f"{chosen}/{by}" if several else by}
         self._summary["store"] = saving.save(self._run, self, metrics, self._summary)
-
-    def _value(self, metric: str, records: Sequence[DocRecord]) -> Any:
-        return self._metrics_of(records).value(metric)
-
-    def _error(self, metric: str, records: Sequence[DocRecord]) -> Any:
-        return self._metrics_of(records).error(metric)
-
-    def _metrics_of(self, records: Sequence[DocRecord]) -> TaskMetrics:
-        """Metrics over these records; lm-eval asks metric by metric and filter by filter."""
-        key = tuple(map(id, records))
-        if key not in self._metrics:
-            self._metrics[key] = TaskMetrics(self.task_name, records, self._layers)
-        return self._metrics[key]
 
     def _remember(self, what: str, doc: Any, value: Any, args: Any, options: Any) -> Any:
         if not args and not any(option is not None for option in options.values()):
@@ -232,3 +228,18 @@ class DispersionTask(hooked_task()):  # type: ignore[misc]
         if of is doc:
             return value
         return super().doc_to_text(doc) if what == "text" else super().doc_to_target(doc)
+
+
+@dataclass(frozen=True)
+class _Gathered:
+    """A figure of several processes' run: their records reach the task as aggregations' arguments alone."""
+
+    figure: Figure
+    note: Callable[[Sequence[DocRecord]], None]
+
+    def __call__(self, records: Sequence[DocRecord]) -> Any:
+        self.note(records)
+        return self.figure(records)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Figure, (self.figure.metric, self.figure.layer, self.figure.error)

@@ -26,9 +26,10 @@ from numpy.typing import ArrayLike, NDArray
 from lmeval_dispersion.errors import GeometryError, TooFewVectorsError, UsageError
 from lmeval_dispersion.geometry import (
     Dispersion,
+    Spectrum,
     dispersion,
     dispersion_estimate,
-    effective_rank,
+    spectrum,
     vendi_score,
 )
 from lmeval_dispersion.laboratory.analysis import Analysis, StudyResult, analyse
@@ -57,8 +58,8 @@ SEQUENCE = "sequence"  # perplexity of the whole segment; "last@16" is that of t
 
 _GROUPS = 32  # of the jackknife over texts
 _UNITS = 64  # of the first pass, at most
-_BIN_VALUES = ("dispersion", "dispersion_se", "vendi_score", "effective_rank")
-MEASURES = ("dispersion", "vendi_score", "effective_rank", "token_dispersion")
+_BIN_VALUES = ("dispersion", "dispersion_se", "vendi_score", *Spectrum._fields)
+MEASURES = ("dispersion", "token_dispersion", "vendi_score", *Spectrum._fields)
 
 
 @dataclass(frozen=True, repr=False)
@@ -277,7 +278,7 @@ class _Law:
         rows = []
         for vectors, _ in self.states(unit, self.causal):
             estimate = dispersion_estimate(vectors)
-            rows.append((estimate.mean, estimate.se, vendi_score(vectors), effective_rank(vectors)))
+            rows.append((estimate.mean, estimate.se, vendi_score(vectors), *spectrum(vectors)))
         return {"values": np.array(rows)}
 
     def control_pass(self, control: str, units: list[_Bin]) -> Array:

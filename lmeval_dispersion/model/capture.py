@@ -17,6 +17,10 @@ such stream exists; ``attn`` is block input + attention output there, so that ``
 feed-forward contribution everywhere. In post-norm blocks (OPT-350m) ``attn`` is the sum before its norm.
 Blocks of one part only (Mamba) have ``layer.K`` alone.
 
+The indices are those of all but Mamba and RWKV, whose ``hidden_states`` leave the embeddings out: ``layer.K``
+is ``hidden_states[K]`` there, the last block included. RWKV in evaluation halves the state after every
+``rescale_every``-th block; ``layer.K`` is the state before that, of the same direction.
+
 How ``attn`` is found: within a block, the mixer is the first sub-module called that has sub-modules itself;
 the stream is the first tensor after it that is handed to a sub-module and came out of none.
 """

@@ -8,8 +8,7 @@ chosen at once, words and bare indices stand for names too:
 ``all``         the state after every block
 ``early_half``  the state after every block of the first half
 ``late_half``   the state after every block of the second half
-``K``           the state after block K, as ``hidden_states[K + 1]`` of transformers counts it: ``layer.K``,
-                but ``last``, after the final norm, for the last block
+``K``           the state after block K: ``layer.K``, but ``last``, after the final norm, for the last block
 ==============  ===========================================================================================
 
 ``all`` and the halves take the last block's state after the final norm as well; ``layer.-1`` takes it before.

@@ -8,17 +8,16 @@ are drawn only when a page asks for them, and the limits of what the numbers sup
 from __future__ import annotations
 
 import contextlib
+import functools
 import platform
 import re
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, get_type_hints, overload
 
 from lmeval_dispersion.version import __version__
-
-if TYPE_CHECKING:
-    import altair
 
 Row = Mapping[str, Any]
 T = TypeVar("T", covariant=True)
@@ -38,6 +37,9 @@ class Column:
         hint: One sentence on how to read the column, shown with the table.
         short: A heading for narrow places; empty for the same one.
         drop: When a table is too wide, columns with the largest number go first; 0 never goes.
+        dots: Terminals draw the values as dots on one axis beside the column: with a whisker to both sides
+            (``both``), to the left (``below``) or none (``dot``); empty for no drawing.
+        reach: Key of the whisker's length; empty for the error's.
     """
 
     key: str
@@ -47,6 +49,33 @@ class Column:
     hint: str = ""
     short: str = ""
     drop: int = 0
+    dots: Literal["", "both", "below", "dot"] = ""
+    reach: str = ""
+
+
+def Col(
+    heading: str,
+    format: str = "",
+    *,
+    error: str = "",
+    hint: str = "",
+    short: str = "",
+    drop: int = 0,
+    dots: Literal["", "both", "below", "dot"] = "",
+    reach: str = "",
+) -> Column:
+    """A column for the annotation of a field, such as ``Annotated[float, …]``; its key is the field."""
+    return Column("", heading, format, error, hint, short, drop, dots, reach)
+
+
+@functools.cache
+def columns_of(row_type: type) -> tuple[Column, ...]:
+    """The shown columns of a row class: its fields that are annotated with a `Col`, in order."""
+    hints = get_type_hints(row_type, include_extras=True)
+    marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return tuple(
+        replace(mark, key=name) for name, marks in marks.items() for mark in marks if isinstance(mark, Column)
+    )
 
 
 class Made(Sequence[T]):
@@ -102,24 +131,66 @@ class Table:
     more: str = ""
     excerpt: Sequence[int] = ()
 
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[Any],
+        caption: str,
+        *,
+        name: str = "",
+        more: str = "",
+        excerpt: Sequence[int] = (),
+        hide: Sequence[str] = (),
+        headings: Mapping[str, str] = types.MappingProxyType({}),
+    ) -> Table:
+        """A table of dataclass rows; the class's fields with a `Col` are its columns.
+
+        Args:
+            rows: Objects of one dataclass.
+            caption: As the attribute, as are ``name``, ``more`` and ``excerpt``.
+            name: See there.
+            more: See there.
+            excerpt: See there.
+            hide: Keys of columns to leave out. One whose every cell is empty is left out as well.
+            headings: Other headings, by key.
+        """
+        row_type: type = type(rows[0]) if rows else object
+        columns = columns_of(row_type)
+        shown = [
+            replace(column, heading=headings.get(column.key, column.heading))
+            for column in columns
+            if column.key not in hide and any(getattr(row, column.key) not in (None, "", ()) for row in rows)
+        ]
+        return cls([fields_of(row) for row in rows], shown, caption, name, more, excerpt)
+
+
+def fields_of(row: Any) -> dict[str, Any]:
+    """A dataclass row as a mapping from field to value, one level deep."""
+    return {field.name: getattr(row, field.name) for field in fields(row)}
+
 
 @dataclass(frozen=True)
 class Chart:
     """A picture, drawn only where one can be shown.
 
     Attributes:
-        draw: Returns the Altair chart with its data inside.
+        draw: The Vega-Lite specification with its data inside, or a function that makes it.
         caption: What it shows, in one line.
         description: What a reader who cannot see it should know, with the numbers that matter.
         meaning: What it means and what it does not support; empty for nothing.
         name: Anchor on a page and name of a saved picture; empty for one made from the caption.
     """
 
-    draw: Callable[[], altair.TopLevelMixin]
+    draw: Mapping[str, Any] | Callable[[], Any]
     caption: str
     description: str
     meaning: str = ""
     name: str = ""
+
+    def specification(self) -> dict[str, Any]:
+        """The chart as Vega-Lite."""
+        drawn = self.draw() if callable(self.draw) else self.draw
+        return dict(drawn if isinstance(drawn, Mapping) else drawn.to_dict())
 
 
 @dataclass(frozen=True)
@@ -189,7 +260,7 @@ class Document:
         libraries: Distributions whose versions decide the numbers; Python's and ours are always said.
         guide: The page of the documentation that tells how to read the report, such as
             ``docs/reference/screening.md``.
-        date: When it was made; empty, as by default, where equal input is to give equal bytes.
+        short: Whether a terminal shows the answer and what is no detail, and limits only with details.
     """
 
     title: str
@@ -203,7 +274,7 @@ class Document:
     float_format: str = ""
     libraries: Sequence[str] = ()
     guide: str = ""
-    date: str = ""
+    short: bool = False
 
     def tables(self) -> dict[str, Table]:
         """Every table by its anchor, in order."""
@@ -218,12 +289,12 @@ class Document:
         return {names.of(part.name, part.caption): part for part in parts if isinstance(part, Chart)}
 
     def origin(self) -> dict[str, str]:
-        """What a reader needs to make the report again, besides the command: versions, date, what to read."""
+        """How to read the report, and the versions that it takes, beside the command, to make it again."""
         versions = [f"lmeval-dispersion {__version__}", f"Python {platform.python_version()}"]
         for library in self.libraries:
             with contextlib.suppress(metadata.PackageNotFoundError):
                 versions.append(f"{library} {metadata.version(library)}")
-        facts = {"How to read it": self.guide, "Made with": ", ".join(versions), "Made on": self.date}
+        facts = {"How to read it": self.guide, "Made with": ", ".join(versions)}
         return {name: value for name, value in facts.items() if value}
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import MissingExtraError, UsageError
-from lmeval_dispersion.report.document import Document
+from lmeval_dispersion.report.document import Document, Row
 
 if TYPE_CHECKING:
-    import altair
     import pandas as pd
 
 _LINE = 160  # characters of a sentence that stand in a repr
@@ -23,7 +23,7 @@ class Reportable:
 
     def to_markdown(self) -> str:
         """The report as Markdown, as ``--format markdown`` prints it."""
-        from lmeval_dispersion.report import render
+        from lmeval_dispersion.report.forms import render
 
         return render(self.document(), "markdown")
 
@@ -33,11 +33,11 @@ class Reportable:
         Raises:
             MissingExtraError: A library that pages need is not installed.
         """
-        from lmeval_dispersion.report import render
+        from lmeval_dispersion.report.forms import render
 
         return render(self.document(), "html")
 
-    def plot(self) -> altair.TopLevelMixin:
+    def plot(self) -> Any:
         """The report's first chart; ``document().charts()`` has all of them.
 
         Raises:
@@ -48,7 +48,8 @@ class Reportable:
         if not charts:
             raise UsageError(f"expected a result with a chart, got {self.document().title!r}, which has none")
         try:
-            return next(iter(charts.values())).draw()
+            chart = next(iter(charts.values()))
+            return chart.draw() if callable(chart.draw) else chart.specification()
         except ModuleNotFoundError as error:
             raise MissingExtraError(
                 f"a chart needs {error.name}, which is not installed; "
@@ -69,6 +70,21 @@ class Reportable:
         lines = (" ".join(line.split()) for line in document.answer)
         short = [line if len(line) <= _LINE else f"{line[: _LINE - 1]}…" for line in lines]
         return "\n  ".join([f"<{type(self).__name__}> {document.title}", *short])
+
+
+def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
+    """Rows as a frame in pandas' nullable types.
+
+    Raises:
+        MissingExtraError: pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise MissingExtraError(
+            "a data frame needs pandas: pip install 'lmeval-dispersion[audit]' (or `pip install pandas`)"
+        ) from error
+    return nullable(pd.DataFrame(list(rows)))
 
 
 def nullable(frame: pd.DataFrame) -> pd.DataFrame:

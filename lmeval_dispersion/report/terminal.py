@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console
@@ -12,17 +13,33 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from lmeval_dispersion.report.cells import cell, is_numeric, shown, text_rows
-from lmeval_dispersion.report.document import Code, Column, Document, Facts, Note, Part, Section, Table, Text
+from lmeval_dispersion.report.cells import cell, is_numeric, number, shown, text_rows
+from lmeval_dispersion.report.document import (
+    Code,
+    Column,
+    Document,
+    Facts,
+    Note,
+    Part,
+    Row,
+    Section,
+    Table,
+    Text,
+)
 
 _PROSE = 100  # sentences in longer lines are hard to read
 _FOLDED = 20  # a text column may be folded down to this width before a column is left out
 _SLIVER = 10  # and to this one where no column can be
 _SPELLED = {"±": "+/-", "≈": "~", "−": "-", "–": "-", "—": "-", "…": "...", "τ": "tau", "Δ": "delta",
-            "×": "x", "→": "->", "≤": "<=", "≥": ">=", "·": "-", "¶": "/", "─": "-", "’": "'"}  # fmt: skip
+            "×": "x", "→": "->", "≤": "<=", "≥": ">=", "·": "-", "¶": "/", "─": "-", "’": "'",
+            "●": "o", "│": "|"}  # fmt: skip
+_AXIS = (12, 32)  # characters of an axis with dots, at least and at most
+MORE = "More: --details, or -o page.html."
 
 
-def terminal_text(document: Document, *, width: int, colour: bool, encoding: str = "utf-8") -> str:
+def terminal_text(
+    document: Document, *, width: int, colour: bool, encoding: str = "utf-8", details: bool = False
+) -> str:
     """The report as lines of at most ``width`` characters, without charts, command and tables of details.
 
     A table that is too wide takes its columns' short headings, then leaves out columns by ``Column.drop``;
@@ -33,8 +50,9 @@ def terminal_text(document: Document, *, width: int, colour: bool, encoding: str
         width: Columns of the terminal.
         colour: Whether to use escape sequences.
         encoding: What the terminal can show; other characters are spelled out, before tables are laid out.
+        details: Whether to show details and limits too.
     """
-    return _Writer(width, colour, encoding).text(document)
+    return _Writer(width, colour, encoding, details).text(document)
 
 
 def spelled(text: str, encoding: str) -> str:
@@ -58,7 +76,8 @@ def _sign(sign: str, encoding: str) -> str:
 
 
 class _Writer:
-    def __init__(self, width: int, colour: bool, encoding: str) -> None:
+    def __init__(self, width: int, colour: bool, encoding: str, details: bool) -> None:
+        self._details = details
         self._buffer = io.StringIO()
         self._width = width
         self._encoding = encoding
@@ -76,14 +95,18 @@ class _Writer:
         self._prose(document.title if not document.answer else document.answer[0], "bold")
         for sentence in document.answer[1:]:
             self._prose(sentence)
-        if document.answer:
+        whole = self._details or not document.short
+        if document.answer and whole:
             self._prose(document.title, "dim")
         for section in document.sections:
-            self._section(section)
-        if document.limits:
+            if whole or not section.details:
+                self._section(section)
+        if document.limits and whole:
             self._break()
             for limit in document.limits:
                 self._prose(limit, "dim")
+        if not whole and (document.limits or any(section.details for section in document.sections)):
+            self._prose(MORE, "dim")
         lines = self._buffer.getvalue().splitlines()
         return spelled("".join(f"{line.rstrip()}\n" for line in lines), self._encoding)
 
@@ -94,7 +117,7 @@ class _Writer:
             self._break()
             self._prose(section.heading, "bold underline")
         for part in section.parts:
-            if not (section.details and isinstance(part, Table)):
+            if self._details or not (section.details and isinstance(part, Table)):
                 self._part(part)
 
     def _part(self, part: Part) -> None:
@@ -123,6 +146,8 @@ class _Writer:
             pad_edge=False,
             padding=(0, 1, 0, 0),
         )
+        natural = [self._least(table, column, short, self._width) for column in columns]
+        axes = self._axes(table, columns, self._width - _together(natural))
         for column, narrowest in zip(columns, least, strict=True):
             numeric = is_numeric(table, column)
             lines.add_column(
@@ -132,12 +157,15 @@ class _Writer:
                 overflow="fold",
                 min_width=narrowest,
             )
+            if column.key in axes:
+                lines.add_column(RichText(self._fit(axes[column.key].heading)), no_wrap=True)
         rows, more = text_rows(table)
         for row in rows:
-            texts = ["…"] if row is None else [cell(row, column) for column in columns]
+            texts = ["…"] if row is None else list(_cells(row, columns, axes))
             lines.add_row(*(RichText(self._fit(text)) for text in texts))
         self._break()
         # Where even the columns that never go do not fit, lines are too long rather than digits cut.
+        least += [axis.width for axis in axes.values()]
         self._console.print(lines, width=max(self._width, _together(least)), crop=False, no_wrap=True)
         if not table.rows:
             self._prose("none")
@@ -147,6 +175,17 @@ class _Writer:
             if column.hint and (column.heading, column.hint) not in self._told:
                 self._told.add((column.heading, column.hint))
                 self._prose(f"{self._heading(column, short)}: {column.hint}", "dim")
+
+    def _axes(self, table: Table, columns: Sequence[Column], room: int) -> dict[str, Axis]:
+        """An axis for each column that is drawn as dots, where there is room for it."""
+        dotted = [column for column in columns if column.dots]
+        axes: dict[str, Axis] = {}
+        for column in dotted:
+            width = min(_AXIS[1], room // len(dotted) - 2)
+            axis = axis_of([row for row in text_rows(table)[0] if row is not None], column, width)
+            if axis is not None:
+                axes[column.key] = axis
+        return axes
 
     def _columns(self, table: Table) -> tuple[Sequence[Column], bool, int]:
         """The columns that fit, whether under short headings, and how far texts may be folded."""
@@ -181,6 +220,70 @@ class _Writer:
 
     def _fit(self, text: str) -> str:
         return spelled(text, self._encoding)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One line of characters on which values are drawn as dots.
+
+    Attributes:
+        low: The value of its first character.
+        high: The value of its last one.
+        width: Its characters.
+        heading: Its ends, as the column's head shows them.
+    """
+
+    low: float
+    high: float
+    width: int
+    heading: str
+
+    def drawn(self, value: float, below: float, above: float) -> str:
+        """A dot at a value, a whisker to each side, and a bar at zero where the axis crosses it.
+
+        >>> Axis(-1, 1, 9, "").drawn(0.5, 0.3, 0.3)
+        '    │─●─ '
+        """
+        signs = [" "] * self.width
+        if self.low < 0 < self.high:
+            signs[self._place(0)] = "│"
+        for place in range(self._place(value - below), self._place(value + above) + 1):
+            signs[place] = "─"
+        signs[self._place(value)] = "●"
+        return "".join(signs)
+
+    def _place(self, value: float) -> int:
+        share = (value - self.low) / (self.high - self.low)
+        return round(min(1.0, max(0.0, share)) * (self.width - 1))
+
+
+def axis_of(rows: Sequence[Row], column: Column, width: int) -> Axis | None:
+    """The axis that holds every dot and whisker of a column; None where there is no room or no spread."""
+    spans = [_whisker(row, column) for row in rows]
+    ends = [end for span in spans if span is not None for end in (span[0] - span[1], span[0] + span[2])]
+    if width < _AXIS[0] or not ends or max(ends) == min(ends):
+        return None
+    low, high = min(ends), max(ends)
+    left, right = shown(low, column.format), shown(high, column.format)
+    return Axis(low, high, width, f"{left}{right:>{width - len(left)}}")
+
+
+def _whisker(row: Row, column: Column) -> tuple[float, float, float] | None:
+    """A value and how far its whisker goes below and above it; None where there is no number."""
+    value = number(row.get(column.key))
+    if value is None:
+        return None
+    reach = abs(number(row.get(column.reach or column.error)) or 0.0) if column.dots != "dot" else 0.0
+    return float(value), reach, reach if column.dots == "both" else 0.0
+
+
+def _cells(row: Row, columns: Sequence[Column], axes: Mapping[str, Axis]) -> Iterator[str]:
+    """The texts of a row, each drawn column followed by its dots."""
+    for column in columns:
+        yield cell(row, column)
+        if column.key in axes:
+            whisker = _whisker(row, column)
+            yield "" if whisker is None else axes[column.key].drawn(*whisker)
 
 
 def _together(widths: Sequence[int]) -> int:

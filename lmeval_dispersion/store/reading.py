@@ -154,7 +154,7 @@ def _candidates(folder: Path) -> list[Path]:
 def _stores(folder: Path) -> list[Path]:
     if not folder.is_dir():
         hint = (
-            "; `dispersion store MODEL FILE` makes a run of texts" if folder.exists() else "; check the path"
+            "; `dispersion embed MODEL FILE` makes a run of texts" if folder.exists() else "; check the path"
         )
         raise StoreError(f"expected the folder of a run, got {folder}, which is no folder{hint}")
     found = _candidates(folder)
@@ -234,7 +234,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if not manifest["format"].startswith("dispersion-store/"):
         raise StoreError(
             f"{folder} holds {manifest['format']!r}, which is no store; name the folder of a harness run, "
-            "or one that `dispersion store` made"
+            "or one that `dispersion embed` made"
         )
     if manifest["format"] != FORMAT:
         raise StoreVersionError(

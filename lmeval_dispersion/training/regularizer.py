@@ -1,6 +1,7 @@
 """A dispersion loss on the hidden states of any decoder, in any training loop, through forward hooks.
 
     reg = DispersionRegularizer(model, "angular_spread", layers="all", weight=0.1)
+    model.train()  # from_pretrained leaves it in evaluation mode
     loss = model(**batch).loss + reg.pop()
 
 The decoder's own pre-hook arms the layers' hooks, in training and with gradients on only, and its post-hook
@@ -129,30 +130,38 @@ class DispersionRegularizer:
         self._measured: dict[str, TokenDispersion] | None = None  # while evaluation is measured
         self._idle = False  # inside a forward pass that is not a training one
         self._watch = _FiniteWatch()
-        self._handles = self._attach(model, decoder)
+        self._model, self._decoder = model, decoder
+        self._handles: list[RemovableHandle] = []
+        self.attach()
 
-    def pop(self) -> Tensor | None:
+    def pop(self) -> Tensor:
         """Weight times the loss of the latest training forward pass, a scalar; add it to your loss.
 
         A training pass is one in training mode with gradients. Of several since the last call the latest
         counts: where a step has two whose losses are both used, call this after each. A pass without
-        gradients in training mode (metrics, a reference) is passed over. One in evaluation mode drops what
-        was not popped before it: None then, as after passes that were no training ones, and always with
+        gradients in training mode (metrics, a reference) is passed over; one in evaluation mode drops what
+        was not popped before it. The scalar is 0 where only passes without gradients ran, and always with
         ``mode="inject"``.
 
         Raises:
-            CaptureError: The model did not run since the last call, or not all layers were seen: hooks set
-                after the first call of a compiled model never fire.
+            CaptureError: The model did not run since the last call, or ran with gradients in evaluation mode
+                last, or not all layers were seen: hooks set after the first call of a compiled model never
+                fire.
             NonFiniteLossError: The loss is NaN or infinite. On a GPU it is found one step later, so that no
                 step waits for it.
             GeometryError: Mask and states do not fit.
         """
         if self.mode == "inject":
-            return None
+            return torch.zeros(())
         states, forward = self._states, self._forward
         self._states, self._forward = {}, "none"
-        if forward in ("unlearned", "evaluation"):
-            return None
+        if forward == "unlearned":
+            return torch.zeros(())
+        if forward == "evaluation":
+            raise CaptureError(
+                "expected a forward pass in training mode, got one in evaluation mode, as from_pretrained "
+                "leaves a model; call model.train() before you train"
+            )
         missing = [name for name in self.layers if name not in states]
         if missing:
             raise CaptureError(
@@ -190,17 +199,21 @@ class DispersionRegularizer:
 
     @contextmanager
     def measured(self) -> Iterator[dict[str, TokenDispersion]]:
-        """Measure every chosen layer over the evaluation passes inside the block.
+        """Measure every chosen layer over the evaluation passes inside the block, also after :meth:`detach`.
 
         Yields:
             By layer the dispersion so far, of all real tokens (by ``attention_mask``) of all passes that are
             no training ones.
         """
+        detached = not self._handles
+        self.attach()
         self._measured = {name: TokenDispersion() for name in self.layers}
         try:
             yield self._measured
         finally:
             self._measured = None
+            if detached:
+                self.detach()
 
     def dispersion(self) -> float | None:
         """Mean cosine distance over all token pairs of the latest training batch, last chosen layer."""
@@ -209,8 +222,24 @@ class DispersionRegularizer:
         z, mask = self._latest
         return -float(push_away(z, mask=mask))
 
+    def attach(self) -> None:
+        """Set the hooks again after :meth:`detach`."""
+        if self._handles:
+            return
+        root = _list_owner(unwrapped(self._model), self._decoder.blocks[0])
+        parameters = inspect.signature(type(root).forward).parameters
+        self._names = [name for name in parameters if name != "self"]
+        self._handles = [root.register_forward_pre_hook(self._enter, with_kwargs=True)]
+        for name in self.layers:
+            # The final norm, not the projection's input: a loss fused with the projection skips that.
+            last = name == "last"
+            block = self._decoder.blocks[-1 if last else int(name.removeprefix("layer."))]
+            module = self._decoder.norm if last and self._decoder.norm is not None else block
+            self._handles.append(module.register_forward_hook(self._hook(name)))
+        self._handles.append(root.register_forward_hook(self._leave))
+
     def detach(self) -> None:
-        """Remove all hooks."""
+        """Remove all hooks; :meth:`attach` sets them again."""
         for handle in self._handles:
             handle.remove()
         self._handles, self._states, self._latest = [], {}, None
@@ -221,18 +250,6 @@ class DispersionRegularizer:
     def __exit__(self, *_: object) -> None:
         self.detach()
 
-    def _attach(self, model: nn.Module, decoder: Decoder) -> list[RemovableHandle]:
-        root = _list_owner(unwrapped(model), decoder.blocks[0])
-        parameters = inspect.signature(type(root).forward).parameters
-        self._names = [name for name in parameters if name != "self"]
-        handles = [root.register_forward_pre_hook(self._enter, with_kwargs=True)]
-        for name in self.layers:
-            # The final norm, not the projection's input: a loss fused with the projection skips that.
-            block = decoder.blocks[-1 if name == "last" else int(name.removeprefix("layer."))]
-            module = decoder.norm if name == "last" and decoder.norm is not None else block
-            handles.append(module.register_forward_hook(self._hook(name)))
-        return [*handles, root.register_forward_hook(self._leave)]
-
     def _enter(self, root: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         self._idle = not (root.training and torch.is_grad_enabled())
         given = dict(zip(self._names, args, strict=False)) | kwargs
@@ -241,7 +258,8 @@ class DispersionRegularizer:
             if self._measured is not None:
                 self._idle_arguments = arguments
             if not root.training:
-                self._states, self._forward = {}, "evaluation"
+                self._states = {}
+                self._forward = "evaluation" if torch.is_grad_enabled() else "unlearned"
             elif self._forward == "none":
                 self._forward = "unlearned"
             return

@@ -91,6 +91,17 @@ class DispersionTrainerMixin:
             self._regularize(model)
         return model
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """The parent's; no hook stays on the model afterwards, however it ends."""
+        if self.regularizer is not None:
+            self.regularizer.attach()
+        parent: Any = super()
+        try:
+            return parent.train(*args, **kwargs)
+        finally:
+            if self.regularizer is not None:
+                self.regularizer.detach()
+
     def compute_loss(
         self,
         model: Any,
@@ -124,9 +135,9 @@ class DispersionTrainerMixin:
                 trainer.state.global_step, trainer.state.max_steps, chosen.schedule, chosen.warmup
             )
             extra = reg.pop()
-            if extra is not None and reg.value is not None:
+            if reg.value is not None:
                 self._add("dispersion_loss", reg.value.to(loss.device) * share)
-                loss = loss + extra.to(loss.device) * (share if whole else 1.0)
+            loss = loss + extra.to(loss.device) * (share if whole else 1.0)
         return (loss, outputs) if return_outputs else loss
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:

@@ -27,7 +27,7 @@ class DispersionCallback(TrainerCallback):  # type: ignore[misc]
         domains: Token sets as ``--domain`` of the screener takes them.
         reference: The everyday token set, likewise.
         texts: The fixed batch; default: eight short sentences.
-        tokenizer: Default: the trainer's own.
+        processing_class: The tokenizer; default: the trainer's own.
         folder: Of the JSONL; default: the trainer's output folder.
         saves: A warning is logged where G of a domain fell by more than its paired error over so many saves.
 
@@ -43,7 +43,7 @@ class DispersionCallback(TrainerCallback):  # type: ignore[misc]
         *,
         reference: str = "reference",
         texts: Sequence[str] = TEXTS,
-        tokenizer: Any = None,
+        processing_class: Any = None,
         folder: str | Path | None = None,
         saves: int = SAVES,
     ) -> None:
@@ -51,7 +51,7 @@ class DispersionCallback(TrainerCallback):  # type: ignore[misc]
             raise UsageError(
                 f"expected a Trainer to watch, got {type(trainer).__name__}; see watch() for loops"
             )
-        processing = tokenizer if tokenizer is not None else trainer.processing_class
+        processing = trainer.processing_class if processing_class is None else processing_class
         self.trainer = trainer
         self.watcher = Watcher(
             trainer.model,

@@ -186,7 +186,7 @@ def run(args: argparse.Namespace) -> int:
         )
     output = Output.of(argparse.Namespace(**vars(args) | {"format": "json"}) if lines else args)
 
-    from lmeval_screener.registry.options import engine_of, session_of
+    from lmeval_screener.registry.options import reader_type_of, session_of
     from lmeval_screener.reports.progress import JsonLines
     from lmeval_screener.screening import screen_targets
     from lmeval_screener.targets.demo import demo_targets
@@ -207,30 +207,29 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("expected --family NAME with --families, got no name; --list-families shows them")
     if args.demo:
         targets += demo_targets()
-    gate = None
+    named = list(targets)
     if args.fail_if_below is not None:
-        from lmeval_screener.ranking.gate import with_reference
-        from lmeval_screener.targets.training_runs import parse_targets
+        from lmeval_screener.ranking.gate import reference_among
 
-        (gate,) = parse_targets([args.fail_if_below], args.tokenizer)
-        targets, gate = with_reference(targets, gate)
+        gate = reference_among(targets, args.fail_if_below, args.tokenizer)
+        named += [gate] if gate not in targets else []
     domain, reference = load_token_set(args.domain, "domain"), load_token_set(args.reference, "reference")
     tasks: tuple[str, ...] = ()
     if args.emit is not None:
         from lmeval_screener.shortlist.emit import check_emit
 
-        tasks = check_emit(args.emit, args.tasks, domain.name, targets)
+        tasks = check_emit(args.emit, args.tasks, domain.name, named)
     if args.dry_run:
         from lmeval_screener.planning import plan_document
 
-        output.write(plan_document(selected, targets, domain, reference, timeout=args.timeout))
+        output.write(plan_document(selected, named, domain, reference, timeout=args.timeout))
         return 0
     accuracies = None
     if args.accuracy is not None:
         from lmeval_screener.accuracies import read_accuracies
 
-        accuracies = read_accuracies(args.accuracy, targets)
-    engine = engine_of(args, domain, reference, targets)
+        accuracies = read_accuracies(args.accuracy, named)
+    reader_type = reader_type_of(args.engine, targets)
     written = JsonLines(args.output) if lines else None
     with (
         session_of(args, domain, reference) as session,
@@ -253,20 +252,17 @@ def run(args: argparse.Namespace) -> int:
             progress=progress,
             ended=ended,
             session=session,
-            engine=engine,
+            reader_type=reader_type,
             keep_on_interrupt=True,
             allowance=allowance,
             selected=selected,
+            fail_if_below=args.fail_if_below,
+            tokenizer=args.tokenizer,
         )
         if session is not None:
             session.finished(result)
     if session is not None and session.reused:
         output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.registry}")
-    if gate is not None:
-        from lmeval_screener.ranking.gate import judged
-
-        result = judged(result, gate)
-
     from lmeval_screener.reports.document import report
 
     chosen = shortlist_of(args, result)

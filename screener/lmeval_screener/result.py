@@ -1,6 +1,6 @@
 """What a screening yields: the dataclasses behind every output format, and the JSON contract.
 
-The contract, ``screen-checkpoints/2``, is that of docs/reference/screening.md; :meth:`Result.to_dict` is it.
+The contract, ``screen-checkpoints/3``, is that of docs/reference/screening.md; :meth:`Result.to_dict` is it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import MissingExtraError
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from lmeval_screener.ranking.gate import Gate
 
-SCHEMA = "screen-checkpoints/2"
+SCHEMA = "screen-checkpoints/3"
 #: What every standard error of a gap is of. Not of training: runs that differ in their seed alone differ too.
 SE_COVERS = "choice of tokens"
 
@@ -92,13 +93,14 @@ class Screened:
         accuracy: Accuracy that somebody supplied, None otherwise.
         negative_control: Whether it is known not to have learned what the others learned.
         rank: Rank within (family, scale), 1 for the largest G; equal means share the better rank.
-        tied_with: First and last rank that it is tied with, its own included: all pairs of the group counted
+        ties: Ranks that it is not told apart from, as ranges: all pairs of the group counted
             (`ranking.ties`), so at most one group in twenty has a pair told apart by the choice of tokens
             alone.
         next: The difference from the next in rank; None for the last.
         controls: Gauge controls where they were asked for; a sentence where they could not be read.
         file: The GGUF file or quantisation that the user chose; None for the checkpoint's own weights.
         changed: When the repository changed last, where a list of repositories said it (ISO 8601, UTC).
+        labelled: What reports call it, where that is settled.
     """
 
     repo: str
@@ -116,16 +118,31 @@ class Screened:
     accuracy: float | None = None
     negative_control: bool = False
     rank: int = 0
-    tied_with: tuple[int, int] = (0, 0)
+    ties: tuple[range, ...] = ()
     next: Next | None = None
     controls: Controls | str | None = None
     file: str | None = None
     changed: str | None = None
+    labelled: str | None = None
+
+    @property
+    def name(self) -> str:
+        """``repo``, ``repo@revision`` or ``repo:file``, as the user would write it."""
+        return label(self.repo, self.requested_revision, self.file)
 
     @property
     def label(self) -> str:
-        """``repo``, ``repo@revision`` or ``repo:file``, as the user would write it."""
-        return label(self.repo, self.requested_revision, self.file)
+        """What reports call it; unique among those that were screened together."""
+        return self.labelled or self.name
+
+    @property
+    def tied_with(self) -> tuple[int, ...]:
+        """The ranks of the group that it is not told apart from, ascending; empty where there are none."""
+        return tuple(chain(*self.ties))
+
+    def tied_to(self, rank: int) -> bool:
+        """Whether it is not told apart from the checkpoints of a rank."""
+        return any(rank in ranks for ranks in self.ties)
 
     @property
     def step_or_date(self) -> tuple[str, float] | None:
@@ -151,11 +168,12 @@ class Failed:
     error: str
     message: str
     file: str | None = None
+    labelled: str | None = None
 
     @property
     def label(self) -> str:
-        """``repo``, ``repo@revision`` or ``repo:file``."""
-        return label(self.repo, self.revision, self.file)
+        """What reports call it."""
+        return self.labelled or label(self.repo, self.revision, self.file)
 
 
 @dataclass(frozen=True, repr=False)
@@ -218,13 +236,16 @@ class Group:
         members = self.checkpoints
         if len(members) > ALL_PAIRS:
             ranks = [c.rank for c in members]
-            nearest = [(i, bisect_right(ranks, c.tied_with[1])) for i, c in enumerate(members)]
-            return [(i, j) for i, j in nearest if j < len(members) and members[j].tied_with[0] > ranks[i]]
+            nearest = [
+                (i, bisect_right(ranks, max(c.rank, c.ties[-1][-1] if c.ties else 0)))
+                for i, c in enumerate(members)
+            ]
+            return [(i, j) for i, j in nearest if j < len(members)]
         return [
             (i, j)
             for j, worse in enumerate(members)
             for i, better in enumerate(members[:j])
-            if better.tied_with[1] < worse.rank and worse.tied_with[0] > better.rank
+            if not better.tied_to(worse.rank)
         ]
 
 
@@ -271,7 +292,7 @@ class Result(Reportable):
         return tuple(Group(family, scale, tuple(members)) for (family, scale), members in found.items())
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON contract ``screen-checkpoints/2`` as plain Python values."""
+        """The JSON contract ``screen-checkpoints/3`` as plain Python values."""
         return self.head() | {"checkpoints": [entry for entry, _ in self.entries()]}
 
     def entries(self) -> Iterator[tuple[dict[str, Any], Screened]]:
@@ -292,7 +313,8 @@ class Result(Reportable):
             **self._control_warnings(),
             "tokens": self._tokens(),
             "failed": [
-                {"repo": f.repo, "revision": f.revision, "error": f.error, "message": f.message}
+                {"label": f.label, "repo": f.repo, "revision": f.revision}
+                | {"error": f.error, "message": f.message}
                 for f in self.failed
             ],
             "totals": {
@@ -351,7 +373,7 @@ class Result(Reportable):
 
 _PARTS = ("within_domain", "between", "within_reference")
 FLAT_COLUMNS = [
-    *("repo", "requested_revision", "revision", "family", "scale", "rank", "tied_with"),
+    *("label", "repo", "requested_revision", "revision", "family", "scale", "rank", "tied_with"),
     *(f"{part}_{metric}{end}" for metric in METRICS for part in ("gap", *_PARTS) for end in ("", "_se")),
     *("accuracy", "tensor", "dtype", "tied", "tokens_domain", "tokens_reference", "dropped", "digit_scheme"),
     *("bytes_read", "requests", "seconds", "notes"),
@@ -371,13 +393,14 @@ def flat_row(checkpoint: Screened) -> dict[str, Any]:
     """One checkpoint as a flat row; the keys are ``FLAT_COLUMNS``."""
     c = checkpoint
     row: dict[str, Any] = {
+        "label": c.label,
         "repo": c.repo,
         "requested_revision": c.requested_revision,
         "revision": c.revision,
         "family": c.family,
         "scale": c.scale,
         "rank": c.rank,
-        "tied_with": "–".join(map(str, c.tied_with)),
+        "tied_with": " ".join(map(str, c.tied_with)),
     }
     for metric, gap in c.gaps.items():
         row[f"gap_{metric}"], row[f"gap_{metric}_se"] = gap.mean, gap.se
@@ -403,6 +426,7 @@ def flat_row(checkpoint: Screened) -> dict[str, Any]:
 
 def _checkpoint_dict(c: Screened) -> dict[str, Any]:
     return {
+        "label": c.label,
         "repo": c.repo,
         "requested_revision": c.requested_revision,
         "revision": c.revision,

@@ -11,6 +11,14 @@ from datasets_layout import write_all
 from harness_world import evaluate, from_folder, tiny_llama, trained_tokenizer
 
 
+@pytest.fixture(autouse=True)
+def _no_description_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval asks pip, lscpu and others about the machine in every run, for seconds each time."""
+    import lm_eval.evaluator
+
+    monkeypatch.setattr(lm_eval.evaluator, "add_env_info", lambda _results: None)
+
+
 @pytest.fixture(scope="session")
 def datasets_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ORG/NAME folders of data sets."""

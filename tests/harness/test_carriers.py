@@ -14,16 +14,26 @@ import pytest
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.geometry import dispersion_estimate
 from lmeval_dispersion.harness.compat import check_groups
-from lmeval_dispersion.harness.metrics import estimate, pooled_dispersion, pooled_error
+from lmeval_dispersion.harness.metrics import Figure
+from lmeval_dispersion.harness.records import DocRecord, DocState
+
+VALUE, ERROR = Figure("dispersion", "last"), Figure("dispersion", "last", error=True)
 
 
-def parts(*sizes: int) -> list[Any]:
+def task_records(*sizes: int) -> list[list[DocRecord]]:
     rng = np.random.default_rng(3)
-    found = []
+    tasks = []
     for n in sizes:
-        matrix = rng.normal(0.5, 1, (n, 5)).astype(np.float32)
-        found.append((matrix, np.arange(n)))
-    return found
+        states = [
+            DocState(i, {"last": rng.normal(0.5, 1, (1, 5)).astype(np.float32)}, [3], [False], [2.0], "h")
+            for i in range(n)
+        ]
+        tasks.append([DocRecord(s, s.doc_id, s.doc_id % 2, None, None, [], "d", None) for s in states])
+    return tasks
+
+
+def matrix(records: list[DocRecord]) -> Any:
+    return np.concatenate([record.state.vectors["last"] for record in records])
 
 
 @pytest.mark.parametrize("weigh", [True, False])
@@ -31,32 +41,32 @@ def parts(*sizes: int) -> list[Any]:
 def test_lm_evals_formulas_give_the_dispersion_of_all_vectors(sizes: tuple[int, ...], weigh: bool) -> None:
     from lm_eval.api.metrics import aggregate_subtask_metrics, pooled_sample_stderr, unweighted_mean_stderr
 
-    given = parts(*sizes)
-    expected = dispersion_estimate(np.concatenate([m for m, _ in given]))
-    values = [pooled_dispersion((part,)) for part in given]
-    errors = [pooled_error((part,)) for part in given]
+    tasks = task_records(*sizes)
+    expected = dispersion_estimate(matrix([record for task in tasks for record in task]))
+    values = [VALUE(task) for task in tasks]
+    errors = [ERROR(task) for task in tasks]
     assert aggregate_subtask_metrics(values, list(sizes), weigh) == pytest.approx(expected.mean, rel=1e-12)
     error = pooled_sample_stderr(errors, list(sizes)) if weigh else unweighted_mean_stderr(errors)
     assert error == pytest.approx(expected.se, rel=1e-12)
 
 
 def test_a_single_value_is_a_float_that_serialises_plainly() -> None:
-    part = parts(4)[0]
-    value = pooled_dispersion((part,))
-    assert value == pytest.approx(dispersion_estimate(part[0]).mean, rel=1e-12)
+    records = task_records(4)[0]
+    value = VALUE(records)
+    assert value == pytest.approx(dispersion_estimate(matrix(records)).mean, rel=1e-12)
     assert json.loads(json.dumps({"x": value}))["x"] == float(value)
     assert f"{value:.4f}" == f"{float(value):.4f}"
     assert type(pickle.loads(pickle.dumps(value))) is float
     assert copy.deepcopy(value) == value
 
 
-def test_only_the_chosen_rows_count_and_too_few_are_nan() -> None:
-    matrix, _ = parts(6)[0]
-    rows = np.array([0, 2, 5])
-    assert estimate(((matrix, rows),)).mean == pytest.approx(
-        dispersion_estimate(matrix[rows]).mean, rel=1e-12
-    )
-    assert math.isnan(pooled_dispersion(((matrix, rows[:1]),)))
+def test_only_the_chosen_documents_count_each_once_and_too_few_are_nan() -> None:
+    records = task_records(6)[0]
+    right = Figure("dispersion_correct", "last")
+    expected = dispersion_estimate(matrix(records[1::2])).mean
+    assert right(records) == pytest.approx(expected, rel=1e-12)
+    assert right([*records, *records[3:]]) == right(records[::-1]) == right(records)
+    assert math.isnan(right(records[:2]))
 
 
 def test_the_guard_passes_on_this_lm_eval_and_fails_where_groups_are_averaged(

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness_world import environment, evaluate, hflm
+from harness_world import environment, evaluate, hflm, trimmed_copy
 
 from lmeval_dispersion.errors import PartialStoreError
 from lmeval_dispersion.geometry import dispersion
@@ -90,19 +90,6 @@ def hub(datasets_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     finally:
         server.terminate()
         server.wait(timeout=20)
-
-
-def trimmed_copy(site: Path) -> Path:
-    """A copy of lm-eval with a few of its tasks: it starts faster, and may be written to."""
-    theirs = install.harness_tasks()
-    shutil.copytree(theirs.parent, site / "lm_eval", ignore=shutil.ignore_patterns("tasks", "__pycache__"))
-    tasks = site / "lm_eval" / "tasks"
-    tasks.mkdir()
-    for file in theirs.glob("*.py"):
-        shutil.copy(file, tasks)
-    for family in ("arc", "mmlu/default"):
-        shutil.copytree(theirs / family, tasks / family)
-    return site
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
-"""lm-eval 0.5 beside the installed one: the same documents, vectors and metrics.
+"""lm-eval with its own defaults, the installed one and 0.5: the same documents, vectors and metrics.
 
-Skipped unless ``LM_EVAL_NEXT`` names a folder that holds it: ``pip install --no-deps --target DIR`` of a
-snapshot of lm-evaluation-harness' branch ``next0.5`` (tried with 0.5.0.dev2 of 2026-05-11).
+Tests of 0.5 are skipped unless ``LM_EVAL_NEXT`` names a folder that holds it: a snapshot of
+lm-evaluation-harness' branch ``next0.5`` (tried with 0.5.0.dev2 of 2026-05-11). ``.ci/run`` sets it.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness_world import environment
+from harness_world import environment, trimmed_copy
 
+from lmeval_dispersion.geometry import dispersion_estimate
 from lmeval_dispersion.harness import install
 from lmeval_dispersion.store import read_store
 
 OURS = Path(install.__file__).resolve().parents[2]
 NEXT = os.environ.get("LM_EVAL_NEXT", "")
-pytestmark = pytest.mark.skipif(not NEXT, reason="LM_EVAL_NEXT names no folder with lm-eval 0.5")
+needs_next = pytest.mark.skipif(not NEXT, reason="LM_EVAL_NEXT names no folder with lm-eval 0.5")
 
 RUN = """
 import json, sys
 import transformers
 from harness_world import evaluate, hflm
 from lm_eval.tasks import TaskManager
+from lmeval_dispersion.geometry import dispersion_estimate
 from lmeval_dispersion.harness import install
 folder, out = sys.argv[1:]
 tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -81,6 +83,8 @@ def run(out: Path, path: str, model: Path, world: Path) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.slow
+@needs_next
 def test_the_next_lm_eval_gives_the_same_stores_and_metrics(
     in_world: Path, model_folder: Path, tmp_path: Path
 ) -> None:
@@ -98,3 +102,50 @@ def test_the_next_lm_eval_gives_the_same_stores_and_metrics(
         assert first.documents.drop(columns=drop).equals(second.documents.drop(columns=drop)), folder.name
         for layer in first.layers:
             np.testing.assert_array_equal(first.vectors(layer), second.vectors(layer))
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "variables"),
+    [
+        pytest.param("", {}, id="installed"),
+        pytest.param(NEXT, {}, id="next", marks=needs_next),
+        pytest.param(NEXT, {"LMEVAL_DISABLE_MULTIPROC": "1"}, id="next-one-process", marks=needs_next),
+    ],
+)
+def test_the_command_with_default_options_stores_the_run(
+    snapshot: str, variables: dict[str, str], in_world: Path, model_folder: Path, tmp_path: Path
+) -> None:
+    import datasets
+
+    lm_eval = snapshot or str(trimmed_copy(tmp_path / "site"))
+    task = "arc_easy_dispersion"
+    arguments = ["--model", "hf", "--model_args", f"pretrained={model_folder},dtype=float32"]
+    arguments += ["--tasks", task, "--output_path", str(tmp_path / "out")]
+    arguments += ["--device", "cpu", "--metadata", '{"dispersion_layers": "last+layer.0"}']
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "lmeval_dispersion", "run", *arguments],
+        env=environment(
+            PYTHONPATH=f"{lm_eval}:{OURS}",
+            HF_DATASETS_CACHE=str(datasets.config.HF_DATASETS_CACHE),
+            HF_DATASETS_OFFLINE="1",
+            XDG_CACHE_HOME=str(tmp_path / "cache"),
+            **variables,
+        ),
+        cwd=in_world,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "ootstrapping" not in done.stdout + done.stderr
+    results = json.loads(next((tmp_path / "out").rglob("results_*.json")).read_text())
+    store = read_store(next((tmp_path / "out").rglob("dispersion_*")))
+    assert store.documents["doc_id"].tolist() == list(range(8))
+    figures, summary = results["results"][task], results["configs"][task]["metadata"]["dispersion"]
+    expected = dispersion_estimate(store.vectors())
+    for figure in (figures["dispersion,none"], summary["layers"]["last"]["dispersion"]):
+        assert figure == pytest.approx(expected.mean, abs=1e-4)
+    for error in (figures["dispersion_stderr,none"], summary["layers"]["last"]["dispersion_stderr"]):
+        assert error == pytest.approx(expected.se, abs=1e-4)
+    assert summary["documents"] == 8
+    assert figures["acc,none"] == store.documents["correct"].mean()

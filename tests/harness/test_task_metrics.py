@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import multiprocessing
+import pickle
+import random
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ import torch
 from harness_world import evaluate, hflm, records, tiny_llama
 
 from lmeval_dispersion.geometry import dispersion, dispersion_estimate
+from lmeval_dispersion.harness.metrics import METRICS
+from lmeval_dispersion.harness.task import DispersionTask
 from lmeval_dispersion.store import read_store
 
 pytestmark = pytest.mark.usefixtures("in_world")
@@ -84,3 +89,108 @@ def test_undefined_figures_are_nan_with_a_reason(
     assert "arc_easy_dispersion: dispersion is NaN: 1 documents, two are needed" in caplog.text
     layers = results["configs"]["arc_easy_dispersion"]["metadata"]["dispersion"]["layers"]
     assert layers["last"]["dispersion"] is None
+
+
+@pytest.fixture(scope="module")
+def other_process() -> Iterator[Any]:
+    """A pool of one process that was started afresh: it has no state of this one."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("task", ["arc_easy_dispersion", "gsm8k_dispersion", "wikitext_dispersion"])
+def test_a_bootstrap_of_our_metrics_changes_no_figure_and_no_store(
+    task: str,
+    tokenizer: Any,
+    task_manager: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    other_process: Any,
+) -> None:
+    """lm-eval 0.5 bootstraps every aggregation that is no mean, in this process or in others."""
+    import lm_eval.evaluator_utils as evaluator
+
+    def run(name: str) -> tuple[dict[str, Any], Any]:
+        lm = hflm(tiny_llama(tokenizer), tokenizer, batch_size=3, max_length=512)
+        manager = task_manager(dispersion_store=str(tmp_path / name), dispersion_layers="last+layer.0")
+        results = evaluate(lm, [task], manager, gen_kwargs={"max_gen_toks": 4})
+        figures = {k: v for k, v in results["results"][task].items() if k.startswith("dispersion")}
+        figures["summary"] = results["configs"][task]["metadata"]["dispersion"] | {"store": None}
+        return figures, read_store(tmp_path / name)
+
+    def bootstrapped(metric: Any, bootstrap_iters: int) -> Any:
+        assert bootstrap_iters == 100000
+
+        def error(items: Sequence[Any]) -> str:
+            if type(metric).__module__.startswith("lmeval_dispersion"):
+                draw = random.Random(0)
+                samples = [draw.choices(items, k=len(items)) for _ in range(3)]
+                here = [metric(sample) for sample in samples]
+                assert pickle.loads(pickle.dumps(metric)) == metric
+                there = other_process.map(metric, samples)
+                np.testing.assert_allclose(there, here, rtol=1e-12)
+                bootstraps.append(metric)
+            return "N/A"
+
+        return error
+
+    expected, store = run("plain")
+    bootstraps: list[Any] = []
+    monkeypatch.setattr(evaluator, "stderr_for_metric", bootstrapped)
+    figures, again = run("bootstrapped")
+    filters = 2 if "gsm8k" in task else 1
+    assert len(bootstraps) == 2 * len(METRICS) * filters
+    assert str(figures) == str(expected)
+    assert again.documents.equals(store.documents)
+    for layer in store.layers:
+        np.testing.assert_array_equal(again.vectors(layer), store.vectors(layer))
+
+
+def test_records_of_other_processes_are_kept_whatever_samples_of_them_are_drawn(
+    tokenizer: Any, task_manager: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = "arc_easy_dispersion"
+    lm = hflm(tiny_llama(tokenizer), tokenizer)
+    plain = evaluate(lm, [task], task_manager(dispersion_store=str(tmp_path / "plain")))
+    items = records(plain, task)
+    prepare = DispersionTask._prepare
+
+    def half(self: Any, options: Any) -> None:  # this process is told of two, and sees its own half
+        prepare(self, {**options, "world_size": 2})
+
+    monkeypatch.setattr(DispersionTask, "_prepare", half)
+    results = evaluate(lm, [task], task_manager(dispersion_store=str(tmp_path / "two")), limit=4)
+    assert results["results"][task]["dispersion,none"] != plain["results"][task]["dispersion,none"]
+    dumped = DispersionTask.dump_config
+
+    def gathered(self: Any) -> Any:
+        if self._records and not self._summary:
+            figure = self.aggregation()["dispersion"]
+            for sample in (items, random.Random(1).choices(items, k=8)):
+                assert math.isfinite(figure(sample))
+                assert type(pickle.loads(pickle.dumps(figure))).__name__ == "Figure"
+        return dumped(self)
+
+    monkeypatch.setattr(DispersionTask, "dump_config", gathered)
+    evaluate(lm, [task], task_manager(dispersion_store=str(tmp_path / "gathered")), limit=4)
+    same = ["doc_id", "doc_hash", "correct"]
+    expected = read_store(tmp_path / "plain").documents[same]
+    assert read_store(tmp_path / "gathered").documents[same].equals(expected)
+    assert len(read_store(tmp_path / "two").documents) == 4
+
+
+def test_a_task_that_runs_twice_stores_its_latest_run(
+    tokenizer: Any, task_manager: Callable[..., Any], tmp_path: Path
+) -> None:
+    import lm_eval
+
+    lm = hflm(tiny_llama(tokenizer), tokenizer)
+    loaded = task_manager(dispersion_store=str(tmp_path / "first")).load(["arc_easy_dispersion"])
+    task = loaded["tasks"]["arc_easy_dispersion"]
+    lm_eval.evaluate(lm=lm, task_dict=loaded)
+    task.config.metadata["dispersion_store"] = str(tmp_path / "second")
+    results = lm_eval.evaluate(lm=lm, task_dict=loaded, limit=3)
+    assert len(read_store(tmp_path / "first").documents) == 8
+    assert read_store(tmp_path / "second").documents["doc_id"].tolist() == [0, 1, 2]
+    summary = results["configs"]["arc_easy_dispersion"]["metadata"]["dispersion"]
+    assert summary["documents"] == 3

@@ -154,6 +154,36 @@ def test_post_norm_opt_adds_before_its_norm() -> None:
     assert torch.equal(model.lm_head(states["last"]), hidden.logits)
 
 
+RECURRENT = {
+    "Mamba": {"state_size": 8},
+    "Mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 8},
+    "FalconMamba": {"state_size": 8},
+    "Rwkv": {"attention_hidden_size": 32, "context_length": 16, "rescale_every": 2},
+}
+
+
+@pytest.mark.parametrize("arch", RECURRENT)
+def test_recurrent_models_name_the_embeddings_and_count_blocks_from_0(arch: str) -> None:
+    """Their ``hidden_states`` begin after the first block, as the documentation says."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{arch}Config")(
+        vocab_size=97, hidden_size=32, num_hidden_layers=3, **RECURRENT[arch]
+    )
+    model = getattr(transformers, f"{arch}ForCausalLM")(config).eval()
+    names = ["embeddings", "layer.0", "layer.1", "layer.2", "norm", "last"]
+    with torch.no_grad(), capture(model, names) as states:
+        hidden = model(IDS, output_hidden_states=True).hidden_states
+        embedded = model.get_input_embeddings()(IDS)
+    assert len(hidden) == 4
+    assert torch.equal(states["embeddings"], embedded)
+    assert not any(torch.allclose(embedded, state) for state in hidden)
+    for k in range(3):
+        halved = arch == "Rwkv" and k % 2
+        assert torch.equal(states[f"layer.{k}"] / (2 if halved else 1), hidden[k])
+    assert torch.equal(states["norm"], hidden[3])
+    assert torch.equal(states["last"], hidden[3])
+
+
 @pytest.mark.parametrize("arch", ["Mamba", "Mamba2"])
 def test_blocks_of_one_part_have_no_sub_layers(arch: str) -> None:
     extra = {"num_heads": 8, "head_dim": 8} if arch == "Mamba2" else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmeval_screener.ranking.gap import gap
+from lmeval_screener.ranking.ties import runs
 from lmeval_screener.reports.answer import Ties, answer, course, names, skipped, spans, title
 from lmeval_screener.reports.document import SEEDS
 from lmeval_screener.result import Failed, Group, Result, Screened, TensorInfo, TokenInfo
@@ -33,8 +35,13 @@ def member(name, rank, tied_with=None, *, family="fam", scale="7B", revision="a"
         requests=0,
         seconds=0.0,
         rank=rank,
-        tied_with=tied_with or (rank, rank),
+        ties=tied(rank, tied_with),
     )
+
+
+def tied(rank, ends):
+    """Ranks from the first to the last, without the own one."""
+    return runs(i for i in range(ends[0], ends[1] + 1) if i != rank) if ends else ()
 
 
 def result(members, failed=()):
@@ -81,35 +88,13 @@ def test_the_answer_of_one_group(ranges, said):
 
 def test_a_tie_that_skips_a_rank_is_said_in_words_and_no_other():
     # 1 and 3 are tied across 2, which is apart from 1.
-    group = ranking((1, 3), (2, 3), (1, 3)).groups[0]
+    found = ranking(None, (2, 3), (1, 3)).checkpoints
+    found = [replace(found[0], ties=runs([3])), replace(found[1], ties=runs([3])), found[2]]
+    group = result(found).groups[0]
     assert Ties(group).bands == [(1, 2)]
     assert skipped(group) == ["Rank 1 is tied with 3, though apart from 2."]
     assert skipped(ranking((1, 3), (1, 3), (1, 3)).groups[0]) == []
     assert skipped(ranking(None, (2, 3), (2, 4), (3, 4)).groups[0]) == []
-
-
-def test_bands_are_the_longest_runs_in_which_all_are_tied():
-    draw = np.random.default_rng(0)
-    for _ in range(200):
-        count = int(draw.integers(1, 9))
-        reach = draw.integers(0, 4, size=(2, count))
-        group = ranking(
-            *((max(1, i + 1 - reach[0, i]), min(count, i + 1 + reach[1, i])) for i in range(count))
-        ).groups[0]
-        ties = Ties(group)
-
-        def run(a, b, ties=ties):
-            return all(j in ties.of(i) for i in range(a, b + 1) for j in range(a, b + 1) if i != j)
-
-        slow = [
-            (a, b)
-            for a in range(count)
-            for b in range(a + 1, count)
-            if run(a, b)
-            and not (a > 0 and run(a - 1, b))
-            and not (b + 1 < count and run(a, b + 1))
-        ]  # fmt: skip
-        assert ties.bands == slow
 
 
 def test_several_groups_get_a_sentence_each_up_to_four():
@@ -146,7 +131,7 @@ def test_a_training_is_called_by_its_model_and_its_members_by_their_steps():
     mixed = [*local, member("/x/run2/checkpoint-3", 1, revision=None)]
     (group,) = result(mixed).groups
     assert (group.trajectory(), title(group)) == (None, "fam · 7B")
-    assert list(names(group).values()) == ["run1/checkpoint-20", "run1/checkpoint-3", "run2/checkpoint-3"]
+    assert list(names(group).values()) == [c.name for c in mixed]
 
 
 def test_spans():
@@ -238,23 +223,27 @@ def test_the_sentence_on_seeds_is_the_demos_own_figures():
 @given(st.integers(1, 14), st.integers(0, 10**6))
 def test_ties_bands_and_skips_by_looking_at_every_pair(count, seed):
     draw = np.random.default_rng(seed)
-    ranges = [(int(draw.integers(1, i + 2)), int(draw.integers(i + 1, count + 1))) for i in range(count)]
-    group = Group("fam", "7B", tuple(member(f"org/m{i}", i + 1, ends) for i, ends in enumerate(ranges)))
-    ties = Ties(group)
+    apart = np.triu(draw.random((count, count)) < draw.random(), 1)
+    apart |= apart.T
+    members = [
+        replace(c, ties=runs(j + 1 for j in range(count) if j != i and not apart[i, j]))
+        for i, c in enumerate(ranking(*[None] * count).checkpoints)
+    ]
+    ties = Ties(Group("fam", "7B", tuple(members)))
 
     def tied(i, j):
-        return ranges[i][0] <= j + 1 <= ranges[i][1] and ranges[j][0] <= i + 1 <= ranges[j][1]
+        return not apart[i, j]
 
     assert [ties.of(i) for i in range(count)] == [
         [j for j in range(count) if j != i and tied(i, j)] for i in range(count)
     ]
-    runs = [
+    bands = [
         (a, b)
         for a in range(count)
         for b in range(a + 1, count)
         if all(tied(i, j) for i in range(a, b + 1) for j in range(a, b + 1))
     ]
-    longest = [r for r in runs if not any(o != r and o[0] <= r[0] and r[1] <= o[1] for o in runs)]
+    longest = [r for r in bands if not any(o != r and o[0] <= r[0] and r[1] <= o[1] for o in bands)]
     assert ties.bands == longest
     for place, beyond, between in ties.skips():
         assert all(tied(place, i) for i in beyond)

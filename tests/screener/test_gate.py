@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import itertools
 import json
 import pickle
 
 import numpy as np
 import pytest
 from lmeval_screener.cli import main
-from lmeval_screener.ranking.gap import gap
-from lmeval_screener.ranking.gate import Gate, judged, with_reference
+from lmeval_screener.ranking.gap import difference, gap
+from lmeval_screener.ranking.gate import Gate, judged, reference_among
 from lmeval_screener.ranking.measured import Gaps
-from lmeval_screener.reports.answer import answer
+from lmeval_screener.reports.answer import answer, spans
 from lmeval_screener.reports.progress import Lines
 from lmeval_screener.result import Failed
 from lmeval_screener.screening import screen
 from lmeval_screener.targets.target import parse_target
 from test_answer import member, result
 
+from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import METRICS
 from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.report import Table
 
 DEMO = data_folder("demo")
 
@@ -97,22 +102,53 @@ def test_many_below_are_counted():
 
 def test_a_reference_that_is_screened_anyway_is_screened_once():
     targets = [parse_target(f"{DEMO}/sums-10"), parse_target("org/a@v1")]
-    assert with_reference(targets, parse_target("org/a@v1"))[0] == targets
-    assert len(with_reference(targets, parse_target("org/a"))[0]) == 3
-    (same, here) = with_reference(targets, parse_target(f"{DEMO}/../demo/sums-10"))
-    assert (same, here) == (targets, targets[0])
+    assert reference_among(targets, "org/a@v1") == targets[1]
+    assert reference_among(targets, "org/a") not in targets
+    assert reference_among(targets, f"{DEMO}/../demo/sums-10") == targets[0]
+    assert reference_among(targets, "sums-10") == targets[0]
+    with pytest.raises(UsageError, match="names several"):
+        reference_among(targets, "org/a@step*")
 
 
 @pytest.mark.parametrize(("reference", "status"), [("sums-80", 4), ("sums-00", 0)])
 def test_the_command_ends_with_the_gates_status(capsys, reference, status):
     names = [str(DEMO / name) for name in ("sums-80", "sums-45", "sums-00")]
-    gate = ["--fail-if-below", str(DEMO / reference)]
+    gate = ["--fail-if-below", reference]  # as the table calls it
     assert main([*names, *gate]) == status
     assert capsys.readouterr().out.startswith("Failed: " if status else "Passed: ")
     assert main([*names, *gate, "--format", "json"]) == status
     found = json.loads(capsys.readouterr().out)["gate"]
     assert (found["passed"], found["compared"]) == (status == 0, 2)
     assert len(found["below"]) == (2 if status else 0)
+
+
+def test_the_demos_labels_are_taken(capsys):
+    assert main(["--demo", "--fail-if-below", "sums-45", "--format", "json"]) == 4
+    document = json.loads(capsys.readouterr().out)
+    assert document["gate"]["reference"] == "sums-45"
+    assert document["failed"] == []
+    labels = {c["rank"]: c["label"] for c in document["checkpoints"]}
+    assert document["gate"]["below"] == [labels[rank] for rank in range(3, 12)]
+
+
+def test_one_truth_of_ties(capsys):
+    """The table, JSON and CSV of the demo name the ranks that an own count of all pairs finds."""
+    result = screen(demo=True)
+    gaps = {c.label: c.gaps["cosine"] for c in result.checkpoints}
+    p = {frozenset(pair): difference(*(gaps[c] for c in pair)).p for pair in itertools.combinations(gaps, 2)}
+    order = sorted(p, key=p.get)
+    first_kept = next(i for i, pair in enumerate(order) if p[pair] > 0.05 / (len(order) - i))
+    ranks = {c.label: c.rank for c in result.checkpoints}
+    ties = {
+        label: sorted(ranks[o] for pair in order[first_kept:] if label in pair for o in pair - {label})
+        for label in gaps
+    }
+    assert {c["label"]: c["tied_with"] for c in result.to_dict()["checkpoints"]} == ties
+    assert main(["--demo", "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert {row["label"]: [int(rank) for rank in row["tied_with"].split()] for row in rows} == ties
+    (table, *_) = (t for s in result.document().sections for t in s.parts if isinstance(t, Table))
+    assert {row["label"]: row["tied"] for row in table.rows} == {c: spans(t) for c, t in ties.items()}
 
 
 def test_json_lines_end_with_the_ranks(capsys, tmp_path):
@@ -126,7 +162,7 @@ def test_json_lines_end_with_the_ranks(capsys, tmp_path):
     gaps = {c["repo"]: c["gap"] for c in whole["checkpoints"]}
     assert {line["repo"]: line["gap"] for line in each if "gap" in line} == gaps
     (group,) = last["summary"]["groups"]
-    assert [(c["checkpoint"], c["rank"]) for c in group["ranking"]] == [(names[0], 1), (names[1], 2)]
+    assert [(c["label"], c["rank"]) for c in group["ranking"]] == [("sums-80", 1), ("sums-45", 2)]
     assert last["summary"]["answer"] == whole["answer"]
     assert main([*names, "--format", "jsonl", "--shortlist", "1"]) == 2
 

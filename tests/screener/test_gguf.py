@@ -212,7 +212,12 @@ def test_two_quantisations_of_one_model_are_one_group(tmp_path):
         write(tmp_path / f"m-{dtype}.gguf", {"output.weight": (dtype, full)})
     result = screen(f"{tmp_path}:Q8_0", f"{tmp_path}:Q4_0")
     (group,) = result.groups
-    assert {c.label for c in group.checkpoints} == {f"{tmp_path}:Q8_0", f"{tmp_path}:Q4_0"}
+    assert {c.label for c in group.checkpoints} == {f"{tmp_path.name}:Q8_0", f"{tmp_path.name}:Q4_0"}
+    files = screen(f"{tmp_path}/m-Q8_0.gguf", f"{tmp_path}/m-Q4_0.gguf")
+    labels = {f"{tmp_path.name}/m-{dtype}.gguf" for dtype in ("Q8_0", "Q4_0")}
+    assert {c["label"] for c in files.to_dict()["checkpoints"]} == labels
+    assert set(files.to_frame()["label"]) == labels
+    assert all(label in " ".join(files.document().answer) for label in labels)
     (failed,) = screen(str(tmp_path)).failed
     assert failed.error == "SeveralFiles"
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import yaml
 from lmeval_screener.ranking.gap import gap
+from lmeval_screener.ranking.ties import runs
 from lmeval_screener.result import Failed, Result, Screened, TensorInfo, TokenInfo
 from lmeval_screener.shortlist.choice import shortlist
 from lmeval_screener.shortlist.emit import check_emit, emit
@@ -30,7 +31,8 @@ def screened(name, rank, tied=None, *, scale="7B", revision="c" * 40, requested=
         repo=name, requested_revision=requested, revision=revision, family="fam", scale=scale, gaps=gaps,
         tensor=TensorInfo("lm_head.weight", file or "model.safetensors", "BF16", (1000, 3), False),
         tokens=TokenInfo(3, 3, (), (), "single digits"), bytes_read=1, requests=1, seconds=0.1,
-        rank=rank, tied_with=tied or (rank, rank), file=file,
+        rank=rank, file=file,
+        ties=runs(i for i in range(tied[0], tied[1] + 1) if i != rank) if tied else (),
     )  # fmt: skip
 
 
@@ -71,10 +73,10 @@ def test_a_list_takes_the_best_and_what_is_tied_with_the_last_of_them(k, ties, l
     assert [one.why(c) for c in one.listed] == ["rank"] * len(one.best) + ["tied"] * len(one.tied)
 
 
-def test_a_tie_counts_only_where_each_lies_in_the_others_range():
+def test_a_tie_counts_only_where_the_two_are_tied():
     members = group(5)
-    members[1] = replace(members[1], tied_with=(2, 4))  # its range reaches over rank 3, which is told apart
-    members[3] = replace(members[3], tied_with=(2, 4))
+    members[1] = replace(members[1], ties=runs([4]))  # rank 3, between them, is told apart
+    members[3] = replace(members[3], ties=runs([2]))
     (one,) = shortlist(result_of(*members), 2).groups
     assert names(one.listed) == ["1", "2", "4"]
 

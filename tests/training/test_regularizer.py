@@ -7,6 +7,7 @@ import pytest
 import torch
 from tiny_decoders import assert_same_gradients, gradients, tiny_gpt2, tiny_llama, tokens
 from torch import nn
+from transformers import GPT2LMHeadModel
 
 from lmeval_dispersion.errors import CaptureError, NonFiniteLossError, UsageError
 from lmeval_dispersion.training import losses
@@ -73,12 +74,13 @@ def test_evaluation_and_generation_are_never_seen():
     reg = DispersionRegularizer(model, layers="all")
     with torch.no_grad():
         model(ids)
-    assert reg.pop() is None
+    assert reg.pop() == 0
     model.eval()
-    model(ids)
-    assert reg.pop() is None
+    with torch.no_grad():
+        model(ids)
+    assert reg.pop() == 0
     model.generate(ids, max_new_tokens=2, do_sample=False, pad_token_id=0)
-    assert reg.pop() is None
+    assert reg.pop() == 0
     model.train()
     model(ids)
     with torch.no_grad():
@@ -93,11 +95,24 @@ def test_an_evaluation_pass_drops_what_was_not_popped():
     reg = DispersionRegularizer(model, layers="all")
     model(ids)
     model.eval()
-    model(ids)  # with gradients on, and still no training pass
+    with torch.no_grad():
+        model(ids)
     model.train()
-    assert reg.pop() is None
+    assert reg.pop() == 0
     with pytest.raises(CaptureError, match="run the model once"):
         reg.pop()
+
+
+def test_a_model_as_from_pretrained_gives_it_trains_or_is_told_to(tmp_path):
+    tiny_gpt2().save_pretrained(tmp_path)
+    model, batch = GPT2LMHeadModel.from_pretrained(tmp_path), batch_of()
+    reg = DispersionRegularizer(model, layers="all")
+    loss = model(**batch).loss
+    with pytest.raises(CaptureError, match=r"evaluation mode.*call model\.train\(\)"):
+        loss + reg.pop()
+    model.train()
+    (model(**batch).loss + reg.pop()).backward()
+    assert reg.value is not None
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
@@ -192,7 +207,7 @@ def test_gradient_does_not_depend_on_accumulation(steps, mode):
         part = {name: value[i : i + 8 // steps] for name, value in batch.items()}
         loss = model(**part).loss
         aux = reg.pop()
-        ((loss if aux is None else loss + aux) / steps).backward()
+        ((loss + aux) / steps).backward()
     assert_same_gradients(gradients(model), wanted)
 
 
@@ -208,8 +223,8 @@ def test_checkpointing_changes_nothing(mode, reentrant):
     reg = DispersionRegularizer(model, layers="all", weight=WEIGHT, mode=mode)
     loss = model(**batch).loss
     aux = reg.pop()
-    assert (aux is None) == (mode == "inject")
-    (loss if aux is None else loss + aux).backward()
+    assert (aux == 0) == (mode == "inject")
+    (loss + aux).backward()
     torch.testing.assert_close(reg.value * WEIGHT, wanted)
     assert_same_gradients(gradients(model), wanted_gradients)
 
@@ -228,7 +243,7 @@ def test_compiled_equals_eager_and_late_hooks_are_refused():
         compiled.eval()
         with torch.no_grad():
             compiled(**batch)
-        assert reg.pop() is None
+        assert reg.pop() == 0
     torch._dynamo.reset()
     model = tiny_gpt2(2)
     compiled = torch.compile(model, backend="aot_eager")

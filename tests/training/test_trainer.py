@@ -133,6 +133,27 @@ def test_evaluation_logs_the_dispersion_of_every_chosen_layer(tmp_path, batch):
     assert predicted["test_dispersion"] == pytest.approx(metrics["eval_dispersion"], abs=1e-6)
 
 
+@pytest.mark.parametrize("by_init", [False, True])
+def test_no_hook_stays_after_training_and_evaluation_measures_all_the_same(tmp_path, by_init):
+    model = tiny_gpt2()
+    trainer = DispersionTrainer(
+        **({"model_init": lambda: tiny_gpt2()} if by_init else {"model": model}),
+        args=arguments(tmp_path),
+        train_dataset=dataset(),
+        dispersion=DispersionConfig("angular_spread", layers="all"),
+    )
+    for _ in range(2):
+        trainer.train()
+        assert trainer.state.log_history[0]["dispersion_loss"] < 0
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in trainer.model.modules())
+        assert 0 < trainer.evaluate(dataset())["eval_dispersion"] < 1.5
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in trainer.model.modules())
+    trainer.train_dataset = None
+    with pytest.raises(ValueError, match="train_dataset"):
+        trainer.train()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in trainer.model.modules())
+
+
 def test_a_weight_of_0_only_measures(tmp_path):
     found = []
     for config in (None, DispersionConfig(weight=0.0)):

@@ -10,6 +10,7 @@ from lm_eval.api.task import Task
 
 from lmeval_dispersion.harness.compat.carriers import plain, state_of
 from lmeval_dispersion.harness.compat.hooks import TaskHooks
+from lmeval_dispersion.harness.records import DocRecord
 
 
 class HookedTask(TaskHooks, Task):  # type: ignore[misc]
@@ -63,3 +64,19 @@ class HookedTask(TaskHooks, Task):  # type: ignore[misc]
                 own = {name: [value] for name, value in ours.items()}
                 results[doc_id] = replace(scored, scores={**scored.scores, **own})
             scorer.set_results(results)
+
+    def aggregate(self, bootstrap_iters: int | None = 100000) -> tuple[dict[str, Any], int]:
+        """As lm-eval's, which bootstraps all that is no mean: metrics of ours bring their own errors."""
+        if self.only_predicts:
+            return super().aggregate(bootstrap_iters)  # type: ignore[no-any-return]
+        functions, figures, documents = self.aggregation(), {}, 0
+        for scorer in self._scorers:
+            for ours, draws in ((False, bootstrap_iters), (True, 0)):
+                scores = {
+                    doc_id: {name: v for name, v in of_document.items() if isinstance(v, DocRecord) is ours}
+                    for doc_id, of_document in scorer.reduced_docs.items()
+                }
+                aggregated, count = scorer.aggregate(scores, draws, functions)
+                figures.update(aggregated)
+                documents = max(documents, count)
+        return figures, documents

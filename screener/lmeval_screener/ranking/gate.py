@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmeval_dispersion.errors import UsageError
+from lmeval_screener.targets.target import Target, labelled
+from lmeval_screener.targets.training_runs import parse_targets
+
 if TYPE_CHECKING:
-    from lmeval_screener.result import Result, Screened
-    from lmeval_screener.targets.target import Target
+    from lmeval_screener.result import Result
 
 #: Exit status where a checkpoint is below.
 EXIT_BELOW = 4
@@ -84,13 +87,20 @@ class Gate:
         }
 
 
-def with_reference(targets: Sequence[Target], reference: Target) -> tuple[list[Target], Target]:
-    """The targets with the gate's reference among them, and the reference as it stands there."""
-    for item in targets:
-        same = (item.revision, item.file) == (reference.revision, reference.file)
-        if same and _place(item.repo, item.local) == _place(reference.repo, reference.local):
-            return list(targets), item
-    return [*targets, reference], reference
+def reference_among(targets: Sequence[Target], text: str, tokenizer: str | None = None) -> Target:
+    """The checkpoint that ``--fail-if-below`` names: by its label in the report, or as any other is named.
+
+    Raises:
+        UsageError: It stands for several checkpoints.
+    """
+    by_label = next((item for item in labelled(targets) if item.label == text), None)
+    if by_label is not None:
+        return by_label
+    wanted = parse_targets([text], tokenizer)
+    if len(wanted) != 1 or wanted[0].is_glob:
+        raise UsageError(f"expected one checkpoint with --fail-if-below, got {text!r}, which names several")
+    place = _place(wanted[0])
+    return next((item for item in targets if _place(item) == place), wanted[0])
 
 
 def judged(result: Result, reference: Target) -> Result:
@@ -98,11 +108,9 @@ def judged(result: Result, reference: Target) -> Result:
     everything = len(result.checkpoints) + len(result.failed)
     for group in result.groups:
         for own in group.checkpoints:
-            if _is(own, reference):
+            if own.label == reference.label:
                 below = tuple(
-                    c.label
-                    for c in group.checkpoints
-                    if c.rank > own.tied_with[1] and own.rank < c.tied_with[0]
+                    c.label for c in group.checkpoints if c.rank > own.rank and not own.tied_to(c.rank)
                 )
                 compared = len(group.checkpoints) - 1
                 gate = Gate(own.label, below, compared, everything - compared - 1)
@@ -111,14 +119,6 @@ def judged(result: Result, reference: Target) -> Result:
     return replace(result, gate=Gate(reference.label, (), 0, everything - 1, failed))
 
 
-def _is(checkpoint: Screened, reference: Target) -> bool:
-    """Whether a screened checkpoint is the reference: by its place or its pinned commit."""
-    if (checkpoint.requested_revision, checkpoint.file) != (reference.revision, reference.file):
-        return False
-    here = _place(checkpoint.repo, checkpoint.revision is None)
-    pinned = checkpoint.revision is not None and checkpoint.revision == reference.revision
-    return pinned or here == _place(reference.repo, reference.local)
-
-
-def _place(repo: str, local: bool) -> str:
-    return str(Path(repo).resolve()) if local else repo
+def _place(target: Target) -> tuple[str, str | None, str | None]:
+    repo = str(Path(target.repo).resolve()) if target.local else target.repo
+    return repo, target.revision, target.file

@@ -149,10 +149,11 @@ def _screened(
         file=one.target.file,
         negative_control=one.target.negative_control,
         rank=standing.rank,
-        tied_with=standing.tied_with,
+        ties=standing.ties,
         next=standing.next,
         controls=one.controls,
         changed=one.target.listing.changed if one.target.listing else None,
+        labelled=one.target.labelled,
     )
 
 

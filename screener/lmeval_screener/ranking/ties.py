@@ -14,15 +14,16 @@ over the number of pairs. `benchmarks/separation.py` simulates both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmeval_dispersion.geometry import Array
-from lmeval_screener.ranking.gap import Gap, difference, ranks, student_t
+from lmeval_dispersion.statistics import student_points
+from lmeval_screener.ranking.gap import Gap, difference, ranks
 
 #: Chance that any two of a group are told apart although they do not differ.
 ERROR_RATE = 0.05
@@ -45,18 +46,35 @@ class Next(NamedTuple):
     separated: bool
 
 
+def runs(numbers: Iterable[int]) -> tuple[range, ...]:
+    """Numbers in order, each once, as ranges: lists of ranks of a large group would not fit into memory.
+
+    >>> runs([7, 9, 10, 6, 6])
+    (range(6, 8), range(9, 11))
+    """
+    values = np.unique(np.fromiter(numbers, dtype=np.int64))
+    parts = np.split(values, np.flatnonzero(np.diff(values) != 1) + 1) if len(values) else []
+    return tuple(range(int(part[0]), int(part[-1]) + 1) for part in parts)
+
+
 class Standing(NamedTuple):
     """Where one gap of a group stands.
 
     Attributes:
         rank: 1 for the largest; equal means share the better rank.
-        tied_with: First and last rank of which it is not told apart once all pairs of the group are counted.
+        ties: Ranks that it is not told apart from once all pairs of the group are counted, as ranges. Its own
+            rank is among them where another gap shares it.
         next: Against the gap of the next rank; None for the last.
     """
 
     rank: int
-    tied_with: tuple[int, int]
+    ties: tuple[range, ...]
     next: Next | None
+
+    @property
+    def tied_with(self) -> tuple[int, ...]:
+        """``ties`` one by one, ascending."""
+        return tuple(chain(*self.ties))
 
 
 class Standings(NamedTuple):
@@ -86,7 +104,7 @@ def _all_pairs(gaps: Sequence[Gap]) -> Standings:
     pairs = {(i, j): difference(gaps[i], gaps[j]) for at, i in enumerate(order) for j in order[at + 1 :]}
     apart = _told_apart({pair: found.p for pair, found in pairs.items()})
     following = dict(pairwise(order))
-    ties = [[rank] for rank in places]
+    ties: list[list[int]] = [[] for _ in places]
     for i, j in pairs:
         if (i, j) not in apart:
             ties[i].append(places[j])
@@ -95,7 +113,7 @@ def _all_pairs(gaps: Sequence[Gap]) -> Standings:
     for i, rank in enumerate(places):
         pair = (i, following[i]) if i in following else None
         after = None if pair is None else Next(pairs[pair].mean, pairs[pair].se, pair in apart)
-        standings.append(Standing(rank, (min(ties[i]), max(ties[i])), after))
+        standings.append(Standing(rank, runs(ties[i]), after))
     return Standings(standings, len(pairs))
 
 
@@ -118,24 +136,24 @@ def _intervals(gaps: Sequence[Gap]) -> Standings:
     order = np.argsort(-means, kind="stable")
     means = means[order]
     error, freedom, after = _interval_errors(gaps, order)
-    half = student_t(ERROR_RATE / count, freedom) * error
+    half = student_points(ERROR_RATE / count, freedom) * error
     low, high = means - half, means + half
     # The last whose interval reaches up to one's own, and the first whose interval reaches down to it.
     reach_up = np.maximum.accumulate(high[::-1])[::-1]
     reach_down = np.minimum.accumulate(low)
     last = np.searchsorted(-reach_up, -low, side="right") - 1
     first = np.searchsorted(-reach_down, -high, side="left")
-    # Ranks as objects that all standings share: a large group has three of them for each member.
-    shared = list(range(count + 1))
-    places = [shared[1 + place] for place in np.searchsorted(-means, -means, side="left")]
+    places = 1 + np.searchsorted(-means, -means, side="left")
     found: list[Standing] = [None] * count  # type: ignore[list-item]
     for at, i in enumerate(order):
         following = None
         if at + 1 < count:
             gain = float(means[at] - means[at + 1])
             following = Next(gain, float(after[at]), bool(low[at] > high[at + 1]))
-        ends = places[min(first[at], at)], places[max(last[at], at)]
-        found[i] = Standing(places[at], ends, following)
+        span = slice(min(first[at], at), max(last[at], at) + 1)
+        tied = (low[span] <= high[at]) & (high[span] >= low[at])
+        tied[at - span.start] = False
+        found[i] = Standing(int(places[at]), runs(places[span][tied]), following)
     return Standings(found, 2 * count - 1)
 
 
@@ -200,7 +218,7 @@ class Changes:
         # Welch's degrees of freedom lie between those of the smaller side and those of both.
         sizes = [side.shape[1] - 1 for side in self._sides]
         self._freedom = np.geomspace(min(sizes), sum(sizes), 33)
-        self._beyond = student_t(level, self._freedom)
+        self._beyond = student_points(level, self._freedom)
 
     def any_after(self, place: int) -> bool:
         """Whether the gap at a place differs from any later one."""

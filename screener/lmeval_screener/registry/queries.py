@@ -13,6 +13,7 @@ from lmeval_screener.ranking.groups import rank_measured
 from lmeval_screener.ranking.measured import Measured
 from lmeval_screener.registry.database import Seen, stored
 from lmeval_screener.result import Screened
+from lmeval_screener.targets.target import labelled
 
 if TYPE_CHECKING:
     import duckdb
@@ -62,7 +63,7 @@ def ranked(found: Sequence[Seen], metric: Metric) -> list[Screened]:
     rows: dict[int, tuple[object, ...]] = {}
     first: dict[tuple[object, ...], Measured] = {}
     of_family: dict[str, tuple[object, ...]] = {}
-    pairs = []
+    pairs, named = [], []
     for one in (seen.measured for seen in found if seen.measured is not None):
         resolution, family = one.resolution, one.target.family
         own = rows.setdefault(
@@ -72,7 +73,9 @@ def ranked(found: Sequence[Seen], metric: Metric) -> list[Screened]:
             # Other rows than its family's: a group of its tokenizer.
             one = replace(one, target=replace(one.target, family=None))
         pairs.append((one, first.setdefault(own, one)))
-    return rank_measured(pairs, metric)
+    for (one, common), target in zip(pairs, labelled([one.target for one, _ in pairs]), strict=True):
+        named.append((replace(one, target=target), common))
+    return rank_measured(named, metric)
 
 
 def group_rows(found: Sequence[Screened], metric: Metric) -> list[dict[str, Any]]:
@@ -83,7 +86,7 @@ def group_rows(found: Sequence[Screened], metric: Metric) -> list[dict[str, Any]
             "revision": c.revision,
             "group": f"{c.family} · {c.scale}",
             "rank": c.rank,
-            "tied_with": f"{c.tied_with[0]}–{c.tied_with[1]}" if c.tied_with[0] < c.tied_with[1] else "",
+            "tied_with": " ".join(map(str, c.tied_with)),
             "G": c.gaps[metric].mean,
             "se": c.gaps[metric].se,
         }
@@ -205,7 +208,7 @@ def _leaders(then: Sequence[Seen], now: Sequence[Seen], metric: Metric) -> list[
             text = f"best of {key[0]} · {key[1]}, where {before} was, which is gone"
             found.append(Moved("leader", best.label, text))
             continue
-        apart = former.rank > best.tied_with[1]
+        apart = not best.tied_to(former.rank)
         text = f"best of {key[0]} · {key[1]}, where {before} was" + ("" if apart else "; the two are tied")
         change = difference(best.gaps[metric], former.gaps[metric])
         found.append(Moved("leader", best.label, text, change.mean, change.se, apart))

@@ -8,19 +8,15 @@ so the bound grows with their number.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections import Counter, deque
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from lmeval_dispersion.geometry import Metric
-from lmeval_dispersion.report.cells import short_names
 from lmeval_screener.ranking.gap import Gap, difference
 from lmeval_screener.ranking.ties import ALL_PAIRS, Changes
 from lmeval_screener.result import Group, Result, Screened
@@ -71,12 +67,10 @@ def title(group: Group) -> str:
 
 
 def names(group: Group) -> dict[Screened, str]:
-    """How a group's tables name its members: a step of a training, a folder by its last distinct parts."""
+    """How a group's tables name its members: by the step of a training, else by the label."""
     if members := group.trajectory():
         return {c: step_of(c) or ("default branch" if c.revision else "final model") for c in members}
-    folders = [c for c in group.checkpoints if c.revision is None]
-    short = dict(zip(folders, short_names([c.repo for c in folders]), strict=True))
-    return {c: short.get(c, c.label) for c in group.checkpoints}
+    return {c: c.label for c in group.checkpoints}
 
 
 def step_of(checkpoint: Screened) -> str | None:
@@ -100,49 +94,41 @@ def places_for(errors: Sequence[float]) -> int:
 
 
 class Ties:
-    """Which members of a group are tied, by their places (from 0, best first).
-
-    Two are where each lies in the other's range of ranks (`Screened.tied_with`). A range may reach over a
-    rank that is told apart: that one's own range does not reach back.
-    """
+    """Which members of a group are tied, by their places (from 0, best first)."""
 
     def __init__(self, group: Group) -> None:
-        ranks = [c.rank for c in group.checkpoints]
-        self._count = len(ranks)
-        # First and last place that each may be tied with.
-        self._first = np.array([bisect_left(ranks, c.tied_with[0]) for c in group.checkpoints], dtype=int)
-        self._last = np.array([bisect_right(ranks, c.tied_with[1]) for c in group.checkpoints], dtype=int) - 1
+        self._ranks = [c.rank for c in group.checkpoints]
+        self._ties = [c.ties for c in group.checkpoints]
 
     def of(self, place: int) -> list[int]:
         """The places that one is tied with, in order."""
-        first, last = self._first[place], self._last[place]
-        mutual = (self._first[first : last + 1] <= place) & (self._last[first : last + 1] >= place)
-        return [int(i) for i in first + np.flatnonzero(mutual) if i != place]
+        return [i for begin, end in self._spans(place) for i in range(begin, end) if i != place]
+
+    def _spans(self, place: int) -> list[tuple[int, int]]:
+        """First places and ends of the runs that one is tied with."""
+        return [
+            (bisect_left(self._ranks, run.start), bisect_left(self._ranks, run.stop))
+            for run in self._ties[place]
+        ]
 
     @cached_property
     def bands(self) -> list[tuple[int, int]]:
         """First and last place of every longest run of neighbours of which no two are separated."""
         found: list[tuple[int, int]] = []
-        first, before = 0, (0, 0)
-        nearest: deque[int] = deque()  # places of the run whose own range may end first
-        for last in range(self._count):
-            while nearest and self._last[nearest[-1]] >= self._last[last]:
-                nearest.pop()
-            nearest.append(last)
-            first = max(first, int(self._first[last]))
-            while nearest[0] < first or self._last[nearest[0]] < last:
-                if nearest[0] >= first:
-                    first = nearest[0] + 1
-                nearest.popleft()
-            if first > before[0] and before[1] > before[0]:
-                found.append(before)
-            before = (first, last)
-        return [*found, before] if before[1] > before[0] else found
+        first, count = 0, len(self._ranks)
+        for place in range(count):
+            begin = place  # of the neighbours before it that it is tied with
+            for start, end in reversed(self._spans(place)):
+                begin = min(begin, start) if end >= begin else begin
+            if begin > first:
+                found += [(first, place - 1)] if place - 1 > first else []
+                first = begin
+        return [*found, (first, count - 1)] if count - 1 > first else found
 
     @property
     def all_tied(self) -> bool:
         """Whether no two members are separated."""
-        return self.bands == [(0, self._count - 1)]
+        return self.bands == [(0, len(self._ranks) - 1)]
 
     def skips(self) -> list[tuple[int, list[int], list[int]]]:
         """Places that are tied across others: the place, those tied with it there, those apart between."""
@@ -163,30 +149,13 @@ class Ties:
         return len(self._skipping())
 
     def _skipping(self) -> list[int]:
-        """Places whose range holds one that does not reach back: only they can skip others."""
-        count = self._count
-        beyond = _sparse(self._last, np.minimum), _sparse(self._first, np.maximum)
-        return [
-            place
-            for place in range(count)
-            if _over(beyond[0], int(self._first[place]), place, np.minimum) < place
-            or _over(beyond[1], place, int(self._last[place]), np.maximum) > place
-        ]
-
-
-def _sparse(values: NDArray[np.int_], best: np.ufunc) -> list[NDArray[np.int_]]:
-    """For each power of two, the best of as many values from each place on."""
-    levels = [values]
-    while 2 ** len(levels) <= len(values):
-        half = 2 ** (len(levels) - 1)
-        levels.append(best(levels[-1][:-half], levels[-1][half:]))
-    return levels
-
-
-def _over(levels: list[NDArray[np.int_]], first: int, last: int, best: np.ufunc) -> int:
-    """The best of the values from ``first`` to ``last``."""
-    level = (last - first + 1).bit_length() - 1
-    return int(best(levels[level][first], levels[level][last + 1 - 2**level]))
+        """Places whose ties, with themselves, are not neighbours all."""
+        found = []
+        for place in range(len(self._ranks)):
+            spans = sorted([*self._spans(place), (place, place + 1)])
+            if any(begin > max(end for _, end in spans[:at]) for at, (begin, _) in enumerate(spans) if at):
+                found.append(place)
+        return found
 
 
 @lru_cache(maxsize=32)

@@ -124,7 +124,7 @@ def json_text(result: Result, answered: Sequence[str] = (), chosen: Shortlist | 
 def json_pieces(
     result: Result, answered: Sequence[str] = (), chosen: Shortlist | None = None
 ) -> Iterator[str]:
-    """The contract ``screen-checkpoints/2``, with ``agreement`` where accuracies were supplied, row by row.
+    """The contract ``screen-checkpoints/3``, with ``agreement`` where accuracies were supplied, row by row.
 
     With a short list, ``result`` holds only what is chosen; ``shortlist`` says of how many.
     """

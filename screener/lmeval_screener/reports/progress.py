@@ -141,7 +141,7 @@ class JsonLines:
             head = _text({"family": group.family, "scale": group.scale})[:-1]
             self._put((", " if number else "") + head + ', "ranking": [')
             for place, c in enumerate(group.checkpoints):
-                ranks = {"checkpoint": c.label, "rank": c.rank, "tied_with": list(c.tied_with)}
+                ranks = {"label": c.label, "rank": c.rank, "tied_with": list(c.tied_with)}
                 self._put((", " if place else "") + _text(ranks))
             self._put("]}")
         self._put("]}}\n")

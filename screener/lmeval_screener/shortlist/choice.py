@@ -220,11 +220,7 @@ def _listed(group: Group, k: int) -> GroupChoice:
     if k == 0 or len(members) <= k:
         return GroupChoice(group, k, members if k else (), (), 0)
     last = members[k - 1]
-    tied = [
-        c
-        for c in members[k:]
-        if c.rank <= last.tied_with[1] and c.tied_with[0] <= last.rank  # each lies in the other's range
-    ]
+    tied = [c for c in members[k:] if last.tied_to(c.rank)]
     return GroupChoice(group, k, members[:k], tuple(tied[: (CAP - 1) * k]), len(tied))
 
 
@@ -249,7 +245,7 @@ def _audited(lists: Sequence[GroupChoice], size: int, draw: np.random.Generator)
 
 
 def _identity(checkpoint: Screened) -> tuple[str, str]:
-    return checkpoint.label, checkpoint.revision or ""
+    return checkpoint.name, checkpoint.revision or ""
 
 
 def _number(group: Group) -> int:

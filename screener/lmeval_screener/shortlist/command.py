@@ -93,17 +93,17 @@ def shortlist_of(args: argparse.Namespace, result: Result) -> Shortlist | None:
 
 
 def print_names(chosen: Shortlist, output: Output) -> None:
-    """The labels of the list, one a line; how it came about goes to stderr, where no pipe reads it."""
+    """The names of the list as a user writes them; how it came about goes to stderr, past any pipe."""
     from lmeval_screener.reports.answer import title
 
     lines: list[str] = []
     for one in chosen.groups:
-        labels = [c.label for c in one.chosen]
+        names = [c.name for c in one.chosen]
         audit = f" ({', '.join(c.label for c in one.audit)})" if one.audit else ""
         print(f"{title(one.group)}: {one.sentence()}{audit}", file=sys.stderr, flush=True)
         if output.path is None:
-            output.write_text("".join(f"{line}\n" for line in labels))
-        lines += labels
+            output.write_text("".join(f"{line}\n" for line in names))
+        lines += names
     if output.path is not None:
         output.write_text("".join(f"{line}\n" for line in lines))
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from lmeval_screener.errors import ScreeningError
@@ -33,6 +35,7 @@ class Target:
         tokenizer: Where a tokenizer is read if the checkpoint stores none: what may be written for a
             checkpoint, or a tokenizer's file; None for nowhere else.
         listing: Commit and files, where a list of repositories said them: then it costs no API call.
+        labelled: What reports call it (:func:`labelled`); None before all that is screened is known.
     """
 
     repo: str
@@ -46,6 +49,7 @@ class Target:
     refused: tuple[str, str] | None = None
     tokenizer: str | None = None
     listing: Listing | None = field(default=None, compare=False, repr=False)
+    labelled: str | None = field(default=None, compare=False, repr=False)
 
     @property
     def scheme(self) -> str | None:
@@ -59,9 +63,14 @@ class Target:
         return not self.local and self.scheme is None
 
     @property
-    def label(self) -> str:
-        """``repo``, ``repo@revision`` or ``repo:file``."""
+    def name(self) -> str:
+        """``repo``, ``repo@revision`` or ``repo:file``, as a user would write it."""
         return label(self.shown, self.revision, self.file)
+
+    @property
+    def label(self) -> str:
+        """What reports call it; its name before that is settled."""
+        return self.labelled or self.name
 
     @property
     def shown(self) -> str:
@@ -94,6 +103,43 @@ def label(repo: str, revision: str | None, file: str | None = None) -> str:
     """``repo``, ``repo@revision``, or either with ``:file``."""
     name = repo if revision is None else f"{repo}@{revision}"
     return name if file is None else f"{name}:{file}"
+
+
+def labelled(targets: Sequence[Target]) -> list[Target]:
+    """The targets with the labels by which a report of them all tells them apart.
+
+    A repository of the Hub is called by its name, anything else by the last parts of its path that tell it
+    from the others: a GGUF file and a version of a registered model by two of them at least.
+
+    >>> [t.label for t in labelled([Target("gg", local=True, file="a.gguf"), Target("models:/sums/2")])]
+    ['gg/a.gguf', 'sums/2']
+    """
+    from lmeval_dispersion.report.cells import short_names
+
+    paths = {target: _path(target) for target in targets if not target.on_hub}
+    short = dict(zip(paths, short_names(list(paths.values())), strict=True))
+    labels = []
+    for target in targets:
+        text = short.get(target, target.name)
+        if target in paths and "/" not in text and (target.scheme == "models" or text.endswith(".gguf")):
+            text = "/".join(paths[target].rsplit("/", 2)[-2:])
+        labels.append(text)
+    count, seen = Counter(labels), Counter[str]()
+    for place, text in enumerate(labels):
+        seen[text] += 1
+        if count[text] > 1 and seen[text] > 1:
+            labels[place] = f"{text} ({seen[text]})"
+    return [replace(target, labelled=text) for target, text in zip(targets, labels, strict=True)]
+
+
+def _path(target: Target) -> str:
+    if target.local:
+        path = os.path.abspath(target.repo).replace("\\", "/")  # so that `.` has a name
+    else:
+        path = target.shown.partition(":/")[2].strip("/")
+    if target.file is None:
+        return path
+    return f"{path}/{target.file}" if target.file.endswith(".gguf") else f"{path}:{target.file}"
 
 
 def matching(names: Iterable[str], pattern: str) -> list[str]:

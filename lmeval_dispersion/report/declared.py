@@ -1,0 +1,322 @@
+"""The base of every result: rows that know how they are shown, and one template for the sentences.
+
+A result is a dataclass that derives from `Report`. Its tables are rows of dataclasses whose fields carry a
+`Col`, its charts are Vega-Lite specifications, and its sentences stand in a Jinja template beside the module
+of its class. Every form of the report is made of these three.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.report.cells import plain, shown
+from lmeval_dispersion.report.document import (
+    Chart,
+    Code,
+    Document,
+    Facts,
+    Note,
+    Part,
+    Row,
+    Section,
+    Table,
+    Text,
+    fields_of,
+)
+
+if TYPE_CHECKING:
+    import jinja2
+    import pandas as pd
+
+_LINE = 160  # characters of a sentence that stand in a repr
+_MARK = "\ue000"  # around the number of a part that stands at its place in a rendered template
+# A value that begins like markup is text all the same.
+_MARKUP, _HIDDEN = "#>`", "\ue001\ue002\ue003"
+# Control characters, separators of lines, marks of this module, and signs that turn the direction of writing.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ue000-\ue003]+")
+_HEADING = re.compile(r"## (?P<heading>.*?)(?: \[(?P<name>[\w-]+)\])?(?P<details> \(details\))?")
+LIMITS = "Limits"
+
+
+class Report:
+    """A result that can be seen as a report, in every form that the commands have.
+
+    The template (:attr:`template`, beside the module of the class) is written line by line::
+
+        # Title
+        A sentence of the answer, and another on the next line.
+        ## Heading [anchor] (details)
+        A paragraph; an empty line ends it.
+        > warning: A caveat; `note` likewise.
+        {{ tables.ranking }}
+        {{ charts.ranking }}
+        ## Limits
+        One sentence a line on what the numbers do not support.
+
+    It sees the result as ``r``, :meth:`tables`, :meth:`charts` and :meth:`context`; ``facts(name=value)``,
+    ``note(text)``, ``warning(text)`` and ``code(text)`` make parts; the filters are ``x | shown(".3f")``,
+    ``names | listed`` ("a, b and c"), ``n | count("text")`` ("1 text", "2 texts"), ``ranks | spans``
+    ("1–3, 5").
+
+    Attributes:
+        template: File name of the template.
+        schema: Name and version of the JSON contract, such as ``screen-checkpoints/3``.
+        libraries: Distributions whose versions decide the numbers.
+        guide: The page of the documentation that tells how to read the report.
+    """
+
+    template: ClassVar[str]
+    schema: ClassVar[str] = ""
+    libraries: ClassVar[Sequence[str]] = ()
+    guide: ClassVar[str] = ""
+
+    def tables(self) -> Mapping[str, Table]:
+        """The tables by name; the first one is what CSV and the data frame hold."""
+        return {}
+
+    def charts(self) -> Mapping[str, Chart]:
+        """The charts by name."""
+        return {}
+
+    def context(self) -> Mapping[str, Any]:
+        """Further names for the template."""
+        return {}
+
+    def rows(self) -> Sequence[Row]:
+        """The rows of CSV and of the data frame: all fields of the first table's rows."""
+        return next((table.rows for table in self.tables().values()), ())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON contract: schema, answer, and the fields of the result; NaN and infinity are null."""
+        content = {name: value for name, value in fields_of(self).items() if not name.startswith("_")}
+        return {"schema": self.schema, "answer": self.answer(), **json_value(content)}
+
+    def answer(self) -> list[str]:
+        """The sentences of the answer."""
+        return list(self.document().answer)
+
+    def document(self) -> Document:
+        """The result as a report."""
+        title, answer, sections, limits = _rendered(self)
+        return Document(
+            title,
+            answer=answer,
+            sections=sections,
+            limits=limits,
+            rows=self.rows(),
+            contract=lambda: json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+            libraries=self.libraries,
+            guide=self.guide,
+            short=True,
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows of CSV as a frame in pandas' nullable types.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        from lmeval_dispersion.report.reportable import frame_of
+
+        return frame_of(self.rows())
+
+    def to_markdown(self) -> str:
+        """The report as Markdown, as ``--format markdown`` prints it."""
+        from lmeval_dispersion.report.forms import render
+
+        return render(self.document(), "markdown")
+
+    def to_html(self) -> str:
+        """The report as a self-contained page with charts, as ``--format html`` prints it.
+
+        Raises:
+            MissingExtraError: A library that pages need is not installed.
+        """
+        from lmeval_dispersion.report.forms import render
+
+        return render(self.document(), "html")
+
+    def plot(self) -> VegaLite:
+        """The report's first chart, which notebooks draw; :meth:`charts` has all of them.
+
+        Raises:
+            UsageError: The report has no chart.
+        """
+        charts = self.charts()
+        if not charts:
+            raise UsageError(f"expected a result with a chart, got a {type(self).__name__}, which has none")
+        return VegaLite(next(iter(charts.values())).specification())
+
+    def _repr_html_(self) -> str:
+        from lmeval_dispersion.report.html_page import html_fragment
+
+        return html_fragment(self.document())
+
+    def __repr__(self) -> str:
+        document = self.document()
+        lines = (" ".join(line.split()) for line in document.answer)
+        short = [line if len(line) <= _LINE else f"{line[: _LINE - 1]}…" for line in lines]
+        return "\n  ".join([f"<{type(self).__name__}> {document.title}", *short])
+
+
+class VegaLite(dict[str, Any]):
+    """A Vega-Lite specification that Jupyter, VS Code and Colab draw; a plain dictionary otherwise."""
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        return {"application/vnd.vegalite.v5+json": dict(self), "text/plain": "<a Vega-Lite chart>"}
+
+
+def json_value(value: Any) -> Any:
+    """A value as JSON has it: dataclasses as objects, tuples as lists, null for NaN, infinity and missing."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = fields_of(value)
+    value = plain(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): json_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [json_value(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+
+
+def _rendered(report: Report) -> tuple[str, list[str], list[Section], list[str]]:
+    """Title, answer, sections and limits that the template gives for a result."""
+    folder = Path(sys.modules[type(report).__module__].__file__ or "").parent
+    parts: list[Part] = []
+    text = (
+        _environment(folder)
+        .get_template(report.template)
+        .render(r=report, tables=report.tables(), charts=report.charts(), _parts=parts, **report.context())
+    )
+    title, answer, limits = "", list[str](), list[str]()
+    sections: list[Section] = []
+    for heading, lines in _blocks(text):
+        if heading is None:
+            title, answer = _opening(lines)
+        elif heading["heading"] == LIMITS:
+            limits = [_revealed(line) for line in lines if line]
+        else:
+            body = list(_body(lines, parts))
+            if body:
+                sections.append(
+                    Section(
+                        _revealed(heading["heading"]), body, heading["name"] or "", bool(heading["details"])
+                    )
+                )
+    return title, answer, sections, limits
+
+
+def _blocks(text: str) -> Iterator[tuple[re.Match[str] | None, list[str]]]:
+    """The lines under each heading; under None what stands above the first one."""
+    heading, lines = None, list[str]()
+    for line in map(str.strip, text.splitlines()):
+        match = _HEADING.fullmatch(line)
+        if match:
+            yield heading, lines
+            heading, lines = match, []
+        else:
+            lines.append(line)
+    yield heading, lines
+
+
+def _opening(lines: list[str]) -> tuple[str, list[str]]:
+    title = next((line[2:] for line in lines if line.startswith("# ")), "")
+    return _revealed(title), [_revealed(line) for line in lines if line and not line.startswith("# ")]
+
+
+def _body(lines: list[str], parts: list[Part]) -> Iterator[Part]:
+    """The parts of a section; lines up to an empty one are a paragraph."""
+    paragraph: list[str] = []
+    for line in [*lines, ""]:
+        note = re.match(r"> (note|warning): (.*)", line)
+        mark = re.fullmatch(f"{_MARK}(\\d+){_MARK}", line)
+        if line and not note and not mark:
+            paragraph.append(line)
+            continue
+        if paragraph:
+            yield Text(_revealed(" ".join(paragraph)))
+            paragraph = []
+        if note:
+            yield Note(_revealed(note[2]), "warning" if note[1] == "warning" else "note")
+        elif mark:
+            yield parts[int(mark[1])]
+
+
+def _revealed(text: str) -> str:
+    return text.translate(str.maketrans(_HIDDEN, _MARKUP))
+
+
+def _finalized(context: jinja2.runtime.Context, value: Any) -> Any:
+    """A value as one line of text without control characters; a part as a mark that stands for it."""
+    if isinstance(value, (Table, Chart, Text, Note, Facts, Code)):
+        parts: list[Part] = context["_parts"]
+        parts.append(value)
+        return f"\n{_MARK}{len(parts) - 1}{_MARK}\n"
+    text = _CONTROL.sub(" ", shown(value))
+    return text[:1].translate(str.maketrans(_MARKUP, _HIDDEN)) + text[1:]
+
+
+@functools.cache
+def _environment(folder: Path) -> jinja2.Environment:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=jinja2.pass_context(_finalized),
+        autoescape=False,
+    )
+    environment.filters.update(shown=shown, listed=listed, count=count, spans=spans)
+    environment.globals.update(
+        facts=lambda **facts: Facts({name.replace("_", " "): value for name, value in facts.items()}),
+        note=Note,
+        warning=functools.partial(Note, kind="warning"),
+        code=Code,
+    )
+    return environment
+
+
+def listed(items: Sequence[Any], last: str = "and") -> str:
+    """Items in a sentence.
+
+    >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
+    ('a', 'a and b', 'a, b and c')
+    """
+    words = [shown(item) for item in items]
+    return f" {last} ".join([*([", ".join(words[:-1])] if words[1:] else []), *words[-1:]])
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """A number and its noun.
+
+    >>> count(1, "text"), count(1200, "text"), count(2, "query", "queries")
+    ('1 text', '1,200 texts', '2 queries')
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Whole numbers as ranges.
+
+    >>> spans([1, 2, 3, 5, 8, 9])
+    '1–3, 5, 8–9'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)

@@ -1,0 +1,137 @@
+"""Declared reports: rows, charts and one template give every form; values are text, never markup."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.report import Chart, Col, Document, Note, Report, Table, Text, render
+from lmeval_dispersion.report.document import Column
+from lmeval_dispersion.report.terminal import axis_of
+
+
+@dataclass(frozen=True)
+class Row:
+    name: Annotated[str, Col("Name")]
+    G: Annotated[float, Col("G", ".3f", error="G_se", dots="below", hint="higher is wider")]
+    G_se: float
+    note: Annotated[str | None, Col("Note", drop=1)] = None
+    hidden: float = 0.5
+
+
+@dataclass(frozen=True, repr=False)
+class Ranked(Report):
+    template = "declared.jinja"
+    schema = "ranked/1"
+    domain: str
+    ranking: Sequence[Row]
+
+    def tables(self) -> dict[str, Table]:
+        return {"ranking": Table.of(self.ranking, "Ranking")}
+
+    def charts(self) -> dict[str, Chart]:
+        values = [{"name": row.name, "G": row.G} for row in self.ranking]
+        spec = {
+            "mark": "point",
+            "data": {"values": values},
+            "encoding": {"x": {"field": "G", "type": "quantitative"}},
+        }
+        return {"ranking": Chart(spec, "G", "dots")} if values else {}
+
+
+class Plain(Report):
+    template = "declared.jinja"
+
+
+HIDDEN = "[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ue000-\ue003]+"
+ROWS = [Row("a", 1.25, 0.01), Row("b", 1.0, 0.02), Row("c", 0.75, math.nan)]
+
+
+def test_the_template_becomes_a_document():
+    document = Ranked("math", ROWS).document()
+    assert document.title == "Checkpoints for math"
+    assert document.answer == ["Best: a.", "a, b and c 3 rows."]
+    ranking, parts = document.sections
+    assert (ranking.heading, ranking.name, ranking.details) == ("Ranking", "ranking", False)
+    first, second, warning, table, chart = ranking.parts
+    assert first == Text("First line, second line.")
+    assert second == Text("Another paragraph.")
+    assert warning == Note("Mind math.", "warning")
+    assert [column.heading for column in table.columns] == ["Name", "G"]
+    assert chart.caption == "G"
+    assert (parts.heading, parts.details) == ("Parts", True)
+    assert document.limits == ["It predicts nothing."]
+    assert len(Ranked("math", ROWS[:1]).document().answer) == 1
+
+
+def test_every_form_comes_from_it():
+    result = Ranked("math", ROWS)
+    document = result.document()
+    content = json.loads(render(document, "json"))
+    assert content["schema"] == "ranked/1"
+    assert content["answer"] == document.answer
+    assert content["ranking"][0] == {"name": "a", "G": 1.25, "G_se": 0.01, "note": None, "hidden": 0.5}
+    assert content["ranking"][2]["G_se"] is None
+    assert render(document, "csv").splitlines()[:2] == ["name,G,G_se,note,hidden", "a,1.25,0.01,,0.5"]
+    assert "| a | 1.250 ± 0.010 |" in result.to_markdown()
+    assert "<h3>Checkpoints for math</h3>" in result._repr_html_()
+    assert list(result.to_frame().columns) == ["name", "G", "G_se", "note", "hidden"]
+    assert repr(result).startswith("<Ranked> Checkpoints for math\n  Best: a.")
+    assert result.plot()["mark"] == "point"
+    with pytest.raises(UsageError, match="has none"):
+        Plain().plot()
+
+
+def test_a_terminal_shows_the_answer_and_no_details():
+    document = Ranked("math", ROWS).document()
+    short, whole = (render(document, "table", width=80, details=details) for details in (False, True))
+    assert short.splitlines()[0] == "Best: a."
+    assert "rows read" not in short
+    assert "predicts" not in short
+    assert short.splitlines()[-1] == "More: --details, or -o page.html."
+    assert "rows read: 3" in whole
+    assert "It predicts nothing." in whole
+    assert "--details" not in whole
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_dots_stand_on_one_axis(encoding):
+    text = render(Ranked("math", ROWS).document(), "table", width=80, encoding=encoding)
+    dot = "●" if encoding == "utf-8" else "o"
+    places = [
+        line.index(dot) for line in text.splitlines() if line.startswith(("a ", "b ", "c ")) and dot in line
+    ]
+    assert len(places) == 3
+    assert places[0] - places[1] == pytest.approx(places[1] - places[2], abs=1)
+    narrow = render(Ranked("math", ROWS).document(), "table", width=24, encoding=encoding)
+    assert not any(dot in line for line in narrow.splitlines() if line.startswith(("b ", "c ")))
+
+
+def test_an_axis_needs_spread_and_room():
+    column = Column("x", "X", ".2f", dots="both", reach="r")
+    assert axis_of([{"x": 1.0}], column, 20) is None
+    assert axis_of([{"x": 1.0}, {"x": 2.0}], column, 5) is None
+    assert axis_of([{"x": None}], column, 20) is None
+    axis = axis_of([{"x": 0.5, "r": 1.5}, {"x": 3}], column, 20)
+    assert axis is not None
+    assert (axis.low, axis.high, axis.heading) == (-1.0, 3.0, "-1.00           3.00")
+    assert axis.drawn(3, 0, 0) == "     │             ●"
+    assert axis.drawn(0.5, 1.5, 1.5) == "───────●───────     "
+
+
+@given(st.text(min_size=1, max_size=30))
+def test_values_are_text(text):
+    document = Ranked(text, [Row(text, 1.0, 0.1), Row("other", 2.0, 0.1)]).document()
+    assert isinstance(document, Document)
+    assert len(document.answer) == 2
+    assert [section.heading for section in document.sections] == ["Ranking", "Parts"]
+    assert document.title == f"Checkpoints for {re.sub(HIDDEN, ' ', text)}".strip()
