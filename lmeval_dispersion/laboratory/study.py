@@ -195,7 +195,7 @@ class Study:
     @contextmanager
     def _progress(self, name: str, total: int) -> Iterator[Callable[[], None]]:
         """A bar over this process's units that appears only where they take longer than a moment."""
-        if self.quiet or not self.processes.first or not total:
+        if self.quiet or not self.processes.first or not total or not sys.stderr.isatty():
             yield lambda: None
             return
         from rich.console import Console
@@ -211,7 +211,8 @@ class Study:
         finally:
             shown.cancel()
             shown.join()
-            progress.stop()
+            if progress.live.is_started:
+                progress.stop()
 
 
 @contextmanager
@@ -223,10 +224,14 @@ def opened(
         with tempfile.TemporaryDirectory(prefix="dispersion-") as temporary:
             yield Study.open(Path(temporary), kind, settings, names=names, quiet=quiet)
         return
+    named = not isinstance(folder, StudyRoot)
     if isinstance(folder, StudyRoot):
         key = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
         folder = folder.root / f"{kind}-{key}"
-    yield Study.open(Path(folder), kind, settings, names=names, quiet=quiet)
+    study = Study.open(Path(folder), kind, settings, names=names, quiet=quiet)
+    if not named and study.processes.first:
+        study.say(f"the study is kept in {folder}")
+    yield study
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
