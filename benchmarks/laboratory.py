@@ -225,7 +225,8 @@ def peer(python: str, count: int, repeats: int) -> None:
         worst = np.abs(np.subtract(runs["ours"][0]["means"], runs["peer"][0]["means"])).max()
         print(
             f"{layers:6d}  {length:6d}  {seconds['ours']:6.2f}  {seconds['peer']:6.2f}  "
-            f"{seconds['peer'] / seconds['ours']:9.2f}  {grown['ours']:7.0f}  {grown['peer']:7.0f}  {worst:10.1e}",
+            f"{seconds['peer'] / seconds['ours']:9.2f}  {grown['ours']:7.0f}  {grown['peer']:7.0f}  "
+            f"{worst:10.1e}",
             flush=True,
         )
 
