@@ -93,9 +93,9 @@ _EXAMPLES = {
 def _add_arguments(kind: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
+        nargs="+" if kind in _SEVERAL_MODELS else None,
         metavar="MODEL",
         help="Hub id or folder, with @REVISION where it is not the main one",
-        **({"nargs": "+"} if kind in _SEVERAL_MODELS else {}),
     )
     model = parser.add_argument_group("model")
     model.add_argument(
