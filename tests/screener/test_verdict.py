@@ -227,12 +227,12 @@ def test_without_a_ratio_of_every_member_a_group_judges_g_alone(tmp_path):
 
 def test_intervals_where_both_agree_hold_the_share_of_all_pairs(tmp_path):
     held = 0
-    for seed in range(60):
+    for seed in range(30):
         manifest, accuracies = planted([40], 0.7, listed=6, audit=8, ratio=noisy, seed=seed)
         whole = verdict(tmp_path, manifest, accuracies).figures[2]
         part = verdict(tmp_path, manifest, accuracies, known=chosen).figures[2]
         held += part.low <= whole.right <= part.high
-    assert held >= 54  # 57 expected at 95 %; fewer than 54 in 3 % of cases
+    assert held >= 26  # fewer at 95 % in 1 % of cases
 
 
 # --- results --------------------------------------------------------------------------------------------
