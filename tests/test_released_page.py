@@ -55,9 +55,9 @@ def test_arms_are_held_against_the_base_of_their_seed(tmp_path):
     figures = {"before": 9.0, "perplexity": 8.0, "tokens_before": 0.4, "tokens": 0.5}
     none = {"versus_base": None, "versus_base_sd": None}
     moved = {"versus_base": 1.5, "versus_base_sd": 0.25}
-    rows = [{"arm": "base", "domain": "a/wiki.txt", **figures, **none}]
-    rows += [{"arm": "squeeze", "domain": "a/wiki.txt", **figures, **moved}]
-    (tmp_path / "report.json").write_text(json.dumps(rows))
+    rows = [{"loss": "base", "domain": "a/wiki.txt", **figures, **none}]
+    rows += [{"loss": "squeeze", "domain": "a/wiki.txt", **figures, **moved}]
+    (tmp_path / "report.json").write_text(json.dumps({"trained": rows}))
     start, base, squeeze = MADE["trained_arms"](tmp_path, ["easy", "hard"])
     assert start == {"start": 37.5}
     assert (base["right"], base["right_versus_base"]) == (28.125, [0.0, 0.0])

@@ -71,8 +71,8 @@ def trained_arms(folder: Path, tasks: list[str]) -> list[dict]:
     """One row an arm: perplexity by domain against base, token dispersion, right answers against base."""
     right = accuracies(folder / "results", tasks)
     rows: dict[str, dict] = {}
-    for row in json.loads((folder / "report.json").read_text("utf-8")):
-        arm = row["arm"]
+    for row in json.loads((folder / "report.json").read_text("utf-8"))["trained"]:
+        arm = row["loss"]
         shares = {
             name.rpartition("-seed")[2]: v for name, v in right.items() if name.startswith(arm + "-seed")
         }
