@@ -26,6 +26,7 @@ CONTRACT = PAGE.split("<!-- contract -->")[1].split("<!-- end of contract -->")[
 NAMED = {
     "slices",
     "run.tasks",
+    "calibration.tasks",
     "paper_protocol.chosen",
     "ranking.signals[].error_share",
     "ranking.signals[].inside",
