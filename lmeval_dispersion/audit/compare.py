@@ -31,6 +31,7 @@ Rows = NDArray[np.int64]
 
 _KEY = ["task", "doc_id"]
 _ENDS = 5  # slices of each end that a short table shows
+_WIDE = ("dispersion", "dispersion_low", "dispersion_high", "accuracy", "accuracy_low", "accuracy_high")
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Difference:
     dispersion_high: Annotated[float, Col("to", "+.4f", drop=5)] = math.nan
     accuracy: Annotated[float, Col("Accuracy", ".3f", drop=3)] = math.nan
     accuracy_baseline: float = math.nan
-    accuracy_difference: Annotated[float, Col("Difference", "+.3f")] = math.nan
+    accuracy_difference: Annotated[float, Col("Difference", "+.3f", error="accuracy_reach")] = math.nan
     accuracy_reach: float = math.nan
     accuracy_low: Annotated[float, Col("95 % from", "+.3f", drop=1)] = math.nan
     accuracy_high: Annotated[float, Col("to", "+.3f", drop=1)] = math.nan
@@ -113,7 +114,8 @@ class Comparison(Report):
             rows,
             f"{other.run} (layer {other.layer}) minus {self.baseline}",
             headings={"slice": self.by.capitalize(), "dispersion_difference": "Δ dispersion",
-                      "accuracy_difference": "Δ accuracy"},
+                      "accuracy_difference": "Δ accuracy ± 95 %"},
+            hide=_WIDE if self._short else (),
             excerpt=some if self._short and last > 2 * _ENDS + 2 else (),
         )  # fmt: skip
 
