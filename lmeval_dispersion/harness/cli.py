@@ -91,16 +91,8 @@ def _run(args: argparse.Namespace) -> int:
         return 0 if arguments else 2
     if arguments[0] not in ("run", "ls", "validate"):
         arguments.insert(0, "run")
-    more_tasks = any(a == "--include_path" or a.startswith("--include_path=") for a in arguments)
-    if not more_tasks:  # a user's own tasks may be called anything
-        _check_tasks(arguments)
-    if install.status().state != "enabled":
-        if more_tasks:
-            raise UsageError(
-                "lm-eval takes one --include_path and the dispersion tasks need it here; run `dispersion "
-                "enable` first"
-            )
-        arguments += ["--include_path", str(install.tasks_path())]
+    if not any(a == "--include_path" or a.startswith("--include_path=") for a in arguments):
+        _check_tasks(arguments)  # a user's own tasks may be called anything
     return _harness(arguments)
 
 
@@ -126,14 +118,17 @@ def _harness(arguments: list[str]) -> int:
         from lm_eval.__main__ import cli_evaluate
 
         from lmeval_dispersion.harness import saving
+        from lmeval_dispersion.harness.compat import more_tasks
     except ImportError as error:
         raise MissingExtraError(
             "lm-eval cannot be loaded; pip install 'lmeval-dispersion[models]'"
         ) from error
     before = sys.argv
     sys.argv = ["lm-eval", *arguments]
+    ours = None if install.status().state == "enabled" else install.tasks_path()
     try:
-        cli_evaluate()
+        with more_tasks(ours):
+            cli_evaluate()
     except DispersionError:
         raise
     except Exception as error:
@@ -243,6 +238,8 @@ def failure_sentence(error: Exception) -> str | None:
             else "`dispersion run ls tasks` lists what there is"
         )
         return f"{first}; {hint}"
+    if "chat_template" in text or "chat template" in text:
+        return f"{first}; leave --apply_chat_template out, or use a model whose tokenizer has a template"
     if isinstance(error, OSError):
         return f"{first}; check the name of the model or data set, and the network"
     return None

@@ -29,12 +29,16 @@ from lmeval_screener.tokens.resolution import Resolution, resolve
 from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
 from lmeval_screener.weights.adapters import Adapter, adapted_projection, is_adapter, read_adapter
-from lmeval_screener.weights.element_types import row_bytes
-from lmeval_screener.weights.final_norm import read_final_norm
 from lmeval_screener.weights.gguf import choose_files, read_gguf, read_vocabulary
-from lmeval_screener.weights.projection import OutputProjection, find_projection
-from lmeval_screener.weights.rows import read_rows
+from lmeval_screener.weights.projection import (
+    OutputProjection,
+    find_projection,
+    read_rows,
+    read_rows_and_norm,
+)
+from lmeval_screener.weights.rows import PiecedRows
 from lmeval_screener.weights.slices import sliced
+from lmeval_screener.weights.tensors import row_bytes
 
 #: Bytes of sampled rows; what lies between them and the final norm's weight comes on top, within 1 MB.
 _SAMPLE_BYTES = 750_000
@@ -171,7 +175,7 @@ class Reader:
         elif _is_gguf(snapshot, target):
             model = await read_gguf(snapshot, choose_files(list(snapshot.files), target.file, snapshot.repo))
             projection, digest = model.projection, model.tokenizer
-            resolution = over or await self._resolution(digest, lambda: read_vocabulary(snapshot, model))
+            resolution = over or await self._resolution(digest, lambda: read_vocabulary(model))
         else:
             if not any(name in snapshot.files for name in TOKENIZER_FILES):
                 # An adapter comes without a tokenizer too: then that is what to say.
@@ -184,7 +188,7 @@ class Reader:
                     find_projection(snapshot),
                     self._resolution(digest, lambda: _vocabulary(snapshot, file)),
                 )
-        gaps = await _read_gaps(snapshot, projection, resolution)
+        gaps = await _read_gaps(projection, resolution)
         seconds = time.perf_counter() - start
         return Reading(target, snapshot, projection, digest, resolution, gaps, seconds, budget, base=base)
 
@@ -274,26 +278,25 @@ async def read_controls(reading: Reading, rows: ControlRows) -> Controls:
 
 
 async def _read_controls(reading: Reading, sample: Sequence[int], most: int) -> Controls:
-    snapshot, projection, resolution = reading.snapshot, reading.projection, reading.resolution
+    projection, resolution = reading.projection, reading.resolution
     rows = projection.shape[0]
     if len(sample) < _SMALLEST_SAMPLE or max(sample) >= rows:
         raise ScreeningError(
             "BadRows", f"a sample of rows cannot be taken from {projection.name} of {rows} rows"
         )
-    norm = await read_final_norm(snapshot, projection)
     domain, reference = resolution.domain_ids, resolution.reference_ids
     taken = [*domain, *reference]
     # Padding is no token, and the same ids serve every checkpoint of the tokenizer.
     near, others = random_ids(domain, taken, sample, min(rows, resolution.vocabulary), most)
-    matrix = await read_rows(snapshot, projection, [*taken, *sample, *others], directions=False)
+    _, norm = await read_rows_and_norm(projection, taken)
+    matrix = await read_rows(projection, [*taken, *sample, *others], directions=False)
     t, r, s, o = np.split(matrix, np.cumsum([len(domain), len(reference), len(sample)]))
     at = {i: place for place, i in enumerate(sample)}
-    return controls(t, r, s, norm, np.concatenate([s[[at[i] for i in near]], o]))
+    known = norm.reason if norm.weight is None else norm
+    return controls(t, r, s, known, np.concatenate([s[[at[i] for i in near]], o]))
 
 
-async def _read_gaps(
-    snapshot: Snapshot, projection: OutputProjection, resolution: Resolution
-) -> dict[Metric, Gap]:
+async def _read_gaps(projection: OutputProjection, resolution: Resolution) -> dict[Metric, Gap]:
     ids = [*resolution.domain_ids, *resolution.reference_ids]
     split, rows = len(resolution.domain_ids), projection.shape[0]
     if max(ids) >= rows:
@@ -302,11 +305,11 @@ async def _read_gaps(
             f"cannot be screened because its tokenizer names row {max(ids)} and {projection.name} has "
             f"{rows}; tokenizer and weights do not belong together",
         )
-    if projection.pieces is not None and rows < resolution.vocabulary:
+    if isinstance(projection.rows, PiecedRows) and rows < resolution.vocabulary:
         raise sliced(
             projection.name, f"its {rows} rows are fewer than the tokenizer's {resolution.vocabulary}"
         )
-    matrix = await read_rows(snapshot, projection, ids)
+    matrix = await read_rows(projection, ids)
     try:
         return gaps(matrix[:split], matrix[split:])
     except GeometryError as error:

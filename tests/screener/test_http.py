@@ -13,8 +13,7 @@ from hub_faults import chunked, header, status, truncated
 from lmeval_screener.checkpoints.http import CONNECTIONS, RANGES, environment_proxy
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.projection import find_projection
-from lmeval_screener.weights.rows import read_rows
+from lmeval_screener.weights.projection import find_projection, read_rows
 from yarl import URL
 
 
@@ -126,12 +125,12 @@ def test_a_family_opens_no_more_than_the_limit(hub, tmp_path):
     hub.latency = 0.05
     repos = [f"org/m{number}" for number in range(8)]
     for number, repo in enumerate(repos):
-        rows = {row: np.full((1, 64), row + number + 1.0) for row in range(0, 4000, 40)}
+        rows = {row: np.arange(1.0, 65)[None] + row + number for row in range(0, 4000, 40)}
         hub.add(repo, write_qwen_7b(tmp_path / repo, rows=rows, v=20_000, d=64))
 
     async def one(pool, repo):
         snapshot = await pool.snapshot(repo)
-        return await read_rows(snapshot, await find_projection(snapshot), list(range(0, 4000, 40)))
+        return await read_rows(await find_projection(snapshot), list(range(0, 4000, 40)))
 
     async def work():
         async with Hub(endpoint=hub.endpoint, cache=tmp_path / "cache") as pool:
