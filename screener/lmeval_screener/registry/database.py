@@ -16,7 +16,7 @@ import re
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,8 +62,7 @@ _NETWORK = frozenset(
     }
 )
 
-_PARTS = ("gap", "within_domain", "between", "within_reference")
-_NUMBERS = [f"{part}_{metric}{end}" for metric in METRICS for part in _PARTS for end in ("", "_se")]
+_FIGURES = [f"gap_{metric}{end}" for metric in METRICS for end in ("", "_se")]
 # Absent texts that identify are '' and never NULL. A row of `seen` stands for all runs in a row that found a
 # checkpoint alike.
 _TABLES = f"""
@@ -78,7 +77,7 @@ CREATE TABLE names (asked TEXT PRIMARY KEY, identity TEXT, stamp TEXT);
 CREATE TABLE results (
     identity TEXT, file TEXT, state TEXT, tokens TEXT, method INTEGER, run TEXT, stamp TEXT, repo TEXT,
     revision TEXT, tokenizer TEXT, tensor TEXT, tensor_file TEXT, dtype TEXT, v_rows INTEGER, width INTEGER,
-    tied INTEGER, parameters INTEGER, {", ".join(f"{name} REAL" for name in _NUMBERS)}, warnings TEXT,
+    tied INTEGER, parameters INTEGER, {", ".join(f"{name} REAL" for name in _FIGURES)}, warnings TEXT,
     bytes INTEGER, requests INTEGER, seconds REAL, split INTEGER, numbers BLOB,
     PRIMARY KEY (identity, file, state, tokens, method)
 );
@@ -91,7 +90,7 @@ CREATE VIEW checkpoints AS
 SELECT s.identity, s.requested AS requested_revision, s.file, coalesce(r.revision, s.state) AS revision,
        u.domain, u.reference, s.family, s.scale, s.last AS seen, s.run, s.error, s.message, r.repo,
        r.tokenizer, r.tensor, r.tensor_file, r.dtype, r.v_rows, r.width, r.tied, r.parameters,
-       {", ".join(f"r.{name}" for name in _NUMBERS)}, r.warnings, r.bytes, r.requests, r.seconds
+       {", ".join(f"r.{name}" for name in _FIGURES)}, r.warnings, r.bytes, r.requests, r.seconds
 FROM seen s
 LEFT JOIN results r ON s.error IS NULL AND r.identity = s.identity AND r.file = s.file
           AND r.state = s.state AND r.tokens = s.tokens AND r.method = s.method
@@ -211,23 +210,24 @@ def _sentences(path: Path) -> Iterator[None]:
 
 def _check_kind(path: Path) -> None:
     """Whether a file may be a database of SQLite; one that is not there may become one."""
-    with contextlib.suppress(FileNotFoundError):
-        try:
-            with path.open("rb") as file:
-                head = file.read(16)
-        except OSError as error:
-            raise UsageError(f"expected a registry that can be read, got {path}: {error.strerror}") from error
-        if head[8:12] == b"DUCK":
-            raise UsageError(
-                f"{path} was made by an earlier version, in DuckDB's format, which is not read any more; name "
-                "a new file and run the same screenings again: they fill it"
-            )
-        if head and head != b"SQLite format 3\0":
-            raise UsageError(f"expected a registry of screen-checkpoints, got {path}; name another file")
+    try:
+        with path.open("rb") as file:
+            head = file.read(16)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(f"expected a registry that can be read, got {path}: {error.strerror}") from error
+    if head[8:12] == b"DUCK":
+        raise UsageError(
+            f"{path} was made by an earlier version, in DuckDB's format, which is no longer read; name a "
+            "new file and run the same screenings again: they fill it"
+        )
+    if head and head != b"SQLite format 3\0":
+        raise UsageError(f"expected a registry of screen-checkpoints, got {path}; name another file")
 
 
 def _is_empty(connection: sqlite3.Connection) -> bool:
-    return connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+    return connection.execute("SELECT name FROM sqlite_master").fetchone() is None
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> None:
@@ -369,19 +369,17 @@ class Session:
                 tokenizer=measured.tokenizer, tokens=self.tokens, resolution=text,
             )  # fmt: skip
         gaps = measured.gaps if isinstance(measured.gaps, Gaps) else Gaps.of(measured.gaps)
-        parts = [
-            (gap.mean, gap.se, *(n for name in _PARTS[1:] for n in (getattr(gap, name).mean, getattr(gap, name).se)))
-            for gap in (gaps[metric] for metric in METRICS)
-        ]
-        numbers = [value if math.isfinite(value) else None for part in parts for value in part]
+        values = [value for metric in METRICS for value in (gaps[metric].mean, gaps[metric].se)]
+        figures = [value if math.isfinite(value) else None for value in values]
         _put(
             self._connection, "results", identity=identity, file=file, state=state, tokens=self.tokens,
             method=METHOD, run=self.run, stamp=_now(), repo=measured.repo, revision=measured.revision,
             tokenizer=measured.tokenizer, tensor=measured.tensor, tensor_file=measured.file,
             dtype=measured.dtype, v_rows=measured.shape[0], width=measured.shape[1], tied=measured.tied,
-            parameters=measured.parameters, **dict(zip(_NUMBERS, numbers, strict=True)),
+            parameters=measured.parameters, **dict(zip(_FIGURES, figures, strict=True)),
             warnings=json.dumps(measured.warnings), bytes=measured.bytes_read, requests=measured.requests,
-            seconds=round(measured.seconds, 3), split=gaps.domain, numbers=gaps.packed.astype("<f8").tobytes(),
+            seconds=round(measured.seconds, 3), split=gaps.domain,
+            numbers=gaps.packed.astype("<f8").tobytes(),
         )  # fmt: skip
 
     def _keep_seen(
@@ -413,7 +411,9 @@ class Session:
         for one in stored(self._connection, self.tokens):
             if one.measured is not None and folder_is_gone(one.identity):
                 with transaction(self._connection):
-                    self._keep_seen(one.target, one.identity, "", "FolderNotFound", "the folder is no longer there")
+                    self._keep_seen(
+                        one.target, one.identity, "", "FolderNotFound", "the folder is no longer there"
+                    )
         self._connection.execute(
             "UPDATE runs SET ended = ?, screened = ?, failed = ?, bytes = ?, requests = ?, seconds = ? "
             "WHERE run = ?",

@@ -93,29 +93,13 @@ class Ranked:
     """A checkpoint of a registry, as `query` shows it; ``rank`` and G are None for one that is gone."""
 
     checkpoint: Annotated[str, Col("Checkpoint")]
-    group: Annotated[str, Col("Group", drop=2)]
+    group: Annotated[str | None, Col("Group", drop=2)]
     rank: Annotated[int | None, Col("Rank", "d", short="#")]
     tied_with: Annotated[tuple[int, ...], Col("No clear order with", drop=1)]
     G: Annotated[float | None, Col("G", ".4f", error="se")]
     se: float | None
     revision: Annotated[str | None, Col("Commit", drop=3)]
     note: Annotated[str | None, Col("Note")]
-
-
-def ranked_rows(seen: Sequence[Seen], metric: Metric) -> list[Ranked]:
-    """What was measured as rows: those that are there by group and rank, then those that are gone."""
-    rows = [
-        Ranked(
-            c.label, f"{c.family} · {c.scale}", c.rank, c.tied_with, c.gaps[metric].mean, c.gaps[metric].se,
-            c.revision, None,
-        )
-        for c in ranked([one for one in seen if not is_gone(one)], metric)
-    ]  # fmt: skip
-    return rows + [
-        Ranked(one.target.label, one.target.family or "", None, (), None, None, None, "deleted")
-        for one in seen
-        if is_gone(one)
-    ]
 
 
 @dataclass(frozen=True)
@@ -229,7 +213,7 @@ class Move:
     checkpoint: Annotated[str, Col("Checkpoint")]
     group: Annotated[str | None, Col("Group", drop=2)]
     rank: Annotated[int | None, Col("Rank", "d", short="#")]
-    gain: Annotated[float | None, Col("Δ G", "+.4f", error="se")]
+    gain: Annotated[float | None, Col("Δ G", ".4f", error="se")]
     se: float | None
     apart: Annotated[bool | None, Col("Clear", drop=1)]
     text: Annotated[str, Col("How")]
@@ -242,9 +226,9 @@ def moved(connection: sqlite3.Connection, tokens: str, since: str, metric: Metri
     ranks = {c.label: c for c in ranked([one for one in now.values() if not is_gone(one)], metric)}
     known = {one.target.label for place, one in now.items() if place in then and then[place].measured}
     best_known: dict[tuple[str, str], Screened] = {}
-    for c in ranks.values():
-        if c.label in known:
-            best_known.setdefault((c.family, c.scale), c)
+    for ranked_now in ranks.values():
+        if ranked_now.label in known:
+            best_known.setdefault((ranked_now.family, ranked_now.scale), ranked_now)
     moves: list[Move] = []
     changes: list[tuple[Screened, Measured, Measured]] = []
     for place, one in now.items():
@@ -254,7 +238,9 @@ def moved(connection: sqlite3.Connection, tokens: str, since: str, metric: Metri
         elif one.error and (old is None or one.error != old.error):
             moves.append(_unranked("failed", label, f"{one.error}: {one.message}"))
         elif c is not None and (old is None or old.measured is None):
-            moves.append(_against(c, best_known.get((c.family, c.scale)), "recovered" if old else "new", metric))
+            moves.append(
+                _against(c, best_known.get((c.family, c.scale)), "recovered" if old else "new", metric)
+            )
         elif c is not None and old and old.measured and one.measured and one.state != old.state:
             changes.append((c, old.measured, one.measured))
     moves += [_changed(*change, metric, len(changes)) for change in changes]
@@ -311,7 +297,9 @@ def _new_leaders(
             moves.append(_against(c, ranks[old], "leader", metric))
         else:
             group = f"{c.family} · {c.scale}"
-            moves.append(Move("leader", c.label, group, 1, None, None, None, f"{old}, the former best, is gone"))
+            moves.append(
+                Move("leader", c.label, group, 1, None, None, None, f"{old}, the former best, is gone")
+            )
     return moves
 
 
