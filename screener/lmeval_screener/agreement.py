@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from lmeval_dispersion.statistics import rank_agreement
+from lmeval_screener.result import Result
 
 Scope = Literal["group", "within groups", "overall"]
 
@@ -99,3 +100,22 @@ def _line(
     else:
         reason = f"all {'gaps' if all(len(set(xs)) < 2 for xs, _ in strata) else 'accuracies'} are equal"
     return Agreement(scope, group, n, math.nan, math.nan, math.nan, math.nan, True, 0, reason)
+
+
+def agreements(result: Result) -> list[Agreement]:
+    """Agreement of G with the supplied accuracies, per group and overall; empty without any."""
+    rated = [(group, c) for group in result.groups for c in group.checkpoints if c.accuracy is not None]
+    return agreement(
+        [c.gaps[result.metric].mean for _, c in rated],
+        [float(c.accuracy or 0.0) for _, c in rated],
+        [f"{group.family} · {group.scale}" for group, _ in rated],
+    )
+
+
+def agreement_dict(line: Agreement) -> dict[str, Any]:
+    """One line for JSON, where an undefined figure is null."""
+    values = asdict(line)
+    return {
+        key: None if isinstance(value, float) and math.isnan(value) else value
+        for key, value in values.items()
+    }

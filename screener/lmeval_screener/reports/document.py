@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.report import Chart, Column, Document, Facts, Made, Note, Part, Section, Table, Text
 from lmeval_dispersion.report.cells import short_names, shown
-from lmeval_screener.accuracies import agreement_dict, agreements
-from lmeval_screener.agreement import Agreement
+from lmeval_screener.agreement import Agreement, agreement_dict, agreements
 from lmeval_screener.ranking.controls import NAMES, Control, Controls
 from lmeval_screener.ranking.gap import Difference, difference
 from lmeval_screener.reports.answer import (

@@ -119,8 +119,8 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
         "results",
         nargs="+",
         metavar="RESULTS",
-        help="lm-eval's results_*.json, records of Every Eval Ever, .eval_results/*.yaml, or folders of them "
-        "(PATH:TASK where they hold several tasks); a CSV file with the columns repo,accuracy; or hub:TASK",
+        help="lm-eval's results_*.json, or folders of them (PATH:TASK where they hold several tasks); a CSV "
+        "file with the columns repo,accuracy; or hub:TASK",
     )
     parser.add_argument(
         "--hours-per-model",

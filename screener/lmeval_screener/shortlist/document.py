@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.report import Chart, Column, Document, Facts, Note, Part, Section, Table, Text
-from lmeval_screener.accuracies import agreement_dict
+from lmeval_screener.agreement import agreement_dict
 from lmeval_screener.shortlist.verdict import GroupVerdict, Verdict
 
 if TYPE_CHECKING:
