@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--since",
-        metavar="WHEN",
+        metavar="DATE",
         help="a date or time in UTC, yesterday, or a run of the registry (default: none)",
     )
     add_output(parser)
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     if args.what is not None and args.action == "diff":
         raise UsageError(f"expected nothing after diff {args.registry}, got {args.what!r}")
     if args.since is None and args.action == "diff":
-        raise UsageError("expected --since WHEN with diff, such as yesterday, got none")
+        raise UsageError("expected --since DATE with diff, such as yesterday, got none")
     if args.top is not None and args.top < 1:
         raise UsageError(f"expected --top of at least 1, got {args.top}")
     from lmeval_screener.registry.database import read
