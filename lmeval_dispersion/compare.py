@@ -15,7 +15,6 @@ from lmeval_dispersion.options import (
     Output,
     add_examples,
     add_layer,
-    add_metrics,
     add_one_slice,
     add_output,
 )
@@ -36,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     stores = parser.add_argument_group("runs")
     add_one_slice(stores)
     add_layer(stores)
-    add_metrics(stores)
     add_examples(parser, "BASELINE_RUN RUN", "BASELINE_RUN RUN --slice category -o differences.html")
 
 
@@ -54,8 +52,6 @@ def run(args: argparse.Namespace) -> int:
 
     studies = [is_study(path) for path in args.runs]
     if all(studies):
-        if args.metrics == "all":
-            raise UsageError("--metrics all compares runs, got studies; leave it out")
         output.write(_studies(args.runs))
     elif any(studies):
         kinds = ", ".join("study" if study else "run" for study in studies)
@@ -63,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         from lmeval_dispersion.audit.compare import compared_stores, comparison_document
 
-        found = compared_stores(args.runs, by=args.slice, layer=args.layer, metrics=args.metrics)
+        found = compared_stores(args.runs, by=args.slice, layer=args.layer)
         output.write(comparison_document(found))
     return 0
 

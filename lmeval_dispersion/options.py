@@ -193,13 +193,12 @@ def add_one_slice(
 
 
 def add_metrics(parser: argparse._ActionsContainer) -> None:
-    """Add ``--metrics``: ``dispersion``, or ``all`` for its rivals too."""
+    """Add ``--metrics``: ``dispersion``, or ``all`` for RankMe and its like too."""
     parser.add_argument(
         "--metrics",
         choices=("dispersion", "all"),
         default="dispersion",
-        help="all: also RankMe, effective rank and other rivals, and which of them orders best "
-        "(default: %(default)s)",
+        help="all: also RankMe, effective rank, participation ratio and stable rank (default: %(default)s)",
     )
 
 

@@ -33,6 +33,8 @@ from lmeval_dispersion.statistics import (
     ranks,
     resampled_means,
     student_interval,
+    student_p,
+    student_points,
     student_quantile,
     wilson,
 )
@@ -189,16 +191,30 @@ def test_normal_and_student_intervals():
     assert all(math.isnan(bound) for bound in student_interval([1.0]))
 
 
-@pytest.mark.parametrize("df", [1, 2, 3, 6, 31, 1000])
+@pytest.mark.parametrize("df", [1, 2, 2.5, 3, 6, 31, 1000])
 def test_student_quantile_is_scipys(df):
     for p in (0.01, 0.5, 0.6, 0.975, 0.995, 1 - 0.025 / 100):
         found = student_quantile(p, df)
         # SciPy 1.10 inverts to 3e-9 only; its distribution function is exact in every version.
         assert found == pytest.approx(stats.t.ppf(p, df), rel=1e-8, abs=1e-12)
         assert stats.t.cdf(found, df) == pytest.approx(p, rel=1e-12)
-    for p, wrong in ((1.0, df), (0.0, df), (math.nan, df), (0.9, 0), (0.9, df + 0.5)):
+    for p, wrong in ((1.0, df), (0.0, df), (math.nan, df), (0.9, 0)):
         with pytest.raises(GeometryError, match="degrees of freedom"):
             student_quantile(p, wrong)
+
+
+@pytest.mark.parametrize("t", [0.0, 0.3, 1.0, 2.0, 4.5, 12.0])
+@pytest.mark.parametrize("freedom", [1.0, 2.5, 9.0, 37.2, 400.0, math.inf])
+def test_student_p_is_scipys(t, freedom):
+    assert student_p(t, freedom) == pytest.approx(2 * stats.t.sf(t, freedom), rel=1e-10, abs=1e-14)
+
+
+@pytest.mark.parametrize("p", [0.05, 0.05 / 200, 0.05 / 5000])
+def test_student_points_is_scipys(p):
+    freedom = np.concatenate([np.random.default_rng(1).uniform(2, 120, size=40), [math.inf, 1.0]])
+    np.testing.assert_allclose(student_points(p, freedom), stats.t.isf(p / 2, freedom), rtol=2e-2)
+    narrow = np.random.default_rng(1).uniform(9, 110, size=40)
+    np.testing.assert_allclose(student_points(p, narrow), stats.t.isf(p / 2, narrow), rtol=5e-4)
 
 
 def test_student_interval_covers():

@@ -29,11 +29,11 @@ def audit_run(
         path: Folder of the store, or a folder that holds the stores of one run.
         layer: Layer of the vectors; default: the store's own.
         slices: Columns of the documents to slice by; default: those that the run itself suggests.
-        metrics: ``all``: also the rivals of dispersion (RankMe and others), and which orders the slices best.
+        metrics: ``all``: also RankMe, effective rank, participation ratio and stable rank of every slice.
         seed: Of everything that is drawn.
 
     Returns:
-        The report ``dispersion-audit/2`` (``docs/reference/audit.md``) as a dict, where undefined numbers are
+        The report ``dispersion-audit/3`` (``docs/reference/audit.md``) as a dict, where undefined numbers are
         None; ``to_markdown()``, ``to_html()``, ``to_frame()`` and ``plot()`` show it.
 
     Raises:
@@ -103,7 +103,6 @@ def compare_runs(
     *,
     by: str = "subject",
     layer: str | None = None,
-    metrics: Literal["dispersion", "all"] = "dispersion",
 ) -> AuditResult:
     """Runs beside the first of them, with paired intervals: what ``dispersion compare`` reports.
 
@@ -111,7 +110,6 @@ def compare_runs(
         paths: Folders of two runs or more.
         by: Column of the documents that makes the slices.
         layer: Layer of all of them; default: each store's own.
-        metrics: ``all``: also the differences of the rivals of dispersion.
 
     Raises:
         UsageError: Fewer than two runs.
@@ -119,4 +117,4 @@ def compare_runs(
     """
     from lmeval_dispersion.audit.reports.results import compared
 
-    return compared(paths, by=by, layer=layer, metrics=metrics)
+    return compared(paths, by=by, layer=layer)

@@ -18,13 +18,10 @@ from numpy.typing import NDArray
 from lmeval_dispersion.audit.reports.charts import difference_chart
 from lmeval_dispersion.audit.reports.document import GUIDE, LIBRARIES
 from lmeval_dispersion.audit.reports.report import report_json
-from lmeval_dispersion.audit.rivals import FEWEST_DOCUMENTS, raw_vectors
 from lmeval_dispersion.audit.run import Run, read_run
 from lmeval_dispersion.audit.slices import Slice, by_column
 from lmeval_dispersion.audit.vectors import left_out
 from lmeval_dispersion.errors import MixedStoresError, UsageError
-from lmeval_dispersion.geometry import SPECTRUM, jackknife_groups, spectrum_estimates
-from lmeval_dispersion.geometry.ordering import DISPERSION, metric_label, ordering, ordering_sentence
 from lmeval_dispersion.report import Column, Document, Note, Part, Section, Table
 from lmeval_dispersion.statistics import jackknife_se, normal_bounds
 from lmeval_dispersion.store import check_comparable
@@ -40,7 +37,6 @@ def compared_stores(
     *,
     by: str = "subject",
     layer: str | None = None,
-    metrics: str = "dispersion",
 ) -> dict[str, Any]:
     """Compare runs with the first of them, over all shared documents and per slice.
 
@@ -48,8 +44,6 @@ def compared_stores(
         paths: Folders of at least two stores.
         by: Column whose values are the slices; see :func:`lmeval_dispersion.audit.slices.by_column`.
         layer: Layer of all of them; by default each store's own default.
-        metrics: ``all``: also the differences of the rivals of dispersion, and which of them follows the
-            differences in accuracy best over the slices.
 
     Raises:
         UsageError: Fewer than two stores.
@@ -76,12 +70,6 @@ def compared_stores(
         }
         for k in range(1, len(runs))
     ]
-    if metrics == "all":
-        raw = [raw_vectors(run)[of] for run, of in zip(runs, rows, strict=True)]
-        for other, vectors in zip(others, raw[1:], strict=True):
-            for row, part in zip(other["slices"], parts, strict=True):
-                row.update(_rival_differences(raw[0][part.rows], vectors[part.rows]))
-            other["ordering"] = _ordering(other["slices"][1:])
     return {
         "format": FORMAT,
         "baseline": {"run": names[0], "layer": first.layer},
@@ -155,9 +143,7 @@ def _answer(other: Mapping[str, Any], base: str) -> str:
     text = f"{other['run']} against {base}: dispersion {_signed(whole, 'dispersion', '.4f')}"
     if np.isfinite(whole["accuracy_difference"]):
         text += f", accuracy {_signed(whole, 'accuracy', '.3f')}"
-    if "ordering" not in other:
-        return f"{text}."
-    return f"{text}. {ordering_sentence(other['ordering'], 'slices', 'change in accuracy')}"
+    return f"{text}."
 
 
 def _signed(row: Mapping[str, Any], name: str, spec: str) -> str:
@@ -183,32 +169,7 @@ def _section(other: Mapping[str, Any], comparison: Mapping[str, Any]) -> Section
     chart = difference_chart(other["slices"])
     charts: list[Part] = [chart] if chart else []
     caption = f"{other['run']} (layer {other['layer']}) and {comparison['baseline']['run']}"
-    rivals = [_rivals_table(other)] if "ordering" in other else []
-    return Section(str(other["run"]), [*charts, Table(other["slices"], columns, caption), *rivals])
-
-
-def _rivals_table(other: Mapping[str, Any]) -> Table:
-    whole = other["slices"][0]
-    keys = ("baseline", "", "difference", "low", "high")
-    rows = [
-        {"metric": metric_label(name), **{key or "value": whole[_name(name, key)] for key in keys}}
-        for name in (DISPERSION, *SPECTRUM)
-    ]
-    columns = [
-        Column("metric", "Metric"),
-        Column("baseline", "Baseline", ".4g"),
-        Column("value", "This run", ".4g"),
-        Column(
-            "difference",
-            "Difference",
-            "+.4g",
-            hint="This run minus the baseline. Of the effective rank its opposite is Diff-eRank, with the "
-            "baseline as the untrained model.",
-        ),
-        Column("low", "95 % from", "+.4g"),
-        Column("high", "to", "+.4g"),
-    ]
-    return Table(rows, columns, f"Rivals of dispersion, all documents: {other['run']}")
+    return Section(str(other["run"]), [*charts, Table(other["slices"], columns, caption)])
 
 
 def _difference(part: Slice, a: Run, rows_a: Rows, b: Run, rows_b: Rows) -> dict[str, Any]:
@@ -230,37 +191,6 @@ def _difference(part: Slice, a: Run, rows_a: Rows, b: Run, rows_b: Rows) -> dict
         error = float((y - x).std(ddof=1) / np.sqrt(len(x)))
         row |= _interval("accuracy", float(x.mean()), float(y.mean()), error)
     return row
-
-
-def _rival_differences(first: NDArray[np.float32], second: NDArray[np.float32]) -> dict[str, float]:
-    """Every rival of both runs on the same documents, and the paired difference with its interval."""
-    n = len(first)
-    if n < FEWEST_DOCUMENTS:
-        keys = ("baseline", "", "difference", "low", "high")
-        return {_name(name, key): float("nan") for name in SPECTRUM for key in keys}
-    groups = min(jackknife_groups(n, vectors.shape[1]) for vectors in (first, second))
-    before, after = (spectrum_estimates(vectors, groups) for vectors in (first, second))
-    row: dict[str, float] = {}
-    for name in SPECTRUM:
-        a, b = before[name], after[name]
-        error = jackknife_se(b.left_out - a.left_out) if groups else float("nan")
-        row |= _interval(name, a.value, b.value, error)
-    return row
-
-
-def _ordering(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Which metric's differences order the slices best by their differences in accuracy."""
-    usable = [
-        row
-        for row in rows
-        if row["documents"] >= FEWEST_DOCUMENTS and np.isfinite(row["accuracy_difference"])
-    ]
-    metrics = {name: [row[f"{name}_difference"] for row in usable] for name in (DISPERSION, *SPECTRUM)}
-    return ordering(
-        metrics,
-        [row["accuracy_difference"] for row in usable],
-        [row["documents"] for row in usable],
-    )
 
 
 def _interval(name: str, first: float, second: float, error: float) -> dict[str, float]:

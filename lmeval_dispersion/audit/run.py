@@ -131,6 +131,23 @@ class Run:
         tokens = self.documents["prompt_tokens"].to_numpy(dtype=np.float64)
         return np.where(tokens > 0, tokens, np.nan)
 
+    @property
+    def raw_vectors(self) -> NDArray[np.float32]:
+        """The vectors at their own lengths, shape (n, d).
+
+        Raises:
+            StoreError: The store's lengths do not fit its vectors.
+        """
+        norms = self.store.norms(self.layer)
+        norms = norms[np.isfinite(norms) & (norms > 0)]
+        if len(norms) != len(self.vectors):
+            raise StoreError(
+                f"expected {len(self.vectors)} lengths of vectors in {self.store.path}, got {len(norms)}; "
+                "the store is damaged, run it again"
+            )
+        unit = self.vectors.rows + self.vectors.mean.astype(np.float32)
+        return np.asarray(unit * norms[:, None].astype(np.float32))
+
     def describe(self) -> dict[str, Any]:
         """What was measured on what, as reports carry it."""
         manifest = self.store.manifest

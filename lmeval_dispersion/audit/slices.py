@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.audit.run import Run
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.geometry import Spectrum, spectrum
 from lmeval_dispersion.statistics import (
     normal_point,
     rank_agreement,
     rank_correlations,
     spearman_bounds,
+    student_quantile,
     wilson,
 )
 
@@ -125,8 +127,11 @@ def by_band(values: NDArray[np.float64], bands: int = BANDS) -> list[Slice]:
     return found
 
 
-def slice_row(run: Run, part: Slice) -> dict[str, Any]:
-    """One line of the slice table; undefined numbers are NaN and ``reason`` says why."""
+def slice_row(run: Run, part: Slice, raw: NDArray[np.float32] | None = None) -> dict[str, Any]:
+    """One line of the slice table; undefined numbers are NaN and ``reason`` says why.
+
+    With the vectors at their own lengths, ``raw`` (n, d), the four figures of :class:`Spectrum` too.
+    """
     rows, n = part.rows, len(part.rows)
     scores = run.score[rows]
     scores = scores[~np.isnan(scores)]
@@ -154,7 +159,12 @@ def slice_row(run: Run, part: Slice) -> dict[str, Any]:
         "confidence": _mean(run.confidence.top_probability[rows]),
         "prompt_tokens": _mean(run.length[rows]),
         "reason": reason,
+        **({} if raw is None else _spectrum(raw[rows])),
     }
+
+
+def _spectrum(rows: NDArray[np.float32]) -> dict[str, float]:
+    return spectrum(rows)._asdict() if len(rows) >= 3 else dict.fromkeys(Spectrum._fields, float("nan"))
 
 
 def association(rows: list[dict[str, Any]], tasks: Sequence[str | None] = ()) -> dict[str, Any]:
@@ -205,8 +215,6 @@ def least_dispersed(rows: list[dict[str, Any]]) -> dict[str, Any]:
     for as many comparisons as there are pairs, so that slices that are all alike have one called apart from
     another in at most 5 % of runs.
     """
-    from scipy.stats import t
-
     usable = [row for row in rows if row["documents"] >= 3 and np.isfinite(row["dispersion_se"])]
     if len(usable) < 2:
         return {"missing": f"{len(usable)} of {len(rows)} slices have three documents"}
@@ -218,7 +226,7 @@ def least_dispersed(rows: list[dict[str, Any]]) -> dict[str, Any]:
         if row is lowest:
             continue
         error = float(np.hypot(row["dispersion_se"], lowest["dispersion_se"]))
-        point = float(t.isf(tail, min(row["documents"], lowest["documents"]) - 1))
+        point = student_quantile(1 - tail, min(row["documents"], lowest["documents"]) - 1)
         apart += bool(row["dispersion"] - lowest["dispersion"] > point * error)
     return {
         "slice": lowest["slice"],
@@ -228,9 +236,9 @@ def least_dispersed(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def slice_table(run: Run, slices: list[Slice]) -> dict[str, Any]:
+def slice_table(run: Run, slices: list[Slice], raw: NDArray[np.float32] | None = None) -> dict[str, Any]:
     """All slices of one slicing, the least dispersed one, and how dispersion and accuracy go together."""
-    rows = [slice_row(run, part) for part in slices]
+    rows = [slice_row(run, part, raw) for part in slices]
     tasks = run.documents["task"]
     of_one = [str(names[0]) if len(names := tasks.iloc[part.rows].unique()) == 1 else None for part in slices]
     return {"rows": rows, "least_dispersed": least_dispersed(rows), "association": association(rows, of_one)}

@@ -34,19 +34,14 @@ from lmeval_dispersion.geometry.pairs import (
     within,
 )
 from lmeval_dispersion.geometry.spectrum import (
-    SPECTRUM,
-    SpectrumEstimate,
-    SpectrumMetric,
+    Spectrum,
     effective_rank,
-    jackknife_groups,
-    spectrum_estimates,
-    spectrum_metrics,
+    spectrum,
 )
 from lmeval_dispersion.geometry.vectors import Array, unit_rows, valid_rows
 
 __all__ = [
     "METRICS",
-    "SPECTRUM",
     "Array",
     "ClusterDistances",
     "Contrast",
@@ -54,8 +49,7 @@ __all__ = [
     "Estimate",
     "Metric",
     "PairMean",
-    "SpectrumEstimate",
-    "SpectrumMetric",
+    "Spectrum",
     "between",
     "cluster_distances",
     "contrasts",
@@ -63,9 +57,7 @@ __all__ = [
     "dispersion",
     "dispersion_estimate",
     "effective_rank",
-    "jackknife_groups",
-    "spectrum_estimates",
-    "spectrum_metrics",
+    "spectrum",
     "streamed_dispersion_estimate",
     "unit_rows",
     "valid_rows",

@@ -28,11 +28,11 @@ from torch import Tensor
 
 from lmeval_dispersion.errors import GeometryError, TooFewVectorsError, UsageError
 from lmeval_dispersion.geometry import (
-    SPECTRUM,
+    Spectrum,
     dispersion,
     dispersion_estimate,
     effective_rank,
-    spectrum_metrics,
+    spectrum,
     vendi_score,
 )
 from lmeval_dispersion.laboratory.causal_model import (
@@ -74,7 +74,7 @@ SEQUENCE = "sequence"  # perplexity of the whole segment; "last@16" is that of t
 KEEP = ("segments", "vectors")
 
 _BIN_VALUES = ("dispersion", "dispersion_se", "vendi_score", "effective_rank")
-_RIVALS = tuple(name for name in SPECTRUM if name not in _BIN_VALUES)  # with metrics="all"
+_RIVALS = tuple(name for name in Spectrum._fields if name not in _BIN_VALUES)  # with metrics="all"
 
 
 MEASURES = (
@@ -195,8 +195,7 @@ def law(
         contexts: Context lengths of the last-token variant; those not below ``segment`` are left out.
         held_out: A second source, binned by itself; the line fitted on ``data`` is tested on it.
         diff_erank: Also run the model at random weights, for Diff-eRank.
-        metrics: ``all``: also the other metrics of ``lmeval_dispersion.geometry.SPECTRUM`` of every bin,
-            and which of them follows perplexity best.
+        metrics: ``all``: also the other figures of ``lmeval_dispersion.geometry.Spectrum`` of every bin.
         control: ``untrained``, ``shuffled`` or both, run beside the model on the same bins.
         keep: ``segments`` (a table of every segment), ``vectors`` (the states of their last tokens, as
             safetensors of shape (n, width) in the study's ``vectors/``), or both.
@@ -367,7 +366,7 @@ class _Law:
         for layer, vectors in self.states(unit, self.causal).items():
             estimate = dispersion_estimate(vectors)
             found = (estimate.mean, estimate.se, vendi_score(vectors), effective_rank(vectors))
-            rivals = spectrum_metrics(vectors) if len(self.values) > len(found) else {}
+            rivals = spectrum(vectors)._asdict() if len(self.values) > len(found) else {}
             more = (rivals[name] for name in self.values[len(found) :])
             values[number, self.index[layer]] = (*found, *more)
 

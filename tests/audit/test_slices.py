@@ -5,12 +5,13 @@ import math
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
-from synthetic import planted_store
+from synthetic import documents, planted_store, vectors
 
 from lmeval_dispersion.audit.run import read_run
 from lmeval_dispersion.audit.slices import association, by_band, by_column, by_value, slice_table, slicings
-from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.geometry import dispersion_estimate
+from lmeval_dispersion.errors import StoreError, UsageError
+from lmeval_dispersion.geometry import Spectrum, dispersion_estimate, spectrum
+from lmeval_dispersion.store import write_store
 
 
 def test_bands_hold_every_known_value_once_and_keep_ties_together():
@@ -78,3 +79,21 @@ def test_association_over_slices():
     assert not np.isnan(few["spearman"])
     assert "4 slices" in association(noisy[:3])["missing"]
     assert "same accuracy" in association(table([(k, 0.5) for k in range(6)]))["missing"]
+
+
+def test_slices_have_the_spectrum_of_their_own_vectors(tmp_path):
+    rng = np.random.default_rng(4)
+    x = vectors(np.ones(40), rng=rng, d=12) * rng.uniform(1, 30, size=(40, 1))
+    frame = documents(np.arange(40) % 2, rng=rng, subjects=4)
+    frame.loc[:1, "subject"] = "two"
+    write_store(tmp_path, documents=frame, vectors={"last": x}, manifest={})
+    run = read_run(tmp_path)
+    np.testing.assert_allclose(run.raw_vectors, x, rtol=0, atol=2e-3 * np.abs(x).max())  # float16 rows
+    rows = slice_table(run, by_column(run, "subject"), run.raw_vectors)["rows"]
+    expected = spectrum(x[frame["subject"] == "subject 2"])
+    assert [rows[2][name] for name in Spectrum._fields] == pytest.approx(expected, rel=1e-3)
+    assert all(np.isnan(rows[-1][name]) for name in Spectrum._fields)
+    assert "rankme" not in slice_table(run, by_column(run, "subject"))["rows"][0]
+    run.vectors.rows = run.vectors.rows[:-1]
+    with pytest.raises(StoreError, match="lengths"):
+        _ = run.raw_vectors

@@ -182,7 +182,7 @@ def audited():
 
 
 def test_the_audit_is_a_dict_and_a_report(audited):
-    assert json.loads(json.dumps(audited))["format"] == "dispersion-audit/2"
+    assert json.loads(json.dumps(audited))["format"] == "dispersion-audit/3"
     assert audited == json.loads(audited.document().contract())
     assert pickle.loads(pickle.dumps(audited)).to_markdown() == audited.to_markdown()
     assert len(repr(audited)) < 1000

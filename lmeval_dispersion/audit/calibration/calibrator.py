@@ -37,6 +37,7 @@ from lmeval_dispersion.audit.calibration.selection import document_ids, rows_of_
 from lmeval_dispersion.audit.run import Run, check_labels
 from lmeval_dispersion.audit.slices import Slice
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.statistics import student_quantile
 from lmeval_dispersion.store.format import DOCUMENTS
 from lmeval_dispersion.version import __version__
 
@@ -617,8 +618,6 @@ def _whole_row(
     degree of freedom less than slices were fitted. A run as a whole is not looked up as a slice: it mixes
     slices, so its dispersion is larger than any of theirs.
     """
-    from scipy.stats import t
-
     if len(rows) == 1:
         return {**rows[0], "slice": whole.name}
     used = [i for i, row in enumerate(rows) if row["reason"] is None]
@@ -638,7 +637,7 @@ def _whole_row(
     folds = len(shared)
     variance = float(np.square(weight * own).sum()) + (folds - 1) * float(shared.var())
     # A level above that of its slices would be no honest sum of them.
-    half = float(t.ppf((1 + model.level) / 2, folds - 1)) * math.sqrt(variance)
+    half = student_quantile((1 + model.level) / 2, folds - 1) * math.sqrt(variance)
     row.update(
         {name: float(weight @ raw[used, j]) for j, name in enumerate(names) if name != "dispersion"},
         dispersion=float(run.vectors.dispersions([inside])[0]),

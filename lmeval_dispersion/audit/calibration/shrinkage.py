@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.statistics import LEVEL, Bounds, percentiles, resampled_means
+from lmeval_dispersion.statistics import LEVEL, Bounds, percentiles, resampled_means, student_quantile
 
 Array = NDArray[np.float64]
 Groups = NDArray[np.int64]
@@ -229,14 +229,12 @@ class Gain(NamedTuple):
 
 def gain(pairs: Pairs, estimate: Array, trivial: Array) -> Gain:
     """Compare two sets of estimates (r,) of left-out slices."""
-    from scipy.stats import t
-
     ours, theirs = (100 * (values - pairs.accuracy) for values in (estimate, trivial))
     squares = [pairs.per_group(np.square(error)) for error in (ours, theirs)]
     absolute = [float(pairs.per_group(np.abs(error)).mean()) for error in (ours, theirs)]
     difference = squares[1] - squares[0]
     n = len(difference)
-    margin = float(t.ppf(LEVEL, n - 1)) * difference.std(ddof=1) / math.sqrt(n)
+    margin = student_quantile(LEVEL, n - 1) * difference.std(ddof=1) / math.sqrt(n)
     better = bool(difference.mean() > margin and absolute[0] < absolute[1])
     roots = [math.sqrt(values.mean()) for values in squares]
     return Gain(absolute[0], absolute[1], roots[0], roots[1], better)

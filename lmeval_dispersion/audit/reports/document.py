@@ -23,8 +23,6 @@ from lmeval_dispersion.audit.reports.conclusions import (
 )
 from lmeval_dispersion.audit.reports.report import report_json
 from lmeval_dispersion.audit.run import FEWEST
-from lmeval_dispersion.geometry import SPECTRUM
-from lmeval_dispersion.geometry.ordering import metric_label
 from lmeval_dispersion.report import Column, Document, Facts, Note, Part, Row, Section, Table, Text
 
 _SLICE_COLUMNS = [
@@ -37,6 +35,12 @@ _SLICE_COLUMNS = [
     Column("confidence", "Confidence", ".3f", hint="Mean probability of the chosen answer.", drop=3),
     Column("prompt_tokens", "Tokens", ".0f", hint="Mean prompt length.", drop=4),
 ]  # fmt: skip
+_SPECTRUM_COLUMNS = [
+    Column("rankme", "RankMe", ".4g", hint="Exp of the entropy of the singular values.", drop=5),
+    Column("effective_rank", "Effective rank", ".4g", hint="The same of centred rows at length one.", drop=6),
+    Column("participation_ratio", "Participation ratio", ".4g", hint="(Σλ)²/Σλ² of the covariance.", drop=7),
+    Column("stable_rank", "Stable rank", ".4g", hint="Squared Frobenius over squared spectral norm.", drop=8),
+]
 _REMARK = Column("reason", "Remark")
 _PROTOCOLS = {"whole": "Whole test part", "slices": "One batch a slice", "mixtures": "Mixtures"}
 LIBRARIES = ("numpy", "pandas", "scikit-learn")
@@ -63,7 +67,6 @@ def audit_document(report: Mapping[str, Any], *, most_slices: int | None = None)
         sections=[
             Section("", [*first, Facts(_facts(report)), *map(Note, report["notes"])]),
             Section("Slices", _slices(report, most_slices)),
-            *([_rivals(report["metrics"], most_slices)] if "metrics" in report else []),
             _section("Controlled mixtures", report["mixtures"], _mixtures, cautions),
             _section("Calibration", report["calibration"], _calibration, cautions),
             _section(
@@ -73,11 +76,7 @@ def audit_document(report: Mapping[str, Any], *, most_slices: int | None = None)
             _section("The hard tail", report["hard_tail"], _tail),
         ],
         limits=report["not_supported"],
-        rows=[
-            {"by": name, **row, **_rivals_of(report, name, row)}
-            for name, table in slicings.items()
-            for row in table["rows"]
-        ],
+        rows=[{"by": name, **row} for name, table in slicings.items() for row in table["rows"]],
         contract=lambda: f"{report_json(report)}\n",
         float_format="%.7g",
         libraries=LIBRARIES,
@@ -125,63 +124,6 @@ def ranking_document(
         libraries=LIBRARIES,
         guide=GUIDE,
     )
-
-
-def _rivals_of(report: Mapping[str, Any], by: str, row: Row) -> dict[str, Any]:
-    """The rivals of one row of the CSV; empty where they were not asked for."""
-    if "metrics" not in report:
-        return {}
-    part = report["metrics"]
-    rows = [part["overall"]] if by == "all" else part["slices"] if by == part["by"] else []
-    found: Row = next((other for other in rows if other["slice"] == row["slice"]), {})
-    return {key: found.get(key, math.nan) for name in SPECTRUM for key in (name, f"{name}_se")}
-
-
-def _rivals(part: Mapping[str, Any], most: int | None) -> Section:
-    columns = [
-        Column("slice", str(part["by"] or "slice").capitalize()),
-        Column("documents", "Documents", "d", drop=9),
-        Column("accuracy", "Accuracy", ".1%"),
-        Column("dispersion", "Dispersion", ".4f", error="dispersion_se"),
-        *(
-            Column(name, about.label, ".4g", error=f"{name}_se", hint=f"{about.hint}.", drop=number)
-            for number, (name, about) in enumerate(SPECTRUM.items(), 1)
-        ),
-    ]
-    rows = sorted(part["slices"], key=lambda row: (math.isnan(row["accuracy"]), row["accuracy"]))
-    left_out = len(rows) - len(rows[:most])
-    table = Table(
-        [*rows[:most], part["overall"]],
-        columns,
-        "Rivals of dispersion, least accurate slices first",
-        name="rivals",
-        more=f"{left_out} more; --format csv or json has them all" if left_out else "",
-    )
-    parts: list[Part] = [table]
-    found = part["ordering"]
-    if "missing" not in found:
-        against = {row["metric"]: row for row in found["against"]}
-        order = [
-            {"label": metric_label(row["metric"]), **row, **against.get(row["metric"], {})}
-            for row in found["metrics"]
-        ]
-        spearman = "Rank correlation with the accuracy of the slices."
-        than = "By how much the best one's is larger, on Fisher's scale; bounds hold for all pairs together."
-        parts.append(
-            Table(
-                order,
-                [
-                    Column("label", "Metric"),
-                    Column("spearman", "Spearman", "+.2f", hint=spearman),
-                    Column("difference", "Best is larger by", ".2f", hint=than, drop=1),
-                    Column("low", "95 % from", "+.2f", drop=2),
-                    Column("high", "to", "+.2f", drop=3),
-                ],
-                f"Which metric orders the slices best: p = {found['p']:.3f} for the best of {len(order)}",
-                name="ordering",
-            )
-        )
-    return Section("Rivals of dispersion", parts)
 
 
 def _judged(ranking: Mapping[str, Any]) -> bool:
@@ -258,6 +200,8 @@ def _slice_table(name: str, rows: Sequence[Row], whole: Row, most: int | None, *
     ordered = sorted(rows, key=lambda row: math.inf if math.isnan(row["dispersion"]) else row["dispersion"])
     shown = [*ordered[:most], whole]
     columns = [Column("slice", name.capitalize()), *_SLICE_COLUMNS]
+    if "rankme" in whole:
+        columns += _SPECTRUM_COLUMNS
     if any(row["reason"] for row in shown):
         columns.append(_REMARK)
     left_out = len(ordered) - len(shown) + 1

@@ -17,14 +17,12 @@ from lmeval_dispersion.audit.calibration.paper_protocol import paper_protocol_re
 from lmeval_dispersion.audit.mixtures import mixture_curves
 from lmeval_dispersion.audit.ranking import ranking_report
 from lmeval_dispersion.audit.reports.conclusions import pools_sentence, ranking_sentence, slices_sentence
-from lmeval_dispersion.audit.rivals import rivals_report
 from lmeval_dispersion.audit.run import Run
 from lmeval_dispersion.audit.slices import all_documents, slice_row, slice_table, slicings
 from lmeval_dispersion.audit.tail import hard_tail
 from lmeval_dispersion.errors import DispersionError
-from lmeval_dispersion.geometry.ordering import ordering_sentence
 
-FORMAT = "dispersion-audit/2"
+FORMAT = "dispersion-audit/3"
 _DIGITS = 7
 
 NOT_SUPPORTED = [
@@ -35,8 +33,8 @@ NOT_SUPPORTED = [
     "A calibration holds for this model, layer, prompt format, tasks and slice size only.",
     "Mixtures are artificial: real slices differ in more than their share of right answers.",
 ]
-RIVALS_NOT_SUPPORTED = (
-    "Most rivals of dispersion rise with the number of documents: they compare slices of about one size only."
+RANKS_NOT_SUPPORTED = (
+    "RankMe and its like rise with the number of documents: they compare slices of about one size only."
 )
 
 
@@ -45,30 +43,27 @@ def audit_report(
 ) -> dict[str, Any]:
     """Every part of the audit of one run, with plain numbers (NaN where undefined).
 
-    Where ``metrics`` is ``all``, the key ``metrics`` holds the rivals of dispersion.
+    Where ``metrics`` is ``all``, every slice has the four figures of its vectors' spectrum.
 
     Raises:
         UsageError: A column of ``slices`` is not there.
     """
-    found = slicings(run, slices)
+    raw = run.raw_vectors if metrics == "all" else None
     report: dict[str, Any] = {
         "format": FORMAT,
         "seed": seed,
         "run": run.describe(),
-        "overall": slice_row(run, all_documents(run)),
+        "overall": slice_row(run, all_documents(run), raw),
         "answers": answers_report(run),
         "notes": list(run.notes),
-        "slices": {name: slice_table(run, parts) for name, parts in found.items()},
+        "slices": {name: slice_table(run, parts, raw) for name, parts in slicings(run, slices).items()},
         "mixtures": part_of(mixture_curves, run, seed=seed),
         "calibration": part_of(calibration_report, run, seed=seed),
         "paper_protocol": part_of(paper_protocol_report, run, seed=seed),
         "ranking": part_of(ranking_report, run),
         "hard_tail": part_of(hard_tail, run, seed=seed),
-        "not_supported": NOT_SUPPORTED,
+        "not_supported": [*NOT_SUPPORTED, *([] if raw is None else [RANKS_NOT_SUPPORTED])],
     }
-    if metrics == "all":
-        report["metrics"] = rivals_report(run, found, seed=seed)
-        report["not_supported"] = [*NOT_SUPPORTED, RIVALS_NOT_SUPPORTED]
     return {**report, "summary": summary(report)}
 
 
@@ -114,11 +109,9 @@ def summary(report: dict[str, Any]) -> list[str]:
     if cautions := report["answers"]["cautions"]:
         silent = "What dispersion says about right answers is therefore not judged."
         return [*cautions[:-1], f"{cautions[-1]} {silent}", slices_sentence(report, judged=False)]
-    rivals = report.get("metrics")
     return [
         slices_sentence(report),
         pools_sentence(report["mixtures"]),
         ranking_sentence(report["ranking"]),
         calibration_sentence(report["calibration"]),
-        *([ordering_sentence(rivals["ordering"], plural(rivals["by"] or "slice"))] if rivals else []),
     ]

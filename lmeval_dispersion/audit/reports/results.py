@@ -97,10 +97,9 @@ def compared(
     *,
     by: str = "subject",
     layer: str | None = None,
-    metrics: str = "dispersion",
 ) -> AuditResult:
     """See :func:`lmeval_dispersion.audit.compare_runs`."""
-    comparison = compared_stores(paths, by=by, layer=layer, metrics=metrics)
+    comparison = compared_stores(paths, by=by, layer=layer)
     return AuditResult(plain(comparison), partial(comparison_document, comparison))
 
 

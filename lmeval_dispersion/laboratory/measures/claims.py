@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lmeval_dispersion.statistics import LEVEL, NORMAL_975, Array, Bounds, jackknife_se
+from lmeval_dispersion.statistics import LEVEL, NORMAL_975, Array, Bounds, jackknife_se, student_quantile
 
 
 def bounds_together(values: ArrayLike, samples: ArrayLike) -> tuple[Array, Array]:
@@ -41,22 +41,18 @@ def student_bounds(values: ArrayLike, claims: int = 1) -> Bounds:
 
     Student's interval with Bonferroni's correction; NaN for fewer than two values.
     """
-    from scipy.stats import t
-
     numbers = np.asarray(values, dtype=np.float64)
     if len(numbers) < 2:
         return Bounds(float("nan"), float("nan"))
-    q = float(t.ppf(1 - (1 - LEVEL) / 2 / claims, len(numbers) - 1))
+    q = student_quantile(1 - (1 - LEVEL) / 2 / claims, len(numbers) - 1)
     half = q * float(numbers.std(ddof=1)) / np.sqrt(len(numbers))
     return Bounds(float(numbers.mean() - half), float(numbers.mean() + half))
 
 
 def jackknife_bounds(value: float, left_out: ArrayLike, claims: int = 1) -> Bounds:
     """Bounds of ``value`` from its values without each of n members, for all ``claims`` of them in 95 %."""
-    from scipy.stats import t
-
     values = np.asarray(left_out, dtype=np.float64)
-    half = float(t.ppf(1 - (1 - LEVEL) / 2 / claims, len(values) - 1)) * jackknife_se(values)
+    half = student_quantile(1 - (1 - LEVEL) / 2 / claims, len(values) - 1) * jackknife_se(values)
     return Bounds(value - half, value + half)
 
 

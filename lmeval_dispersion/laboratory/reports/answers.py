@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lmeval_dispersion.geometry import SPECTRUM
-from lmeval_dispersion.geometry.ordering import DISPERSION, ordering, ordering_sentence
 from lmeval_dispersion.laboratory.measures.claims import (
     jackknife_bounds,
     log_ratios_left_out,
@@ -44,23 +42,9 @@ def law_answer(result: Any) -> list[str]:
         sentences.append(
             "Single tokens: " + "; ".join(_law_sentence(k, rows, controls) for k in kinds[1:]) + "."
         )
-    if result.manifest.get("settings", {}).get("metrics") == "all":
-        sentences.append(_rivals_sentence(result.points))
     if controls is None:
         sentences.append(_NO_CONTROL)
     return sentences
-
-
-def _rivals_sentence(points: pd.DataFrame) -> str:
-    """Which metric of the final states follows the perplexity of whole segments best."""
-    rows = points.query("split == 'data'")
-    rows = rows[rows["perplexity"] == rows["perplexity"].iloc[0]]
-    layers = list(rows["layer"].unique())
-    layer = "last" if "last" in layers else layers[-1]
-    rows = rows[rows["layer"] == layer]
-    metrics = {name: rows[name].to_numpy() for name in (DISPERSION, *SPECTRUM)}
-    found = ordering(metrics, rows["mean_perplexity"].to_numpy())
-    return f"At {layer}: {ordering_sentence(found, 'bins', 'perplexity')}"
 
 
 def _law_sentence(kind: str, every: pd.DataFrame, controls: pd.DataFrame | None) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from lmeval_dispersion.errors import GeometryError
 from lmeval_dispersion.geometry import Array, Contrast, Metric, PairMean, between, contrasts, within
-from lmeval_dispersion.statistics import jackknife_se
+from lmeval_dispersion.statistics import jackknife_se, student_p
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,55 +144,6 @@ def paired_difference(mean: float, *left_out: Array) -> Difference:
     spread = sum(part**2 / (len(side) - 1) for part, side in zip(parts, left_out, strict=True))
     freedom = sum(parts) ** 2 / spread if spread > 0 else math.inf
     return Difference(mean, jackknife_se(*left_out), freedom)
-
-
-def student_p(t: float, freedom: float) -> float:
-    """Probability that Student's t with ``freedom`` > 0 degrees of freedom is beyond ±``t``, ``t`` >= 0.
-
-    By the integral of cos^(freedom - 1) from arctan(t / √freedom) to π/2, which t = √freedom · tan θ makes of
-    the density; the base install has no scipy.
-
-    >>> round(student_p(2.262157, 9), 6), round(student_p(1.959964, math.inf), 6)
-    (0.05, 0.05)
-    """
-    if freedom > 1e6:
-        return math.erfc(t / math.sqrt(2))
-    start = math.atan(t / math.sqrt(freedom))
-    steps = 2000
-    angles = start + (np.arange(steps) + 0.5) * ((math.pi / 2 - start) / steps)
-    whole = math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2)) * math.sqrt(math.pi) / 2
-    tail = float((np.cos(angles) ** (freedom - 1)).sum()) * (math.pi / 2 - start) / steps
-    return min(1.0, tail / whole)
-
-
-def student_t(p: float, freedom: Array) -> Array:
-    """What Student's t is beyond, on either side, with probability ``p``, by degrees of freedom.
-
-    Solved by :func:`student_p` at 33 degrees of freedom across the range and interpolated
-    between them in logarithms, to 1e-4.
-
-    >>> student_t(0.05, np.array([9.0, math.inf])).round(4).tolist()
-    [2.2622, 1.9597]
-    """
-    finite = np.clip(freedom, 1.0, 1e4)  # above, t is the normal distribution's to 1e-3
-    grid = np.unique(np.geomspace(finite.min(), finite.max(), 33))
-    values = np.array([_beyond(p, one) for one in grid])
-    found: Array = np.exp(np.interp(np.log(finite), np.log(grid), np.log(values)))
-    return found
-
-
-def _beyond(p: float, freedom: float) -> float:
-    """The root of log p(t) by the secant through its last two places, in the logarithm of t."""
-    places = [math.log(2.0), math.log(3.0)]
-    errors = [math.log(student_p(math.exp(at), freedom) / p) for at in places]
-    for _ in range(60):
-        if abs(errors[-1]) < 1e-9 or errors[-1] == errors[-2]:
-            break
-        step = errors[-1] * (places[-1] - places[-2]) / (errors[-1] - errors[-2])
-        # No more than a factor of e: far out the curve is flat, and a secant would leave the numbers.
-        places.append(places[-1] - min(max(step, -1.0), 1.0))
-        errors.append(math.log(max(student_p(math.exp(places[-1]), freedom), 1e-300) / p))
-    return math.exp(places[-1])
 
 
 def ranks(means: list[float]) -> list[int]:

@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmeval_dispersion.geometry import Array
-from lmeval_screener.ranking.gap import Gap, difference, ranks, student_t
+from lmeval_dispersion.statistics import student_points
+from lmeval_screener.ranking.gap import Gap, difference, ranks
 
 #: Chance that any two of a group are told apart although they do not differ.
 ERROR_RATE = 0.05
@@ -135,7 +136,7 @@ def _intervals(gaps: Sequence[Gap]) -> Standings:
     order = np.argsort(-means, kind="stable")
     means = means[order]
     error, freedom, after = _interval_errors(gaps, order)
-    half = student_t(ERROR_RATE / count, freedom) * error
+    half = student_points(ERROR_RATE / count, freedom) * error
     low, high = means - half, means + half
     # The last whose interval reaches up to one's own, and the first whose interval reaches down to it.
     reach_up = np.maximum.accumulate(high[::-1])[::-1]
@@ -217,7 +218,7 @@ class Changes:
         # Welch's degrees of freedom lie between those of the smaller side and those of both.
         sizes = [side.shape[1] - 1 for side in self._sides]
         self._freedom = np.geomspace(min(sizes), sum(sizes), 33)
-        self._beyond = student_t(level, self._freedom)
+        self._beyond = student_points(level, self._freedom)
 
     def any_after(self, place: int) -> bool:
         """Whether the gap at a place differs from any later one."""

@@ -19,7 +19,6 @@ from lmeval_dispersion.audit.calibration.regressors import REGRESSIONS
 from lmeval_dispersion.audit.compare import compared_stores
 from lmeval_dispersion.audit.reports.report import audit_report, report_json
 from lmeval_dispersion.audit.run import read_run
-from lmeval_dispersion.geometry import SPECTRUM
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "audit.md").read_text()
 CONTRACT = PAGE.split("<!-- contract -->")[1].split("<!-- end of contract -->")[0]
@@ -32,15 +31,13 @@ NAMED = {
     "ranking.signals[].inside",
     "mixtures.inside",
 }
-METRICS = (*SPECTRUM, "dispersion")
 
 
 def paths(value, at=""):
     """Every path of a report to a plain value, as the contract writes it."""
     if isinstance(value, dict):
         for key, item in value.items():
-            rival = re.sub(r"_se$", "", key) in METRICS and at in ("metrics.overall", "metrics.slices[]")
-            name = "NAME" if at in NAMED else re.sub(r"^(.*?)(_se)?$", r"NAME\2", key) if rival else key
+            name = "NAME" if at in NAMED else key
             yield from paths(item, f"{at}.{name}" if at else name)
     elif isinstance(value, list):
         for item in value:
@@ -115,10 +112,9 @@ def others(tmp_path_factory):
     fitted = [fit_calibrator(run), fit_calibrator(noise), fit_paper_calibrator(run, size=100)]
     predicted = [predict_slices(one, unlabelled) for one in fitted]
     stores = [subjects_store(folder / f"{seed}", subjects=10, each=40, seed=seed) for seed in (3, 4)]
-    compared = [compared_stores(stores, metrics=metrics) for metrics in ("dispersion", "all")]
     assert [one["beats_trivial"] for one in fitted[:2]] == [True, False]
     return [json.loads(calibrator_json(one)) for one in fitted] + [
-        json.loads(report_json(one)) for one in (*predicted, *compared)
+        json.loads(report_json(one)) for one in (*predicted, compared_stores(stores))
     ]
 
 
@@ -130,14 +126,14 @@ def test_the_other_documents_are_valid_by_their_schemas(others):
 def test_a_renamed_or_missing_key_of_the_other_documents_fails(others):
     free = {"tasks", "identity", "doc_ids", "features", "ranges", "validation_mae"}  # keys that a run names
     optional = {"dispersion", "confidence", "atc", "log_perplexity", "prompt_tokens"}  # what a run has
-    optional |= {"outside_calibrated_range", "ordering"}
+    optional |= {"outside_calibrated_range"}
     for document in others:
         if "folds" in document:
             document = {**document, "folds": document["folds"][:1]}
         for change in ("renamed", "missing"):
             for one, where in changed(document, change):
                 *above, key = re.sub(r"\[\]", "", where).split(".")
-                if key == "format" or free & set(above) or key.startswith(tuple(SPECTRUM)):
+                if key == "format" or free & set(above):
                     continue
                 if change == "missing" and (key in optional or where == "$.protocol"):
                     continue

@@ -35,7 +35,7 @@ def test_same_store_and_seed_same_bytes(planted, tmp_path):
 
 def test_the_json_has_no_nan_and_keeps_seven_digits(planted):
     report = json.loads(report_json(audit_report(planted)))
-    assert report["format"] == "dispersion-audit/2"
+    assert report["format"] == "dispersion-audit/3"
     assert len(report["summary"]) == 4
     assert plain({"a": float("nan"), "b": [1 / 3, 2]}) == {"a": None, "b": [0.3333333, 2]}
 
