@@ -186,7 +186,7 @@ def run(args: argparse.Namespace) -> int:
         )
     output = Output.of(argparse.Namespace(**vars(args) | {"format": "json"}) if lines else args)
 
-    from lmeval_screener.registry.options import engine_of, session_of
+    from lmeval_screener.registry.options import reader_type_of, session_of
     from lmeval_screener.reports.progress import JsonLines
     from lmeval_screener.screening import screen_targets
     from lmeval_screener.targets.demo import demo_targets
@@ -229,7 +229,7 @@ def run(args: argparse.Namespace) -> int:
         from lmeval_screener.accuracies import read_accuracies
 
         accuracies = read_accuracies(args.accuracy, named)
-    engine = engine_of(args, domain, reference, targets)
+    reader_type = reader_type_of(args.engine, targets)
     written = JsonLines(args.output) if lines else None
     with (
         session_of(args, domain, reference) as session,
@@ -252,7 +252,7 @@ def run(args: argparse.Namespace) -> int:
             progress=progress,
             ended=ended,
             session=session,
-            engine=engine,
+            reader_type=reader_type,
             keep_on_interrupt=True,
             allowance=allowance,
             selected=selected,

@@ -120,7 +120,10 @@ class Reader:
     Attributes:
         meters: What travelled for each checkpoint that was opened.
         reached: Whether any repository was.
+        side_by_side: Checkpoints to read at once: their requests share one pool of connections.
     """
+
+    side_by_side = 16
 
     def __init__(
         self,
@@ -157,13 +160,9 @@ class Reader:
         start = time.perf_counter()
         if target.refused is not None:
             raise ScreeningError(*target.refused)
-        snapshot = await self._open(target, budget)
-        adapter = await read_adapter(snapshot) if target.file is None and is_adapter(snapshot) else None
-        base = await self._open(_base_target(adapter, target), budget) if adapter else None
-        if self._known is not None and over is None:
-            known = self._known(target, snapshot, base)
-            if known is not None:
-                return known
+        snapshot, adapter, base, known = await self._opened(target, budget, ask=over is None)
+        if known is not None:
+            return known
         if adapter is not None and base is not None:
             projection = await adapted_projection(adapter, base)
             holder = snapshot if any(name in snapshot.files for name in TOKENIZER_FILES) else base
@@ -189,11 +188,24 @@ class Reader:
         seconds = time.perf_counter() - start
         return Reading(target, snapshot, projection, digest, resolution, gaps, seconds, budget, base=base)
 
+    async def _opened(
+        self, target: Target, budget: Budget, *, ask: bool
+    ) -> tuple[Snapshot, Adapter | None, Snapshot | None, Measured | None]:
+        """A checkpoint, an adapter with its base, and what is known of it if that is asked."""
+        snapshot = await self._open(target, budget)
+        adapter = await read_adapter(snapshot) if target.file is None and is_adapter(snapshot) else None
+        base = await self._open(_base_target(adapter, target), budget) if adapter else None
+        known = self._known(target, snapshot, base) if ask and self._known is not None else None
+        return snapshot, adapter, base, known
+
     async def _open(self, target: Target, budget: Budget) -> Snapshot:
         snapshot = await self.sources.snapshot(target, budget)
         self.meters.append(snapshot.meter)
         self.reached |= snapshot.revision is not None
         return snapshot
+
+    def close(self) -> None:
+        """End what reads elsewhere: nothing here."""
 
     async def _resolution(self, digest: str, vocabulary: Callable[[], Awaitable[Vocabulary]]) -> Resolution:
         """By the tokenizer's hash where it is known, else from its vocabulary, which is read once for all."""

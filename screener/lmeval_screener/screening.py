@@ -19,13 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_screener.accuracies import Accuracies, read_accuracies
 from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Allowance
-from lmeval_screener.checkpoints.snapshot import Meter, Snapshot
+from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking.controls import Controls
 from lmeval_screener.ranking.gate import judged, reference_among
@@ -42,13 +42,10 @@ from lmeval_screener.tokens.sets import TokenSet, load_token_set
 
 if TYPE_CHECKING:
     from lmeval_screener.registry.database import Session
-    from lmeval_screener.registry.ray_engine import RayEngine
 
 T = TypeVar("T")
-W = TypeVar("W")
 
 TIMEOUT = 60.0  # seconds for one checkpoint, everything included; the only time limit there is
-_SIDE_BY_SIDE = 16  # checkpoints at once: their requests share one pool of connections
 _EXPANDED = 128  # names that are looked up at once, where they may stand for several checkpoints
 _SPILLED = 500  # checkpoints from which on their figures wait on disk, not in memory, to be ranked
 _SCOUTS = 3  # checkpoints that are tried alone while the Hub does not answer; when all fail, no more are
@@ -159,7 +156,7 @@ def screen_targets(
     progress: Progress | None = None,
     ended: Ended | None = None,
     session: Session | None = None,
-    engine: RayEngine | None = None,
+    reader_type: type[Reader] = Reader,
     keep_on_interrupt: bool = False,
     allowance: Allowance | None = None,
     selected: Selected | None = None,
@@ -179,7 +176,7 @@ def screen_targets(
         progress: See :func:`screen`.
         ended: Called whenever a checkpoint ends, before it is ranked.
         session: A registry's, which knows what need not be read again and keeps what is read.
-        engine: Reads the checkpoints on a cluster; None: this process does.
+        reader_type: What reads the checkpoints: this process, or those of a cluster.
         keep_on_interrupt: Whether Ctrl-C and SIGTERM end the reading and return what is done (main thread
             only).
         allowance: What the run may cost.
@@ -202,12 +199,13 @@ def screen_targets(
         start = time.perf_counter()
         async with Hub(allowance=allowance) as hub:
             known = session.known if session is not None else None
-            reader = Reader(hub, domain, reference, ResolutionCache(hub.cache), known)
-            run = _Run(
-                hub, reader, timeout, accuracies, progress, ended, session, keep_on_interrupt, controls
-            )
-            run.engine, run.fail_if_below, run.tokenizer = engine, fail_if_below, tokenizer
-            checkpoints = rank_measured(await run.comparable(targets), metric)
+            reader = reader_type(hub, domain, reference, ResolutionCache(hub.cache), known)
+            with contextlib.closing(reader):
+                run = _Run(
+                    hub, reader, timeout, accuracies, progress, ended, session, keep_on_interrupt, controls
+                )
+                run.fail_if_below, run.tokenizer = fail_if_below, tokenizer
+                checkpoints = rank_measured(await run.comparable(targets), metric)
         listed = Meter(selected.bytes_read, selected.requests) if selected else Meter()
         meters = [hub.meter, listed, *reader.meters]
         result = Result(
@@ -217,14 +215,13 @@ def screen_targets(
             checkpoints=tuple(checkpoints),
             failed=run.failed,
             seconds=time.perf_counter() - start,
-            bytes_read=sum(meter.bytes_read for meter in meters) + (engine.bytes_read if engine else 0),
-            requests=sum(meter.requests for meter in meters) + (engine.requests if engine else 0),
+            bytes_read=sum(meter.bytes_read for meter in meters),
+            requests=sum(meter.requests for meter in meters),
             domain_words=tuple(text for group in domain.groups.values() for text in group.texts()),
         )
         return result if run.reference is None else judged(result, run.reference)
 
-    with contextlib.nullcontext() if engine is None else engine:
-        return _finished(screened())
+    return _finished(screened())
 
 
 def _in_a_loop_or_not(act: Callable[[], T]) -> T:
@@ -265,71 +262,6 @@ class Controlled(NamedTuple):
         )
 
 
-#: Checkpoints whose figures are known, each with the rows that its controls are made of.
-ControlWork = Sequence[tuple[Measured, ControlRows]]
-
-
-def read_control_block(
-    work: ControlWork, domain: TokenSet, reference: TokenSet, timeout: float
-) -> tuple[list[Controlled], int, int]:
-    """Controls of some checkpoints as a worker of a cluster reads them.
-
-    Returns:
-        What came of each; then bytes and requests of all.
-    """
-    found: dict[int, Controlled] = {}
-
-    async def read() -> tuple[int, int]:
-        async with Hub() as hub:
-            reader = Reader(hub, domain, reference, ResolutionCache(hub.cache))
-            run = _Run(hub, reader, timeout, None, None, None, None, False, False)
-            await run.controls_of(work, {}, found.__setitem__)
-        meters = [hub.meter, *reader.meters]
-        return sum(meter.bytes_read for meter in meters), sum(meter.requests for meter in meters)
-
-    bytes_read, requests = _finished(read())
-    return [found[place] for place in range(len(work))], bytes_read, requests
-
-
-#: What was measured of a checkpoint, or code and sentence of its failure, with its identity and state, for a
-#: registry; both empty where nobody opened it.
-BlockRead = tuple[Measured | tuple[str, str], str, str]
-
-
-def read_block(
-    targets: Sequence[Target], domain: TokenSet, reference: TokenSet, timeout: float
-) -> tuple[list[BlockRead], int, int]:
-    """Some checkpoints as a worker of a cluster reads them.
-
-    Returns:
-        What came of each; then bytes and requests of all.
-    """
-    from lmeval_screener.registry.database import identity_of, state_of
-
-    opened: dict[Target, tuple[str, str]] = {}
-    found: dict[Target, Measured | tuple[str, str]] = {}
-
-    def known(target: Target, snapshot: Snapshot, base: Snapshot | None) -> None:
-        opened[target] = identity_of(target, snapshot.repo), state_of(target, snapshot, base)
-
-    async def work() -> tuple[int, int]:
-        async with Hub() as hub:
-            reader = Reader(hub, domain, reference, ResolutionCache(hub.cache), known)
-            run = _Run(hub, reader, timeout, None, None, None, None, False, False)
-            for one in await run.measured(targets):
-                found[one.target] = one
-            found.update(run.errors)
-        meters = [hub.meter, *reader.meters]
-        return sum(meter.bytes_read for meter in meters), sum(meter.requests for meter in meters)
-
-    bytes_read, requests = _finished(work())
-    return (
-        [(found[item], *opened.get(item, (identity_of(item, item.repo), ""))) for item in targets],
-        bytes_read,
-        requests,
-    )
-
-
 def _finished(work: Coroutine[Any, Any, T]) -> T:
     results: list[T] = []
 
@@ -357,7 +289,6 @@ class _Run:
     ) -> None:
         # Words and sentences, not exceptions: those hold on to every frame that they passed.
         self.errors: dict[Target, tuple[str, str]] = {}
-        self.engine: RayEngine | None = None
         self.fail_if_below: str | None = None
         self.tokenizer: str | None = None
         self.reference: Target | None = None
@@ -390,8 +321,7 @@ class _Run:
         if self._session is not None:
             # Not before: what a glob or a training run's folder stands for is known by its own place.
             self._session.prepare(expanded, controls=self._readings is not None)
-        engine = self.engine
-        for one in await (self.measured(expanded) if engine is None else self._elsewhere(expanded, engine)):
+        for one in await self.measured(expanded):
             families.setdefault(one.target.family, []).append(one)
         found = []
         for family, members in families.items():
@@ -463,14 +393,14 @@ class _Run:
 
         if self._progress is not None and unknown:
             self._progress(0, len(unknown), "controls")
-        if self.engine is None:
-            await self.controls_of(work, readings, came)
-        else:
-            await self._on_the_cluster(self.engine, self.engine.read_controls, work, came, _no_controls)
+        await self.controls_of(work, readings, came)
         return controlled
 
     async def controls_of(
-        self, work: ControlWork, readings: dict[Target, Reading], came: Callable[[int, Controlled], None]
+        self,
+        work: Sequence[tuple[Measured, ControlRows]],
+        readings: dict[Target, Reading],
+        came: Callable[[int, Controlled], None],
     ) -> None:
         """Read controls, some side by side.
 
@@ -551,101 +481,6 @@ class _Run:
             self._fail(item, error)
             return []
 
-    async def _elsewhere(self, targets: Sequence[Target], engine: RayEngine) -> list[Measured]:
-        """What a cluster could read, in the order of the targets."""
-        found: dict[int, Measured] = {}
-        rest: list[int] = []
-        done = 0
-
-        def came(place: int, outcome: Measured | ScreeningError) -> None:
-            nonlocal done
-            done += 1
-            if isinstance(outcome, Measured):
-                found[place] = replace(outcome, target=targets[place])
-            self._tell(targets[place], outcome, done, len(targets))
-
-        if self._progress is not None:
-            self._progress(0, len(targets), "")
-        for place, item in enumerate(targets):
-            try:
-                known = None if self._session is None else self._session.at_hand(item)
-            except ScreeningError as error:
-                came(place, error)
-                continue
-            if known is None:
-                rest.append(place)
-            else:
-                came(place, known)
-        session = self._session
-        if session is not None:
-            # Of what lies in a storage a listing says whether it is as it was: that needs no cluster.
-            some = [p for p in rest if not targets[p].local and session.knows_some(targets[p])]
-            known_here: set[int] = set()
-
-            def listed(at: int, outcome: Measured | ScreeningError | None) -> None:
-                place = some[at]
-                failed_before = isinstance(outcome, ScreeningError) and session.is_open(targets[place])
-                if isinstance(outcome, Measured) or (outcome is not None and failed_before):
-                    known_here.add(place)
-                    came(place, outcome)
-
-            await self._side_by_side(
-                [range(len(some))], lambda at: self._as_it_was(targets[some[at]], session), listed
-            )
-            rest = [place for place in rest if place not in known_here]
-            if self._stopped:
-                engine.stop()
-
-        def from_worker(at: int, read: BlockRead) -> None:
-            outcome, identity, state = read
-            if self._session is not None and identity:
-                self._session.opened(targets[rest[at]], identity, state)
-            came(rest[at], ScreeningError(*outcome) if isinstance(outcome, tuple) else outcome)
-
-        work = [targets[place] for place in rest]
-        await self._on_the_cluster(engine, engine.read, work, from_worker, _nothing_read)
-        return [found[place] for place in sorted(found)]
-
-    async def _as_it_was(self, item: Target, session: Session) -> Measured | None:
-        """What a registry knows of a checkpoint in a storage, if nothing of it has changed."""
-        budget = Budget(self._timeout)
-
-        async def opened() -> Measured | None:
-            snapshot = await self._reader.sources.snapshot(item, budget)
-            self._reader.meters.append(snapshot.meter)
-            return session.known(item, snapshot)
-
-        return await budget.bounded(opened())
-
-    async def _on_the_cluster(
-        self,
-        engine: RayEngine,
-        read: Callable[[Sequence[W], Callable[[int, T | ScreeningError], None]], None],
-        work: Sequence[W],
-        came: Callable[[int, T], None],
-        failed: Callable[[ScreeningError], T],
-    ) -> None:
-        """Let a cluster read something of many checkpoints; an interrupt ends the waiting.
-
-        Args:
-            engine: The cluster.
-            read: What is read there.
-            work: Of what.
-            came: Called with the place and what came of it, in the order in which they end.
-            failed: What came of one that nobody read, by the reason.
-        """
-        told: set[int] = set()
-
-        def from_worker(at: int, outcome: T | ScreeningError) -> None:
-            told.add(at)
-            came(at, failed(outcome) if isinstance(outcome, ScreeningError) else outcome)
-
-        with _on_interrupt(engine.stop) if self._keep_on_interrupt else contextlib.nullcontext():
-            await asyncio.to_thread(read, work, from_worker)
-        for at in range(len(work)):
-            if at not in told:
-                came(at, failed(self._interrupted()))
-
     def _interrupted(self) -> ScreeningError:
         kept = "cached" if self._session is None else "in the registry"
         return ScreeningError(
@@ -709,6 +544,8 @@ class _Run:
                     if not self._stopped:
                         raise
                     outcome = self._interrupted()
+                except DispersionError:
+                    raise  # of all of them, not of this one
                 except Exception as error:
                     # What nobody foresaw in one checkpoint must not cost the user all the others.
                     if os.environ.get("DISPERSION_DEBUG"):
@@ -729,7 +566,7 @@ class _Run:
                 worker(waiting)
                 for places in queues
                 for waiting in [iter(places)]
-                for _ in range(min(_SIDE_BY_SIDE, len(places)))
+                for _ in range(min(self._reader.side_by_side, len(places)))
             )
 
     async def _measured(self, item: Target) -> Measured:
@@ -787,10 +624,6 @@ class _Run:
         self.errors[item] = error.code, str(error)
         if error.code == "Unreachable" and item.on_hub:
             self._unreachable.append(str(error))
-
-
-def _nothing_read(error: ScreeningError) -> BlockRead:
-    return (error.code, str(error)), "", ""
 
 
 def _no_controls(error: ScreeningError) -> Controlled:

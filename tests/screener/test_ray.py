@@ -1,127 +1,239 @@
-"""Screening over a real cluster of two nodes, and what is no case for one."""
+"""``--engine ray``: on a Ray of this machine's own, on clusters that lose their nodes, and without any."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import http.server
 import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 from checkpoints import write_checkpoint
-from lmeval_screener import screen
+from lmeval_screener import ray_reader, screen
 from lmeval_screener.cli import main
-from test_controls import LLAMA
 
 from lmeval_dispersion.paths import data_folder
 
-# As important as the tests themselves: Ray's workers would be starved on a machine that is busy.
+# Ray's workers would be starved on a machine that is busy.
 RAY_SETTINGS = {"RAY_worker_niceness": "0"}
+PATIENCE = 300  # seconds for what takes a few on an idle machine
 
 needs_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None or importlib.util.find_spec("duckdb") is None,
-    reason="the extras [ray] and [registry] are not installed",
+    importlib.util.find_spec("ray") is None, reason="the extra [ray] is not installed"
 )
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Twelve checkpoints, two of them without a final norm and one with rows of half the bytes."""
-    place = tmp_path_factory.mktemp("checkpoints")
+def zoo(tmp_path_factory):
+    """Twelve checkpoints, m00 to m11, and an adapter whose base is named relative to them."""
+    place = tmp_path_factory.mktemp("zoo")
     tokenizer = data_folder("demo") / "sums-00" / "tokenizer.json"
     rows = len(json.loads(tokenizer.read_text())["model"]["vocab"]) + 40
     for number in range(12):
-        draw = np.random.default_rng(number)
-        kind = "BF16" if number == 5 else "F32"
-        tensors = {"lm_head.weight": (kind, draw.normal(size=(rows, 16)) + number / 10)}
-        if number not in (3, 4):
-            tensors["model.norm.weight"] = (kind, draw.uniform(0.5, 2, size=16))
-        shutil.copy(tokenizer, write_checkpoint(place / f"model-{number:02d}", tensors, config=LLAMA))
+        head = np.random.default_rng(number).normal(size=(rows, 16)) + number / 10
+        write_checkpoint(place / f"m{number:02d}", {"lm_head.weight": ("F32", head)})
+        shutil.copy(tokenizer, place / f"m{number:02d}")
     return place
 
 
 @pytest.fixture(scope="module")
-def cluster(folders):
-    """What `ray_cluster` found; one cluster for all tests of this module."""
-    script = Path(__file__).with_name("ray_cluster.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(folders)],
-        env=os.environ | RAY_SETTINGS, capture_output=True, text=True, timeout=570,
+def gaps(zoo):
+    """G of each checkpoint as one process reads it."""
+    return {
+        Path(c.repo).name: c.gaps["cosine"].mean for c in screen(sorted(map(str, zoo.glob("m*")))).checkpoints
+    }
+
+
+def gaps_of(rows):
+    return {Path(row["repo"]).name: row["gap"]["cosine"]["mean"] for row in rows}
+
+
+class Gate:
+    """A web server of a folder that holds back what a test says until it lets go.
+
+    Attributes:
+        asked: Set for a checkpoint's name as soon as a file of it is asked for.
+        held: First letters of paths that wait.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.asked: dict[str, threading.Event] = {p.name: threading.Event() for p in folder.iterdir()}
+        self.held: tuple[str, ...] = ()
+        self.open = threading.Event()
+        gate = self
+
+        class Handler(http.server.SimpleHTTPRequestHandler):
+            def do_GET(self) -> None:
+                gate.asked[self.path.split("/")[1]].set()
+                if self.path.startswith(gate.held):
+                    gate.open.wait(PATIENCE)
+                with contextlib.suppress(OSError):
+                    super().do_GET()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(
+            ("127.0.0.1", 0), functools.partial(Handler, directory=str(folder))
+        )
+        self.server.daemon_threads = True
+
+    def address(self, name: str) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}/{name}"
+
+    def __enter__(self) -> Gate:
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.open.set()
+        self.server.shutdown()
+        self.server.server_close()
+
+
+class ClusterOfTwo:
+    """A cluster whose second node comes when it is told to."""
+
+    def __init__(self) -> None:
+        script = str(Path(__file__).with_name("ray_cluster.py"))
+        self._process = subprocess.Popen(
+            [sys.executable, script], env=os.environ | RAY_SETTINGS, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        self.address = self._process.stdout.readline().strip()
+
+    def tell(self, what: str) -> None:
+        self._process.stdin.write(f"{what}\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == "done\n"
+
+    def __enter__(self) -> ClusterOfTwo:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.tell("end")
+        self._process.communicate(timeout=PATIENCE)
+
+
+@contextlib.contextmanager
+def screening(cluster, gate, *words):
+    """The command over all of the gate's checkpoints on both nodes: half of them wait at each."""
+    names = sorted(gate.asked)
+    command = [Path(sys.executable).with_name("screen-checkpoints"), *map(gate.address, names)]
+    process = subprocess.Popen(
+        [*command, "--engine", "ray", "--timeout", str(PATIENCE), *words], text=True,
+        env=os.environ | RAY_SETTINGS | {"RAY_ADDRESS": cluster.address},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    try:
+        assert gate.asked[names[0]].wait(PATIENCE)
+        cluster.tell("add")
+        assert gate.asked[names[-1]].wait(PATIENCE)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @needs_ray
 @pytest.mark.slow
-def test_a_cluster_reads_what_one_process_reads_though_a_node_dies(cluster, folders):
-    found = cluster
-    assert (found["nodes"], found["left"]) == (2, 1)
-    alone = screen(names_of(folders))
-    gaps = {c.repo: c.gaps["cosine"].mean for c in alone.checkpoints}
-    names = sorted(gaps)
-    assert found["told"] == [[place, gaps[name]] for place, name in enumerate(names)]
-    for status, document, _ in (found["run-0"], found["run-1"]):
-        assert status == 3
-        ranks = [(c["repo"], c["rank"]) for c in document["checkpoints"]]
-        assert ranks == [(c.repo, c.rank) for c in alone.checkpoints]
-        assert [f["error"] for f in document["failed"]] == ["FolderNotFound"]
-    assert "taken from" not in found["run-0"][2]
-    assert "12 of 12 taken from" in found["run-1"][2]
+def test_the_loss_of_one_of_two_nodes_costs_nothing(zoo, gaps):
+    with ClusterOfTwo() as cluster, Gate(zoo) as gate:
+        gate.held = ("/",)
+        with screening(cluster, gate, "--format", "json") as process:
+            cluster.tell("kill")
+            gate.open.set()
+            out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, err
+    assert gaps_of(json.loads(out)["checkpoints"]) == gaps
 
 
 @needs_ray
 @pytest.mark.slow
-def test_a_second_run_over_a_bucket_reads_nothing_on_the_cluster(cluster, folders):
-    names = names_of(folders)[:3]
-    gaps = [c.gaps["cosine"].mean for c in screen(names).checkpoints]
-    for number, said in ((0, ""), (1, "3 of 3 taken from")):
-        status, document, err = cluster[f"bucket-{number}"]
-        assert status == 0, err
-        assert [c["gap"]["cosine"]["mean"] for c in document["checkpoints"]] == gaps
-        assert said in err
-        assert bool(said) == ("taken from" in err)
-
-
-def names_of(folders):
-    return [str(place) for place in sorted(folders.glob("model-*"))]
-
-
-def figures(document):
-    """All that a document says of its checkpoints, but for what reading cost."""
-    return [
-        {name: value for name, value in one.items() if name not in ("bytes_read", "requests", "seconds")}
-        for one in document["checkpoints"]
-    ]
+def test_a_cluster_that_is_lost_half_way_leaves_what_was_read(zoo, gaps):
+    with ClusterOfTwo() as cluster, Gate(zoo) as gate:
+        gate.held = tuple(f"/m{number:02d}" for number in range(6, 12))
+        with screening(cluster, gate, "--format", "jsonl") as process:
+            read = [json.loads(process.stdout.readline()) for _ in range(6)]
+            cluster.tell("end")
+            out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 3, err
+    assert gaps_of(read) == {name: gaps[name] for name in sorted(gaps)[:6]}
+    lost = [json.loads(line) for line in out.splitlines()[:-1]]
+    assert len(lost) == 6
+    assert {(row["error"], row["message"]) for row in lost} == {
+        (
+            "Interrupted",
+            "no node of the Ray cluster has answered for 20 s; what was read is kept, run the same command "
+            "again",
+        )
+    }
 
 
 @needs_ray
 @pytest.mark.slow
-def test_controls_of_a_cluster_are_those_of_one_process_and_stay_in_the_registry(cluster, folders):
-    names = names_of(folders)
-    for run, some in (("controls-0", names[:8]), ("controls-1", names[:8]), ("controls-2", names)):
-        status, document, said = cluster[run]
-        assert status == 0, said
-        alone = json.loads(json.dumps(screen(some, controls=True).to_dict()))
-        assert figures(document) == figures(alone)
-        assert document["control_warnings"] == alone["control_warnings"]
-    first, second = cluster["controls-0"], cluster["controls-1"]
-    parts = [one["controls"]["centred"]["mean"] for one in first[1]["checkpoints"]]
-    assert len(set(parts)) == 8
-    assert "taken from" not in first[2]
-    assert "8 of 8 taken from" in second[2]
-    # What the registry has is not read again: the third run read four, and their controls.
-    import duckdb
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_and_what_was_read_is_kept(zoo, gaps, number):
+    with ClusterOfTwo() as cluster, Gate(zoo) as gate:
+        gate.held = tuple(f"/m{place:02d}" for place in range(6, 12))
+        with screening(cluster, gate, "--format", "jsonl") as process:
+            read = [json.loads(process.stdout.readline()) for _ in range(6)]
+            process.send_signal(number)
+            out, err = process.communicate(timeout=PATIENCE)
+        assert not gate.open.is_set()
+    assert process.returncode == 3
+    assert "stopped; the same command goes on from here" in err
+    assert gaps_of(read) == {name: gaps[name] for name in sorted(gaps)[:6]}
+    assert len(out.splitlines()) == 7  # those that were stopped, and the summary
 
-    with duckdb.connect(str(folders / "c.duckdb"), read_only=True) as connection:
-        for table in ("results", "controls"):
-            runs = connection.execute(f"SELECT run, count(*) FROM {table} GROUP BY run ORDER BY run")
-            assert [count for _, count in runs.fetchall()] == [8, 4]
+
+@needs_ray
+def test_relative_folders_on_a_ray_of_its_own_are_as_in_one_process(zoo, gaps, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(zoo)
+    for name, value in RAY_SETTINGS.items():
+        monkeypatch.setenv(name, value)
+    words = [*sorted(gaps), "./none", "--engine", "ray", "--format", "json", "--quiet"]
+    assert main(words) == 3
+    document = json.loads(capsys.readouterr().out)
+    assert gaps_of(document["checkpoints"]) == gaps
+    assert [c["repo"] for c in document["checkpoints"]] == [c.repo for c in screen(sorted(gaps)).checkpoints]
+    assert [f["error"] for f in document["failed"]] == ["FolderNotFound"]
+
+
+@needs_ray
+def test_what_a_registry_knows_needs_no_cluster(zoo, gaps, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(zoo)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    words = [*sorted(gaps)[:3], "--registry", str(tmp_path / "r"), "--format", "json"]
+    assert main(words) == 0
+    capsys.readouterr()
+    assert main([*words, "--engine", "ray"]) == 0
+    captured = capsys.readouterr()
+    assert "3 of 3 taken from" in captured.err
+    assert gaps_of(json.loads(captured.out)["checkpoints"]) == {name: gaps[name] for name in sorted(gaps)[:3]}
+
+
+@needs_ray
+def test_a_dead_address_ends_in_one_sentence(zoo, monkeypatch, capsys):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setattr(ray_reader, "_SILENCE", 0.0)
+    assert main([*map(str, sorted(zoo.glob("m*"))), "--engine", "ray"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines()[-1] == (
+        "screen-checkpoints: --engine ray: no node of the Ray cluster has answered for 0 s; check "
+        "RAY_ADDRESS (127.0.0.1:1) with `ray status`, or leave --engine out"
+    )
 
 
 @needs_ray

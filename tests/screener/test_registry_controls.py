@@ -15,6 +15,7 @@ from hub_server import HubServer
 from lmeval_screener import screen, screening
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking.controls import Control, Controls
+from lmeval_screener.reading import Reader
 from lmeval_screener.registry.options import kept_in
 from lmeval_screener.targets.target import parse_target
 from lmeval_screener.tokens.sets import load_token_set
@@ -231,7 +232,7 @@ def test_an_interrupt_keeps_the_controls_that_are_there(tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGINT)
         return await read(reading, rows)
 
-    monkeypatch.setattr(screening, "_SIDE_BY_SIDE", 1)
+    monkeypatch.setattr(Reader, "side_by_side", 1)
     monkeypatch.setattr(screening, "read_controls", interrupted)
     domain, reference = SETS[0], load_token_set("reference", "reference")
     with kept_in(place, domain, reference, metric="cosine", refresh=False, command="") as session:

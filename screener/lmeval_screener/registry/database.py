@@ -26,7 +26,7 @@ import numpy as np
 from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
 from lmeval_dispersion.geometry import METRICS
 from lmeval_dispersion.version import __version__
-from lmeval_screener.checkpoints.local import LocalSnapshot, open_folder
+from lmeval_screener.checkpoints.local import LocalSnapshot
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.checkpoints.source import WithTokenizer
 from lmeval_screener.errors import ScreeningError
@@ -291,34 +291,6 @@ class Session:
         asked = identity_of(target, target.repo)
         # The commit says what it is, whatever its repository is called now.
         return self._find(target, self._names.get(asked, asked), commit)
-
-    def at_hand(self, target: Target) -> Measured | None:
-        """What is known of a target that this process can open at once: a folder, or a pinned commit.
-
-        Raises:
-            ScreeningError: It failed before, and always will as it is.
-        """
-        if not target.local:
-            return self.pinned(target)
-        try:
-            return self.known(target, open_folder(target.repo))
-        except ScreeningError:
-            if target in self._opened:
-                raise
-            return None  # whoever reads it will say what is wrong
-
-    def knows_some(self, target: Target) -> bool:
-        """Whether the registry knows a target that lies in a storage at any state of it."""
-        asked = identity_of(target, target.repo)
-        return not target.on_hub and self._known.any_of(self._names.get(asked, asked))
-
-    def is_open(self, target: Target) -> bool:
-        """Whether a target was opened, and nothing that came of it was kept yet."""
-        return target in self._opened
-
-    def opened(self, target: Target, identity: str, state: str) -> None:
-        """Take note of what a worker opened, before what came of it is kept."""
-        self._opened[target] = identity, state
 
     def known(self, target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> Measured | None:
         """What is known of a checkpoint as it was opened.

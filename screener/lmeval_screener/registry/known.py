@@ -34,11 +34,6 @@ class KnownRows:
                 (("\0".join(place), pickle.dumps(content)) for place, content in entries),
             )
 
-    def any_of(self, first: str) -> bool:
-        """Whether something was taken in for a place that begins so."""
-        query = "SELECT 1 FROM known WHERE place > ? AND place < ? LIMIT 1"
-        return self._database.execute(query, [f"{first}\0", f"{first}\1"]).fetchone() is not None
-
     def find(self, place: Place) -> Any:
         """What was taken in for a place; None for nothing."""
         query = "SELECT content FROM known WHERE place = ?"

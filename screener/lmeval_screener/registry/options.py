@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from lmeval_dispersion.errors import UsageError
 
 if TYPE_CHECKING:
+    from lmeval_screener.reading import Reader
     from lmeval_screener.registry.database import Session
-    from lmeval_screener.registry.ray_engine import RayEngine
     from lmeval_screener.targets.target import Target
     from lmeval_screener.tokens.sets import TokenSet
 
@@ -34,21 +34,21 @@ def add_registry_options(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def engine_of(
-    args: argparse.Namespace, domain: TokenSet, reference: TokenSet, targets: Sequence[Target]
-) -> RayEngine | None:
-    """The engine of a run; None where this process reads.
+def reader_type_of(engine: str, targets: Sequence[Target]) -> type[Reader]:
+    """The class that reads checkpoints by ``--engine``.
 
     Raises:
-        UsageError: It is of no use for these targets.
+        UsageError: Ray is of no use for these targets.
         MissingExtraError: Ray is not installed.
     """
-    if args.engine == "process":
-        return None
-    from lmeval_screener.registry.ray_engine import RayEngine, check_engine
+    if engine == "ray":
+        from lmeval_screener.ray_reader import RayReader, check_ray
 
-    check_engine(targets)
-    return RayEngine(domain, reference, args.timeout)
+        check_ray(targets)
+        return RayReader
+    from lmeval_screener.reading import Reader
+
+    return Reader
 
 
 @contextmanager
