@@ -11,12 +11,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_screener.agreement import Agreement, agreement
 from lmeval_screener.evaluation_records import (
     PUBLISHED,
     is_record,
@@ -25,7 +24,6 @@ from lmeval_screener.evaluation_records import (
     published_parser,
     run_of_record,
 )
-from lmeval_screener.result import Result
 from lmeval_screener.targets.target import Target, label
 from lmeval_screener.targets.training_runs import run_and_step
 from lmeval_screener.yaml_fields import nearest
@@ -149,25 +147,6 @@ def find_accuracies(source: str, targets: Sequence[Target]) -> Accuracies:
     if path.is_dir() or path.suffix == ".json" or task:
         return _from_results(path, task)
     return _from_csv(path)
-
-
-def agreements(result: Result) -> list[Agreement]:
-    """Agreement of G with the supplied accuracies, per group and overall; empty without any."""
-    rated = [(group, c) for group in result.groups for c in group.checkpoints if c.accuracy is not None]
-    return agreement(
-        [c.gaps[result.metric].mean for _, c in rated],
-        [float(c.accuracy or 0.0) for _, c in rated],
-        [f"{group.family} · {group.scale}" for group, _ in rated],
-    )
-
-
-def agreement_dict(line: Agreement) -> dict[str, Any]:
-    """One line for JSON, where an undefined figure is null."""
-    values = asdict(line)
-    return {
-        key: None if isinstance(value, float) and math.isnan(value) else value
-        for key, value in values.items()
-    }
 
 
 # --- names ----------------------------------------------------------------------------------------------

@@ -30,9 +30,8 @@ from lmeval_screener.checkpoints.local import LocalSnapshot
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.checkpoints.source import WithTokenizer
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.ranking.controls import Control, Controls, RandomTokens
-from lmeval_screener.ranking.measured import Gaps, Measured
-from lmeval_screener.registry.kept_controls import complete, controls_of, controls_text
+from lmeval_screener.ranking.figures import figures_of, numbers_of
+from lmeval_screener.reading import Reading
 from lmeval_screener.registry.known import KnownRows
 from lmeval_screener.registry.schema import METHOD, check, load, prepare
 from lmeval_screener.targets.target import Target
@@ -198,7 +197,7 @@ class Seen:
     state: str
     error: str
     message: str
-    measured: Measured | None
+    measured: Reading | None
 
 
 class Session:
@@ -231,9 +230,6 @@ class Session:
         #: Checkpoints that were taken from the registry.
         self.reused = 0
         self._known = KnownRows()
-        self._controls = KnownRows()
-        #: Identity and state of what was kept, where controls are to be kept too.
-        self._places: dict[Target, tuple[str, str]] | None = None
         self._resolutions: Mapping[str, Resolution] = {}
         #: What addresses that were asked for turned out to be, where that is another one.
         self._names: dict[str, str] = {}
@@ -249,10 +245,8 @@ class Session:
         }  # fmt: skip
         self._segment.append(self._entry)
 
-    def prepare(self, targets: Sequence[Target], *, controls: bool = False) -> None:
-        """Take in what the registry knows of some repositories and folders, their controls too if asked."""
-        if controls:
-            self._places = {}
+    def prepare(self, targets: Sequence[Target]) -> None:
+        """Take in what the registry knows of some repositories and folders."""
         if self.refresh:
             return
         wanted = sorted({identity_of(item, item.repo) for item in targets})
@@ -271,15 +265,8 @@ class Session:
             )
             while rows := failed.fetchmany(_ROWS):
                 self._known.take(((row[0], row[1], row[2]), row[3:]) for row in rows)
-            if controls:
-                self._controls.take(
-                    (tuple(row[:4]), row[5])
-                    for row in _every_controls(connection, self.tokens)
-                    # What this version could not read an other one may.
-                    if row[4] == __version__ or complete(row[5])
-                )
 
-    def pinned(self, target: Target) -> Measured | None:
+    def pinned(self, target: Target) -> Reading | None:
         """What is known of a target whose commit is known before anything is asked.
 
         Raises:
@@ -292,7 +279,7 @@ class Session:
         # The commit says what it is, whatever its repository is called now.
         return self._find(target, self._names.get(asked, asked), commit)
 
-    def known(self, target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> Measured | None:
+    def known(self, target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> Reading | None:
         """What is known of a checkpoint as it was opened.
 
         Raises:
@@ -302,7 +289,7 @@ class Session:
         self._opened[target] = identity, state
         return self._find(target, identity, state)
 
-    def _find(self, target: Target, identity: str, state: str) -> Measured | None:
+    def _find(self, target: Target, identity: str, state: str) -> Reading | None:
         place = identity, target.file or "", state
         found = self._known.find(place)
         if found is None:
@@ -318,7 +305,7 @@ class Session:
         self.reused += 1
         return replace(measured, target=target)
 
-    def keep(self, target: Target, outcome: Measured | ScreeningError) -> None:
+    def keep(self, target: Target, outcome: Reading | ScreeningError) -> None:
         """Put what came of a checkpoint on its way to the registry."""
         identity, state = self._opened.pop(target, (identity_of(target, target.repo), ""))
         failed = isinstance(outcome, ScreeningError)
@@ -340,8 +327,6 @@ class Session:
                     }
                 )
             self._segment.append(self._result(outcome, identity, target.file or "", state))
-        if self._places is not None and not failed:
-            self._places[target] = identity, state
         asked = identity_of(target, target.repo)
         if not failed and self._names.get(asked, asked) != identity:
             self._names[asked] = identity
@@ -357,48 +342,10 @@ class Session:
             }
         )  # fmt: skip
 
-    def controls(self, target: Target, sample: str) -> Controls | str | None:
-        """Controls of a checkpoint that was kept in this run, over the rows of a sample's key.
-
-        A sentence where that commit has none; None where the registry does not know them.
-        """
-        place = None if self._places is None else self._places.get(target)
-        if place is None:
-            return None
-        identity, state = place
-        found = self._controls.find((identity, target.file or "", state, sample))
-        return None if found is None else controls_of(found)
-
-    def keep_controls(
-        self, target: Target, read_of: str, sample: str, outcome: Controls | tuple[str, str]
-    ) -> None:
-        """Put controls on their way to the registry; a failure only if that commit always fails so.
-
-        Args:
-            target: The checkpoint.
-            read_of: Its state when they were read; empty where nobody opened it.
-            sample: What tells their rows apart.
-            outcome: They, or code and sentence of why there are none.
-        """
-        identity, state = (self._places or {}).get(target, ("", ""))
-        if not state or read_of != state:
-            return  # the folder was written meanwhile: they are not those of the figures
-        if not isinstance(outcome, Controls) and outcome[0] not in LASTING:
-            return
-        kept = outcome if isinstance(outcome, Controls) else outcome[1]
-        self._segment.append(
-            {
-                "k": "controls", "identity": identity, "file": target.file or "", "state": state,
-                "tokens": self.tokens, "method": METHOD, "sample": sample, "run": self.run, "stamp": _now(),
-                "version": __version__, **_figures_of(kept), "content": controls_text(kept),
-            }
-        )  # fmt: skip
-
-    def _result(self, one: Measured, identity: str, file: str, state: str) -> dict[str, Any]:
-        gaps = one.gaps if isinstance(one.gaps, Gaps) else Gaps.of(one.gaps)
+    def _result(self, one: Reading, identity: str, file: str, state: str) -> dict[str, Any]:
         numbers: dict[str, float] = {}
         for metric in METRICS:
-            gap = gaps[metric]
+            gap = one.gaps[metric]
             numbers |= {f"gap_{metric}": gap.mean, f"gap_{metric}_se": gap.se}
             for name in ("within_domain", "between", "within_reference"):
                 part = getattr(gap, name)
@@ -410,8 +357,8 @@ class Session:
             "v_rows": one.shape[0], "width": one.shape[1], "tied": one.tied, "parameters": one.parameters,
             **{name: _number(value) for name, value in numbers.items()},
             "warnings": list(one.warnings), "bytes": one.bytes_read, "requests": one.requests,
-            "seconds": round(one.seconds, 3), "split": gaps.domain,
-            "numbers": [_number(value) for value in gaps.packed.tolist()],
+            "seconds": round(one.seconds, 3), "split": len(one.resolution.domain),
+            "numbers": [_number(value) for value in numbers_of(one.gaps, one.ratio).tolist()],
         }  # fmt: skip
 
     def finished(self, result: Result) -> None:
@@ -529,32 +476,6 @@ def _every_state(connection: duckdb.DuckDBPyConnection, tokens: str) -> Iterator
         ).fetchall()
 
 
-def _every_controls(connection: duckdb.DuckDBPyConnection, tokens: str) -> Iterator[Sequence[Any]]:
-    """Place, version and content of all controls of the checkpoints in the table ``wanted``."""
-    last = connection.execute("SELECT coalesce(max(rowid), -1) FROM controls").fetchone()
-    for begin in range(0, (last or (-1,))[0] + 1, _ROWS):
-        yield from connection.execute(
-            "SELECT identity, file, state, sample, version, content FROM controls WHERE rowid >= ? "
-            "AND rowid < ? AND tokens = ? AND method = ? AND identity IN (SELECT identity FROM wanted)",
-            [begin, begin + _ROWS, tokens, METHOD],
-        ).fetchall()
-
-
-def _figures_of(found: Controls | str) -> dict[str, float | None]:
-    """The figures that a query can ask for; NULL where there is a reason instead."""
-    if isinstance(found, str):
-        return {}
-    rank, null = found.effective_rank, found.random_tokens
-    figures = {
-        "centred": found.centred.mean if isinstance(found.centred, Control) else math.nan,
-        "final_norm": found.final_norm.mean if isinstance(found.final_norm, Control) else math.nan,
-        "row_norm": found.row_norm,
-        "effective_rank": math.nan if isinstance(rank, str) else rank,
-        "z": null.z if isinstance(null, RandomTokens) else math.nan,
-    }
-    return {name: _number(value) for name, value in figures.items()}
-
-
 def _seen(row: Sequence[Any], resolutions: Mapping[str, Resolution]) -> Seen:
     identity, requested, file, state, error, message, family, scale, control, *figures = row
     seen = Seen(identity, requested, file, state, error or "", message or "", None)
@@ -569,9 +490,11 @@ def _seen(row: Sequence[Any], resolutions: Mapping[str, Resolution]) -> Seen:
         negative_control=bool(control), file=file or None,
     )  # fmt: skip
     numbers = np.array([math.nan if value is None else value for value in rest[0]], dtype=np.float64)
-    measured = Measured(
+    gaps, ratio = figures_of(numbers, split)
+    measured = Reading(
         target, repo, revision, tensor, tensor_file, dtype, (rows, width), tied, parameters, tokenizer,
-        resolution, Gaps(numbers, split), tuple(rest[1] or ()), 0, 0, 0.0,
+        resolution, gaps, tuple(rest[1] or ()), 0, 0, 0.0, ratio,
+        "" if ratio else "as the registry says",
     )  # fmt: skip
     return replace(seen, measured=measured)
 

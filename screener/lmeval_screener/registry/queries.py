@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Metric
+from lmeval_screener.ranking import groups
 from lmeval_screener.ranking.gap import difference
-from lmeval_screener.ranking.groups import rank_measured
-from lmeval_screener.ranking.measured import Measured
+from lmeval_screener.reading import Reading
 from lmeval_screener.registry.database import Seen, stored
-from lmeval_screener.result import Screened
-from lmeval_screener.targets.target import labelled
+from lmeval_screener.screened import Screened
 
 if TYPE_CHECKING:
     import duckdb
@@ -61,9 +60,9 @@ def ranked(found: Sequence[Seen], metric: Metric) -> list[Screened]:
     Two tokenizers are one where every token compared is the same piece at the same row.
     """
     rows: dict[int, tuple[object, ...]] = {}
-    first: dict[tuple[object, ...], Measured] = {}
+    first: dict[tuple[object, ...], Reading] = {}
     of_family: dict[str, tuple[object, ...]] = {}
-    pairs, named = [], []
+    pairs = []
     for one in (seen.measured for seen in found if seen.measured is not None):
         resolution, family = one.resolution, one.target.family
         own = rows.setdefault(
@@ -73,9 +72,7 @@ def ranked(found: Sequence[Seen], metric: Metric) -> list[Screened]:
             # Other rows than its family's: a group of its tokenizer.
             one = replace(one, target=replace(one.target, family=None))
         pairs.append((one, first.setdefault(own, one)))
-    for (one, common), target in zip(pairs, labelled([one.target for one, _ in pairs]), strict=True):
-        named.append((replace(one, target=target), common))
-    return rank_measured(named, metric)
+    return groups.ranked(pairs, metric)
 
 
 def group_rows(found: Sequence[Screened], metric: Metric) -> list[dict[str, Any]]:
@@ -168,7 +165,7 @@ def moved(connection: duckdb.DuckDBPyConnection, tokens: str, since: str, metric
     then = {_place(one): one for one in stored(connection, tokens, until=since)}
     now = {_place(one): one for one in stored(connection, tokens)}
     found: list[Moved] = []
-    changes: list[tuple[str, Measured, Measured]] = []
+    changes: list[tuple[str, Reading, Reading]] = []
     for place, one in now.items():
         old, called = then.get(place), _label(one)
         if old is None:

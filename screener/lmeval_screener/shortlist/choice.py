@@ -16,7 +16,8 @@ from typing import Any, Literal
 import numpy as np
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_screener.result import Group, Result, Screened
+from lmeval_dispersion.geometry import Metric
+from lmeval_screener.screened import Group, Screened
 
 Why = Literal["rank", "tied", "audit"]
 CAP = 2  # times K: what a list holds at most
@@ -171,12 +172,19 @@ class Shortlist:
 
 
 def shortlist(
-    result: Result, k: int, *, diverse: bool = False, audit_sample: int = 0, seed: int = 0
+    groups: Sequence[Group],
+    metric: Metric,
+    k: int,
+    *,
+    diverse: bool = False,
+    audit_sample: int = 0,
+    seed: int = 0,
 ) -> Shortlist:
     """The short list of a screening.
 
     Args:
-        result: The screening.
+        groups: Those of the screening.
+        metric: Which gap ranks.
         k: How many of each group; in all where ``diverse``.
         diverse: Share K out over the groups, one each in turn, the largest group first. G does not compare
             groups, so no group comes first by its G.
@@ -190,9 +198,8 @@ def shortlist(
         raise UsageError(f"expected --shortlist of at least 1, got {k}")
     if audit_sample < 0:
         raise UsageError(f"expected --audit-sample of at least 0, got {audit_sample}")
-    groups = result.groups
     counts = _shared(k, groups) if diverse else [k] * len(groups)
-    lists = [_listed(group, count) for group, count in zip(groups, counts, strict=True)]
+    lists = [_listed(group, count, metric) for group, count in zip(groups, counts, strict=True)]
     if diverse:
         lists = _audited(lists, audit_sample, np.random.default_rng(seed))
     else:
@@ -215,13 +222,17 @@ def _shared(k: int, groups: Sequence[Group]) -> list[int]:
     return counts
 
 
-def _listed(group: Group, k: int) -> GroupChoice:
+def _listed(group: Group, k: int, metric: Metric) -> GroupChoice:
     members = group.checkpoints
     if k == 0 or len(members) <= k:
         return GroupChoice(group, k, members if k else (), (), 0)
     last = members[k - 1]
     tied = [c for c in members[k:] if last.tied_to(c.rank)]
-    return GroupChoice(group, k, members[:k], tuple(tied[: (CAP - 1) * k]), len(tied))
+    listed = tied[: (CAP - 1) * k]
+    if (rival := group.rival(metric)) is not None and rival not in (*members[:k], *listed):
+        listed = [*listed[: (CAP - 1) * k - 1], rival]  # the best by the ratio, where the two disagree
+        tied = tied if rival in tied else [*tied, rival]
+    return GroupChoice(group, k, members[:k], tuple(listed), len(tied))
 
 
 def _audited(lists: Sequence[GroupChoice], size: int, draw: np.random.Generator) -> list[GroupChoice]:

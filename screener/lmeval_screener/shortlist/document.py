@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.report import Chart, Column, Document, Facts, Note, Part, Section, Table, Text
-from lmeval_screener.accuracies import agreement_dict
+from lmeval_dispersion.report.declared import json_value
 from lmeval_screener.shortlist.verdict import GroupVerdict, Verdict
 
 if TYPE_CHECKING:
@@ -228,8 +228,8 @@ def _json(verdict: Verdict) -> str:
         "domain": verdict.manifest.domain,
         "metric": verdict.manifest.metric,
         "results": list(verdict.meaning),
-        "groups": [_row(one) | {"agreement": agreement_dict(one.agreement)} for one in verdict.groups],
-        "overall": _row(verdict.overall) | {"agreement": agreement_dict(verdict.overall.agreement)},
+        "groups": [_row(one) | {"agreement": json_value(one.agreement)} for one in verdict.groups],
+        "overall": _row(verdict.overall) | {"agreement": json_value(verdict.overall.agreement)},
         "without": list(verdict.without),
         "hours_per_model": verdict.hours,
         "hours_saved": verdict.saved,
