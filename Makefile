@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs clean validity validity-full validity-page validity-hub
+.PHONY: demo test test-all lint mass docs clean validity validity-full validity-page validity-hub
 
 # The demo screens checkpoints, which needs no torch: a light environment of its own, ready in seconds.
 $(VENV)/.base: pyproject.toml
@@ -22,6 +22,10 @@ demo: $(VENV)/.base
 	$(BIN)/screen-checkpoints --demo
 
 test: $(VENV)/.dev lint
+	$(BIN)/python -m pytest -n 2 --dist loadscope -m "not network and not gpu and not slow"
+
+# With the long ones: clusters, kills, two processes, simulations at full count.
+test-all: $(VENV)/.dev lint
 	$(BIN)/python -m pytest -n 2 --dist loadscope -m "not network and not gpu"
 
 lint: $(VENV)/.dev
@@ -29,6 +33,11 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python scripts/mass.py --circles
+
+# Lines and modules, room by room.
+mass: $(VENV)/.dev
+	$(BIN)/python scripts/mass.py
 
 $(VENV)/.docs: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'

@@ -2,7 +2,7 @@
 
     python benchmarks/from_samples.py --model HuggingFaceTB/SmolLM2-135M --tasks gsm8k,wikitext --limit 12
 
-Runs stock `lm_eval` with `--log_samples`, the dispersion tasks, and `dispersion store --from-samples`; then
+Runs stock `lm_eval` with `--log_samples`, the dispersion tasks, and `dispersion embed --from-samples`; then
 compares the stores. Vectors and the model's own perplexities are told with their differences, all else must
 be equal. Fails where a column differs.
 """
@@ -131,7 +131,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> int:
     layers = [part for layer in _LAYERS for part in ("--layer", layer)]
     run(
         "store from samples",
-        ["lmeval_dispersion", "store", "--from-samples", str(stock), "--model", arguments.model,
+        ["lmeval_dispersion", "embed", "--from-samples", str(stock), "--model", arguments.model,
          "--dtype", arguments.dtype, "--device", arguments.device, "--batch-size",
          arguments.samples_batch_size or arguments.batch_size, *layers, "-o", str(theirs)],
     )  # fmt: skip

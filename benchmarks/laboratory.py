@@ -173,7 +173,7 @@ def measured(python: str, child: str, spec: dict) -> dict:
 
 
 def memory(sizes: list[int], length: int) -> None:
-    print(f"dispersion law, 4 layers, width 64, segments of {length} tokens, all layers, batch 64")
+    print(f"dispersion inspect law, 4 layers, width 64, segments of {length} tokens, all layers, batch 64")
     print("segments   seconds   peak MB   of it anonymous MB   ratio to the first")
     first = None
     for size in sizes:

@@ -25,9 +25,8 @@ from lmeval_screener.ranking.gap import difference, gap
 from lmeval_screener.tokens.resolution import resolve
 from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
-from lmeval_screener.weights.projection import find_projection
-from lmeval_screener.weights.rows import read_rows
-from lmeval_screener.weights.safetensors import decode_rows
+from lmeval_screener.weights.projection import find_projection, read_rows
+from lmeval_screener.weights.tensors import decode_rows
 
 BY_PACKAGE = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
 BY_GGML = ("Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K")
@@ -43,7 +42,7 @@ def rows_of(folder: Path) -> tuple[Rows, int]:
         vocabulary = Vocabulary.from_file(file, await snapshot.small_file(file))
         found = resolve(load_token_set("math"), load_token_set("reference", "reference"), vocabulary)
         ids = [*found.domain_ids, *found.reference_ids]
-        return await read_rows(snapshot, await find_projection(snapshot), ids), len(found.domain_ids)
+        return await read_rows(await find_projection(snapshot), ids), len(found.domain_ids)
 
     return asyncio.run(work())
 

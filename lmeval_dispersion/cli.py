@@ -14,72 +14,91 @@ from lmeval_dispersion.errors import LIBRARIES, DispersionError, require_extra
 from lmeval_dispersion.options import command_parser
 from lmeval_dispersion.version import __version__
 
-# Job -> name -> (module, one-line summary). A module's COMMANDS maps the name to (add_arguments, run):
-# add_arguments(parser) declares the options, run(args) does the work and returns the exit code.
-JOBS: dict[str, dict[str, tuple[str, str]]] = {
+_LABORATORY = "lmeval_dispersion.laboratory.commands"
+_HARNESS = "lmeval_dispersion.harness.cli"
+
+# Job -> name -> (module, the extra that the command needs in the end, summary). A module's COMMANDS
+# maps the name's last word to (add_arguments, run): add_arguments(parser) declares the options, run(args)
+# does the work and returns the exit code.
+JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
     "screen checkpoints": {
-        "screen": ("lmeval_screener.cli", "rank checkpoints by their output rows; also `screen-checkpoints`"),
-        "verify": ("lmeval_screener.shortlist.command", "whether the screen works for you, by your results"),
-        "registry": ("lmeval_screener.registry.command", "ask a store of screenings, and keep it in order"),
+        "screen": (
+            "lmeval_screener.cli",
+            "",
+            "rank checkpoints by their output rows; also `screen-checkpoints`",
+        ),
+        "verify": (
+            "lmeval_screener.shortlist.command",
+            "",
+            "whether the screen works for you, by your results",
+        ),
+        "registry": (
+            "lmeval_screener.registry.command",
+            "registry",
+            "ask a database of screenings, and keep it in order",
+        ),
     },
     "evaluate with dispersion": {
-        "run": ("lmeval_dispersion.harness.cli", "run lm-eval with the dispersion tasks loaded"),
-        "enable": (
-            "lmeval_dispersion.harness.cli",
-            "let the stock lm_eval find the dispersion tasks",
+        "run": (_HARNESS, "models", "run lm-eval with the dispersion tasks loaded"),
+        "enable": (_HARNESS, "", "let the stock lm_eval find the dispersion tasks; also undoes it"),
+        "embed": (_HARNESS, "models", "make a run of plain texts, or of lm-eval's samples"),
+        "audit": (
+            "lmeval_dispersion.audit.commands",
+            "audit",
+            "judge a finished run: slices, calibration, ranking",
         ),
-        "disable": ("lmeval_dispersion.harness.cli", "undo `enable` without a trace"),
-        "status": ("lmeval_dispersion.harness.cli", "whether the stock lm_eval finds the tasks"),
-        "tasks-path": ("lmeval_dispersion.harness.cli", "print a folder for lm_eval's --include_path"),
-        "store": ("lmeval_dispersion.harness.cli", "make a run of plain texts, or of lm-eval's samples"),
-        "audit": ("lmeval_dispersion.audit.commands", "judge a finished run: slices, calibration, ranking"),
         "calibrate": (
             "lmeval_dispersion.audit.calibration.command",
+            "audit",
             "learn accuracy from a run's labelled part",
         ),
         "predict": (
             "lmeval_dispersion.audit.calibration.command",
+            "audit",
             "accuracy of unlabelled slices, or why not",
         ),
         "budget": (
             "lmeval_dispersion.audit.calibration.budget",
+            "audit",
             "how many labelled documents dispersion is worth",
         ),
-        "rank": ("lmeval_dispersion.audit.commands", "documents or texts, suspected hard ones first"),
-        "compare": ("lmeval_dispersion.compare", "runs or studies side by side, with intervals"),
+        "rank": (
+            "lmeval_dispersion.audit.commands",
+            "audit",
+            "documents or texts, suspected hard ones first",
+        ),
+        "compare": ("lmeval_dispersion.compare", "audit", "runs or studies side by side, with intervals"),
     },
     "look inside a model": {
-        "law": (
-            "lmeval_dispersion.laboratory.commands",
-            "perplexity against dispersion, per layer",
-        ),
-        "sublayers": ("lmeval_dispersion.laboratory.commands", "which sub-layer should key a kNN-LM"),
-        "condensation": ("lmeval_dispersion.laboratory.commands", "similarity of a text's tokens by layer"),
-        "clusters": (
-            "lmeval_dispersion.laboratory.commands",
-            "distances within and between contexts",
-        ),
+        "inspect law": (_LABORATORY, "models", "perplexity against dispersion, per layer"),
+        "inspect sublayers": (_LABORATORY, "models", "which sub-layer should key a kNN-LM"),
+        "inspect condensation": (_LABORATORY, "models", "similarity of a text's tokens by layer"),
+        "inspect clusters": (_LABORATORY, "models", "distances within and between contexts"),
     },
     "train": {
-        "train": ("lmeval_dispersion.training.commands", "train with a dispersion loss, against a base"),
-        "watch": ("lmeval_dispersion.watching.command", "a watched training run as a page that follows it"),
-    },
-    "help": {
-        "completion": ("lmeval_dispersion.completion", "print a script that completes commands and options"),
+        "train": (
+            "lmeval_dispersion.training.commands",
+            "models",
+            "train with a dispersion loss, against a base",
+        ),
+        "watch": ("lmeval_dispersion.watching.command", "", "how G moved over a watched training run"),
     },
 }
 COMMANDS = {name: command for commands in JOBS.values() for name, command in commands.items()}
 
-# The optional part that a command needs in the end, said before anything is imported; the others run in a
-# base install.
-_NEEDS = {
-    **dict.fromkeys(("run", "store", "law", "sublayers", "condensation", "clusters", "train"), "models"),
-    **dict.fromkeys(("audit", "calibrate", "predict", "budget", "rank", "compare"), "audit"),
-    "registry": "registry",
+# A command of earlier versions -> its name now.
+RENAMED = {
+    "disable": "enable --undo",
+    "status": "enable --status",
+    "tasks-path": "enable --path",
+    "store": "embed",
+    "budget": "audit --budget",
+    "rank": "audit --worst 20",
+    **{kind: f"inspect {kind}" for kind in ("law", "sublayers", "condensation", "clusters")},
 }
-# Which optional part brings a library that is only met on the way; the others come with `models`.
+
+# Which extra brings a library that is met on the way; the others come with `models`.
 _EXTRAS = {
-    **dict.fromkeys(("duckdb", "filelock"), "registry"),
     **dict.fromkeys(("altair", "jinja2", "vl_convert"), "html"),
     **dict.fromkeys(LIBRARIES["audit"], "audit"),
 }
@@ -100,15 +119,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args[0] in ("-V", "--version"):
         print(f"lmeval-dispersion {__version__}")
         return 0
-    name, *rest = [args[1], "--help"] if args[0] == "help" else args
-    if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=3)
-        hint = f"; did you mean {', '.join(near)}?" if near else "; `dispersion --help` lists the commands"
-        print(f"dispersion: there is no command {name!r}{hint}", file=sys.stderr)
+    if args[0] == "help":
+        args = [*args[1:], "--help"]
+    name = next((known for known in COMMANDS if args[: len(known.split())] == known.split()), "")
+    if not name:
+        print(f"dispersion: {_no_command(args)}", file=sys.stderr)
         return 2
+    rest = args[len(name.split()) :]
     try:
-        if name in _NEEDS and not {"-h", "--help"} & set(rest):
-            require_extra(_NEEDS[name], f"`dispersion {name}`")
+        extra = COMMANDS[name][1]
+        if extra and not {"-h", "--help"} & set(rest):
+            require_extra(extra, f"`dispersion {name}`")
         parser, run = parser_of(name)
         parser.set_defaults(command=shlex.join(["dispersion", *args]))
         return int(run(parser.parse_args(rest)))
@@ -121,7 +142,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         package = (error.name or "").split(".")[0]
         if os.environ.get(_DEBUG) or package in ("", "lmeval_dispersion", "lmeval_screener"):
             raise
-        extra = _NEEDS.get(name) or _EXTRAS.get(package, "models")
+        brings = _EXTRAS.get(package, "models")
+        extra = brings if brings == "models" else COMMANDS[name][1] or brings
         print(
             f"dispersion {name}: needs {package}, which is not installed; "
             f"run: pip install 'lmeval-dispersion[{extra}]'",
@@ -143,25 +165,35 @@ def parser_of(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Na
     Raises:
         ModuleNotFoundError: A library that the command needs is not installed.
     """
-    module, summary = COMMANDS[name]
-    add_arguments, run = importlib.import_module(module).COMMANDS[name]
+    module, _, summary = COMMANDS[name]
+    add_arguments, run = importlib.import_module(module).COMMANDS[name.split()[-1]]
     parser = command_parser(f"dispersion {name}", f"{summary[0].upper()}{summary[1:]}.")
     add_arguments(parser)
     return parser, run
+
+
+def _no_command(args: Sequence[str]) -> str:
+    """Why ``args`` begin with no command, and what was meant."""
+    if args[0] in RENAMED:
+        return f"`dispersion {args[0]}` is `dispersion {RENAMED[args[0]]}` now"
+    if args[0] == "inspect":
+        kinds = [name.split()[1] for name in COMMANDS if name.startswith("inspect ")]
+        return f"expected `dispersion inspect` {', '.join(kinds)}; see `dispersion help inspect {kinds[0]}`"
+    near = difflib.get_close_matches(args[0], [*COMMANDS, *RENAMED], n=3)
+    hint = f"did you mean {', '.join(RENAMED.get(name, name) for name in near)}?"
+    return f"there is no command {args[0]!r}; {hint if near else '`dispersion --help` lists the commands'}"
 
 
 def _overview() -> str:
     width = max(map(len, COMMANDS))
     lines = ["usage: dispersion COMMAND [options]", "", "Representation dispersion of language models.", ""]
     for job, commands in JOBS.items():
-        lines += [f"{job}:", *(f"  {name:<{width}}  {about}" for name, (_, about) in commands.items())]
-        if job == "help":
-            lines.append(f"  {'help':<{width}}  the options of a command: `dispersion help audit`")
-            lines.append(f"  {'-V':<{width}}  print the version")
-        lines.append("")
+        lines += [f"{job}:", *(f"  {name:<{width}}  {about}" for name, (*_, about) in commands.items()), ""]
     return "\n".join(
         [
             *lines,
+            "`dispersion help COMMAND` lists its options, `dispersion -V` prints the version.",
+            "",
             "examples:",
             "  dispersion screen --demo",
             "  dispersion audit results/MODEL/dispersion_RUN -o report.html",

@@ -1,4 +1,4 @@
-"""``dispersion store MODEL FILE``: a run of plain texts, made by a model without the harness.
+"""``dispersion embed MODEL FILE``: a run of plain texts, made by a model without the harness.
 
 A document's vector is the state at its last token, its
 perplexity that of its own tokens after the first. Columns of a JSONL or parquet file travel along, so labels
@@ -196,7 +196,7 @@ def _record(line: bytes) -> dict[str, Any]:
 
 
 def add_store_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``dispersion store``."""
+    """Arguments of ``dispersion embed``."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help="Hub id or folder of a decoder model")
     parser.add_argument(
         "texts", nargs="?", metavar="FILE|HUB_ID", help="text, JSONL or parquet file, or a Hub data set"
@@ -227,7 +227,7 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_store(args: argparse.Namespace) -> int:
-    """Run ``dispersion store MODEL TEXTS``."""
+    """Run ``dispersion embed MODEL TEXTS``."""
     if args.model is None or args.texts is None:
         raise UsageError("expected a model and a file of texts, or --from-samples DIR and --model MODEL")
     texts = Texts(args.texts, column=args.column)

@@ -37,7 +37,6 @@ def main() -> None:
                 browser.size(WIDTH, 900)
                 browser.media(scheme)
                 browser.open(page)
-                browser.wait("document.documentElement.dataset.charts")
                 place = browser.value(PLACE)
                 edge = 12
                 clip = {

@@ -44,15 +44,17 @@ PAGES = {
         "dispersion predict calibrator.json mmlu_after --force -o predict.html",
     ],
     "compare": ["dispersion compare mmlu_before mmlu_after -o compare.html"],
-    "law": [f"dispersion law sums-00 {LAW} --control untrained -o law.html"],
-    "sublayers": [f"dispersion sublayers sums-00 {LOOK} --segment 64 --sizes 10,20,50 -o sublayers.html"],
+    "law": [f"dispersion inspect law sums-00 {LAW} --control untrained -o law.html"],
+    "sublayers": [
+        f"dispersion inspect sublayers sums-00 {LOOK} --segment 64 --sizes 10,20,50 -o sublayers.html"
+    ],
     "condensation": [
-        f"dispersion condensation sums-00 sums-80 {LOOK} --segment 64 --texts 40 --tokens 64 "
+        f"dispersion inspect condensation sums-00 sums-80 {LOOK} --segment 64 --texts 40 --tokens 64 "
         "--control untrained -o condensation.html"
     ],
     "clusters": [
-        f"dispersion clusters sums-00 --data {TEXT} --dtype float32 --device cpu --ngram 2 --occurrences 20 "
-        "--contexts 10 --context 10 --clusters 40 --layer all -o clusters.html"
+        f"dispersion inspect clusters sums-00 --data {TEXT} --dtype float32 --device cpu --ngram 2 "
+        "--occurrences 20 --contexts 10 --context 10 --clusters 40 --layer all -o clusters.html"
     ],
     "train": [
         f"dispersion train --model sums-00 --data {TEXT} --out trained --tokens 16000 --block 64 --lr 1e-3 "
@@ -118,7 +120,6 @@ def pictures(folder: Path, kind: str, out: Path, axe: str, every: bool) -> dict[
             browser.size(width, height)
             browser.media(scheme, medium)
             browser.open(folder / f"{kind}.html")
-            browser.wait("!document.querySelector('.chart') || document.documentElement.dataset.charts")
             if medium == "print":
                 browser.value("dispatchEvent(new Event('beforeprint'))")
             found[look] = browser.value(MEASURE)

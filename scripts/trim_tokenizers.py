@@ -16,12 +16,10 @@ from pathlib import Path
 
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.resolution import Resolution, resolve
-from lmeval_screener.tokens.sets import bundled_token_sets, load_token_set
+from lmeval_screener.tokens.sets import bundled_token_sets, described_groups, load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
-from lmeval_screener.yaml_fields import load_yaml
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.paths import data_folder
 
 OTHERS = 2000
 LIMIT = 200_000
@@ -31,20 +29,16 @@ def selections() -> list[str]:
     """Every domain set by default and by each of its groups."""
     names = []
     for name in bundled_token_sets():
-        fields = load_yaml(data_folder("token_sets") / f"{name}.yaml")
-        if fields.text("role") == "domain":
-            names += [name, *(f"{name}:{group}" for group in fields.mapping("groups"))]
+        groups = described_groups(name)
+        if groups[0][0] == "domain":
+            names += [name, *(f"{name}:{key}" for _, key, _, _ in groups)]
     return names
 
 
 def words() -> set[str]:
     """Every item of every bundled set."""
-    found: set[str] = set()
-    for name in bundled_token_sets():
-        groups = load_yaml(data_folder("token_sets") / f"{name}.yaml").mapping("groups")
-        for group in groups:
-            found.update(groups.mapping(group).texts("items"))
-    return found
+    groups = [group for name in bundled_token_sets() for _, _, group, _ in described_groups(name)]
+    return {item for group in groups for item in group.items}
 
 
 def trimmed(content: bytes) -> bytes:

@@ -95,12 +95,18 @@ def test_a_library_that_is_met_on_the_way_is_named_with_the_part_that_brings_it(
 
 @pytest.mark.parametrize(
     ("command", "extra"),
-    [("law", "models"), ("train", "models"), ("run", "models"), ("store", "models"), ("audit", "audit")],
+    [
+        ("inspect law", "models"),
+        ("train", "models"),
+        ("run", "models"),
+        ("embed", "models"),
+        ("audit", "audit"),
+    ],
 )
 def test_a_command_names_the_part_that_it_needs_in_the_end(command, extra, monkeypatch, capsys):
     """In a base install; today's first missing library would be that of another part."""
     monkeypatch.setattr("lmeval_dispersion.errors.importlib.util.find_spec", lambda name: None)
-    assert main([command, "a"]) == 1
+    assert main([*command.split(), "a"]) == 1
     shown = capsys.readouterr().err
     assert shown.startswith(f"dispersion {command}: `dispersion {command}` needs ")
     assert shown.endswith(f"run: pip install 'lmeval-dispersion[{extra}]'\n")

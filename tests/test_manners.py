@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from lmeval_dispersion.cli import COMMANDS, JOBS, main, parser_of
+from lmeval_dispersion.cli import COMMANDS, JOBS, RENAMED, main, parser_of
 
 # One spelling a meaning. A new metavar belongs here only where none of these says what is meant.
 METAVARS = {
@@ -25,7 +23,7 @@ METAVARS = {
 }  # fmt: skip
 # Other words for --slice, --layer, --seed, --study and --format.
 RETIRED = {"--by", "--layers", "--seeds", "--run", "--json"}
-REPORTS = sorted(set(COMMANDS) - {"run", "enable", "disable", "status", "tasks-path", "store", "completion"})
+REPORTS = sorted(set(COMMANDS) - {"run", "enable", "embed"})
 
 
 def actions(name: str) -> list[argparse.Action]:
@@ -63,8 +61,9 @@ def test_the_help_ends_with_two_examples_that_parse(name):
     assert len(examples) >= 2
     for example in examples:
         words = shlex.split(re.split(r" (?:&&|[|>]) ", example)[0])
-        assert words[:2] == ["dispersion", name]
-        parser.parse_args(words[2:])
+        called = ["dispersion", *name.split()]
+        assert words[: len(called)] == called
+        parser.parse_args(words[len(called) :])
 
 
 @pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"run"}))
@@ -134,7 +133,7 @@ def test_the_overview_lists_every_command_under_its_job(capsys):
     assert capsys.readouterr().out == text
     for job, commands in JOBS.items():
         block = text.partition(f"\n{job}:\n")[2].partition("\n\n")[0]
-        assert {line.split()[0] for line in block.splitlines()} >= set(commands)
+        assert [line[2:].split("  ")[0] for line in block.splitlines()] == list(commands)
     assert max(map(len, text.splitlines())) <= 90
     assert "  dispersion screen --demo" in text.partition("examples:")[2]
 
@@ -146,6 +145,25 @@ def test_help_names_a_command_or_the_nearest_one(capsys):
     assert capsys.readouterr().out.startswith("usage: dispersion audit")
     assert main(["help", "audti"]) == 2
     assert "did you mean audit?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("old", "new"), sorted(RENAMED.items()))
+def test_an_old_name_answers_with_the_new_one(old, new, capsys):
+    if old in COMMANDS:
+        pytest.skip("still a command")
+    assert main([old, "RUN", "--help"]) == 2
+    assert capsys.readouterr() == ("", f"dispersion: `dispersion {old}` is `dispersion {new}` now\n")
+    name = next(known for known in COMMANDS if new.split()[: len(known.split())] == known.split())
+    wanted = {word for word in new.split() if word.startswith("--")}
+    assert wanted <= set(options(name))
+
+
+@pytest.mark.parametrize("words", ["inspect", "inspect --help", "help inspect", "inspect lwa"])
+def test_inspect_says_what_can_be_inspected(words, capsys):
+    assert main(words.split()) == 2
+    shown = capsys.readouterr().err
+    assert "expected `dispersion inspect` law, sublayers, condensation, clusters" in shown
+    assert shown.count("\n") == 1
 
 
 @pytest.mark.parametrize("word", ["-V", "--version"])
@@ -181,27 +199,6 @@ def test_the_command_is_in_the_report(tmp_path, capsys):
     assert f"dispersion screen --list-domains -o {shlex.quote(str(page))}\n```" in first
     assert main(["screen", "--list-domains", "-q", "-o", str(page)]) == 0
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("program", ["dispersion", "screen-checkpoints"])
-def test_completion_is_a_script_that_the_shell_can_read(program, capsys, tmp_path):
-    assert main(["completion", "bash", program]) == 0
-    script = capsys.readouterr().out
-    (tmp_path / "complete").write_text(script)
-    subprocess.run(["bash", "-n", str(tmp_path / "complete")], check=True)
-    wanted = "--list-domains" if program == "screen-checkpoints" else "tasks-path"
-    ask = (
-        f"source {tmp_path / 'complete'}; COMP_WORDS=({program} {wanted[:-2]}); COMP_CWORD=1; "
-        f"$(complete -p {program} | sed 's/.*-F \\([^ ]*\\).*/\\1/') {program}; echo ${{COMPREPLY[@]}}"
-    )
-    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True)
-    assert wanted in done.stdout.split()
-
-
-def test_completion_without_its_library_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "shtab", None)
-    assert main(["completion", "bash"]) != 0
-    assert "pip install 'lmeval-dispersion[completion]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

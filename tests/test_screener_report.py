@@ -315,7 +315,6 @@ def test_the_first_screen_has_the_answer_and_the_picture(result, tmp_path, size,
         browser.size(*size)
         browser.media(scheme)
         browser.open(place)
-        browser.wait("document.documentElement.dataset.charts === 'ready'")
         assert browser.value("document.querySelector('.lead p').textContent").startswith("Best: ")
         assert browser.value("document.querySelector('.chart svg').getBoundingClientRect().bottom") <= size[1]
         assert browser.value("document.documentElement.scrollWidth") == size[0]

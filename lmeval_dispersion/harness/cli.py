@@ -1,4 +1,4 @@
-"""``dispersion enable``, ``disable``, ``status``, ``tasks-path``, ``run`` and ``store``."""
+"""``dispersion enable``, ``run`` and ``embed``."""
 
 from __future__ import annotations
 
@@ -16,22 +16,28 @@ Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Na
 
 
 def _enable_arguments(parser: argparse.ArgumentParser) -> None:
-    add_examples(parser, "", "&& lm_eval --model hf --model_args pretrained=gpt2 --tasks mmlu_dispersion")
+    actions = parser.add_mutually_exclusive_group()
+    actions.add_argument("--undo", action="store_true", help="remove what `dispersion enable` wrote")
+    actions.add_argument("--status", action="store_true", help="whether the stock lm_eval finds the tasks")
+    actions.add_argument(
+        "--path", action="store_true", help="write nothing there, print a folder for lm_eval's --include_path"
+    )
+    add_examples(
+        parser,
+        "&& lm_eval --model hf --model_args pretrained=gpt2 --tasks mmlu_dispersion",
+        "--undo && pip uninstall lmeval-dispersion",
+        "--path | xargs -I{} lm_eval --include_path {} --tasks arc_easy_dispersion --model hf",
+    )
 
 
-def _disable_arguments(parser: argparse.ArgumentParser) -> None:
-    add_examples(parser, "", "&& pip uninstall lmeval-dispersion")
-
-
-def _status_arguments(parser: argparse.ArgumentParser) -> None:
-    add_examples(parser, "", "&& lm_eval ls tasks")
-
-
-def _tasks_path_arguments(parser: argparse.ArgumentParser) -> None:
-    add_examples(parser, "", "| xargs -I{} lm_eval --include_path {} --tasks arc_easy_dispersion --model hf")
-
-
-def _enable(_args: argparse.Namespace) -> int:
+def _enable(args: argparse.Namespace) -> int:
+    if args.undo:
+        return _undo()
+    if args.status:
+        return _status()
+    if args.path:
+        print(install.tasks_path())
+        return 0
     before = install.status().state
     now = install.enable()
     what = "already enabled" if before == "enabled" else "enabled"
@@ -39,22 +45,22 @@ def _enable(_args: argparse.Namespace) -> int:
     if now.editable:
         print(
             "lm-eval is an editable checkout: its git status shows this folder as untracked until "
-            "`dispersion disable`",
+            "`dispersion enable --undo`",
             file=sys.stderr,
         )
     if not now.owned:
-        print("uninstalling leaves this folder: run `dispersion disable` before it", file=sys.stderr)
+        print("uninstalling leaves this folder: run `dispersion enable --undo` before it", file=sys.stderr)
     print("try: lm_eval --model hf --model_args pretrained=... --tasks mmlu_dispersion", file=sys.stderr)
     return 0
 
 
-def _disable(_args: argparse.Namespace) -> int:
+def _undo() -> int:
     before = install.disable()
     print("already disabled" if before.state == "disabled" else f"disabled: removed {before.folder}")
     return 0
 
 
-def _status(_args: argparse.Namespace) -> int:
+def _status() -> int:
     now = install.status()
     there = {
         "enabled": f"enabled: {now.files} task files in {now.folder}",
@@ -62,11 +68,6 @@ def _status(_args: argparse.Namespace) -> int:
         "disabled": f"disabled: `dispersion enable` would write {now.files} task files to {now.folder}",
     }
     print(there[now.state])
-    return 0
-
-
-def _tasks_path(_args: argparse.Namespace) -> int:
-    print(install.tasks_path())
     return 0
 
 
@@ -90,16 +91,8 @@ def _run(args: argparse.Namespace) -> int:
         return 0 if arguments else 2
     if arguments[0] not in ("run", "ls", "validate"):
         arguments.insert(0, "run")
-    more_tasks = any(a == "--include_path" or a.startswith("--include_path=") for a in arguments)
-    if not more_tasks:  # a user's own tasks may be called anything
-        _check_tasks(arguments)
-    if install.status().state != "enabled":
-        if more_tasks:
-            raise UsageError(
-                "lm-eval takes one --include_path and the dispersion tasks need it here; run `dispersion "
-                "enable` first"
-            )
-        arguments += ["--include_path", str(install.tasks_path())]
+    if not any(a == "--include_path" or a.startswith("--include_path=") for a in arguments):
+        _check_tasks(arguments)  # a user's own tasks may be called anything
     return _harness(arguments)
 
 
@@ -125,14 +118,17 @@ def _harness(arguments: list[str]) -> int:
         from lm_eval.__main__ import cli_evaluate
 
         from lmeval_dispersion.harness import saving
+        from lmeval_dispersion.harness.compat import more_tasks
     except ImportError as error:
         raise MissingExtraError(
             "lm-eval cannot be loaded; pip install 'lmeval-dispersion[models]'"
         ) from error
     before = sys.argv
     sys.argv = ["lm-eval", *arguments]
+    ours = None if install.status().state == "enabled" else install.tasks_path()
     try:
-        cli_evaluate()
+        with more_tasks(ours):
+            cli_evaluate()
     except DispersionError:
         raise
     except Exception as error:
@@ -242,6 +238,8 @@ def failure_sentence(error: Exception) -> str | None:
             else "`dispersion run ls tasks` lists what there is"
         )
         return f"{first}; {hint}"
+    if "chat_template" in text or "chat template" in text:
+        return f"{first}; leave --apply_chat_template out, or use a model whose tokenizer has a template"
     if isinstance(error, OSError):
         return f"{first}; check the name of the model or data set, and the network"
     return None
@@ -249,9 +247,6 @@ def failure_sentence(error: Exception) -> str | None:
 
 COMMANDS: dict[str, Command] = {
     "enable": (_enable_arguments, _enable),
-    "disable": (_disable_arguments, _disable),
-    "status": (_status_arguments, _status),
-    "tasks-path": (_tasks_path_arguments, _tasks_path),
     "run": (_run_arguments, _run),
-    "store": (_store_arguments, _store),
+    "embed": (_store_arguments, _store),
 }

@@ -31,7 +31,7 @@ _INCLUDE = re.compile(r"^(\s*(?:- )?include: |\s+- )(\.\./\.\./)(\S+)$", re.MULT
 
 # Beside saying whose this is, a file at the top makes pip remove the whole folder and not only what is in it.
 _NOTE = "README.md"
-_NOTE_TEXT = "Written by `dispersion enable` of lmeval-dispersion; `dispersion disable` removes it.\n"
+_NOTE_TEXT = "Written by `dispersion enable` of lmeval-dispersion; `dispersion enable --undo` removes it.\n"
 
 State = Literal["enabled", "out of date", "disabled"]
 
@@ -127,7 +127,7 @@ def enable() -> Status:
             shutil.rmtree(before.folder, ignore_errors=True)
             raise UsageError(
                 f"{before.folder} cannot be written: {error.strerror}; use `dispersion run` in place of "
-                '`lm_eval`, or `--include_path "$(dispersion tasks-path)"`'
+                '`lm_eval`, or `--include_path "$(dispersion enable --path)"`'
             ) from error
     _enter_in_record(before.folder, [before.folder / _NOTE, *sorted(before.folder.rglob("*.yaml"))])
     return status()
@@ -248,5 +248,5 @@ def _enter_in_record(folder: Path, files: list[Path]) -> None:
     except OSError as error:
         raise UsageError(
             f"{record} cannot be written: {error.strerror}; `pip uninstall` would leave {folder} behind: run "
-            "`dispersion disable` before it"
+            "`dispersion enable --undo` before it"
         ) from error

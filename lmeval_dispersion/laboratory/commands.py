@@ -1,4 +1,4 @@
-"""The commands ``dispersion law``, ``sublayers``, ``condensation`` and ``clusters``."""
+"""The commands ``dispersion inspect law``, ``sublayers``, ``condensation`` and ``clusters``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LAYERS = "last, all, or a name such as layer.3 or layer.-1.attn"
 
 
 def add_law_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``dispersion law``."""
+    """Arguments of ``dispersion inspect law``."""
     _add_model(parser, several=False)
     _add_data(parser, segment=512)
     how = parser.add_argument_group("protocol")
@@ -60,7 +60,7 @@ def add_law_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_law(args: argparse.Namespace) -> int:
-    """Run ``dispersion law``."""
+    """Run ``dispersion inspect law``."""
     from lmeval_dispersion.laboratory.inputs import as_texts
 
     held_out = None if args.held_out is None else as_texts(args.held_out, args.column)
@@ -70,7 +70,7 @@ def run_law(args: argparse.Namespace) -> int:
 
 
 def add_sublayers_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``dispersion sublayers``."""
+    """Arguments of ``dispersion inspect sublayers``."""
     _add_model(parser, several=False)
     _add_data(parser, segment=512)
     how = parser.add_argument_group("protocol")
@@ -96,14 +96,14 @@ def add_sublayers_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_sublayers(args: argparse.Namespace) -> int:
-    """Run ``dispersion sublayers``; 3 where the text was too short for the largest draws."""
+    """Run ``dispersion inspect sublayers``; 3 where the text was too short for the largest draws."""
     names = ("sizes", "repeats", "knn", "knn_tokens")
     layers = _layers(args, "layer.-1.attn", "layer.-1.ffn")
     return _analyse(args, "sublayers", layers=layers, **{name: getattr(args, name) for name in names})
 
 
 def add_condensation_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``dispersion condensation``."""
+    """Arguments of ``dispersion inspect condensation``."""
     _add_model(parser, several=True)
     _add_data(parser, segment=512)
     how = parser.add_argument_group("protocol")
@@ -123,13 +123,13 @@ def add_condensation_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_condensation(args: argparse.Namespace) -> int:
-    """Run ``dispersion condensation``."""
+    """Run ``dispersion inspect condensation``."""
     names = ("texts", "tokens", "last", "released", "control")
     return _analyse(args, "condensation", **{name: getattr(args, name) for name in names})
 
 
 def add_clusters_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``dispersion clusters``."""
+    """Arguments of ``dispersion inspect clusters``."""
     _add_model(parser, several=True)
     _add_data(parser, segment=None)
     how = parser.add_argument_group("protocol")
@@ -148,7 +148,7 @@ def add_clusters_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_clusters(args: argparse.Namespace) -> int:
-    """Run ``dispersion clusters``."""
+    """Run ``dispersion inspect clusters``."""
     names = ("ngram", "occurrences", "contexts", "context", "clusters")
     options = {name: getattr(args, name) for name in names}
     return _analyse(args, "clusters", layers=_layers(args, "last"), **options)

@@ -1,9 +1,7 @@
-"""Charts of a page: Altair's specification in the page's colours, and the script that draws it."""
+"""Charts of a page: a Vega-Lite specification as a picture (SVG) in the page's colours."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import math
 import re
 from collections.abc import Mapping
@@ -11,7 +9,9 @@ from typing import Any
 
 from lmeval_dispersion.report.document import Chart
 
-_AUTOMATIC = re.compile(r"\b(param|view|concat|selector)_\d+\b")
+WIDTHS = {"wide": 860, "narrow": 340}
+_VEGA_LITE = "6.4"
+_IDENTIFIERS = re.compile(r'(\bid="|url\(#|href="#)')
 
 # Colours are the page's CSS variables (page.css), which change with dark mode and print.
 _CHART_CONFIG: dict[str, Any] = {
@@ -57,52 +57,74 @@ _CHART_CONFIG: dict[str, Any] = {
         "ramp": {"scheme": "viridis"},
     },
 }
+_NARROW: dict[str, Any] = {"axis": {"labelLimit": 110}}
 
 
-def chart_spec(chart: Chart) -> dict[str, Any]:
-    """The chart's Vega-Lite specification in the page's colours and width, with null for NaN and infinity.
+def chart_svg(chart: Chart, name: str, width: str) -> str:
+    """The chart as SVG, with names of its own among the pictures of a page.
+
+    A single chart is as wide as :data:`WIDTHS` says; charts side by side share that, or stand one below the
+    other where it is narrow. A specification may hold ``usermeta: {"narrow": {...}}``, whose keys replace
+    its own in the narrow picture, such as a mark without labels.
+
+    Args:
+        chart: The chart.
+        name: The chart's anchor on the page.
+        width: A key of :data:`WIDTHS`.
 
     Raises:
         ValueError: The chart's data are not inside it.
     """
-    with contextlib.suppress(ModuleNotFoundError):
-        import altair
+    import vl_convert
 
-        altair.data_transformers.enable("default", max_rows=None)
-    spec: dict[str, Any] = _finite(_counted_from_one(chart.specification(), {}))
+    spec = chart_spec(chart, width)
+    svg: str = vl_convert.vegalite_to_svg(spec, vl_version=_VEGA_LITE)
+    # A legend is one row, unless that is wider than the picture.
+    for columns in (6, 4, 3, 2, 1):
+        drawn = re.search(r'width="([\d.]+)"', svg)
+        if drawn is None or float(drawn[1]) <= WIDTHS[width] + 1:
+            break
+        spec["config"]["legend"]["columns"] = columns
+        svg = vl_convert.vegalite_to_svg(spec, vl_version=_VEGA_LITE)
+    return _IDENTIFIERS.sub(rf"\g<1>{name}-{width}-", svg)
+
+
+def chart_spec(chart: Chart, width: str = "wide") -> dict[str, Any]:
+    """The specification in the page's colours and in a width; see :func:`chart_svg`."""
+    spec = chart.specification()
+    if width == "narrow":
+        spec |= spec.get("usermeta", {}).get("narrow", {})
+    spec = dict(_finite(spec))
+    config = _merged(_CHART_CONFIG, _NARROW) if width == "narrow" else _CHART_CONFIG
+    spec["config"] = _merged(config, spec.get("config", {}))
     spec["description"] = chart.description
-    spec["config"] = _merged(_CHART_CONFIG, spec.get("config", {}))
-    if ("mark" in spec or "layer" in spec) and "width" not in spec:
-        spec["width"] = "container"
+    # A reader's font may be wider than the one that the picture was measured with.
+    spec.setdefault("padding", {"left": 18, "right": 18, "top": 5, "bottom": 5})
+    whole = WIDTHS[width]
+    if "mark" in spec or "layer" in spec:
+        spec["width"] = min(whole, spec["width"]) if isinstance(spec.get("width"), int) else whole
         spec.setdefault("autosize", {"type": "fit-x", "contains": "padding"})
         # Vega-Lite's own count gives a wide chart a label every 40 pixels.
-        spec["config"].setdefault("axisXQuantitative", {"tickCount": {"expr": "max(4, ceil(width / 90))"}})
+        spec["config"].setdefault("axisXQuantitative", {"tickCount": max(4, spec["width"] // 90)})
+    elif "facet" in spec and "spec" in spec:
+        columns = 1 if width == "narrow" else min(int(spec.get("columns", 2)), 3)
+        spec["columns"] = columns
+        spec["spec"] = {**spec["spec"], "width": whole // columns - 75}
+    if _addresses(spec):
+        raise ValueError("expected a chart with its data inside, got data at a URL")
     return spec
 
 
-def _counted_from_one(node: Any, names: dict[str, str]) -> Any:
-    """The same specification with Altair's automatic names counted anew; data are left alone.
-
-    Altair counts them through the whole process, so that equal charts would give unequal bytes.
-
-    Raises:
-        ValueError: Data are somewhere else, at a URL.
-    """
-    if isinstance(node, str):
-        return _AUTOMATIC.sub(
-            lambda found: names.setdefault(found[0], f"{found[1]}_{len(names) + 1}"),
-            node,
-        )
+def _addresses(node: Any) -> bool:
+    """Whether a specification takes data from elsewhere."""
     if isinstance(node, list):
-        return [_counted_from_one(item, names) for item in node]
-    if isinstance(node, dict):
-        if isinstance(node.get("data"), dict) and "url" in node["data"]:
-            raise ValueError(f"expected a chart with its data inside, got data at {node['data']['url']}")
-        return {
-            key: value if key in ("datasets", "values") else _counted_from_one(value, names)
-            for key, value in node.items()
-        }
-    return node
+        return any(map(_addresses, node))
+    if not isinstance(node, Mapping):
+        return False
+    data = node.get("data")
+    return (isinstance(data, Mapping) and "url" in data) or any(
+        _addresses(value) for key, value in node.items() if key not in ("datasets", "values")
+    )
 
 
 def _finite(node: Any) -> Any:
@@ -111,7 +133,7 @@ def _finite(node: Any) -> Any:
         return node if math.isfinite(node) else None
     if isinstance(node, list):
         return [_finite(item) for item in node]
-    return {key: _finite(value) for key, value in node.items()} if isinstance(node, dict) else node
+    return {key: _finite(value) for key, value in node.items()} if isinstance(node, Mapping) else node
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,14 +142,3 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
         merged[key] = _merged(base[key], value) if both else value
     return merged
-
-
-@functools.cache
-def vega_script() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script, in the version that the installed Altair writes for."""
-    import altair
-    import vl_convert
-
-    version = ".".join(altair.SCHEMA_VERSION.split(".")[:2])
-    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=version)
-    return bundle.replace("</script", "<\\/script")

@@ -131,7 +131,7 @@ class Report:
 
     def to_markdown(self) -> str:
         """The report as Markdown, as ``--format markdown`` prints it."""
-        from lmeval_dispersion.report import render
+        from lmeval_dispersion.report.forms import render
 
         return render(self.document(), "markdown")
 
@@ -141,7 +141,7 @@ class Report:
         Raises:
             MissingExtraError: A library that pages need is not installed.
         """
-        from lmeval_dispersion.report import render
+        from lmeval_dispersion.report.forms import render
 
         return render(self.document(), "html")
 

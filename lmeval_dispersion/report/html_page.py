@@ -1,9 +1,8 @@
 """A report as one self-contained HTML page: text, sortable tables and charts, readable without a network.
 
-The page asks for nothing: styles, scripts and data are inside, and a content security policy forbids the
-rest. Charts are drawn by Vega (inlined once a page, 0.9 MB, only where there is a chart) as SVG in the
-page's own colours, so that they follow dark mode and print. Equal documents give equal bytes. The markup is
-``page.html.jinja``, which escapes every value.
+The page asks for nothing: styles, scripts and pictures are inside, and a content security policy forbids
+the rest. Charts are SVG, drawn in two widths, in the page's own colours, so that they follow dark mode and
+print. Equal documents give equal bytes. The markup is ``page.html.jinja``, which escapes every value.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -57,8 +55,7 @@ def html_text(document: Document) -> str:
 
     page = _Page()
     sections = page.sections(document)
-    # page.js comes last: it draws what is above it.
-    scripts = [*([_vega()] if page.specs else []), _asset("page.js")]
+    script = _asset("page.js")
     text = (
         _environment()
         .get_template("page.html.jinja")
@@ -67,8 +64,8 @@ def html_text(document: Document) -> str:
             document=document,
             sections=sections,
             contents=[section for section in sections if section["heading"]],
-            specs=page.specs,
-            scripts=[{"text": Markup(script), "hash": Markup(_hash(script))} for script in scripts],
+            script=Markup(script),
+            script_hash=Markup(_hash(script)),
             style=Markup(_asset("page.css")),
             version=__version__,
         )
@@ -94,7 +91,6 @@ class _Page:
     """What the template is given of each part, with anchors that occur once."""
 
     def __init__(self, *, sortable: bool = True) -> None:
-        self.specs: list[dict[str, Any]] = []
         self._sortable = sortable
         self._names = Names()
         self._told: set[tuple[str, str]] = set()
@@ -165,23 +161,16 @@ class _Page:
     def _chart(self, chart: Chart) -> dict[str, Any]:
         from markupsafe import Markup
 
-        from lmeval_dispersion.report.charts import chart_spec
+        from lmeval_dispersion.report.charts import WIDTHS, chart_svg
 
         name = self._names.of(chart.name, chart.caption)
-        spec = chart_spec(chart)
-        data = re.sub(
-            "[<>&\u2028\u2029]",
-            lambda sign: f"\\u{ord(sign[0]):04x}",
-            json.dumps(spec, sort_keys=True, allow_nan=False),
-        )
-        self.specs.append({"name": f"{name}-chart", "data": Markup(data)})
         return {
             "kind": "chart",
             "name": name,
             "caption": chart.caption,
             "description": chart.description,
             "meaning": chart.meaning,
-            "height": round(spec["height"] + 90 if isinstance(spec.get("height"), (int, float)) else 320),
+            "pictures": [(width, Markup(chart_svg(chart, name, width))) for width in WIDTHS],
         }
 
 
@@ -259,12 +248,6 @@ def _environment() -> jinja2.Environment:
     environment.filters["prose"] = _prose
     environment.filters["paragraphs"] = _paragraphs
     return environment
-
-
-def _vega() -> str:
-    from lmeval_dispersion.report.charts import vega_script
-
-    return vega_script()
 
 
 @functools.cache

@@ -81,17 +81,17 @@
     ]);
   }
   // A saved picture has no page around it, so it carries the colours that the page's names stand for now.
+  const shownIn = (place) => [...place.querySelectorAll("svg")].find((svg) => svg.getBoundingClientRect().width);
   const svgOf = (place) => {
     const page = getComputedStyle(document.documentElement);
-    const svg = place.querySelector("svg").cloneNode(true);
+    const svg = shownIn(place).cloneNode(true);
     svg.setAttribute("xmlns", "http://www.w3.org/2000/svg");
-    svg.removeAttribute("aria-hidden");
     svg.style.background = page.getPropertyValue("--paper");
     const text = new XMLSerializer().serializeToString(svg);
     return text.replace(/var\((--[\w-]+)\)/g, (_, name) => page.getPropertyValue(name));
   };
   const savePng = (place, name) => {
-    const { width, height } = place.querySelector("svg").getBoundingClientRect();
+    const { width, height } = shownIn(place).getBoundingClientRect();
     const picture = new Image();
     picture.onload = () => {
       const canvas = document.createElement("canvas");
@@ -109,56 +109,19 @@
     ]);
   };
 
-  // Vega-Lite warns that a chart with one bar a row can't fit its height too, which nobody asked for.
-  const warn = console.warn.bind(console);
-  console.warn = (...words) => { if (!words.join(" ").includes('Dropping "fit-y"')) warn(...words); };
+  for (const place of document.querySelectorAll(".chart")) offerPictures(place);
 
-  // Charts: one at a time, so that a page with many of them can be read and scrolled meanwhile.
-  const charts = [...document.querySelectorAll(".chart")];
-  const options = {
-    mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false,
-    tooltip: { disableDefaultStyle: true },
-  };
-  // A legend is one row, unless that is wider than the page: then how many columns to draw it again with.
-  const columnsThatFit = (place) => {
-    const edge = place.getBoundingClientRect();
-    for (const legend of place.querySelectorAll(".role-legend")) {
-      const box = legend.getBoundingClientRect();
-      const entries = legend.querySelectorAll(".role-legend-label text").length;
-      if (box.right > edge.right + 1 && entries > 1) {
-        return Math.max(1, Math.floor((entries * (edge.right - box.left)) / box.width));
-      }
-    }
-    return 0;
-  };
-  const draw = async (place) => {
-    try {
-      const spec = JSON.parse(document.getElementById(`${place.id}-spec`).textContent);
-      const first = await window.vegaEmbed(place, spec, options);
-      const columns = columnsThatFit(place);
-      if (columns) {
-        first.finalize();
-        spec.config.legend.columns = columns;
-        await window.vegaEmbed(place, spec, options);
-      }
-      // Vega makes every mark a thing to be read out; the description says more in one sentence.
-      place.setAttribute("role", "img");
-      place.removeAttribute("aria-roledescription");
-      place.querySelector("svg").setAttribute("aria-hidden", "true");
-      place.dataset.state = "drawn";
-      if (place.closest("figure").id) offerPictures(place);
-    } catch (error) {
-      place.dataset.state = "failed";
-      place.textContent = `This chart could not be drawn: ${error.message}`;
-    }
-    place.style.minHeight = "";
-  };
-  const drawAll = async () => {
-    for (const place of charts) {
-      await draw(place);
-      await new Promise((done) => { setTimeout(done, 0); });
-    }
-    document.documentElement.dataset.charts = "ready";
-  };
-  drawAll();
+  // A mark says on hover what Vega wrote about it for screen readers.
+  const tip = document.createElement("div");
+  tip.className = "tip";
+  tip.hidden = true;
+  document.body.append(tip);
+  document.addEventListener("pointermove", ({ target, clientX, clientY }) => {
+    const mark = target.closest?.(".chart [role=graphics-symbol][aria-label]:not([aria-roledescription=axis])");
+    tip.hidden = !mark;
+    if (!mark) return;
+    tip.textContent = mark.getAttribute("aria-label").replaceAll("; ", "\n");
+    tip.style.left = `${Math.min(clientX + 12, innerWidth - tip.offsetWidth - 8)}px`;
+    tip.style.top = `${clientY + 14}px`;
+  });
 })();

@@ -23,7 +23,7 @@ class Reportable:
 
     def to_markdown(self) -> str:
         """The report as Markdown, as ``--format markdown`` prints it."""
-        from lmeval_dispersion.report import render
+        from lmeval_dispersion.report.forms import render
 
         return render(self.document(), "markdown")
 
@@ -33,7 +33,7 @@ class Reportable:
         Raises:
             MissingExtraError: A library that pages need is not installed.
         """
-        from lmeval_dispersion.report import render
+        from lmeval_dispersion.report.forms import render
 
         return render(self.document(), "html")
 

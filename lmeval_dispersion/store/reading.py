@@ -29,6 +29,7 @@ from lmeval_dispersion.store.identity import check_one_model, joint_identity
 if TYPE_CHECKING:
     import pandas as pd
 
+_PLACES = ("*", "dispersion_*/*", "*/dispersion_*/*")  # sub-folders that may hold a store
 _SAME = ("model", "revision")  # what stores that are read as one must share
 
 
@@ -105,6 +106,9 @@ class Store:
 def read_store(path: str | Path) -> Store:
     """The store in the folder ``path``, or all stores in its sub-folders read as one.
 
+    Sub-folders are those directly in it, and the tasks of ``dispersion_DATE`` folders that runs with
+    ``--output_path`` leave in it or one folder below; no other folder is entered.
+
     Several stores need one model and revision, one identity of model and run, and at least one layer in
     common. Their joint manifest keeps what they agree on; ``prompt_format`` is then a hash over all of
     theirs, and so is what tasks of one run may differ in.
@@ -147,19 +151,20 @@ def _candidates(folder: Path) -> list[Path]:
     """Folders at or below ``folder`` that hold a file of a store, sorted by path."""
     if any((folder / name).exists() for name in (MANIFEST, VECTORS, DOCUMENTS)):
         return [folder]
-    found = {file.parent for name in (MANIFEST, VECTORS, DOCUMENTS) for file in folder.rglob(name)}
-    return sorted(found)
+    # Other tools also write a manifest.json: below the named folder it makes no store.
+    files = (folder.glob(f"{place}/{name}") for place in _PLACES for name in (VECTORS, DOCUMENTS))
+    return sorted({file.parent for of_place in files for file in of_place})
 
 
 def _stores(folder: Path) -> list[Path]:
     if not folder.is_dir():
         hint = (
-            "; `dispersion store MODEL FILE` makes a run of texts" if folder.exists() else "; check the path"
+            "; `dispersion embed MODEL FILE` makes a run of texts" if folder.exists() else "; check the path"
         )
         raise StoreError(f"expected the folder of a run, got {folder}, which is no folder{hint}")
     found = _candidates(folder)
     if not found:
-        raise StoreError(f"{folder} holds no store: no {MANIFEST} in it or below it")
+        raise StoreError(f"{folder} holds no store, nor does a sub-folder; name the folder of a run")
     for place in found:
         if not (place / MANIFEST).exists():
             raise PartialStoreError(
@@ -234,7 +239,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if not manifest["format"].startswith("dispersion-store/"):
         raise StoreError(
             f"{folder} holds {manifest['format']!r}, which is no store; name the folder of a harness run, "
-            "or one that `dispersion store` made"
+            "or one that `dispersion embed` made"
         )
     if manifest["format"] != FORMAT:
         raise StoreVersionError(

@@ -40,7 +40,8 @@ def begin_store(folder: Path) -> None:
     """
     if (folder / MANIFEST).exists():
         raise UsageError(
-            f"{folder} holds a finished store already; remove it or choose another place for this run"
+            f"{folder} holds a finished store already: read it with `dispersion audit`, remove it, or choose "
+            "another place for this run (dispersion_store, -o)"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -186,6 +186,7 @@ def run(args: argparse.Namespace) -> int:
     output = Output.of(argparse.Namespace(**vars(args) | {"format": "json"}) if lines else args)
 
     from lmeval_screener.registry.options import reader_type_of, session_of
+    from lmeval_screener.reports.answer import not_screened
     from lmeval_screener.reports.progress import JsonLines
     from lmeval_screener.screening import Screening, screen_targets
     from lmeval_screener.targets.demo import demo_targets
@@ -254,6 +255,10 @@ def run(args: argparse.Namespace) -> int:
         result = screen_targets(targets, settings, on_done)
         if session is not None:
             session.finished(result)
+    if not result.checkpoints and not lines:
+        # No report of nothing; the gate could not be judged either.
+        print(f"screen-checkpoints: {not_screened(result.failed)}", file=sys.stderr)
+        return 1
     if session is not None and session.reused:
         output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.registry}")
     chosen = shortlist_of(args, result)
@@ -300,6 +305,8 @@ def _progress(quiet: bool) -> Iterator[OnDone]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
+
+    from lmeval_screener.screening import label_of
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     bar = Bar(*columns, console=Console(stderr=True), transient=True)

@@ -24,10 +24,13 @@ from lmeval_screener.tokens.resolution import Resolution, resolve
 from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
 from lmeval_screener.weights.adapters import Adapter, adapted_projection, is_adapter, read_adapter
-from lmeval_screener.weights.final_norm import read_final_norm
 from lmeval_screener.weights.gguf import choose_files, read_gguf, read_vocabulary
-from lmeval_screener.weights.projection import OutputProjection, find_projection
-from lmeval_screener.weights.rows import read_rows
+from lmeval_screener.weights.projection import (
+    OutputProjection,
+    find_projection,
+    read_rows_and_norm,
+)
+from lmeval_screener.weights.rows import PiecedRows
 from lmeval_screener.weights.slices import sliced
 
 
@@ -143,7 +146,7 @@ class Reader:
         elif _is_gguf(snapshot, target):
             model = await read_gguf(snapshot, choose_files(list(snapshot.files), target.file, snapshot.repo))
             projection, digest = model.projection, model.tokenizer
-            resolution = over or await self._resolution(digest, lambda: read_vocabulary(snapshot, model))
+            resolution = over or await self._resolution(digest, lambda: read_vocabulary(model))
         else:
             if not any(name in snapshot.files for name in TOKENIZER_FILES):
                 # An adapter comes without a tokenizer too: then that is what to say.
@@ -156,7 +159,7 @@ class Reader:
                     find_projection(snapshot),
                     self._resolution(digest, lambda: _vocabulary(snapshot, file)),
                 )
-        gaps, ratio, no_ratio = await _read_figures(snapshot, projection, resolution)
+        gaps, ratio, no_ratio = await _read_figures(projection, resolution)
         meters = [place.meter for place in (snapshot, base) if place is not None]
         return Reading(
             target=target,
@@ -213,7 +216,7 @@ class Reader:
 
 
 async def _read_figures(
-    snapshot: Snapshot, projection: OutputProjection, resolution: Resolution
+    projection: OutputProjection, resolution: Resolution
 ) -> tuple[dict[Metric, Gap], Ratio | None, str]:
     """G in every metric, the ratio, and why there is none."""
     ids = [*resolution.domain_ids, *resolution.reference_ids]
@@ -224,17 +227,15 @@ async def _read_figures(
             f"cannot be screened because its tokenizer names row {max(ids)} and {projection.name} has "
             f"{rows}; tokenizer and weights do not belong together",
         )
-    if projection.pieces is not None and rows < resolution.vocabulary:
+    if isinstance(projection.rows, PiecedRows) and rows < resolution.vocabulary:
         raise sliced(
             projection.name, f"its {rows} rows are fewer than the tokenizer's {resolution.vocabulary}"
         )
-    matrix, norm = await asyncio.gather(
-        read_rows(snapshot, projection, ids), read_final_norm(snapshot, projection)
-    )
+    matrix, norm = await read_rows_and_norm(projection, ids)
     domain, reference = matrix[:split], matrix[split:]
     try:
-        if isinstance(norm, str):
-            return gaps(domain, reference), None, norm
+        if norm.weight is None:
+            return gaps(domain, reference), None, norm.reason
         return gaps(domain, reference), ratio(domain, reference, norm, projection.dtype), ""
     except GeometryError as error:
         raise ScreeningError(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import dataclasses
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from lmeval_dispersion.errors import UsageError
 
+T = TypeVar("T")
 _NAMES = {
     bool: "a boolean",
     int: "an integer",
@@ -19,25 +21,36 @@ _NAMES = {
 }
 
 
-def described(value: object) -> str:
-    """A value as an error message shows it: its YAML kind and a short form."""
-    kind = _NAMES.get(type(value), type(value).__name__)
-    if value is None:
-        return kind
-    shown = repr(value)
-    return f"{kind} {shown if len(shown) <= 60 else shown[:57] + '...'}"
-
-
-def load_yaml(path: Path, schema: int = 1) -> Fields:
-    """The top mapping of a YAML file whose ``schema`` is ``schema``.
+def mistake(source: object, key: str, expected: str, given: object, step: str = "") -> UsageError:
+    """The error that says that a key of a file should hold something else.
 
     Args:
+        source: The file.
+        key: Its path from the file's top; empty for the whole file.
+        expected: What it should hold.
+        given: What it holds.
+        step: What to do about it.
+    """
+    place = f"`{key}`: " if key else ""
+    end = f"; {step}" if step else ""
+    return UsageError(f"{source}: {place}expected {expected}, got {_described(given)}{end}")
+
+
+def load_yaml(layout: type[T], path: Path, schema: int = 1) -> T:
+    """A YAML file as the dataclass that describes its layout.
+
+    Fields may be ``str`` (not empty), ``bool``, ``Annotated[int, low]``, ``Literal``, ``tuple[str, ...]``
+    (different strings, at least one), ``tuple`` or ``dict`` of dataclasses, and ``Any``; those with a default
+    may be left out.
+
+    Args:
+        layout: The dataclass; its field ``schema`` is the layout's version.
         path: The file.
-        schema: The version of the layout that the caller reads.
+        schema: The version that the caller reads.
 
     Raises:
-        UsageError: The file is missing, unreadable or no YAML, has a key twice, is no mapping, or is of
-            another schema.
+        UsageError: The file is missing, unreadable or no YAML, has a key twice, is of another schema, or has
+            an unknown key (the nearest known one is suggested) or a value of another kind.
     """
     import yaml
 
@@ -61,122 +74,92 @@ def load_yaml(path: Path, schema: int = 1) -> Fields:
         raise UsageError(f"{path}: expected UTF-8 text, got byte {error.object[error.start]:#04x}") from error
     except (yaml.YAMLError, RecursionError) as error:
         raise UsageError(f"{path}: expected YAML, got: {' '.join(str(error).split())}") from error
-    fields = Fields(str(path), "", content)
-    version = fields.integer("schema", low=1)
+    reader = _Reader(path)
+    version = reader.value(Annotated[int, 1], reader.mapping(content, "").get("schema"), "schema")
     if version != schema:
         raise UsageError(
             f"{path}: `schema`: expected {schema}, got {version}; update the file or the program"
         )
-    return fields
+    found: T = reader.value(layout, content, "")
+    return found
 
 
-class Fields:
-    """One mapping inside a YAML file; every reader checks the value's kind.
+class _Reader:
+    """Values of one file as their annotations describe them; ``where`` is a path of keys."""
 
-    Args:
-        source: The file's name, for messages.
-        where: Path of keys from the file's top to this mapping; empty at the top.
-        value: What the file holds there.
-    """
+    def __init__(self, source: Path) -> None:
+        self._source = source
 
-    def __init__(self, source: str, where: str, value: object) -> None:
-        self.source = source
-        self.where = where
+    def value(self, kind: Any, value: Any, where: str) -> Any:
+        origin, arguments = get_origin(kind), get_args(kind)
+        if dataclasses.is_dataclass(kind):
+            return self._fields(kind, value, where)
+        if origin is dict:
+            items = self.mapping(value, where).items()
+            return {key: self.value(arguments[1], item, f"{where}.{key}") for key, item in items}
+        if origin is tuple:
+            return self._tuple(arguments[0], value, where)
+        expected, step = "", ""
+        if origin is Literal and (not isinstance(value, str) or value not in arguments):
+            expected = f"one of {', '.join(arguments)}"
+        elif origin is Annotated and (type(value) is not int or value < arguments[1]):
+            expected = f"an integer of at least {arguments[1]}"
+        elif kind is bool and not isinstance(value, bool):
+            expected = "true or false"
+        elif kind is str and (not isinstance(value, str) or not value.strip()):
+            expected, step = "a string", "quote it" if isinstance(value, bool | int | float) else ""
+        if expected:
+            raise mistake(self._source, where, expected, value, step)
+        return value
+
+    def mapping(self, value: Any, where: str) -> dict[str, Any]:
         if not isinstance(value, dict):
-            place = f"`{where}`: " if where else ""
-            raise UsageError(f"{source}: {place}expected a mapping, got {described(value)}")
-        self._values: dict[object, object] = value
+            raise mistake(self._source, where, "a mapping", value)
         for key in value:
             if not isinstance(key, str):
-                raise self.error(str(key), "a key that is a string", key, "quote it")
+                place = _inside(where, str(key))
+                raise mistake(self._source, place, "a key that is a string", key, "quote it")
+        return value
 
-    def error(self, key: str, expected: str, given: object, step: str = "") -> UsageError:
-        """The error that says that ``key`` should hold ``expected`` and holds ``given``."""
-        end = f"; {step}" if step else ""
-        return UsageError(
-            f"{self.source}: `{self._place(key)}`: expected {expected}, got {described(given)}{end}"
+    def _fields(self, layout: Any, value: Any, where: str) -> Any:
+        given, kinds = self.mapping(value, where), get_type_hints(layout, include_extras=True)
+        fields = {field.name: field for field in dataclasses.fields(layout)}
+        for key in given:
+            if key not in fields:
+                raise UsageError(
+                    f"{self._source}: `{_inside(where, key)}`: expected one of the keys {', '.join(fields)}"
+                    f"{nearest(key, fields)}"
+                )
+        return layout(
+            **{
+                name: self.value(kinds[name], given.get(name), _inside(where, name))
+                for name, field in fields.items()
+                if name in given or field.default is dataclasses.MISSING
+            }
         )
 
-    def only(self, known: Collection[str]) -> None:
-        """Refuse keys outside ``known``.
-
-        Raises:
-            UsageError: A key is unknown; the nearest known one is suggested.
-        """
-        for key in self:
-            if key not in known:
-                raise UsageError(
-                    f"{self.source}: `{self._place(key)}`: expected one of the keys {', '.join(known)}"
-                    f"{nearest(key, known)}"
-                )
-
-    def __iter__(self) -> Iterator[str]:
-        """The keys in the file's order."""
-        return (str(key) for key in self._values)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._values
-
-    def text(self, key: str, default: str | None = None) -> str:
-        """A string that is not empty."""
-        value = self._values.get(key, default)
-        if not isinstance(value, str) or not value.strip():
-            step = "quote it" if isinstance(value, (bool, int, float)) else ""
-            raise self.error(key, "a string", value, step)
-        return value
-
-    def choice(self, key: str, choices: Collection[str], default: str | None = None) -> str:
-        """One of ``choices``."""
-        value = self._values.get(key, default)
-        if not isinstance(value, str) or value not in choices:
-            raise self.error(key, f"one of {', '.join(choices)}", value)
-        return value
-
-    def flag(self, key: str) -> bool:
-        """True or false; false when the key is absent."""
-        value = self._values.get(key, False)
-        if not isinstance(value, bool):
-            raise self.error(key, "true or false", value)
-        return value
-
-    def integer(self, key: str, low: int) -> int:
-        """An integer, at least ``low``."""
-        value = self._values.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            raise self.error(key, f"an integer of at least {low}", value)
-        return value
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        """A list of different strings, at least one."""
-        value = self._values.get(key)
+    def _tuple(self, kind: Any, value: Any, where: str) -> tuple[Any, ...]:
         if not isinstance(value, list) or not value:
-            raise self.error(key, "a list of strings", value)
+            raise mistake(self._source, where, f"a list of {'strings' if kind is str else 'mappings'}", value)
         for position, item in enumerate(value):
-            if not isinstance(item, str) or not item:
+            place = f"{where}[{position}]"
+            if kind is str and (not isinstance(item, str) or not item):
                 step = "quote it (YAML reads bare no, on, null, 7 as other things)"
-                raise self.error(
-                    f"{key}[{position}]", "a string", item, "" if isinstance(item, str) else step
-                )
-            if item in value[:position]:
-                raise self.error(f"{key}[{position}]", "each item once", item, "remove the second one")
-        return tuple(value)
+                raise mistake(self._source, place, "a string", item, "" if item == "" else step)
+            if kind is str and item in value[:position]:
+                raise mistake(self._source, place, "each item once", item, "remove the second one")
+        return tuple(self.value(kind, item, f"{where}[{at}]") for at, item in enumerate(value))
 
-    def mapping(self, key: str) -> Fields:
-        """A mapping below this one."""
-        return Fields(self.source, self._place(key), self._values.get(key))
 
-    def mappings(self, key: str) -> list[Fields]:
-        """A list of mappings, at least one."""
-        value = self._values.get(key)
-        if not isinstance(value, list) or not value:
-            raise self.error(key, "a list of mappings", value)
-        return [
-            Fields(self.source, f"{self._place(key)}[{position}]", item)
-            for position, item in enumerate(value)
-        ]
+def _inside(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
 
-    def _place(self, key: str) -> str:
-        return f"{self.where}.{key}" if self.where else key
+
+def _described(value: object) -> str:
+    """A value as an error message shows it: its YAML kind and a short form."""
+    kind = _NAMES.get(type(value), type(value).__name__)
+    shown = repr(value)
+    return kind if value is None else f"{kind} {shown if len(shown) <= 60 else shown[:57] + '...'}"
 
 
 def nearest(name: str, names: Collection[str]) -> str:

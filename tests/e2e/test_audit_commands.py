@@ -109,7 +109,7 @@ def test_the_audit_loads_neither_torch_nor_transformers(store):
 @pytest.mark.parametrize(
     ("arguments", "package", "extra"),
     [
-        (["store", "m", "t.txt", "-o", "s"], "torch", "models"),
+        (["embed", "m", "t.txt", "-o", "s"], "torch", "models"),
         (["rank", "t.txt", "--model", "m"], "torch", "models"),
         (["audit", "STORE"], "pyarrow", "audit"),
         (["audit", "STORE"], "safetensors", "audit"),
@@ -251,7 +251,7 @@ def test_store_of_texts_holds_the_models_own_states(model, tmp_path):
 
     file = texts_file(tmp_path / "texts.jsonl")
     layers = ["--layer", "last", "--layer", "layer.1"]
-    result = dispersion_command("store", model, file, "-o", tmp_path / "s", *layers)
+    result = dispersion_command("embed", model, file, "-o", tmp_path / "s", *layers)
     assert result.returncode == 0, result.stderr
     assert "skipped 1 undecodable" in result.stderr
     store = read_store(tmp_path / "s")
@@ -285,7 +285,7 @@ def test_long_texts_keep_their_end_and_are_marked(model, tmp_path):
     words = tiny_models.WORDS
     short, long = " ".join(words[:20]), " ".join(words[i % 90] for i in range(400))
     (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in (short, long)))
-    result = dispersion_command("store", model, tmp_path / "t.jsonl", "-o", tmp_path / "s")
+    result = dispersion_command("embed", model, tmp_path / "t.jsonl", "-o", tmp_path / "s")
     assert result.returncode == 0, result.stderr
     frame = read_store(tmp_path / "s").documents
     assert frame["truncated"].tolist() == [False, True]
@@ -300,7 +300,7 @@ def test_labelled_and_unlabelled_files_of_one_task_share_a_calibrator(model, tmp
     for name, task in (("labelled", "web"), ("unlabelled", "web"), ("unlabelled", None)):
         named = ["--task", task] if task else []
         folder = tmp_path / f"{name}-{task}"
-        done = dispersion_command("store", model, tmp_path / f"{name}.jsonl", "-o", folder, *named)
+        done = dispersion_command("embed", model, tmp_path / f"{name}.jsonl", "-o", folder, *named)
         assert done.returncode == 0, done.stderr
     done = dispersion_command("calibrate", tmp_path / "labelled-web", "-o", tmp_path / "c")
     assert done.returncode == 0, done.stderr
@@ -329,14 +329,14 @@ def test_rank_of_texts_runs_the_model(model, tmp_path):
         (["audit", "STORE", "-o", "absent/x.txt"], "expected --output in an existing folder"),
         (["calibrate", "STORE", "-o", "absent/c.json"], "expected --output in an existing folder"),
         (["calibrate", "STORE", "-o", "."], "expected --output to be a file, got the folder"),
-        (["audit", "TEXTS"], "which is no folder; `dispersion store MODEL FILE` makes a run of texts"),
+        (["audit", "TEXTS"], "which is no folder; `dispersion embed MODEL FILE` makes a run of texts"),
         (["audit", "STORE", "--slice", "target"], "the column 'target' is empty"),
         (["rank", "STORE", "-o", "ranked.xlsx"], "expected --output with the suffix .txt, .md"),
         (["predict", "absent.json", "STORE"], "expected a calibrator from `dispersion calibrate`"),
         (["predict", "STORE"], "expected CALIBRATOR and RUN, got no CALIBRATOR"),
         (["predict", "TEXTS"], "expected CALIBRATOR and RUN, got no RUN"),
         (["rank", "absent.jsonl"], "got absent.jsonl, which does not exist"),
-        (["store", "no/such/folder/at-all", "TEXTS", "-o", "s"], "does not exist"),
+        (["embed", "no/such/folder/at-all", "TEXTS", "-o", "s"], "does not exist"),
     ],
 )
 def test_mistakes_are_one_sentence(store, tmp_path, arguments, message, monkeypatch):
@@ -350,7 +350,7 @@ def test_mistakes_are_one_sentence(store, tmp_path, arguments, message, monkeypa
 def test_a_label_that_is_no_share_is_refused(model, tmp_path):
     for value in ("yes", 2):
         (tmp_path / "t.jsonl").write_text(json.dumps({"text": "w1 w2", "correct": value}) + "\n")
-        result = dispersion_command("store", model, tmp_path / "t.jsonl", "-o", tmp_path / "s")
+        result = dispersion_command("embed", model, tmp_path / "t.jsonl", "-o", tmp_path / "s")
         assert "expected numbers in [0, 1] in the column `correct`" in sentence(result, 2)
 
 

@@ -47,7 +47,13 @@ def command(*arguments, launcher=()):
         if not launcher
         else [*launcher, "-m", "lmeval_dispersion"]
     )
-    return [*program, *map(str, arguments)]
+    return [*program, *words(arguments)]
+
+
+def words(arguments):
+    """The words of a command, with `inspect` before the name of an analysis."""
+    inspect = [] if arguments[0] == "compare" else ["inspect"]
+    return [*inspect, *map(str, arguments)]
 
 
 def environment():
@@ -141,7 +147,7 @@ def test_two_processes_give_the_numbers_of_one(place, whole):
 
 def run_here(*arguments):
     """The command in this process: what it prints is the same, and torch is loaded already."""
-    return main([str(argument) for argument in arguments])
+    return main(words(arguments))
 
 
 def test_a_comparison_pairs_on_the_same_text(place, monkeypatch, capsys):
@@ -222,7 +228,8 @@ def test_mistakes_are_one_sentence(place, whole, arguments, code, message, monke
     assert run_here(*arguments) == code
     out, err = capsys.readouterr()
     assert message in err
-    assert err.strip().splitlines()[-1].startswith(f"dispersion {arguments[0]}: ")
+    name = " ".join(words(arguments[:1]))
+    assert err.strip().splitlines()[-1].startswith(f"dispersion {name}: ")
     assert out == ""
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import ssl
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from certificates import make_certificate
 from checkpoints import write_qwen_7b
-from hub_faults import truncated
+from hub_faults import status, truncated
 from hub_server import HubServer
 from lmeval_screener.tokens.resolution import resolve
 from lmeval_screener.tokens.sets import load_token_set
@@ -21,39 +21,29 @@ from lmeval_screener.tokens.vocabulary import Vocabulary
 
 TOKENIZER = Path(__file__).parent.parent / "data" / "tokenizers" / "qwen2.5.json"
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
-
 
 @pytest.fixture
 def certificate(tmp_path):
-    """A certificate of its own issuer for both names of loopback."""
-    place, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    command = [
-        "openssl", "req", "-x509", "-nodes", "-days", "2", "-newkey", "ec", "-pkeyopt",
-        "ec_paramgen_curve:prime256v1", "-subj", "/CN=localhost", "-addext",
-        "subjectAltName=DNS:localhost,IP:127.0.0.1", "-out", str(place), "-keyout", str(key),
-    ]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
-    return place, key
+    return make_certificate(tmp_path / "tls")
 
 
 @pytest.fixture
 def hub(certificate, tmp_path):
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certificate)
     vocabulary = Vocabulary.from_file("tokenizer.json", TOKENIZER.read_bytes())
     found = resolve(load_token_set("math", "domain"), load_token_set("reference", "reference"), vocabulary)
     draw = np.random.default_rng(0)
     rows = {row: draw.normal(size=(1, 3584)) for row in (*found.domain_ids, *found.reference_ids)}
     folder = write_qwen_7b(tmp_path / "m", rows=rows)
     shutil.copy(TOKENIZER, folder / "tokenizer.json")
-    with HubServer(tls=context) as server:
+    with HubServer(tls=certificate.context) as server:
         server.add("org/m", folder, parameters=7_615_616_512)
         yield server
 
 
 def screened(hub, tmp_path, **more):
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "SSL_"))}
+    env = {
+        name: value for name, value in os.environ.items() if not name.startswith(("HF_", "SSL_", "REQUESTS_"))
+    }
     env |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": hub.token, **more}
     command = [sys.executable, "-m", "lmeval_screener", "org/m", "--format", "json", "--timeout", "20"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
@@ -62,7 +52,7 @@ def screened(hub, tmp_path, **more):
 
 def test_rows_come_over_https_with_a_certificate_that_is_trusted(hub, certificate, tmp_path):
     hub.fault("cdn", truncated(1000), times=3)
-    result = screened(hub, tmp_path, SSL_CERT_FILE=str(certificate[0]))
+    result = screened(hub, tmp_path, REQUESTS_CA_BUNDLE=str(certificate.issuer))
     assert result["failed"] == []
     assert result["checkpoints"][0]["tensor"]["shape"] == [152064, 3584]
     assert hub.endpoint.startswith("https://")
@@ -75,5 +65,15 @@ def test_a_certificate_that_is_not_trusted_is_refused(hub, tmp_path):
     result = screened(hub, tmp_path)
     assert result["checkpoints"] == []
     assert result["failed"][0]["error"] == "Unreachable"
-    assert "certificate" in result["failed"][0]["message"].lower()
+    assert "SSL_CERT_FILE or REQUESTS_CA_BUNDLE" in result["failed"][0]["message"]
     assert hub.requests == []
+
+
+def test_a_redirect_from_https_to_http_is_refused(hub, certificate, tmp_path):
+    """The address that it leads to is never asked."""
+    with HubServer() as plain:
+        hub.fault("resolve", status(302, {"Location": f"{plain.endpoint}/x"}))
+        result = screened(hub, tmp_path, SSL_CERT_FILE=str(certificate.issuer))
+        assert result["failed"][0]["error"] == "BadResponse"
+        assert "from https to http" in result["failed"][0]["message"]
+        assert plain.requests == []

@@ -43,7 +43,7 @@ def test_a_model_that_two_processes_hold_gives_the_same_store(
     done = subprocess.run(
         [
             *(*launch, "--nproc-per-node", "2", str(HERE / "tensor_parallel.py"), str(tmp_path / "codes")),
-            *("store", "--from-samples", str(logged), "--model", str(model_folder), "--dtype", "float32"),
+            *("embed", "--from-samples", str(logged), "--model", str(model_folder), "--dtype", "float32"),
             *("--model-args", "tp_plan=auto", "--layer", "last", "--layer", "layer.0.attn"),
             *("-o", str(tmp_path / "two")),
         ],

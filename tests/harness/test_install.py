@@ -1,4 +1,4 @@
-"""`dispersion enable`, `disable`, `status`, `tasks-path`: on a copy of lm-eval, as a user runs them."""
+"""`dispersion enable`, with `--undo`, `--status` and `--path`: on a copy of lm-eval, as a user runs them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_enable_status_and_disable_leave_no_trace(harness_copy: Path, tmp_path: 
 
     before = sorted(harness_copy.rglob("*"))
     target = harness_copy / "lm_eval/tasks/lmeval_dispersion"
-    assert run("status").stdout.startswith("disabled: `dispersion enable` would write")
+    assert run("enable", "--status").stdout.startswith("disabled: `dispersion enable` would write")
     first = run("enable")
     assert first.returncode == 0, first.stderr
     assert re.match(rf"enabled: \d+ task files in {target}\n", first.stdout)
@@ -57,16 +57,16 @@ def test_enable_status_and_disable_leave_no_trace(harness_copy: Path, tmp_path: 
         in written[target / "mmlu/mmlu_anatomy_dispersion.yaml"]
     )
     assert run("enable").stdout.startswith("already enabled")
-    assert run("status").stdout.startswith("enabled:")
+    assert run("enable", "--status").stdout.startswith("enabled:")
     (target / "arc/arc_easy_dispersion.yaml").write_text("task: old\n")
     (target / "arc/mine.txt").write_text("a user's own file\n")
-    assert run("status").stdout.startswith("out of date")
+    assert run("enable", "--status").stdout.startswith("out of date")
     assert run("enable").stdout.startswith("enabled")
     assert {path: path.read_text() for path in target.rglob("*.yaml")} == written
     assert (target / "arc/mine.txt").exists()
     (target / "arc/mine.txt").unlink()
-    assert run("disable").stdout.startswith("disabled: removed")
-    assert run("disable").stdout.startswith("already disabled")
+    assert run("enable", "--undo").stdout.startswith("disabled: removed")
+    assert run("enable", "--undo").stdout.startswith("already disabled")
     assert sorted(harness_copy.rglob("*")) == before
 
 
@@ -78,7 +78,7 @@ def test_read_only_installations_get_the_other_ways(harness_copy: Path, tmp_path
     assert done.stderr.count("\n") == 1
     assert "cannot be written" in done.stderr
     assert (
-        'use `dispersion run` in place of `lm_eval`, or `--include_path "$(dispersion tasks-path)"`'
+        'use `dispersion run` in place of `lm_eval`, or `--include_path "$(dispersion enable --path)"`'
         in done.stderr
     )
 
@@ -126,7 +126,7 @@ def test_the_record_lists_the_files_while_enabled(tmp_path: Path, monkeypatch: p
     before = (info / "RECORD").read_text()
     assert dispersion("enable", path=site, cache=cache).returncode == 0
     assert (info / "RECORD").read_text() == before
-    assert dispersion("disable", path=site, cache=cache).returncode == 0
+    assert dispersion("enable", "--undo", path=site, cache=cache).returncode == 0
     assert (info / "RECORD").read_text() == original
 
 
@@ -139,7 +139,7 @@ def test_the_record_stays_as_it_is_where_lm_eval_is_elsewhere(harness_copy: Path
     done = dispersion("enable", path=f"{info.parent}:{harness_copy}", cache=tmp_path / "cache")
     assert done.returncode == 0, done.stderr
     assert (info / "RECORD").read_text() == "lmeval_dispersion-0.1.dist-info/RECORD,,\n"
-    assert "uninstalling leaves this folder: run `dispersion disable` before it" in done.stderr
+    assert "uninstalling leaves this folder: run `dispersion enable --undo` before it" in done.stderr
 
 
 def test_every_name_ends_in_dispersion_except_the_stock_form_of_quail() -> None:

@@ -161,7 +161,7 @@ def test_shards_and_a_killed_process_make_the_store_of_one(
     task = "mmlu_anatomy_dispersion"
     assert not list(first.rglob("manifest.json"))
     # The second shard as a process of its own, killed when it has written its first part: nothing is lost.
-    command = [sys.executable, "-W", "ignore", "-c", HALTED, "store", "--from-samples", str(logged)]
+    command = [sys.executable, "-W", "ignore", "-c", HALTED, "embed", "--from-samples", str(logged)]
     command += ["--model", str(model_folder), "--dtype", "float32"]
     command += ["--device", "cpu", "--shard", "2/2", "-o", str(tmp_path / "two")]
     before = finished_parts(tmp_path / "two")
@@ -195,7 +195,7 @@ def test_launched_processes_share_the_prompts(
     given = arguments(model_folder)
     stores_from_samples(logged, given, tmp_path / "one")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    options = ["store", "--from-samples", str(logged), "--model", str(model_folder), "--dtype", "float32"]
+    options = ["embed", "--from-samples", str(logged), "--model", str(model_folder), "--dtype", "float32"]
     options += ["--device", "cpu", "-o", str(tmp_path / "two")]
     script = tmp_path / "run.py"
     script.write_text("from lmeval_dispersion.cli import main\nraise SystemExit(main())\n")

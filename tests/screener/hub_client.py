@@ -13,8 +13,7 @@ from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.local import open_folder
 from lmeval_screener.checkpoints.snapshot import Snapshot
-from lmeval_screener.weights.projection import OutputProjection, find_projection
-from lmeval_screener.weights.rows import read_rows
+from lmeval_screener.weights.projection import OutputProjection, find_projection, read_rows
 from numpy.typing import NDArray
 
 #: Rows that tests ask for: neighbours, a gap that is bridged, one far away, the last, out of order.
@@ -70,7 +69,7 @@ def read(
 async def read_of(snapshot: Snapshot, ids: tuple[int, ...] = IDS) -> Read:
     """Rows of the output projection of a snapshot."""
     projection = await find_projection(snapshot)
-    return Read(await read_rows(snapshot, projection, ids), projection, snapshot)
+    return Read(await read_rows(projection, ids), projection, snapshot)
 
 
 def read_folder(folder: Path, ids: tuple[int, ...] = IDS) -> Read:

@@ -17,7 +17,8 @@ from lmeval_screener.checkpoints.local import open_folder
 from lmeval_screener.cli import main
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.adapters import adapted_projection, is_adapter, read_adapter
-from lmeval_screener.weights.rows import read_rows
+from lmeval_screener.weights.final_norm import FinalNorm
+from lmeval_screener.weights.projection import read_rows, read_rows_and_norm
 from peft import LoraConfig, PeftModel, TrainableTokensConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from test_controls import TOKENIZER, R, T, V
@@ -96,7 +97,7 @@ def rows(folder: Path, base: Path) -> np.ndarray:
     async def work() -> np.ndarray:
         snapshot = open_folder(folder)
         projection = await projection_of(snapshot, base)
-        return await read_rows(snapshot, projection, list(range(projection.shape[0])))
+        return await read_rows(projection, list(range(projection.shape[0])))
 
     return asyncio.run(work())
 
@@ -271,10 +272,21 @@ def test_a_training_run_of_adapters_is_a_trajectory(bases, tmp_path):
     assert len({c.gaps["cosine"].mean for c in result.checkpoints}) == 2
 
 
-def test_a_final_norm_that_the_adapter_changes_is_not_taken_from_the_base(bases, tmp_path):
-    folder = adapter(bases[False], tmp_path / "a", lora(modules_to_save=["norm", "lm_head"]))
-    (found,) = reported(folder, controls=True).checkpoints
-    assert found.controls.final_norm == "the adapter changes the final norm"
+def test_a_final_norm_that_the_adapter_changes_is_the_adapters(bases, tmp_path):
+    async def norm(folder: Path) -> FinalNorm:
+        projection = await projection_of(open_folder(folder), bases[False])
+        return (await read_rows_and_norm(projection, [*T, *R]))[1]
+
+    settings = lora(modules_to_save=["norm", "lm_head"])
+    folder = adapter(bases[False], tmp_path / "a", settings)
+    model = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(bases[False]), folder)
+    expected = model.merge_and_unload().model.norm.weight.detach().numpy()
+    found = asyncio.run(norm(folder))
+    assert found.kind == "rms"
+    np.testing.assert_array_equal(found.weight, expected)
+    assert not np.allclose(expected, 1), "the base's"
+    plain = asyncio.run(norm(adapter(bases[False], tmp_path / "b", HEADS["head"])))
+    np.testing.assert_array_equal(plain.weight, np.ones(D))
 
 
 def test_on_the_hub_the_base_is_opened_as_any_other(hub, tmp_path, bases, monkeypatch):

@@ -16,8 +16,7 @@ from lmeval_screener import screen
 from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.local import open_folder
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.projection import find_projection
-from lmeval_screener.weights.rows import read_rows
+from lmeval_screener.weights.projection import find_projection, read_rows
 from test_controls import TOKENIZER
 from test_controls import V as WORDS
 
@@ -94,7 +93,7 @@ def write_by_torch(folder: Path, parts, config=CONFIG, **tensors):
 def rows(folder, ids):
     async def work():
         snapshot = open_folder(folder)
-        return await read_rows(snapshot, await find_projection(snapshot), ids)
+        return await read_rows(await find_projection(snapshot), ids)
 
     return asyncio.run(work())
 
@@ -164,7 +163,7 @@ def test_from_afar_only_the_slices_with_needed_rows_are_read(hub, tmp_path):
             snapshot = await client.snapshot("org/m", None, budget)
             projection = await find_projection(snapshot)
             before = snapshot.meter.requests
-            return await read_rows(snapshot, projection, [6, 7]), snapshot.meter.requests - before
+            return await read_rows(projection, [6, 7]), snapshot.meter.requests - before
 
     budget = Budget(20)
     found, requests = asyncio.run(budget.bounded(work(budget)))

@@ -95,7 +95,7 @@ def test_unknown_family(name, message):
         (("families:", "familys:"), "`familys`: expected one of the keys schema, families, notes; did you"),
         (
             ("    checkpoints:", "    models:"),
-            "`families.ours.models`: expected one of the keys note, checkpoints",
+            "`families.ours.models`: expected one of the keys checkpoints, note",
         ),
         (
             ("scale: 7B", "scale: 7"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from hub_client import FILE, HEAD, IDS, full_matrix, read
 from hub_server import HubServer
+from lmeval_screener.checkpoints import http
 from lmeval_screener.errors import ScreeningError
 
 REFUSED = {"AccessDenied", "RepoNotFound", "BadResponse"}
@@ -96,3 +98,62 @@ def test_any_mixture_ends_in_the_right_rows_or_an_error_that_its_faults_explain(
     unexplained = {seed: found for seed, found in outcomes.items() if found and found[0] not in found[1]}
     assert not unexplained
     assert sum(found is None for found in outcomes.values()) >= 3
+
+
+#: Ways in which a server is wrong now and then.
+RARE = {
+    "a page": faults.status(200),
+    "a page as a range": faults.status(206),
+    "shifted": faults.shifted(2),
+    "short": faults.shorter(1),
+    "long": faults.shorter(-1),
+    "wrong total": lambda reply, request: faults.header(
+        "Content-Range", reply.headers["Content-Range"].rpartition("/")[0] + "/64"
+    )(reply, request),
+    "wrong length": lambda reply, request: replace(reply, length=reply.size + 9),
+    "gzip": faults.zipped,
+    "multipart": lambda reply, request: faults.Reply(
+        206,
+        {"Content-Type": "multipart/byteranges; boundary=x"},
+        b"--x\r\nContent-Range: " + reply.headers["Content-Range"].encode() + b"\r\n\r\nrows\r\n--x--",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", RARE)
+def test_a_server_that_is_wrong_once_in_fifteen_times_loses_no_checkpoint(hub, tmp_path, monkeypatch, kind):
+    """At least 98 of 100 come right, none wrong; here all of 25."""
+    monkeypatch.setattr(http, "FIRST_WAIT", 0.0)
+    folder = write_checkpoint(tmp_path / "repo", head_and_embedding(v=2000, d=64))
+    hub.add("org/model", folder)
+    ids = tuple(range(0, 2000, 40))
+    truth = full_matrix(folder / FILE, HEAD)[list(ids)]
+    draw, wrong = random.Random(kind), []
+
+    def rarely(reply, request):
+        wrong.append(draw.random() < 1 / 15)
+        return RARE[kind](reply, request) if wrong[-1] else reply
+
+    hub.fault("cdn", rarely)
+    for number in range(25):
+        np.testing.assert_array_equal(read(hub, tmp_path / f"cache{number}", ids=ids).rows, truth)
+    assert sum(wrong) > 50
+
+
+def test_a_server_that_refuses_every_third_request_ends_within_the_time_limit(hub, tmp_path):
+    folder = write_checkpoint(tmp_path / "repo", head_and_embedding(v=4000, d=64))
+    hub.add("org/model", folder)
+    ids, count = tuple(range(0, 4000, 40)), itertools.count()
+
+    def refused(reply, request):
+        limit = faults.status(429, {"RateLimit": '"cdn";r=0;t=1'})
+        return limit(reply, request) if next(count) % 3 == 0 else reply
+
+    hub.fault("cdn", refused)
+    code = None
+    try:
+        found = read(hub, tmp_path / "cache", ids=ids, timeout=4)  # which fails if it takes ten times as long
+        np.testing.assert_array_equal(found.rows, full_matrix(folder / FILE, HEAD)[list(ids)])
+    except ScreeningError as error:
+        code = error.code
+    assert code in (None, "RateLimited", "Timeout")

@@ -14,8 +14,7 @@ from hub_client import ours
 from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.local import open_folder
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.projection import find_projection
-from lmeval_screener.weights.rows import read_rows
+from lmeval_screener.weights.projection import find_projection, read_rows
 from safetensors.torch import save_file
 
 V, D = 384, 256
@@ -44,7 +43,7 @@ def write(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any]
 def rows(folder: Path, ids: list[int] = IDS) -> np.ndarray:
     async def work() -> np.ndarray:
         snapshot = open_folder(folder)
-        return await read_rows(snapshot, await find_projection(snapshot), ids)
+        return await read_rows(await find_projection(snapshot), ids)
 
     return asyncio.run(work())
 
@@ -183,7 +182,7 @@ def test_from_afar_scales_cost_few_requests_and_come_from_the_cache(hub, tmp_pat
             snapshot = await client.snapshot("org/m", None, budget)
             projection = await find_projection(snapshot)
             before = snapshot.meter.requests
-            return await read_rows(snapshot, projection, IDS), snapshot.meter.requests - before
+            return await read_rows(projection, IDS), snapshot.meter.requests - before
 
     def remote() -> tuple[np.ndarray, int]:
         budget = Budget(20)

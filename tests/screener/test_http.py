@@ -10,11 +10,11 @@ import pytest
 from checkpoints import head_and_embedding, write_checkpoint, write_qwen_7b
 from hub_client import read as fetch
 from hub_faults import chunked, header, status, truncated
-from lmeval_screener.checkpoints.http import CONNECTIONS, RANGES, environment_proxy
+from lmeval_screener.checkpoints.http import CONNECTIONS, RANGES, Transport, environment_proxy
 from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.projection import find_projection
-from lmeval_screener.weights.rows import read_rows
+from lmeval_screener.weights.projection import find_projection, read_rows
 from yarl import URL
 
 
@@ -85,6 +85,79 @@ def test_the_environment_names_the_proxy(monkeypatch, no_proxy):
     assert environment_proxy(url) is None
 
 
+@pytest.mark.parametrize(
+    ("excluded", "url", "is_excluded"),
+    [
+        ("localhost:5710", "http://localhost:5710/x", True),
+        ("localhost:5710", "http://localhost:5711/x", False),
+        ("host.example:443", "https://host.example/x", True),
+        ("127.0.0.0/8", "http://127.9.9.9/x", True),
+        ("10.0.0.0/8, 192.168.0.0/16", "http://192.168.7.7:9000/x", True),
+        ("10.0.0.0/8", "http://11.0.0.1/x", False),
+        ("fd00::/8", "http://[fd00::1]/x", True),
+        (".example", "http://host.example/x", True),
+        ("*", "http://host.example/x", True),
+        ("10.0.0.0/99,other", "http://10.0.0.1/x", False),
+    ],
+)
+def test_no_proxy_knows_ports_and_blocks(monkeypatch, no_proxy, excluded, url, is_excluded):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", excluded)
+    assert (environment_proxy(URL(url)) is None) == is_excluded
+
+
+class Redirect:
+    """An answer that leads elsewhere, as far as `Transport.redirect` looks at it."""
+
+    def __init__(self, url, location):
+        self.url, self.headers, self.status = URL(url), {"Location": location}, 302
+        self.content = self
+
+    async def iter_any(self):
+        yield b"Found."
+
+
+@pytest.mark.parametrize(
+    ("source", "location", "refused"),
+    [
+        ("https://8.8.8.8/x", "http://8.8.8.8/x", "from https to http"),
+        ("https://127.0.0.1/x", "http://127.0.0.1/x", "from https to http"),
+        ("http://8.8.8.8/x", "http://169.254.169.254/latest", "private network"),
+        ("https://8.8.8.8/x", "https://[fe80::1]/x", "private network"),
+        ("https://8.8.8.8/x", "https://[::ffff:10.0.0.1]/x", "private network"),
+        ("https://8.8.8.8/x", "https://10.1.2.3/x", "private network"),
+        ("http://8.8.8.8/x", "http://localhost:9000/x", "private network"),
+        ("http://8.8.8.8/x", "http://loopback.test/x", "private network"),
+        ("http://127.0.0.1/x", "http://169.254.169.254/x", None),
+        ("http://loopback.test/x", "http://10.0.0.1/x", None),
+        ("http://8.8.8.8/x", "https://1.1.1.1/y", None),
+        ("https://8.8.8.8/x", "/y", None),
+    ],
+)
+def test_a_redirect_to_where_nobody_should_be_sent_is_refused(
+    monkeypatch, no_proxy, source, location, refused
+):
+    async def work():
+        async def named(host, port):
+            assert host in ("loopback.test", "localhost")
+            return [(0, 0, 0, "", ("127.0.0.1", 0))]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", named)
+        transport = Transport("https://hub.example", None, "test")
+        try:
+            return await transport.redirect(Redirect(source, location), Meter())
+        finally:
+            await transport.close()
+
+    if refused is None:
+        assert asyncio.run(work()) == URL(source).join(URL(location))
+        return
+    with pytest.raises(ScreeningError, match=refused) as error:
+        asyncio.run(work())
+    assert error.value.code == "BadResponse"
+
+
 def test_every_request_goes_through_the_proxy(tmp_path, monkeypatch, no_proxy):
     """A proxy is asked with the whole address; nothing goes past it."""
     lines = []
@@ -126,12 +199,12 @@ def test_a_family_opens_no_more_than_the_limit(hub, tmp_path):
     hub.latency = 0.05
     repos = [f"org/m{number}" for number in range(8)]
     for number, repo in enumerate(repos):
-        rows = {row: np.full((1, 64), row + number + 1.0) for row in range(0, 4000, 40)}
+        rows = {row: np.arange(1.0, 65)[None] + row + number for row in range(0, 4000, 40)}
         hub.add(repo, write_qwen_7b(tmp_path / repo, rows=rows, v=20_000, d=64))
 
     async def one(pool, repo):
         snapshot = await pool.snapshot(repo)
-        return await read_rows(snapshot, await find_projection(snapshot), list(range(0, 4000, 40)))
+        return await read_rows(await find_projection(snapshot), list(range(0, 4000, 40)))
 
     async def work():
         async with Hub(endpoint=hub.endpoint, cache=tmp_path / "cache") as pool:

@@ -16,12 +16,10 @@ import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from hub_client import FILE, HEAD, IDS, full_matrix, ours, read, read_of
-from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.http import Budget
-from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.hub import Hub, HubSnapshot
 from lmeval_screener.checkpoints.hub_responses import parse_listing, parse_references, parse_tree
 from lmeval_screener.checkpoints.local import open_download
-from lmeval_screener.checkpoints.remote import HubSnapshot
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter
 from lmeval_screener.errors import ScreeningError
 
@@ -308,23 +306,15 @@ def in_downloads(cache, repo, commit, folder, digest):
 def test_blobs_that_huggingface_hub_downloaded_are_not_read_again(hub, add, tmp_path):
     commit, truth = add()
     folder = hub.repositories["org/model"].commits[commit]
-    downloads = in_downloads(tmp_path / "hf", "org/model", commit, folder, hub.digest)
+    in_downloads(tmp_path / "hf", "org/model", commit, folder, hub.digest)
 
     async def work():
         async with aiohttp.ClientSession() as client:
             answer = await client.get(f"{hub.endpoint}/api/models/org/model/revision/main?blobs=true")
             listed = await answer.read()
-        found = HubSnapshot(
-            None,  # no transport: whatever travelled would fail
-            hub.endpoint,
-            parse_listing(listed, "org/model"),
-            None,
-            budget=Budget(5),
-            meter=Meter(),
-            cache=Cache(tmp_path / "cache"),
-            downloads=downloads,
-            early={},
-        )
+        client = ours(hub, tmp_path / "cache", offline=True)  # no transport: whatever travelled would fail
+        client._downloads = tmp_path / "hf"
+        found = HubSnapshot(client, parse_listing(listed, "org/model"), None, budget=Budget(5), meter=Meter())
         return await read_of(found)
 
     found = asyncio.run(work())

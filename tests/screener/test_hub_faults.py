@@ -29,8 +29,7 @@ from lmeval_screener.checkpoints import remote
 from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.projection import find_projection
-from lmeval_screener.weights.rows import read_rows
+from lmeval_screener.weights.projection import find_projection, read_rows
 
 IDS = [*range(10, 20), 3, 77, 400, 401, 403, 999]
 EVERYWHERE = ("api", "raw", "resolve", "cdn")
@@ -49,7 +48,7 @@ def checkpoint(hub, tmp_path, monkeypatch):
     async def work(budget):
         async with Hub(endpoint=hub.endpoint, cache=tmp_path / "cache") as pool:
             snapshot = await pool.snapshot("org/m", budget=budget)
-            return await read_rows(snapshot, await find_projection(snapshot), IDS)
+            return await read_rows(await find_projection(snapshot), IDS)
 
     def read(timeout=3.0):
         budget = Budget(timeout)
@@ -282,7 +281,7 @@ def test_one_bad_checkpoint_does_not_stop_the_others(hub, checkpoint, tmp_path):
     async def work():
         async def one(pool, repo, budget):
             snapshot = await pool.snapshot(repo, budget=budget)
-            return await read_rows(snapshot, await find_projection(snapshot), IDS)
+            return await read_rows(await find_projection(snapshot), IDS)
 
         async with Hub(endpoint=hub.endpoint, cache=tmp_path / "c") as pool:
             # Without the digest both would be one file; the bad one is asked first.
@@ -307,7 +306,7 @@ def test_being_cancelled_leaves_nothing_running_and_nothing_half_written(hub, ch
 
             async def one():
                 snapshot = await pool.snapshot("org/m")
-                await read_rows(snapshot, await find_projection(snapshot), IDS)
+                await read_rows(await find_projection(snapshot), IDS)
 
             task = asyncio.create_task(one())
             await asyncio.sleep(0.5)

@@ -11,7 +11,7 @@ from checkpoints import head_and_embedding, write_checkpoint
 from hub_client import FILE, HEAD, IDS, full_matrix, ours, read_of
 from hub_server import HubServer
 from lmeval_screener.checkpoints.http import Budget
-from lmeval_screener.checkpoints.limits import UNTOLD, Bucket
+from lmeval_screener.checkpoints.limits import UNTOLD, Quota
 from lmeval_screener.errors import ScreeningError
 
 
@@ -39,7 +39,7 @@ def let_go(bucket, count):
 
 @pytest.mark.parametrize(("left", "expected"), [(0, 0), (3, 3), (100, 20)])
 def test_no_more_leave_than_are_left(left, expected):
-    bucket = Bucket("api")
+    bucket = Quota("api")
     assert let_go(bucket, 1) == 1
     bucket.done(told(left, 200))
     assert let_go(bucket, 20) == expected
@@ -47,7 +47,7 @@ def test_no_more_leave_than_are_left(left, expected):
 
 
 def test_until_a_server_says_something_few_leave_and_a_silent_one_sets_no_limit():
-    bucket = Bucket("api")
+    bucket = Quota("api")
     assert let_go(bucket, 40) == UNTOLD
     for _ in range(UNTOLD):
         bucket.done({})
@@ -55,7 +55,7 @@ def test_until_a_server_says_something_few_leave_and_a_silent_one_sets_no_limit(
 
 
 def test_answers_that_overtake_one_another_do_not_add_room():
-    bucket = Bucket("api")
+    bucket = Quota("api")
     assert let_go(bucket, 3) == 3
     for left in (5, 7, 6):
         bucket.done(told(left, 200))
@@ -65,7 +65,7 @@ def test_answers_that_overtake_one_another_do_not_add_room():
 
 
 def test_what_is_optional_is_never_asked_for_near_a_limit():
-    bucket = Bucket("pages")
+    bucket = Quota("pages")
     assert bucket.affords()
     assert let_go(bucket, 1) == 1
     bucket.done(told(90, 200, quota=100))
@@ -77,7 +77,7 @@ def test_what_is_optional_is_never_asked_for_near_a_limit():
 
 
 def test_a_cancelled_request_gives_its_turn_back():
-    bucket = Bucket("api")
+    bucket = Quota("api")
     assert let_go(bucket, 1) == 1
     bucket.done(told(2, 200))
 
@@ -97,7 +97,7 @@ def test_a_cancelled_request_gives_its_turn_back():
 
 def test_too_long_a_wait_is_refused_to_all_that_wait():
     async def work():
-        bucket = Bucket("api")
+        bucket = Quota("api")
         bucket.hold(100)
         waiting = asyncio.ensure_future(bucket.turn(None))
         await asyncio.sleep(0)
@@ -114,7 +114,7 @@ def test_a_wait_is_told_once_a_window():
     heard = []
 
     async def work():
-        bucket = Bucket("api", lambda name, seconds: heard.append((name, round(seconds, -1))))
+        bucket = Quota("api", lambda name, seconds: heard.append((name, round(seconds, -1))))
         await bucket.turn(None)
         bucket.done(told(0, 200))
         waiting = [asyncio.ensure_future(bucket.turn(None)) for _ in range(5)]

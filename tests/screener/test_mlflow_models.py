@@ -15,7 +15,6 @@ from storages import expand, free_port, moto, process, slow_gap
 
 from lmeval_dispersion.paths import data_folder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 DEMO = data_folder("demo")
 
 
@@ -62,6 +61,8 @@ def registry(tmp_path_factory):
             yield proxy
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_names_stages_aliases_and_versions(registry, tmp_path):
     for text, found in (
         ("models:/sums", ["models:/sums/2"]),
@@ -74,6 +75,8 @@ def test_names_stages_aliases_and_versions(registry, tmp_path):
         assert expand(text, tmp_path)[0] == found
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_every_version_is_read_by_ranges(registry, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
     registry.heal()
@@ -90,13 +93,16 @@ def test_every_version_is_read_by_ranges(registry, tmp_path, monkeypatch):
     assert all("range" in r.headers for r in weights)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("models:/sums/7", "version=7"),
         ("models:/sums@nobody", "nobody"),
         ("models:/sums/Staging", "no version Staging"),
-        ("models:/nothing", "it has 0 versions"),
+        ("models:/nothing", "no version of the model nothing, nor any other"),
+        ("models:/nothing/*", "no version of the model nothing, nor any other"),
     ],
 )
 def test_what_the_registry_does_not_have(registry, text, says):
@@ -130,7 +136,20 @@ def test_what_cannot_be_read_by_ranges_is_never_downloaded(place, code, says, tm
     assert (failed.error, says in failed.message) == (code, True), failed.message
 
 
-def test_a_server_that_is_not_there_and_a_package_that_is_missing(monkeypatch):
+def test_a_server_that_is_not_there_is_named_at_once(monkeypatch):
+    pytest.importorskip("mlflow")
+    server = f"http://user:secret@127.0.0.1:{free_port()}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    (failed,) = screen(["models:/sums/*"], timeout=20).failed
+    assert failed.error == "Unreachable"
+    assert server.replace("user:secret@", "") in failed.message
+    assert "refused" in failed.message
+    assert "MLFLOW_TRACKING_URI" in failed.message
+    assert "secret" not in failed.message
+    assert "--timeout" not in failed.message
+
+
+def test_a_package_that_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     (failed,) = screen(["models:/sums"]).failed
     assert failed.error == "MissingExtra"

@@ -7,13 +7,17 @@ import shutil
 
 import numpy as np
 import pytest
+from certificates import make_certificate
 from checkpoints import head_and_embedding, write_checkpoint
 from faulty_proxy import FaultyProxy
 from hub_client import full_matrix
 from lmeval_screener import screen
+from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.checkpoints.source import Sources
+from lmeval_screener.checkpoints.storages.object_store import ObjectStore
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.target import parse_target
 from storages import S3, expand, moto, read, slow_gap, truth
@@ -222,3 +226,48 @@ def test_a_folder_of_s3_costs_no_import_of_the_extra_unless_it_is_met(monkeypatc
         read("s3://box/m", tmp_path)
     assert raised.value.code == "MissingExtra"
     assert S3(1).bucket == "box"
+
+
+def test_a_bucket_behind_a_certificate_of_ones_own(tmp_path, monkeypatch):
+    """Its server is reached only by those who trust the issuer, and the error says how."""
+    certificate, reached = make_certificate(tmp_path / "tls"), []
+    for name, value in {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+
+    async def answer(reader, writer):
+        reached.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def listed():
+        async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=certificate.context) as server:
+            port = server.sockets[0].getsockname()[1]
+            monkeypatch.setenv("AWS_ENDPOINT_URL", f"https://127.0.0.1:{port}")
+            with pytest.raises(ScreeningError) as raised:
+                await ObjectStore("s3://box", Cache(tmp_path)).listed("m", Meter())
+            return raised.value
+
+    error = asyncio.run(listed())
+    assert (error.code, reached) == ("Unreachable", [])
+    assert "SSL_CERT_FILE or REQUESTS_CA_BUNDLE" in str(error)
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate.issuer))
+    assert asyncio.run(listed()).code == "FolderNotFound"
+    assert len(reached) == 1
+
+
+@pytest.mark.parametrize("excluded", ["127.0.0.1:{port}", "127.0.0.0/8", "127.0.0.1"])
+def test_a_bucket_past_the_proxy(server, folder, tmp_path, monkeypatch, excluded):
+    address = server.put(folder, "past/m")
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.port}",
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "HTTP_PROXY": "http://127.0.0.1:9",
+        "NO_PROXY": excluded.format(port=server.port),
+    }.items():
+        monkeypatch.setenv(name, value)
+        monkeypatch.delenv(name.lower(), raising=False)
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    np.testing.assert_array_equal(read(address, tmp_path / "cache").rows, truth(folder))

@@ -12,8 +12,7 @@ from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.local import open_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.architectures import EMBEDDINGS, HEADS, UNTIED_BY_DEFAULT, WRAPPERS
-from lmeval_screener.weights.projection import choose_tensor, find_projection
-from lmeval_screener.weights.rows import read_rows
+from lmeval_screener.weights.projection import choose_tensor, find_projection, read_rows
 
 V, D = 40, 8
 
@@ -146,7 +145,7 @@ def test_rows_equal_an_independent_read_of_the_full_matrix(tmp_path, dtype, shar
     projection = asyncio.run(find_projection(snapshot))
     assert projection.name == names[-1]
     full = torch.load_file(folder / projection.file)[projection.name].float().numpy()
-    np.testing.assert_array_equal(asyncio.run(read_rows(snapshot, projection, ids)), full[ids])
+    np.testing.assert_array_equal(asyncio.run(read_rows(projection, ids)), full[ids])
     assert projection.parameters == sum(tensor.size for _, tensor in tensors.values())
 
 

@@ -10,7 +10,7 @@ from lmeval_screener.checkpoints import http, remote
 from lmeval_screener.errors import SCREENING_CODES
 from lmeval_screener.weights import rows
 from lmeval_screener.weights.architectures import EMBEDDINGS, HEADS
-from lmeval_screener.weights.safetensors import FLOAT_DTYPES
+from lmeval_screener.weights.tensors import FLOAT_DTYPES
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGE = "".join(

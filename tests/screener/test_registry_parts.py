@@ -227,8 +227,8 @@ def test_a_page_before_a_file_is_no_file_and_says_nothing_of_its_size(tmp_path, 
         monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
         monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets"))
         hub.add("acme/m", make(tmp_path / "m"))
-        # Two pages: the attempt that fails for them ends; what it learnt must not stay.
-        hub.fault("resolve", hub_faults.status(200), match=f"*/{file}", times=2)
+        # Three pages: the attempt that fails for them ends; what it learnt must not stay.
+        hub.fault("resolve", hub_faults.status(200), match=f"*/{file}", times=3)
         first = screen(["acme/*"])
         assert [failed.error for failed in first.failed] == ["BadResponse"]
         assert len(screen(["acme/*"]).checkpoints) == 1

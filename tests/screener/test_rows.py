@@ -15,8 +15,8 @@ from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.local import open_folder
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.projection import find_projection
-from lmeval_screener.weights.rows import SLACK, coalesced, read_rows
+from lmeval_screener.weights.projection import find_projection, read_rows
+from lmeval_screener.weights.rows import SLACK, coalesced
 
 
 @given(st.sets(st.integers(0, 300), min_size=1), st.floats(0, 1))
@@ -50,16 +50,15 @@ def test_no_rows_are_no_runs():
 
 
 def local(tmp_path, tensors):
-    snapshot = open_folder(write_checkpoint(tmp_path / "m", tensors))
-    return snapshot, asyncio.run(find_projection(snapshot))
+    return asyncio.run(find_projection(open_folder(write_checkpoint(tmp_path / "m", tensors))))
 
 
 def test_order_and_repetitions_are_those_of_the_ids(tmp_path):
     tensors = head_and_embedding()
-    snapshot, projection = local(tmp_path, tensors)
+    projection = local(tmp_path, tensors)
     expected = tensors["lm_head.weight"][1].astype(np.float32)
     for ids in ([5, 3, 5], [119], [0, 1, 2], []):
-        got = asyncio.run(read_rows(snapshot, projection, ids))
+        got = asyncio.run(read_rows(projection, ids))
         assert got.shape == (len(ids), 16)
         np.testing.assert_array_equal(got, expected[ids])
 
@@ -68,10 +67,10 @@ def test_order_and_repetitions_are_those_of_the_ids(tmp_path):
 def test_rows_that_are_not_finite_are_named(tmp_path, value):
     tensors = head_and_embedding()
     tensors["lm_head.weight"][1][[4, 9], 3] = value
-    snapshot, projection = local(tmp_path, tensors)
-    assert asyncio.run(read_rows(snapshot, projection, [3, 5])).shape == (2, 16)
+    projection = local(tmp_path, tensors)
+    assert asyncio.run(read_rows(projection, [3, 5])).shape == (2, 16)
     with pytest.raises(ScreeningError, match=r"rows 4, 9 of .* NaN or Inf") as refusal:
-        asyncio.run(read_rows(snapshot, projection, [3, 9, 4]))
+        asyncio.run(read_rows(projection, [3, 9, 4]))
     assert refusal.value.code == "BadRows"
 
 
@@ -80,29 +79,29 @@ def test_rows_of_one_direction_are_no_result(tmp_path, lengths):
     tensors = head_and_embedding()
     matrix = tensors["lm_head.weight"][1]
     matrix[:] = matrix[0] * lengths
-    snapshot, projection = local(tmp_path, tensors)
+    projection = local(tmp_path, tensors)
     with pytest.raises(ScreeningError, match=r"rows 0, 1, 2 of .* all point the same way") as refusal:
-        asyncio.run(read_rows(snapshot, projection, [0, 1, 2]))
+        asyncio.run(read_rows(projection, [0, 1, 2]))
     assert refusal.value.code == "BadRows"
     matrix[2, 0] *= 1.01
-    snapshot, projection = local(tmp_path, tensors)
-    assert asyncio.run(read_rows(snapshot, projection, [0, 1, 2])).shape == (3, 16)
+    projection = local(tmp_path, tensors)
+    assert asyncio.run(read_rows(projection, [0, 1, 2])).shape == (3, 16)
 
 
 def test_zero_rows_are_named(tmp_path):
     tensors = head_and_embedding()
     tensors["lm_head.weight"][1][7] = 0
-    snapshot, projection = local(tmp_path, tensors)
+    projection = local(tmp_path, tensors)
     with pytest.raises(ScreeningError, match=r"rows 7 of .* are zero") as refusal:
-        asyncio.run(read_rows(snapshot, projection, [7, 8]))
+        asyncio.run(read_rows(projection, [7, 8]))
     assert refusal.value.code == "BadRows"
 
 
 @pytest.mark.parametrize("ids", [[0, 120], [-1]])
 def test_rows_outside_the_matrix_are_named(tmp_path, ids):
-    snapshot, projection = local(tmp_path, head_and_embedding())
-    with pytest.raises(ScreeningError, match="outside the 120 rows") as refusal:
-        asyncio.run(read_rows(snapshot, projection, ids))
+    projection = local(tmp_path, head_and_embedding())
+    with pytest.raises(ScreeningError, match="outside its 120 rows") as refusal:
+        asyncio.run(read_rows(projection, ids))
     assert refusal.value.code == "BadRows"
 
 
@@ -114,7 +113,7 @@ def read(hub, tmp_path):
         async with Hub(endpoint=hub.endpoint, cache=tmp_path / "cache", offline=offline) as pool:
             snapshot = await pool.snapshot(repo)
             projection = await find_projection(snapshot)
-            return await read_rows(snapshot, projection, ids), snapshot.meter
+            return await read_rows(projection, ids), snapshot.meter
 
     return lambda ids, repo="org/m", offline=False: asyncio.run(work(ids, repo, offline))
 

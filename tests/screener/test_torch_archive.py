@@ -21,15 +21,16 @@ from hub_client import ours
 from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.local import open_folder
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.safetensors import DTYPE_BITS
-from lmeval_screener.weights.torch_archive import locate, read_archive
+from lmeval_screener.weights.files import WeightFiles
+from lmeval_screener.weights.tensors import DTYPE_BITS
+from lmeval_screener.weights.torch_archive import locate
 
 FILE = "pytorch_model.bin"
 NUMPY = {"F32": "<f4", "F16": "<f2", "F64": "<f8", "I64": "<i8", "U8": "u1"}
 
 
 def read(folder: Path) -> Any:
-    return asyncio.run(read_archive(open_folder(folder), FILE))
+    return asyncio.run(WeightFiles(open_folder(folder)).header(FILE)).tensors
 
 
 def placed(folder: Path, tensor: Any) -> Any:
@@ -87,8 +88,15 @@ def test_every_tensor_is_where_torch_finds_it(tmp_path):
             np.testing.assert_array_equal(
                 values(tmp_path, placed(tmp_path, found[name])).astype(float), expected
             )
-    assert found["plain"].storage == found["transposed"].storage == found["slice"].storage
-    assert found["plain"].storage != found["parameter"].storage
+    assert found["plain"].entry == found["transposed"].entry == found["slice"].entry
+    assert found["plain"].entry != found["parameter"].entry
+
+
+def test_a_name_outside_ascii(tmp_path):
+    torch.save({"a": torch.ones(3, 2)}, tmp_path / "模型é.bin")
+    (tmp_path / "模型é.bin").rename(tmp_path / FILE)
+    (tensor,) = read(tmp_path).values()
+    np.testing.assert_array_equal(values(tmp_path, placed(tmp_path, tensor)), np.ones((3, 2)))
 
 
 def test_a_state_dict_of_a_module_and_one_inside_a_checkpoint(tmp_path):
@@ -108,7 +116,7 @@ def test_remote_reading_costs_the_directory_and_the_pickle(hub, tmp_path):
     async def work(budget: Budget) -> Any:
         async with ours(hub, tmp_path / "cache") as client:
             snapshot = await client.snapshot("org/model", None, budget)
-            return await read_archive(snapshot, FILE), snapshot.meter.bytes_read
+            return (await WeightFiles(snapshot).header(FILE)).tensors, snapshot.meter.bytes_read
 
     def remote() -> Any:
         budget = Budget(20)
@@ -179,15 +187,18 @@ def attacks(marker: Path) -> dict[str, bytes]:
         "no pickle": b"hello",
         "nothing": b"",
         "a number": pickle.dumps(7, 2),
+        "a stand-in's state": b"\x80\x02ctorch._utils\n_rebuild_tensor\n}X\x0c\x00\x00\x00__defaults__)sb.",
+        "an array of 2^40 bytes": b"\x80\x05\x96" + struct.pack("<Q", 2**40) + b".",
+        "a set of nested tuples": b"\x80\x04\x8f(" + b")" + b"\x94\x68\x00\x86" * 60 + b"\x90.",
         "tensors of another program": pickle.dumps({"a": np.float64(3.0)}, 2),
     }
 
 
-@pytest.mark.parametrize("number", range(24))
+@pytest.mark.parametrize("number", range(27))
 def test_no_pickle_runs(tmp_path, number):
     marker = tmp_path / "marker"
     programs = attacks(marker)
-    assert len(programs) == 24
+    assert len(programs) == 27
     name, program = list(programs.items())[number]
     error = refused(tmp_path, archive(program))
     assert error.code in ("UnsafePickle", "BadArchive"), name

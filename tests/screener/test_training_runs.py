@@ -65,3 +65,25 @@ def test_a_step_by_its_own_name_and_folders_that_are_no_run(tmp_path):
     for name in ("plain", "Step-3.5-flash", "empty"):
         assert [target.repo for target in parse_targets([str(tmp_path / name)])] == [str(tmp_path / name)]
         assert run_and_step(str(tmp_path / name)) is None
+
+
+def test_a_glob_of_paths_is_what_matches_it(tmp_path, monkeypatch):
+    for name in ("m1", "m10", "m2", "m11/checkpoint-5", "m11/checkpoint-10"):
+        (tmp_path / "many" / name).mkdir(parents=True)
+        (tmp_path / "many" / name / "model.safetensors").touch()
+    (tmp_path / "many" / "m1.txt").touch()
+    (tmp_path / "many" / "a.gguf").touch()
+    (tmp_path / "odd[1]").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def repos(text):
+        return [target.label for target in parse_targets([text])]
+
+    run = ["many/m11/checkpoint-5", "many/m11/checkpoint-10"]
+    assert repos("./many/m1*") == ["many/m1", "many/m10", *run]
+    assert repos(f"{tmp_path}/many/m?") == [f"{tmp_path}/many/m1", f"{tmp_path}/many/m2"]
+    assert repos("./many/*.gguf") == ["many:a.gguf"]
+    assert repos("./odd[1]") == ["odd[1]"]
+    (refused,) = parse_targets(["./none*"])
+    assert refused.refused is not None
+    assert refused.refused[0] == "FolderNotFound"

@@ -15,8 +15,7 @@ from checkpoints import write_checkpoint
 from lmeval_screener import screen
 from lmeval_screener.checkpoints.local import open_folder
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.projection import OutputProjection, find_projection
-from lmeval_screener.weights.rows import read_rows
+from lmeval_screener.weights.projection import OutputProjection, find_projection, read_rows
 from safetensors.torch import load_file, save_file
 from test_controls import TOKENIZER
 from test_controls import V as WORDS
@@ -51,7 +50,7 @@ def reading(folder: Path) -> tuple[OutputProjection, np.ndarray]:
     async def work() -> tuple[OutputProjection, np.ndarray]:
         snapshot = open_folder(folder)
         found = await find_projection(snapshot)
-        return found, await read_rows(snapshot, found, list(range(found.shape[0])))
+        return found, await read_rows(found, list(range(found.shape[0])))
 
     return asyncio.run(work())
 

@@ -217,6 +217,24 @@ def test_a_partial_store_among_whole_ones_is_named(tmp_path):
         read_store(tmp_path)
 
 
+def test_other_peoples_folders_are_not_entered(tmp_path):
+    written(tmp_path / "a", task="a")
+    partial = written(tmp_path / "somebody" / "experiments" / "run", task="c")
+    (partial / "manifest.json").unlink()
+    (tmp_path / "website").mkdir()
+    (tmp_path / "website" / "manifest.json").write_text('{"name": "an app"}')
+    assert read_store(tmp_path).documents["task"].unique().tolist() == ["a"]
+    with pytest.raises(StoreError, match="holds no store, nor does a sub-folder"):
+        read_store(tmp_path / "somebody")
+
+
+def test_a_results_folder_is_read_through_the_folder_of_its_run(tmp_path):
+    for task in "ab":
+        written(tmp_path / "results" / "org__model" / "dispersion_2026-11-22T12-00-00" / task, task=task)
+    for folder in ("results", "results/org__model"):
+        assert read_store(tmp_path / folder).documents["task"].unique().tolist() == ["a", "b"]
+
+
 def test_layers_in_common_are_kept(tmp_path):
     for task, layers in (("a", ["x", "last"]), ("b", ["last"])):
         write_store(

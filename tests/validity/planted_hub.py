@@ -66,14 +66,14 @@ def datadecide_results(
     for (recipe, size, seed, step), accuracy in scores.items():
         own = {
             "params": size,
-            "data": suite["recipes"][recipe],
-            "seed": suite["seeds"][seed],
+            "data": suite["names"]["recipe"][recipe],
+            "seed": suite["names"]["seed"][seed],
             "step": float(step),
         }
         own |= {"chinchilla": "5xC", "tokens": 1, "compute": 1.0}
         metrics = {"primary_metric": accuracy, "acc_raw": 0.1, "correct_prob_per_char": accuracy / 2}
         macro.append({**own, "task": "olmes_10_macro_avg", "metrics": json.dumps(metrics)})
-        for task in suite["skills"]["mmlu-math"]["tasks"]:
+        for task in suite["tasks"]:
             train.append({**own, "task": task, "metrics": str(metrics | {"no_answer": None})})
         train.append({**own, "task": "mmlu_virology", "metrics": str({"primary_metric": 0.5})})
     half = len(train) // 2
@@ -82,24 +82,6 @@ def datadecide_results(
         ("train-00001-of-00002", train[half:]), ("scaling_law_fit-00000-of-00001", [{"other": 1}]),
     ):  # fmt: skip
         pq.write_table(pa.Table.from_pylist(lines), folder / "data" / f"{name}.parquet")
-    return folder
-
-
-def datadecide_losses(
-    folder: Path, losses: Mapping[tuple[str, str, str, int], float], suite: Mapping[str, Any]
-) -> Path:
-    """DataDecide-ppl-results: one row a checkpoint, a column a text."""
-    (folder / "data").mkdir(parents=True, exist_ok=True)
-    lines = [
-        {
-            "params": size, "data": suite["recipes"][recipe], "seed": suite["seeds"][seed],
-            "step": float(step),
-            "eval/wikitext_103-validation/Perplexity": float(np.exp(loss)),
-            "eval/pile-validation/Perplexity": 9.0,
-        }
-        for (recipe, size, seed, step), loss in losses.items()
-    ]  # fmt: skip
-    pq.write_table(pa.Table.from_pylist(lines), folder / "data" / "train-00000-of-00001.parquet")
     return folder
 
 

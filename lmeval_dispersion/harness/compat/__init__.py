@@ -22,6 +22,7 @@ from lmeval_dispersion.harness.compat.hooks import TaskHooks
 from lmeval_dispersion.harness.compat.running import (
     Surroundings,
     add_request_types,
+    more_tasks,
     shadowed,
     surroundings,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "add_request_types",
     "check_groups",
     "hooked_task",
+    "more_tasks",
     "plain",
     "pooled",
     "shadowed",

@@ -125,3 +125,22 @@ def shadowed(lm: Any, replacements: Mapping[str, Callable[..., Any]]) -> Iterato
         for name in replacements:
             lm.__dict__.pop(name, None)
         lm.__dict__.update(own)
+
+
+@contextmanager
+def more_tasks(folder: Path | None) -> Iterator[None]:
+    """Let lm-eval, which takes one ``--include_path``, find the tasks in ``folder`` beside the user's."""
+    from lm_eval.tasks import TaskManager
+
+    original = TaskManager.__init__
+
+    def with_ours(self: Any, verbosity: Any = None, include_path: Any = None, **options: Any) -> None:
+        given = include_path if isinstance(include_path, list | tuple) else [include_path]
+        original(self, verbosity, [folder, *(path for path in given if path)], **options)
+
+    try:
+        if folder is not None:
+            TaskManager.__init__ = with_ours
+        yield
+    finally:
+        TaskManager.__init__ = original

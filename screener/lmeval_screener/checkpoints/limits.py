@@ -1,8 +1,8 @@
-"""How much a server may be asked: its quotas, as its answers tell them, and the limits of the user.
+"""Limits: the time of a checkpoint, the quotas of servers as their answers tell them, the user's own.
 
-The Hub counts requests in windows of five minutes, in *buckets*: ``api``, ``resolvers`` and ``pages``. Every
-answer says what is left of its bucket (``RateLimit: "api";r=12;t=87``) and how large it is
-(``RateLimit-Policy: "fixed window";"api";q=500;w=300``). A request leaves when its bucket has room for it and
+The Hub counts requests in windows of five minutes, by kind: ``api``, ``resolvers`` and ``pages``. Every
+answer says what is left of its quota (``RateLimit: "api";r=12;t=87``) and how large it is
+(``RateLimit-Policy: "fixed window";"api";q=500;w=300``). A request leaves when its quota has room for it and
 for all that are on their way; else it waits for the next window, and the clock of its checkpoint stands.
 """
 
@@ -11,30 +11,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import email.utils
+import functools
 import math
 import re
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, TypeVar
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.errors import ScreeningError
 
+T = TypeVar("T")
+
 #: Seconds that a server may ask to wait; the Hub's windows have 300.
 LONGEST_WAIT = 900.0
-#: Requests that are on their way while a bucket has not yet said what is left.
+#: Requests that are on their way while a quota has not yet said what is left.
 UNTOLD = 16
-#: Share of a bucket, and requests, below which nothing optional is asked for.
+#: Refusals of a quota for which one checkpoint's clock stands: a server that refuses on and on is no quota.
+PATIENCE = 8
+#: Share of a quota, and requests, below which nothing optional is asked for.
 RESERVE, RESERVED = 0.25, 16
-#: Share of a bucket below which a refusal without a word means that it is empty.
+#: Share of a quota below which a refusal without a word means that it is empty.
 _SPENT = 0.05
 #: Servers tell seconds without fractions.
 _ROUNDING = 0.5
-#: Seconds of waiting that nobody is told about.
+#: Seconds of waiting that are not worth a word.
 _WORTH_A_WORD = 2.0
 #: What a checkpoint is taken to cost before one was read.
 FIRST_REQUESTS, FIRST_BYTES = 6, 1_500_000
@@ -42,19 +45,85 @@ FIRST_REQUESTS, FIRST_BYTES = 6, 1_500_000
 _LEFT = re.compile(r'"(?P<name>[^"]*)"\s*;\s*r\s*=\s*(?P<left>\d+)\s*;\s*t\s*=\s*(?P<seconds>\d+)')
 _POLICY = re.compile(r"\bq\s*=\s*(?P<quota>\d+).*?\bw\s*=\s*(?P<window>\d+)")
 
-
-class Clock(Protocol):
-    """What stands still while a request waits for its turn: a `Budget`."""
-
-    def paused(self) -> AbstractContextManager[None]:
-        """A span of time that does not count."""
-        ...
-
-
 Notice = Callable[[str, float], None]
 
 
-class Bucket:
+class Budget:
+    """Seconds that one checkpoint may take; the clock runs only while something is done for it.
+
+    Attributes:
+        seconds: The whole of it.
+        trouble: Why what is being tried again failed the last time: the reason to give when time runs out.
+        at_end: What to do when a work has ended.
+        refusals: How often each quota had been refused when this budget met it first, see `Quota.turn`.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.trouble: ScreeningError | None = None
+        self.at_end: list[Callable[[], None]] = []
+        self.refusals: dict[object, int] = {}
+        self._spent = 0.0
+        self._since: float | None = None
+        self._pauses = 0
+
+    @property
+    def remaining(self) -> float:
+        """Seconds left."""
+        return self.seconds - self._elapsed()
+
+    @property
+    def runs(self) -> bool:
+        """Whether something is being done."""
+        return self._since is not None
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """A span of time that does not count, such as the wait for a server's quota."""
+        if not self._pauses:
+            self._spent = self._elapsed()
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            if not self._pauses and self._since is not None:
+                self._since = time.monotonic()
+
+    async def bounded(self, work: Coroutine[Any, Any, T]) -> T:
+        """Result of some work, if it comes in time; one work after the other.
+
+        Raises:
+            ScreeningError: ``Timeout``, or the trouble that the time went into.
+        """
+        self._since = time.monotonic()
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done() and (self.remaining > 0 or self._pauses):
+                # The clock may have stood meanwhile: then there is more time than was left here.
+                left = None if math.isinf(self.seconds) else max(self.remaining, 0.05)
+                await asyncio.wait((task,), timeout=left)
+            if task.done():
+                return task.result()
+            raise self.trouble or ScreeningError(
+                "Timeout",
+                f"not read within {self.seconds:g} s; try again, or allow more with --timeout",
+            )
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            self._spent = self._elapsed()
+            self._since = None
+            while self.at_end:
+                self.at_end.pop()()
+
+    def _elapsed(self) -> float:
+        running = 0.0 if self._since is None or self._pauses else time.monotonic() - self._since
+        return self._spent + running
+
+
+class Quota:
     """One quota of one host.
 
     Args:
@@ -77,9 +146,10 @@ class Bucket:
         self._resets = 0.0
         self._silent = False
         self._held_until = 0.0
-        self._flying = 0
-        self._queue: deque[asyncio.Future[None]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+        self._refusals = 0
+        self._noticed = 0.0
+        self._flying = self._waiting = 0
+        self._news = asyncio.Event()
 
     def room(self) -> float:
         """How many requests may leave now."""
@@ -94,60 +164,62 @@ class Bucket:
 
     def affords(self) -> bool:
         """Whether there is so much room that something optional may be asked for."""
-        if self._queue:
+        if self._waiting:
             return False
         if self._left is None:
             return self.room() > 0
         return self.room() > max(RESERVED, RESERVE * (self.quota or 0))
 
-    def left_at_once(self) -> bool:
-        """Let one request leave if there is room for it now; `done` must follow then."""
-        if self._queue or self.room() <= 0:
-            return False
-        self._flying += 1
-        return True
-
-    async def turn(self, clock: Clock | None) -> None:
+    async def turn(self, budget: Budget | None) -> None:
         """Wait until one request may leave; `done` must follow.
+
+        The budget's clock stands meanwhile, unless the quota was refused `PATIENCE` times since the budget
+        met it.
 
         Raises:
             ScreeningError: ``RateLimited``, where the server wants to be left alone for too long.
         """
-        if self.left_at_once():
-            return
-        self._refuse_long_waits()
-        ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append(ticket)
-        self._wake()
-        start = time.monotonic()
-        try:
-            with clock.paused() if clock else contextlib.nullcontext():
-                await ticket
-        except asyncio.CancelledError:
-            if ticket.done() and not ticket.cancelled() and ticket.exception() is None:
-                self._flying -= 1
-                self._wake()
-            raise
-        finally:
-            self.waited += time.monotonic() - start
+        if self.room() <= 0:
+            start = time.monotonic()
+            self._waiting += 1
+            try:
+                await self._room(budget)
+            finally:
+                self._waiting -= 1
+                self.waited += time.monotonic() - start
+        self._flying += 1
+
+    async def _room(self, budget: Budget | None) -> None:
+        while self.room() <= 0:
+            now = time.monotonic()
+            if self._held_until - now > LONGEST_WAIT:
+                raise rate_limited(self.name, self._held_until - now)
+            opens = max(self._held_until, self._resets + _ROUNDING if self._left is not None else 0.0)
+            if self._notice is not None and opens - now > _WORTH_A_WORD and opens > self._noticed:
+                self._noticed = opens + _WORTH_A_WORD
+                self._notice(self.name, opens - now)
+            stands = budget is not None and (
+                self._refusals - budget.refusals.setdefault(self, self._refusals) < PATIENCE
+            )
+            self._news.clear()
+            clock = budget.paused() if budget is not None and stands else contextlib.nullcontext()
+            with clock, contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), opens - now + 0.001 if opens > now else None)
 
     def done(self, headers: Mapping[str, str] | None) -> None:
         """One request has been answered, with these headers, or has failed (None)."""
         self._flying -= 1
         if headers is not None:
             self._hear(headers)
-        if self._queue:
-            self._wake()
+        self._news.set()
 
     def hold(self, seconds: float) -> None:
-        """The server asked to wait: nothing of this bucket leaves before."""
-        self._held_until = max(self._held_until, time.monotonic() + seconds)
+        """The server asked to wait: no request of this quota leaves before."""
+        now = time.monotonic()
+        self._refusals += now >= self._held_until
+        self._held_until = max(self._held_until, now + seconds)
         self._left = None
-        if seconds > LONGEST_WAIT:
-            while self._queue:
-                ticket = self._queue.popleft()
-                if not ticket.done():
-                    ticket.set_exception(rate_limited(self.name, seconds))
+        self._news.set()
 
     def asked_wait(self, headers: Mapping[str, str]) -> float | None:
         """Seconds that a refusal asks to wait; where it does not say, those of a window that is spent."""
@@ -171,29 +243,6 @@ class Bucket:
         if policy := _POLICY.search(headers.get("RateLimit-Policy", "")):
             self.quota, self.window = int(policy["quota"]), float(policy["window"])
 
-    def _refuse_long_waits(self) -> None:
-        if (wait := self._held_until - time.monotonic()) > LONGEST_WAIT:
-            raise rate_limited(self.name, wait)
-
-    def _wake(self) -> None:
-        """Let those go that have room; the others when the window opens, or when an answer comes."""
-        while self._queue and self.room() > 0:
-            ticket = self._queue.popleft()
-            if not ticket.done():
-                self._flying += 1
-                ticket.set_result(None)
-        if self._queue and self._timer is None:
-            now = time.monotonic()
-            opens = max(self._held_until, self._resets + _ROUNDING if self._left is not None else 0.0)
-            if opens > now:
-                if self._notice is not None and opens - now > _WORTH_A_WORD:
-                    self._notice(self.name, opens - now)
-                self._timer = asyncio.get_running_loop().call_later(opens - now + 0.001, self._open)
-
-    def _open(self) -> None:
-        self._timer = None
-        self._wake()
-
 
 class Allowance:
     """What a run may cost, by the user's own limits; shared by all that a command does.
@@ -204,7 +253,7 @@ class Allowance:
     Args:
         requests: Requests to the Hub itself, which its quotas count; None: any number.
         bytes_read: Bytes of bodies, from wherever they come; None: any number.
-        notice: Told when requests have to wait for a server's quota, see `Bucket`.
+        notice: Told when requests have to wait for a server's quota, see `Quota`.
 
     Raises:
         UsageError: A limit below 1.
@@ -220,17 +269,13 @@ class Allowance:
             if limit is not None and limit < 1:
                 raise UsageError(f"expected {option} of at least 1, got {limit}")
         self.most_requests, self.most_bytes, self.notice = requests, bytes_read, notice
+        self.limited = requests is not None or bytes_read is not None
         self.requests = 0
         self._done = 0
         self._running: dict[int, _Share] = {}
         self._lists: dict[int, Meter] = {}
         self._typical: tuple[int, int] | None = None
-        self._waiting: list[asyncio.Future[None]] = []
-
-    @property
-    def limited(self) -> bool:
-        """Whether there is any limit."""
-        return self.most_requests is not None or self.most_bytes is not None
+        self._ended = asyncio.Event()
 
     @property
     def bytes_read(self) -> int:
@@ -238,35 +283,32 @@ class Allowance:
         lists = sum(meter.bytes_read for meter in self._lists.values())
         return self._done + lists + sum(share.cost[1] for share in self._running.values())
 
-    async def admit(self, meter: Meter, clock: Clock | None) -> bool:
+    async def admit(self, meter: Meter, budget: Budget | None) -> None:
         """Wait until a checkpoint may begin: until others have ended, where it is not known what they leave.
 
         Args:
             meter: Of the checkpoint.
-            clock: Stands still meanwhile; None for what belongs to no checkpoint, such as lists.
-
-        Returns:
-            Whether it begins now: `release` must follow at its end.
+            budget: Stands still meanwhile, and says when the checkpoint ends; None, or one that does not run,
+                for what belongs to no checkpoint, such as lists.
 
         Raises:
             ScreeningError: ``NotTried``, where a limit leaves no room for it.
         """
-        if id(meter) in self._running or id(meter) in self._lists:
-            return False
-        if clock is None:
+        if not self.limited or id(meter) in self._running or id(meter) in self._lists:
+            return
+        if budget is None or not budget.runs:
             self._lists[id(meter)] = meter
-            return False
+            return
         while (full := self._full()) is not None:
             if not self._running or self._used_up() is not None:
                 raise self._refusal(*full)
-            ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(ticket)
-            with clock.paused():
-                await ticket
+            self._ended.clear()
+            with budget.paused():
+                await self._ended.wait()
             if id(meter) in self._running:
-                return False  # another request of the same checkpoint was let in
+                return  # another request of the same checkpoint was let in
         self._running[id(meter)] = _Share(meter, meter.bytes_read)
-        return True
+        budget.at_end.append(functools.partial(self._release, meter))
 
     def spend(self, meter: Meter, *, counted: bool) -> None:
         """Say that one request is about to leave.
@@ -286,17 +328,14 @@ class Allowance:
             if id(meter) in self._running:
                 self._running[id(meter)].requests += 1
 
-    def release(self, meter: Meter) -> None:
+    def _release(self, meter: Meter) -> None:
         """A checkpoint has ended: what it has cost is what the next one is taken to cost."""
         share = self._running.pop(id(meter))
         self._done += share.cost[1]
         if any(share.cost):
             before = self._typical or (0, 0)
             self._typical = (max(before[0], share.cost[0]), max(before[1], share.cost[1]))
-        waiting, self._waiting = self._waiting, []
-        for ticket in waiting:
-            if not ticket.done():
-                ticket.set_result(None)
+        self._ended.set()
 
     def _used_up(self) -> tuple[str, int] | None:
         if self.most_requests is not None and self.requests >= self.most_requests:
@@ -329,7 +368,7 @@ class Allowance:
 
 @dataclass
 class _Share:
-    """What one running checkpoint has cost."""
+    """Cost of one running checkpoint."""
 
     meter: Meter
     before: int

@@ -1,534 +1,300 @@
-"""A checkpoint on the Hub: small files whole, large ones by ranges from where the Hub redirects to.
+"""A checkpoint behind addresses: small files whole, large ones by ranges, checked against what was asked.
 
-A large file is resolved once, by HEAD *without* Range: the signature of the address then covers every
-range (had the request carried one, only that one). Ranges are read from that address side by side. When it
+A large file is resolved once, and its ranges are read side by side from where that leads. When that address
 is refused (expired), it is resolved once more; when the new one is refused too, every range is resolved by
-itself.
+itself. There is no checksum of a range, so `range_problem` is all that stands between a faulty server and
+wrong rows: nothing is read from an answer that contradicts what was asked or listed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
 
 import aiohttp
+from multidict import CIMultiDictProxy
 from yarl import URL
 
 from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.http import (
-    HOPS,
+    ATTEMPTS,
     RANGES,
     AgainError,
-    Answer,
-    Batch,
-    Budget,
-    Came,
-    Route,
     Transport,
+    contradiction,
     drained,
-    is_redirect,
     pieces,
-    redirect,
+    retried,
     side_by_side,
     unpacked,
 )
-from lmeval_screener.checkpoints.hub_responses import (
-    Listing,
-    gated,
-    range_problem,
-    refusal,
-    resolve_problem,
-    resolved_entry,
-)
+from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.local import read_ranges
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, check_ranges
-from lmeval_screener.checkpoints.wire import Reply
 from lmeval_screener.errors import ScreeningError
 
 #: Small files are at most so long: the largest tokenizers have some 40 MB.
 SMALL = 64 * 2**20
 #: A file up to this size is accepted whole from a server that ignores Range.
 WHOLE = 4 * 2**20
-#: Where the Hub's own redirects of small files lead.
-_TEXTS = "/api/resolve-cache/models"
 
 
 @dataclass
-class _Source:
-    """Where one file is read, as far as it is known."""
+class FilePlace:
+    """Where one file is read, as far as it is known.
+
+    Attributes:
+        lock: Of the one that resolves it.
+        address: Where its ranges are read; None until it was resolved.
+        refused: How often such an address was refused in a row.
+        etag: The version of all ranges; None where the server names none.
+        whole: All of it, where the server sent that.
+        proven: Whether a range came right.
+    """
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     address: URL | None = None
-    route: Route | None = None
     refused: int = 0
     etag: str | None = None
     whole: bytes | None = None
+    proven: bool = False
 
 
-class HubSnapshot:
-    """A checkpoint on the Hub at one commit; see `Snapshot`. Made by `Hub`.
+class RemoteSnapshot:
+    """Files at addresses; see `Snapshot`. Subclasses say where a file is and what a refusal means.
 
     Args:
         transport: The pool; None in offline mode.
-        endpoint: Origin of the Hub.
-        found: The listing.
-        requested_revision: What was asked for.
+        repo: Its name, or the address that was asked for.
+        files: Those that are there.
         budget: Time for everything.
         meter: Counts what travels.
-        cache: Where things are kept.
-        downloads: Folder of the repository in the Hub's own cache, whose blobs are read from disk.
-        early: Texts that were asked for before the commit was known, by path; checked by digest like all.
-        learnt: Called with the files whenever the size or digest of one became known.
+        cache: Where things are kept, under the versions of the files.
     """
 
     def __init__(
         self,
         transport: Transport | None,
-        endpoint: str,
-        found: Listing,
-        requested_revision: str | None,
+        repo: str,
+        files: Mapping[str, FileEntry],
         *,
         budget: Budget,
         meter: Meter,
         cache: Cache,
-        downloads: Path,
-        early: Mapping[str, bytes],
-        learnt: Callable[[Mapping[str, FileEntry]], None] = lambda files: None,
     ) -> None:
-        self.repo = found.repo
-        self.requested_revision = requested_revision
-        self.revision: str | None = found.commit
-        self._files = dict(found.files)
-        self.files: Mapping[str, FileEntry] = self._files
+        self.repo = repo
+        self.requested_revision: str | None = None
+        self.revision: str | None = None
+        self.files = files
         self.meter = meter
-        self.parameters = found.parameters
-        self.cache: Cache | None = cache
-        self._transport, self._endpoint, self._budget = transport, endpoint, budget
-        self._downloads, self._early, self._learnt = downloads, dict(early), learnt
-        self._gathering = False
-        self._closed = found.gated and transport is not None and transport.token is None
-        self._sources: dict[str, _Source] = {}
+        self.parameters: int | None = None
+        # A file without a version may be another one tomorrow.
+        self.cache: Cache | None = cache if all(entry.digest for entry in files.values()) else None
+        self._transport, self._budget = transport, budget
+        self._places: dict[str, FilePlace] = {}
         self._text_locks: dict[str, asyncio.Lock] = {}
 
-    async def prepare(self, tokenizers: Sequence[str], weights: str, texts: Sequence[str]) -> None:
-        """Ask side by side for what nearly every checkpoint needs and a list of repositories does not say.
+    # --- for subclasses -----------------------------------------------------------------------------------
 
-        Args:
-            tokenizers: Files that may hold the vocabulary, best first: the digest of the first one that is
-                there is asked for.
-            weights: The file of weights whose size and address are asked for, if it is there.
-            texts: What is read whole, if it is there.
+    def _url(self, path: str) -> URL:
+        """Where a file is asked for."""
+        raise NotImplementedError
 
-        Raises:
-            ScreeningError: As `small_file` and `ranges`.
-        """
-        wanted = [*texts, *[path for path in tokenizers if path in self.files][:1], weights]
-        unknown = [path for path in wanted if path in self.files and self.files[path].size is None]
-        works: list[Coroutine[Any, Any, object]] = []
-        for path in unknown:
-            if path == weights:
-                works.append(self.size(path))
-            elif self.files[path].digest is None:
-                works.append(self.small_file(path) if path in texts else self._digested(path))
-        if not works:
-            return
-        before = dict(self.files)
-        self._gathering = True
-        try:
-            await side_by_side(works)
-        finally:
-            self._gathering = False
-            if self.files != before:
-                self._learnt(self.files)
+    def _refused(self, response: aiohttp.ClientResponse) -> ScreeningError:
+        """The error that a final status means."""
+        raise NotImplementedError
+
+    async def _resolved(self, path: str) -> URL:
+        """Where the ranges of a file are read, in one attempt."""
+        return self._url(path)
+
+    async def _text(self, path: str, entry: FileEntry) -> bytes:
+        """A small file from the network."""
+        return await self._range(path, 0, await self.size(path))
+
+    def _conditions(self, place: FilePlace) -> Mapping[str, str]:
+        """Headers of a range beside Range."""
+        return {}
+
+    def _is_final(self, url: URL) -> bool:
+        """Whether a refusal from here is final, not one of an address that may be resolved anew."""
+        return True
+
+    def _on_disk(self, entry: FileEntry) -> Path | None:
+        """The file where another program has already put it."""
+        return None
+
+    # --- see `Snapshot` -----------------------------------------------------------------------------------
 
     async def small_file(self, path: str) -> bytes:
         """Whole content of a small file; see `Snapshot.small_file`."""
-        entry = self._entry(path)
-        if entry.size is not None and entry.size > SMALL:
+        size = self._entry(path).size
+        if size is not None and size > SMALL:
             raise ScreeningError(
-                "BadResponse", f"{path} of {self.repo} has {entry.size} bytes, too many for its kind"
+                "BadResponse", f"{path} of {self.repo} has {size} bytes, too many for its kind"
             )
         async with self._text_locks.setdefault(path, asyncio.Lock()):
             entry = self._entry(path)
             if self.cache and (kept := self.cache.read("files", self._file_key(entry))) is not None:
                 return kept
-            place, body = self._downloaded(entry), self._early.pop(path, b"")
+            place = self._on_disk(entry)
             if place and entry.fits(stored := await asyncio.to_thread(place.read_bytes)):
                 return stored
-            if entry.size is None or not entry.fits(body):
-                body = await self._transport_or_offline(path).retried(
-                    lambda: self._text(path, entry), self._budget
-                )
+            self._online(path)
+            body = await retried(lambda: self._text(path, entry), self._budget)
             if self.cache:
                 self.cache.write("files", self._file_key(self._entry(path)), body)
             return body
-
-    def _file_key(self, entry: FileEntry) -> str:
-        return entry.digest or f"{self.repo}@{self.revision}/{entry.path}"
-
-    async def _text(self, path: str, entry: FileEntry) -> bytes:
-        """A small file from the network.
-
-        Texts in git are served by `raw` in one round trip, compressed; but they count as pages, of which
-        few are allowed.
-        """
-        if entry.size is None:
-            return await self._unlisted_text(path)
-        transport, size = self._transport_or_offline(path), entry.size
-        in_git = not (entry.digest or "").startswith("sha256:")
-        body, url = b"", self._url("raw", path)
-        if in_git and transport.bucket(url).affords():
-            try:
-                body, _ = await transport.body(url, self.meter, size, self._refused, self._budget)
-            except ScreeningError as error:
-                # Mirrors often know nothing but resolve.
-                if error.code not in ("RepoNotFound", "RateLimited"):
-                    raise
-        if not in_git or (size and not body):
-            body = await self._range(path, 0, size) if size else b""
-        if not entry.fits(body):
-            raise self._other_content(path)
-        return body
-
-    async def _unlisted_text(self, path: str) -> bytes:
-        """A small file of which nothing is known but that it is there; its digest comes with it.
-
-        The Hub redirects from `resolve` to where such texts lie. When it was seen to do so once, the others
-        are asked for there: one request that counts in place of two.
-        """
-        transport, entry = self._transport_or_offline(path), self._entry(path)
-        direct = URL(f"{self._endpoint}{_TEXTS}/{self.repo}/{self.revision}/{quote(path)}", encoded=True)
-        url = direct if transport.texts_lie_there else self._url("resolve", path)
-        for _ in range(HOPS):
-            async with transport.request(
-                "GET", url, {"Accept-Encoding": "gzip"}, self.meter, self._budget
-            ) as response:
-                transport.raise_if_passing(response)
-                final, there = response.status == 200, response.url.raw_path == direct.raw_path
-                if there and not (final and "ETag" in response.headers) and transport.texts_lie_there:
-                    transport.texts_lie_there = False
-                    await drained(response, self.meter)
-                    url = self._url("resolve", path)
-                    continue
-                if not (final or is_redirect(response)):
-                    await drained(response, self.meter)
-                    raise self._refused(response)
-                if transport.is_hub(response.url):
-                    self._believe(path, response, final=False)
-                    entry = self._entry(path)
-                if not final:
-                    url = await redirect(response, self.meter)
-                    continue
-                if there and "ETag" in response.headers:
-                    counts = (
-                        transport.bucket(response.url).name
-                        == transport.bucket(self._url("resolve", path)).name
-                    )
-                    transport.texts_lie_there = counts
-                body = bytearray()
-                async for piece in unpacked(response, self.meter):
-                    body += piece
-                    if len(body) > SMALL:
-                        break
-                if len(body) > SMALL or not entry.fits(bytes(body)):
-                    raise self._other_content(path)
-                self._know(FileEntry(path, len(body), entry.digest))
-                return bytes(body)
-        raise _contradiction(f"{url.host} redirects in circles for {path} of {self.repo}")
-
-    def _other_content(self, path: str) -> AgainError:
-        return AgainError(
-            _contradiction(f"{path} of {self.repo} does not have the digest that the listing says"), last=True
-        )
-
-    async def _digested(self, path: str) -> None:
-        """Learn the digest of a file, by one request if the server tells it where it redirects."""
-        async with self._text_locks.setdefault(path, asyncio.Lock()):
-            if self._entry(path).digest is None:
-                transport = self._transport_or_offline(path)
-                await transport.retried(lambda: self._resolved(path, wanted="digest"), self._budget)
-
-    def _know(self, entry: FileEntry) -> None:
-        if entry != self.files[entry.path]:
-            self._files[entry.path] = entry
-            if not self._gathering:
-                self._learnt(self.files)
 
     async def size(self, path: str) -> int:
         """Size of a file; see `Snapshot.size`."""
         if (size := self._entry(path).size) is not None:
             return size
-        await self._address(path, self._sources.setdefault(path, _Source()))
+        await self._address(path, self._place(path))
         if (size := self._entry(path).size) is None:
-            raise _contradiction(f"nobody says how large {path} of {self.repo} is")
+            raise contradiction(f"nothing says how large {path} of {self.repo} is").error
         return size
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Bytes of a file; see `Snapshot.ranges`."""
-        size = await self.size(path)
-        check_ranges(path, size, ranges)
-        if place := self._downloaded(self._entry(path)):
+        check_ranges(path, await self.size(path), ranges)
+        if place := self._on_disk(self._entry(path)):
             return await asyncio.to_thread(read_ranges, place, ranges)
-        if len(ranges) == 1:
-            return [await self._range(path, *ranges[0])]
-        batch = await self._batch(path, size, ranges)
-
-        async def some() -> None:
-            async with batch.room():
-                while batch.left:
-                    at, came = batch.left.popleft()
-                    batch.bodies[at] = await self._range(path, *ranges[at], came)
-
-        try:
-            while not await batch.settled():
-                await side_by_side(some() for _ in range(min(RANGES, len(batch.left))))
-        finally:
-            batch.close()
-        return batch.bodies
-
-    async def _batch(self, path: str, size: int, ranges: Sequence[tuple[int, int]]) -> Batch:
-        """Many ranges, on their way where all can be asked for at one address."""
-        transport, source = self._transport_or_offline(path), self._sources.setdefault(path, _Source())
-
-        def fits(reply: Reply, begin: int, end: int) -> bool:
-            right = (
-                reply.status == 206
-                and reply.trouble is None
-                and len(reply.body) == end - begin
-                and range_problem(reply.headers, begin, end, size, source.etag) is None
-            )
-            if right:
-                source.etag = source.etag or reply.headers.get("ETag")
-                source.refused = 0
-            return right
-
-        direct = source.whole is None and source.refused < 2 and all(end > begin for begin, end in ranges)
-        url = self._url("resolve", path)
-        if direct:
-            url = source.address or await self._address(path, source)
-        route, whole = self._route(transport, source, url), size if size <= WHOLE else 0
-        return transport.batch(
-            route, self._conditions(source), self.meter, ranges, whole, fits, direct=direct
+        return await side_by_side(
+            (self._range(path, begin, end) for begin, end in ranges), min(RANGES, len(ranges))
         )
 
-    @staticmethod
-    def _route(transport: Transport, source: _Source, url: URL) -> Route:
-        if source.route is None or source.route.url is not url:
-            source.route = transport.route(url)
-        return source.route
+    # --- ranges -------------------------------------------------------------------------------------------
 
-    async def _range(self, path: str, begin: int, end: int, came: Came | None = None) -> bytes:
-        """One range; a body that breaks is resumed where it broke.
-
-        Args:
-            path: The file.
-            begin: Of the range.
-            end: Likewise.
-            came: An answer to it that is there already.
-        """
-        transport, received = self._transport_or_offline(path), bytearray()
-        source = self._sources.setdefault(path, _Source())
+    async def _range(self, path: str, begin: int, end: int) -> bytes:
+        """One range; a body that breaks is resumed where it broke."""
+        place, received = self._place(path), bytearray()
 
         async def attempt() -> bytes:
-            nonlocal came
+            if place.whole is not None:
+                return place.whole[begin:end]
             before = len(received)
-            first, came = came, None
             try:
-                if source.whole is not None:
-                    return source.whole[begin:end]
-                await self._read(path, source, begin + before, end, received, first)
+                await self._read(path, place, begin + before, end, received)
             except AgainError as again:
                 again.fruitful = len(received) > before
+                if place.proven:  # a server that is right as a rule is asked as often as one that refuses
+                    again.attempts = ATTEMPTS
                 raise
             return bytes(received)
 
-        return await transport.retried(attempt, self._budget) if end > begin else b""
+        return await retried(attempt, self._budget) if end > begin else b""
 
-    async def _read(
-        self,
-        path: str,
-        source: _Source,
-        begin: int,
-        end: int,
-        received: bytearray,
-        came: Came | None = None,
-    ) -> None:
+    async def _read(self, path: str, place: FilePlace, begin: int, end: int, received: bytearray) -> None:
         """Append bytes ``[begin, end)`` as far as they come, if the answer is what was asked for."""
-        transport, size = self._transport_or_offline(path), await self.size(path)
-        headers = {"Range": f"bytes={begin}-{end - 1}", **self._conditions(source)}
-        resolved = None
-        if came is not None:
-            resolved = came.url
-        elif source.refused < 2:
-            resolved = source.address or await self._address(path, source)
-        url = resolved or self._url("resolve", path)
-        wanted, whole = end - begin, size if size <= WHOLE or (begin, end) == (0, size) else 0
-        for _ in range(HOPS):
-            asked: AbstractAsyncContextManager[Answer]
-            if came is not None:
-                asked, came = came, None
+        transport, size = self._online(path), await self.size(path)
+        headers = {"Range": f"bytes={begin}-{end - 1}", **self._conditions(place)}
+        resolved = (place.address or await self._address(path, place)) if place.refused < 2 else None
+        asked = transport.followed("GET", resolved or self._url(path), headers, self.meter, self._budget)
+        async with asked as response:
+            host = response.url.host
+            if response.status == 206:
+                if problem := range_problem(response.headers, begin, end, size, place.etag):
+                    raise contradiction(f"{host} answered wrongly for {path} of {self.repo}: {problem}")
+                async for piece in pieces(response, self.meter):
+                    received += piece
+                    begin += len(piece)
+                    if begin > end:
+                        received.clear()
+                        break
+                if begin != end:
+                    raise contradiction(f"a range of {path} of {self.repo} has the wrong length")
+                place.etag = place.etag or response.headers.get("ETag")
+                place.proven = True
+                place.refused = place.refused if resolved is None else 0
+            elif response.status == 200:
+                body = await self._whole(response, path, size, whole=(begin, end) == (0, size))
+                place.whole = body if size <= WHOLE else None
+                received += body[begin:end]
             else:
-                route = self._route(transport, source, url)
-                asked = transport.ranged(route, headers, self.meter, self._budget, wanted, whole)
-            async with asked as response:
-                if is_redirect(response):
-                    url = await redirect(response, self.meter)
-                    continue
-                transport.raise_if_passing(response)
-                if response.status == 206:
-                    problem = range_problem(response.headers, begin, end, size, source.etag)
-                    if problem:
-                        got = f"{url.host} answered wrongly for {path} of {self.repo}: {problem}"
-                        raise AgainError(_contradiction(got), last=True)
-                    source.etag = source.etag or response.headers.get("ETag")
-                    async for piece in pieces(response, self.meter):
-                        received += piece
-                        begin += len(piece)
-                        if begin > end:
-                            received.clear()
-                            break
-                    if begin != end:
-                        raise AgainError(
-                            _contradiction(f"a range of {path} of {self.repo} has the wrong length")
-                        )
-                    source.refused = source.refused if resolved is None else 0
-                    return
-                if response.status == 200:
-                    received += (await self._whole(response, path, source, (begin, end)))[begin:end]
-                    return
                 await drained(response, self.meter)
-                if self._has_last_word(response.url):
+                if self._is_final(response.url):
                     raise self._refused(response)
-                if response.status in (401, 403):
-                    # Whoever is refused first says so; the others find the address already gone.
-                    if resolved is not None and source.address is resolved:
-                        source.address, source.etag, source.refused = None, None, source.refused + 1
-                    what = f"{url.host} refuses the signed address of {path} of {self.repo}; try again later"
-                    raise AgainError(ScreeningError("AccessDenied", what), wait=0.0)
-                what = f"{url.host} answered {response.status} to a range of {path} of {self.repo}"
-                raise AgainError(_contradiction(what), last=True)
-        raise _contradiction(f"{url.host} redirects in circles for {path} of {self.repo}")
+                if response.status not in (401, 403):
+                    what = f"{host} answered {response.status} to a range of {path} of {self.repo}"
+                    raise contradiction(what)
+                # The first one that is refused says so; the others find the address already gone.
+                if resolved is not None and place.address is resolved:
+                    place.address, place.etag, place.refused = None, None, place.refused + 1
+                what = f"{host} refuses the signed address of {path} of {self.repo}; try again later"
+                raise AgainError(ScreeningError("AccessDenied", what), wait=0.0)
 
-    async def _whole(self, response: Answer, path: str, source: _Source, span: tuple[int, int]) -> bytes:
+    async def _whole(self, response: aiohttp.ClientResponse, path: str, size: int, *, whole: bool) -> bytes:
         """A whole file where a range was asked for: from mirrors that ignore Range, if it is small."""
-        entry, size = self._entry(path), await self.size(path)
-        if size > WHOLE and span != (0, size):
-            raise AgainError(
-                ScreeningError(
-                    "RangeNotSupported",
-                    f"{response.url.host} ignores Range and would send all {size} bytes of {path} of "
-                    f"{self.repo}; use the Hub itself or download the checkpoint and screen the folder",
-                ),
-                last=True,
+        if size > WHOLE and not whole:
+            raise contradiction(
+                f"{response.url.host} ignores Range and would send all {size} bytes of {path} of "
+                f"{self.repo}; use the Hub itself or download the checkpoint and screen the folder",
+                "RangeNotSupported",
             )
-        body = bytearray()
-        async for piece in unpacked(response, self.meter):
-            body += piece
-            if len(body) > size:
-                break
-        if len(body) != size or not entry.fits(bytes(body)):
-            raise AgainError(_contradiction(f"{path} of {self.repo} came as another file"), last=True)
-        source.whole = bytes(body) if size <= WHOLE else None
-        return bytes(body)
+        body = await unpacked(response, self.meter, size)
+        if len(body) != size or not self._entry(path).fits(body):
+            raise contradiction(f"{path} of {self.repo} came as another file")
+        return body
 
-    async def _address(self, path: str, source: _Source) -> URL:
+    async def _address(self, path: str, place: FilePlace) -> URL:
         """Where the ranges of a file are read; resolved by one request for all that ask at the same time."""
-        transport = self._transport_or_offline(path)
-        async with source.lock:
-            if source.address is None:
-                source.address = await transport.retried(lambda: self._resolved(path), self._budget)
-            return source.address
+        self._online(path)
+        async with place.lock:
+            if place.address is None:
+                place.address = await retried(lambda: self._resolved(path), self._budget)
+            return place.address
 
-    async def _resolved(self, path: str, *, wanted: str = "size") -> URL:
-        """Where a file lies, by HEAD; what the answers say of it is kept.
-
-        Args:
-            path: The file.
-            wanted: ``size`` or ``digest``: what has to be known before the Hub's own redirects are left.
-        """
-        transport, url = self._transport_or_offline(path), self._url("resolve", path)
-        for _ in range(HOPS):
-            async with transport.request(
-                "HEAD", url, {"Accept-Encoding": "identity"}, self.meter, self._budget
-            ) as response:
-                transport.raise_if_passing(response)
-                final = 200 <= response.status < 300
-                if not (final or is_redirect(response)):
-                    raise self._refused(response)
-                self._believe(path, response, final=final)
-                if final:
-                    return response.url
-                url = await redirect(response, self.meter)
-                if wanted == "digest" and self._entry(path).digest is not None:
-                    return url
-                if not transport.is_hub(url) and self._entry(path).size is not None:
-                    return url
-        raise _contradiction(f"{url.host} redirects in circles for {path} of {self.repo}")
-
-    def _conditions(self, source: _Source) -> Mapping[str, str]:
-        """Headers of a range beside the usual ones."""
-        return {}
-
-    def _has_last_word(self, url: URL) -> bool:
-        """Whether a refusal by this server is final, not one of an address that may be resolved anew."""
-        return self._transport is not None and self._transport.is_hub(url)
-
-    def _resolve_problem(
-        self, response: aiohttp.ClientResponse, entry: FileEntry, *, final: bool
-    ) -> str | None:
-        return resolve_problem(response.headers, entry, self.revision, final=final)
-
-    def _believe(self, path: str, response: aiohttp.ClientResponse, *, final: bool) -> None:
-        """Check what a file resolves to against what is known of it, and keep what is new.
-
-        Raises:
-            AgainError: It contradicts.
-        """
-        entry = self._entry(path)
-        if problem := self._resolve_problem(response, entry, final=final):
-            raise AgainError(_contradiction(f"{path} of {self.repo} resolves wrongly: {problem}"), last=True)
-        if entry.size is None or entry.digest is None:
-            self._know(resolved_entry(response.headers, entry, final=final))
+    def _place(self, path: str) -> FilePlace:
+        return self._places.setdefault(path, FilePlace())
 
     def _entry(self, path: str) -> FileEntry:
         if (entry := self.files.get(path)) is None:
-            raise ScreeningError(
-                "FileNotFound",
-                f"{self.repo} has no {path} at revision {self.revision}; ask for another revision",
-            )
+            at = f" at revision {self.revision}; ask for another revision" if self.revision else "; check it"
+            raise ScreeningError("FileNotFound", f"{self.repo} has no {path}{at}")
         return entry
 
-    def _downloaded(self, entry: FileEntry) -> Path | None:
-        """The file in the Hub's own cache, where blobs are named by their digest."""
-        place = self._downloads / "blobs" / (entry.digest or "none").partition(":")[2]
-        return place if entry.digest and place.is_file() and place.stat().st_size == entry.size else None
+    def _file_key(self, entry: FileEntry) -> str:
+        return entry.digest or f"{self.repo}@{self.revision}/{entry.path}"
 
-    def _transport_or_offline(self, path: str) -> Transport:
+    def _online(self, path: str) -> Transport:
+        """The pool.
+
+        Raises:
+            ScreeningError: ``Offline`` where there is none.
+        """
         if self._transport is None:
             raise ScreeningError(
                 "Offline",
                 f"offline mode is on and what is needed of {path} of {self.repo} is not in the cache; "
                 "screen it once with a network, or unset HF_HUB_OFFLINE",
             )
-        if self._closed:
-            # The list of repositories said so: nobody needs to ask.
-            raise gated(self.repo, self._endpoint, token=False)
         return self._transport
 
-    def _url(self, verb: str, path: str) -> URL:
-        return URL(f"{self._endpoint}/{self.repo}/{verb}/{self.revision}/{quote(path)}", encoded=True)
 
-    def _refused(self, response: Answer) -> ScreeningError:
-        token = self._transport is not None and self._transport.token is not None
-        return refusal(response, self.repo, str(self.revision), self._endpoint, token=token)
+def range_problem(
+    headers: CIMultiDictProxy[str], begin: int, end: int, size: int, etag: str | None
+) -> str | None:
+    """Why a 206 is not bytes ``[begin, end)`` of the file that is meant, as it is stored; None if it is.
 
-
-def _contradiction(what: str) -> ScreeningError:
-    return ScreeningError(
-        "BadResponse", f"{what}; try again, and check the endpoint and any proxy on the way"
-    )
+    Args:
+        headers: Of the answer.
+        begin: First byte asked for.
+        end: Byte after the last one asked for.
+        size: Size of the whole file.
+        etag: ETag of earlier ranges of the same file from the same address; None if there was none.
+    """
+    expected = f"bytes {begin}-{end - 1}/{size}"
+    if (got := headers.getall("Content-Range", [])) != [expected]:
+        return f"expected Content-Range {expected!r}, got {', '.join(map(repr, got)) or None}"
+    if (length := headers.get("Content-Length", str(end - begin))) != str(end - begin):
+        return f"expected {end - begin} bytes, got Content-Length {length}"
+    if (encoding := headers.get("Content-Encoding", "identity")) != "identity":
+        return f"the range came with Content-Encoding {encoding}"
+    if headers.get("Content-Type", "").startswith("text/html"):
+        return "the body is a web page"
+    if etag and headers.get("ETag", etag) != etag:
+        return f"the ETag changed from {etag} to {headers.get('ETag')}"
+    return None

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Protocol
 
 from lmeval_screener.checkpoints.cache import Cache
-from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.local import open_file, open_folder
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot
 from lmeval_screener.checkpoints.storages.object_store import SERVICES, finder

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmeval_dispersion.errors import GeometryError
 from lmeval_dispersion.geometry import Array, within
 from lmeval_dispersion.statistics import jackknife_se
 from lmeval_screener.ranking.gap import Difference, paired_difference
@@ -68,10 +69,12 @@ def ratio(domain: NDArray[Any], reference: NDArray[Any], norm: FinalNorm, dtype:
         dtype: Element type of the rows as stored, by the name that safetensors or GGUF give it.
 
     Raises:
-        GeometryError: Fewer than three rows.
+        GeometryError: Fewer than three rows, or rows of R that do not differ.
     """
     seen = norm.effective(domain), norm.effective(reference)
     t, r = (within(rows, "euclidean") for rows in seen)
+    if not r.mean > 0:
+        raise GeometryError("the final norm leaves no difference between everyday tokens")
     mean = t.mean / r.mean
     left_domain, left_reference = t.left_out / r.mean, t.mean / r.left_out
     share = sum(
@@ -93,8 +96,8 @@ def weight_of(norm: FinalNorm) -> Array:
 
 
 def rounding(rows: NDArray[Any], dtype: str) -> Array:
-    """Standard deviation of what was lost when each number was stored, shape of the rows."""
-    values = np.abs(rows.astype(np.float64))
+    """Standard deviation of what was lost when each number of the rows was stored."""
+    values: Array = np.abs(rows.astype(np.float64))
     if _significand(dtype) is not None:
         return values * _relative(dtype)
     # Integers of so many bits, times a scale that each block has.
@@ -102,14 +105,15 @@ def rounding(rows: NDArray[Any], dtype: str) -> Array:
     padded = np.pad(values, ((0, 0), (0, -width % _BLOCK)))
     largest = padded.reshape(count, -1, _BLOCK).max(axis=2, keepdims=True)
     step = 2 * largest / (2 ** _bits(dtype) - 1)
-    return np.broadcast_to(step / math.sqrt(12), (*largest.shape[:2], _BLOCK)).reshape(count, -1)[:, :width]
+    errors: Array = np.repeat(step / math.sqrt(12), _BLOCK, axis=2).reshape(count, -1)[:, :width]
+    return errors
 
 
 def _rounded(errors: Array, weight: Array, mean: float) -> float:
     """By what share rounding moves a mean distance: at random, and up, as any noise adds to distances."""
     variances = np.square(errors * weight).mean(axis=1)
     at_random = _SIGMAS * 2 * math.sqrt(float(variances.mean()) / len(errors))
-    return (at_random + errors.shape[1] * float(variances.mean()) / mean) / mean
+    return float((at_random + errors.shape[1] * variances.mean() / mean) / mean)
 
 
 def _significand(dtype: str) -> int | None:

@@ -42,14 +42,14 @@ def domains_document() -> Document:
     rows = [
         {
             "set": name,
-            "group": group.name,
+            "group": key,
             "role": role,
             "words": len(group.items),
             "default": taken,
             "examples": " ".join(group.items[:5]),
         }
         for name in bundled_token_sets()
-        for role, group, taken in described_groups(name)
+        for role, key, group, taken in described_groups(name)
     ]
     columns = [
         Column("set", "Set"),

@@ -36,8 +36,8 @@ if ! command -v "${lm_eval[0]}" > /dev/null; then
   exit 1
 fi
 tasks=()
-if ! dispersion status 2>/dev/null | grep -q "^enabled"; then
-  folder=$(dispersion tasks-path) && tasks=(--include_path "$folder")
+if ! dispersion enable --status 2>/dev/null | grep -q "^enabled"; then
+  folder=$(dispersion enable --path) && tasks=(--include_path "$folder")
 fi
 shard=${SHARD:-0} shards=${SHARDS:-1} number=0 failed=()
 for config in models/*.yaml; do

@@ -4,12 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_screener.targets.target import Target, parse_target
-from lmeval_screener.yaml_fields import Fields, load_yaml, nearest
+from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
 
 _BUNDLED = Path(__file__).resolve().parent / "families.yaml"
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    repo: str
+    scale: str
+    revision: str = ""
+    kind: Any = None  # base, instruct, trajectory, …: a word for readers of the file
+
+
+@dataclass(frozen=True)
+class _Family:
+    checkpoints: tuple[_Checkpoint, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class _File:
+    schema: int
+    families: dict[str, _Family]
+    notes: Any = None
 
 
 @dataclass(frozen=True)
@@ -21,13 +43,11 @@ class Family:
         checkpoints: In the file's order: scales ascending. Every one has its ``scale``; a revision may be a
             glob over branches and tags (a training trajectory).
         note: What a user should know of the family; empty for most.
-        source: The file.
     """
 
     name: str
     checkpoints: tuple[Target, ...]
     note: str
-    source: str
 
     @property
     def scales(self) -> tuple[str, ...]:
@@ -44,10 +64,20 @@ def load_families(path: str | Path | None = None) -> dict[str, Family]:
     Raises:
         UsageError: The file is missing or has a mistake; the message names file, key, expected and given.
     """
-    fields = load_yaml(_BUNDLED if path is None else Path(path))
-    fields.only(("schema", "families", "notes"))
-    families = fields.mapping("families")
-    return {name: _family(name, families.mapping(name)) for name in families}
+    file = _BUNDLED if path is None else Path(path)
+    families = {}
+    for name, family in load_yaml(_File, file).families.items():
+        checkpoints: dict[tuple[str, str | None], Target] = {}
+        for position, entry in enumerate(family.checkpoints):
+            target = parse_target(entry.repo)
+            target = replace(
+                target, revision=entry.revision or target.revision, family=name, scale=entry.scale
+            )
+            if checkpoints.setdefault((target.repo, target.revision), target) is not target:
+                key = f"families.{name}.checkpoints[{position}]"
+                raise mistake(file, key, "each checkpoint once", target.repo, "remove one")
+        families[name] = Family(name, tuple(checkpoints.values()), family.note)
+    return families
 
 
 def load_family(name: str, path: str | Path | None = None) -> Family:
@@ -61,26 +91,10 @@ def load_family(name: str, path: str | Path | None = None) -> Family:
         UsageError: The file has no such family (the nearest names are suggested), or a mistake.
     """
     families = load_families(path)
-    for known, found in families.items():
+    for known, family in families.items():
         if known.lower() == name.lower():
-            return found
+            return family
     where = "" if path is None else f" in {path}"
     raise UsageError(
         f"there is no family {name!r}{where}{nearest(name, families)}; known: {', '.join(families)}"
     )
-
-
-def _family(name: str, fields: Fields) -> Family:
-    fields.only(("note", "checkpoints"))
-    checkpoints: list[Target] = []
-    for position, entry in enumerate(fields.mappings("checkpoints")):
-        # `kind` (base, instruct, trajectory, …) is a word for whoever reads the file.
-        entry.only(("repo", "revision", "scale", "kind"))
-        item = parse_target(entry.text("repo"))
-        repo = item.repo
-        revision = entry.text("revision") if "revision" in entry else item.revision
-        if any((repo, revision) == (other.repo, other.revision) for other in checkpoints):
-            raise fields.error(f"checkpoints[{position}]", "each checkpoint once", repo, "remove one")
-        checkpoints.append(replace(item, revision=revision, family=name, scale=entry.text("scale")))
-    note = fields.text("note") if "note" in fields else ""
-    return Family(name, tuple(checkpoints), note, fields.source)

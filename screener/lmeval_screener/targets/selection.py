@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import datetime
 
     from lmeval_screener.checkpoints.hub import Hub
-    from lmeval_screener.checkpoints.hub_responses import Listed
+    from lmeval_screener.checkpoints.hub_responses import RepoSummary
     from lmeval_screener.checkpoints.limits import Allowance
     from lmeval_screener.targets.target import Target
 
@@ -413,7 +413,9 @@ async def _listed(
     return _not_nothing(query, targets, seen)
 
 
-async def _page(hub: Hub, query: Query, address: str, found: Selected) -> tuple[list[Listed], str | None]:
+async def _page(
+    hub: Hub, query: Query, address: str, found: Selected
+) -> tuple[list[RepoSummary], str | None]:
     from lmeval_screener.checkpoints.http import Budget
     from lmeval_screener.checkpoints.hub_responses import parse_collection, parse_page
 

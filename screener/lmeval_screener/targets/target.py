@@ -14,7 +14,7 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import understood
 
 if TYPE_CHECKING:
-    from lmeval_screener.checkpoints.hub_responses import Listing
+    from lmeval_screener.checkpoints.hub_responses import RepoFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Target:
     file: str | None = None
     refused: tuple[str, str] | None = None
     tokenizer: str | None = None
-    listing: Listing | None = field(default=None, compare=False, repr=False)
+    listing: RepoFiles | None = field(default=None, compare=False, repr=False)
     labelled: str | None = field(default=None, compare=False, repr=False)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -9,6 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from lmeval_screener.targets.names import WEIGHTS
 from lmeval_screener.targets.target import Target, parse_target, step_key
 
 # checkpoint-500 (Trainer, TRL), step-500 (torchtitan), step_500 (NeMo-RL), epoch_0_step_500 and
@@ -55,14 +57,24 @@ F = TypeVar("F", bound=Folder)
 def parse_targets(texts: Iterable[str], tokenizer: str | None = None) -> list[Target]:
     """The targets that texts name, as :func:`parse_target` reads each; a training run is its checkpoints.
 
-    Runs in a storage other than a folder are expanded when they are screened: that takes requests.
+    A glob of paths is the folders and files of weights that match. Runs and globs in a storage other than a
+    folder are expanded when they are screened: that takes requests.
     """
     found = []
-    for text in texts:
-        target = parse_target(text, tokenizer)
+    for path in (path for text in texts for path in _matching_paths(text)):
+        target = parse_target(path, tokenizer)
         folders = run_checkpoints(Path(target.repo)) if target.local else []
         found += [replace(target, repo=str(folder)) for folder in folders] or [target]
     return found
+
+
+def _matching_paths(text: str) -> list[str]:
+    """Paths by step, for a glob that is written like a path (``./x*``, ``/x/*``, ``~/x?``); else the text."""
+    path = text.removeprefix("file://")
+    if not path.startswith((".", "/", "~")) or not glob.has_magic(path) or Path(path).expanduser().exists():
+        return [text]
+    paths = glob.glob(str(Path(path).expanduser()))
+    return sorted((p for p in paths if p.endswith(WEIGHTS) or Path(p).is_dir()), key=step_key) or [text]
 
 
 def is_step(name: str) -> bool:

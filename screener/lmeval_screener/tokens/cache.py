@@ -31,9 +31,7 @@ class ResolutionCache:
             reference: R.
         """
         stored = self._cache.read("tokens", _key(tokenizer_digest, domain, reference))
-        if stored is None:
-            return None
-        return resolution_of(stored)
+        return None if stored is None else resolution_of(stored)
 
     def put(
         self, tokenizer_digest: str, domain: TokenSet, reference: TokenSet, resolution: Resolution
@@ -44,44 +42,19 @@ class ResolutionCache:
 
 def resolution_text(resolution: Resolution) -> bytes:
     """A resolution as JSON."""
-    content = {
-        "domain": resolution.domain,
-        "reference": resolution.reference,
-        "dropped": resolution.dropped,
-        "dropped_reference": resolution.dropped_reference,
-        "never_made": resolution.never_made,
-        "shared": resolution.shared,
-        "one_row": resolution.one_row,
-        "digit_scheme": resolution.digit_scheme,
-        "vocabulary": resolution.vocabulary,
-        "sample": resolution.sample,
-    }
-    return json.dumps(content).encode()
+    return json.dumps(vars(resolution)).encode()
 
 
 def resolution_of(stored: bytes | str) -> Resolution:
     """The resolution that :func:`resolution_text` wrote."""
     content = json.loads(stored)
-    return Resolution(
-        domain=_tokens(content["domain"]),
-        reference=_tokens(content["reference"]),
-        dropped=tuple(content["dropped"]),
-        dropped_reference=tuple(content["dropped_reference"]),
-        never_made=tuple(content["never_made"]),
-        shared=_tokens(content["shared"]),
-        # A registry of before has none.
-        one_row=tuple(content.get("one_row", ())),
-        digit_scheme=content["digit_scheme"],
-        vocabulary=content["vocabulary"],
-        sample=tuple(content["sample"]),
-    )
+    for name in ("domain", "reference", "shared"):
+        content[name] = tuple(Token(*token) for token in content[name])
+    for name in ("dropped", "dropped_reference", "never_made", "sample"):
+        content[name] = tuple(content[name])
+    content["one_row"] = tuple(content.get("one_row", ()))  # older registries have none
+    return Resolution(**content)
 
 
 def _key(tokenizer_digest: str, domain: TokenSet, reference: TokenSet) -> str:
     return f"{_VERSION} {tokenizer_digest} {domain.digest} {reference.digest}"
-
-
-def _tokens(listed: list[list[object]]) -> tuple[Token, ...]:
-    return tuple(
-        Token(str(text), str(piece), int(str(row)), str(group)) for text, piece, row, group in listed
-    )

@@ -110,28 +110,28 @@ def _lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[tuple[Token, ...],
     tokens: dict[int, Token] = {}
     dropped: dict[str, None] = {}
     doubled: dict[str, None] = {}
-    for group in words.groups.values():
+    for name, group in words.groups.items():
         missing = []
         for text in group.texts():
             row = vocabulary.row(text)
             if row is None:
                 missing.append(text)
                 continue
-            first = tokens.setdefault(row[0], Token(text, row[1], row[0], group.name))
+            first = tokens.setdefault(row[0], Token(text, row[1], row[0], name))
             if first.text == text:
                 continue
             pair = f"{first.text.strip()} and {text.strip()}"
             if group.require_all:
                 raise ScreeningError(
                     "TooFewTokens",
-                    f"{words.name}: expected a row for each of the {len(group.items)} items of {group.name}, "
+                    f"{words.name}: expected a row for each of the {len(group.items)} items of {name}, "
                     f"but {pair} share row {row[0]}; the tokenizer file is damaged, save it again",
                 )
             doubled[pair] = None
         if missing and group.require_all:
             raise ScreeningError(
                 "TooFewTokens",
-                f"{words.name}: expected all {len(group.items)} items of {group.name} as single tokens, "
+                f"{words.name}: expected all {len(group.items)} items of {name} as single tokens, "
                 f"{len(missing)} are not: {_shown([_told(text, vocabulary) for text in missing])}",
             )
         dropped.update(dict.fromkeys(missing))

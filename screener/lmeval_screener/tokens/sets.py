@@ -13,16 +13,15 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Annotated, Any, Literal, cast, get_args
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.paths import data_folder
-from lmeval_screener.yaml_fields import Fields, load_yaml, nearest
+from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
 
 Role = Literal["domain", "reference"]
 Variant = Literal["bare", "space"]
 
-_VARIANTS = ("bare", "space")
 _CASES: dict[str, Callable[[str], str]] = {
     "exact": str,
     "lower": str.lower,
@@ -37,18 +36,16 @@ class Group:
     """Words of one token set that are looked up the same way.
 
     Attributes:
-        name: The group's name, as ``--domain SET:GROUP`` selects it.
         variant: ``bare`` looks ``7`` up, ``space`` looks ``␣the`` up.
-        case: What is done to an item first: ``exact``, ``lower``, ``upper`` or ``title``.
         items: Surface forms without a leading space, all different.
+        case: What is done to an item first.
         require_all: A vocabulary that lacks one of the items is refused.
         optional: Taken only when it is selected by name.
     """
 
-    name: str
     variant: Variant
-    case: str
     items: tuple[str, ...]
+    case: Literal["exact", "lower", "upper", "title"] = "exact"
     require_all: bool = False
     optional: bool = False
 
@@ -56,6 +53,20 @@ class Group:
         """The surface forms that are looked up, leading space included, in the order of ``items``."""
         space = " " if self.variant == "space" else ""
         return [space + _CASES[self.case](item) for item in self.items]
+
+
+@dataclass(frozen=True)
+class _File:
+    """The layout of a token set's file, see ``docs/reference/token-sets.md``."""
+
+    schema: int
+    name: str
+    role: Role
+    default_groups: tuple[str, ...]
+    min_tokens: Annotated[int, 2]
+    groups: dict[str, Group]
+    sources: Any = None
+    notes: Any = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,6 @@ class TokenSet:
         role: ``domain`` or ``reference``.
         min_tokens: The set is refused where fewer of its words resolve.
         groups: The groups that *are* taken, by name, in order.
-        source: The file.
         digest: sha256 over all that decides a resolution (not over notes).
     """
 
@@ -75,7 +85,6 @@ class TokenSet:
     role: Role
     min_tokens: int
     groups: dict[str, Group]
-    source: str
     digest: str
 
 
@@ -84,12 +93,10 @@ def bundled_token_sets() -> list[str]:
     return sorted(path.stem for path in data_folder("token_sets").glob("*.yaml"))
 
 
-def described_groups(name: str) -> list[tuple[Role, Group, bool]]:
-    """Every group of a bundled set: the set's role, the group, and whether it is taken unnamed."""
-    fields = load_yaml(data_folder("token_sets") / f"{name}.yaml")
-    role = cast(Role, fields.choice("role", ("domain", "reference")))
-    groups, defaults = fields.mapping("groups"), fields.texts("default_groups")
-    return [(role, _group(key, groups.mapping(key)), key in defaults) for key in groups]
+def described_groups(name: str) -> list[tuple[Role, str, Group, bool]]:
+    """Every group of a bundled set: the set's role, the group's name, the group, and whether it is taken."""
+    file = load_yaml(_File, data_folder("token_sets") / f"{name}.yaml")
+    return [(file.role, key, group, key in file.default_groups) for key, group in file.groups.items()]
 
 
 def load_token_set(name_or_path: str, role: Role = "domain") -> TokenSet:
@@ -127,70 +134,48 @@ def _path(name: str) -> Path | None:
 
 
 def _read(path: Path, role: Role, selected: tuple[str, ...] | None) -> TokenSet:
-    fields = load_yaml(path)
-    fields.only(("schema", "name", "role", "default_groups", "min_tokens", "groups", "sources", "notes"))
-    name = fields.text("name")
-    given = cast(Role, fields.choice("role", ("domain", "reference")))
-    groups_of_file = fields.mapping("groups")
-    groups = {key: _group(key, groups_of_file.mapping(key)) for key in groups_of_file}
-    defaults = fields.texts("default_groups")
-    for position, default in enumerate(defaults):
-        if default not in groups:
-            raise fields.error(
-                f"default_groups[{position}]", f"one of the groups {', '.join(groups)}", default
-            )
-        if groups[default].optional:
-            raise fields.error(f"default_groups[{position}]", "a group that is not optional", default)
-    min_tokens = fields.integer("min_tokens", low=2)
-    if given != role:
-        raise fields.error("role", f"{role} (it is used as the {role} set)", given)
+    file = load_yaml(_File, path)
+    groups = file.groups
+    for name, group in groups.items():
+        for position, item in enumerate(group.items):
+            if item != item.strip() or not item.isprintable():
+                spaces = item != item.strip()
+                expected = "a word without spaces around it" if spaces else "printable signs"
+                step = "use `variant: space`" if spaces else ""
+                raise mistake(path, f"groups.{name}.items[{position}]", expected, item, step)
+    for position, default in enumerate(file.default_groups):
+        if default not in groups or groups[default].optional:
+            known = f"one of the groups {', '.join(groups)}"
+            expected = "a group that is not optional" if default in groups else known
+            raise mistake(path, f"default_groups[{position}]", expected, default)
+    if file.role != role:
+        raise mistake(path, "role", f"{role} (it is used as the {role} set)", file.role)
     # A group of that name wins: it is the file's own word.
-    variants = [name for name in selected or () if name in _VARIANTS and name not in groups]
+    variants = [name for name in selected or () if name in get_args(Variant) and name not in groups]
     if len(variants) > 1:
         raise UsageError(f"{path}: expected one variant, got {' and '.join(variants)}; take one")
-    chosen = [group for group in selected or () if group not in variants]
-    for group in chosen:
-        if group not in groups:
+    chosen = [name for name in selected or () if name not in variants]
+    for name in chosen:
+        if name not in groups:
             raise UsageError(
-                f"{path}: there is no group {group!r}{nearest(group, groups)}; there are "
+                f"{path}: there is no group {name!r}{nearest(name, groups)}; there are "
                 f"{', '.join(groups)}, and the variants bare and space"
             )
-    taken = {key: groups[key] for key in dict.fromkeys(chosen or defaults)}
+    taken = {key: groups[key] for key in dict.fromkeys(chosen or file.default_groups)}
     for variant in variants:
         taken = {key: replace(group, variant=cast(Variant, variant)) for key, group in taken.items()}
     size = sum(len(group.items) for group in taken.values())
-    if size < min_tokens:
+    if size < file.min_tokens:
         raise UsageError(
-            f"{path}: expected at least {min_tokens} words (`min_tokens`) in {', '.join(taken)}, got {size}; "
-            "take more groups"
+            f"{path}: expected at least {file.min_tokens} words (`min_tokens`) in {', '.join(taken)}, got "
+            f"{size}; take more groups"
         )
     return TokenSet(
-        name=f"{name}:{','.join(dict.fromkeys(selected))}" if selected else name,
+        name=f"{file.name}:{','.join(dict.fromkeys(selected))}" if selected else file.name,
         role=role,
-        min_tokens=min_tokens,
+        min_tokens=file.min_tokens,
         groups=taken,
-        source=str(path),
-        digest=_digest(min_tokens, taken),
-    )
-
-
-def _group(name: str, fields: Fields) -> Group:
-    fields.only(("variant", "case", "require_all", "optional", "items"))
-    items = fields.texts("items")
-    for position, item in enumerate(items):
-        if item != item.strip():
-            raise fields.error(
-                f"items[{position}]", "a word without spaces around it", item, "use `variant: space`"
-            )
-        if not item.isprintable():
-            raise fields.error(f"items[{position}]", "printable signs", item)
-    return Group(
-        name=name,
-        variant=cast(Variant, fields.choice("variant", _VARIANTS)),
-        case=fields.choice("case", tuple(_CASES), default="exact"),
-        items=items,
-        require_all=fields.flag("require_all"),
-        optional=fields.flag("optional"),
+        digest=_digest(file.min_tokens, taken),
     )
 
 

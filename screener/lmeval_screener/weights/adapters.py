@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,10 +30,11 @@ from numpy.typing import NDArray
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.architectures import EMBEDDINGS, FINAL_NORMS, HEADS, NOT_THE_MODEL, WRAPPERS
-from lmeval_screener.weights.matrices import Matrix, matrix_of
-from lmeval_screener.weights.projection import OutputProjection, find_projection, read_contents
-from lmeval_screener.weights.safetensors import FLOAT_DTYPES, Tensor
-from lmeval_screener.weights.torch_archive import locate
+from lmeval_screener.weights.files import WeightFiles
+from lmeval_screener.weights.final_norm import StoredNorm
+from lmeval_screener.weights.projection import OutputProjection, find_projection
+from lmeval_screener.weights.rows import BRIDGE, Matrix, Rows
+from lmeval_screener.weights.tensors import FLOAT_DTYPES, Tensor, row_bytes
 
 CONFIG = "adapter_config.json"
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
@@ -90,19 +91,20 @@ class Update:
     embedding: bool
     magnitude: Matrix | None = None
 
-    def applied(
-        self,
-        rows: NDArray[np.float32],
-        left: NDArray[np.float32],
-        right: NDArray[np.float32],
-        magnitude: NDArray[np.float32] | None,
-    ) -> NDArray[np.float32]:
-        """Rows (n, d) plus ``scaling · left (n, r) @ right (r, d)``, of DoRA's lengths (n, 1) where given."""
+    async def applied(self, rows: NDArray[np.float32], ids: Sequence[int]) -> NDArray[np.float32]:
+        """Rows (n, d) of these numbers plus ``scaling · B A``, set to DoRA's lengths where there are some."""
+        if self.embedding:
+            size = self.a.shape[0] * row_bytes(self.a.dtype, self.a.shape[1])
+            self.a.refuse_scattered(size, "with a column a token", "for any of them")
+            left = (await self.a.read(range(self.a.shape[0])))[:, list(ids)].T
+            right = (await self.b.read(range(self.b.shape[0]))).T
+        else:
+            left, right = await self.b.read(ids), await self.a.read(range(self.a.shape[0]))
         changed = rows.astype(np.float64) + self.scaling * (
             left.astype(np.float64) @ right.astype(np.float64)
         )
-        if magnitude is not None:
-            changed *= magnitude / np.linalg.norm(changed, axis=1, keepdims=True)
+        if self.magnitude is not None:
+            changed *= await self.magnitude.read(ids) / np.linalg.norm(changed, axis=1, keepdims=True)
         result: NDArray[np.float32] = changed.astype(np.float32)
         return result
 
@@ -116,24 +118,38 @@ class TokenRows:
 
 
 @dataclass(frozen=True, slots=True)
-class AdaptedMatrix:
-    """What an adapter makes of its base's output projection.
+class AdaptedRows:
+    """Rows with an adapter's changes.
 
     Attributes:
-        base: Where the base is read.
-        projection: The base's output projection.
-        replaced: A matrix of the adapter that stands in place of the base's.
+        base: The base's rows, or those that the adapter stores in their place.
         updates: Low-rank changes, in order.
         tokens: Rows of single tokens.
-        norm: Whether the adapter changes the final norm too.
     """
 
-    base: Snapshot
-    projection: OutputProjection
-    replaced: Matrix | None
+    base: Rows
     updates: tuple[Update, ...]
     tokens: TokenRows | None
-    norm: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and width."""
+        return self.base.shape
+
+    async def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """See `Rows`."""
+        rows = await self.base.read(ids)
+        for update in self.updates:
+            rows = await update.applied(rows, ids)
+        if self.tokens is not None:
+            place = {token: at for at, token in enumerate(self.tokens.ids)}
+            here = [at for at, i in enumerate(ids) if i in place]
+            if here:
+                asked = sorted({place[ids[at]] for at in here})
+                new = await self.tokens.matrix.read(asked)
+                rows = rows.copy()
+                rows[here] = new[[asked.index(place[ids[at]]) for at in here]]
+        return rows
 
 
 @dataclass(frozen=True)
@@ -141,15 +157,15 @@ class Adapter:
     """An adapter as it is stored.
 
     Attributes:
-        snapshot: Where it is read.
-        file: The file of its tensors.
+        files: The files of its weights.
+        file: The one that holds its tensors.
         base: The base's name or path, as its configuration says it.
         revision: The base's revision, None for the default.
         settings: adapter_config.json.
         modules: Its tensors by module and part: ``modules["lm_head"]["A"]``.
     """
 
-    snapshot: Snapshot
+    files: WeightFiles
     file: str
     base: str
     revision: str | None
@@ -197,11 +213,12 @@ async def read_adapter(snapshot: Snapshot) -> Adapter:
     revision = settings.get("revision")
     file = next(name for name in FILES if name in snapshot.files)
     modules: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in (await read_contents(snapshot, file)).tensors.items():
+    files = WeightFiles(snapshot)
+    for name, tensor in (await files.header(file)).tensors.items():
         module, part = _split(name.removeprefix(_PREFIX))
         modules.setdefault(module, {})[part] = tensor
     adapter = Adapter(
-        snapshot, file, base, revision if isinstance(revision, str) and revision else None, settings, modules
+        files, file, base, revision if isinstance(revision, str) and revision else None, settings, modules
     )
     if not modules:
         raise _unread(adapter, f"stores no tensors in {file}")
@@ -233,14 +250,10 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
         if "weight" in parts[module] and (heads or _saved(adapter, module)):
             # PEFT trains a copy of an embedding that is to be saved: the head keeps the base's rows.
             del parts[module]["weight"]
-    norm = any(module in _NORMS for module in adapter.modules)
+    norm = _norm(adapter, projection.norm)
     if not any(parts.values()):
         note = f"same rows as its base {adapter.label}: G cannot tell them apart"
-        return replace(
-            projection,
-            warnings=(*projection.warnings, note),
-            adapter=AdaptedMatrix(base, projection, None, (), None, norm),
-        )
+        return replace(projection, warnings=(*projection.warnings, note), norm=norm)
     settings = adapter.settings
     plain = settings.get("init_lora_weights", True)
     if plain not in _PLAIN_STARTS:
@@ -271,31 +284,27 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
     if len(tokens) > 1 or (tokens and updates):
         kinds = " and ".join(sorted({part for p in parts.values() for part in p}))
         raise _unread(adapter, f"changes {' and '.join(touched)}, which are one matrix, by {kinds}")
-    shape = projection.shape if replaced is None else replaced.shape
-    _fits(adapter, shape, projection.shape[1], updates, tokens)
+    rows = AdaptedRows(replaced or projection.rows, tuple(updates), tokens[0] if tokens else None)
+    _fits(adapter, rows, projection.shape[1])
     warnings = list(projection.warnings)
     if any(update.embedding for update in updates) and not ensured:
         warnings.append(
             f"the adapter changes the input embedding, which {adapter.label} ties to its head: the rows are "
             "those of the merged model; before it is merged, its head lacks that change"
         )
-    return replace(
-        projection,
-        file=adapter.file,
-        shape=shape,
-        warnings=tuple(warnings),
-        strides=None,
-        scale=None,
-        pieces=None,
-        adapter=AdaptedMatrix(
-            base,
-            projection,
-            replaced,
-            tuple(updates),
-            tokens[0] if tokens else None,
-            norm,
-        ),
-    )
+    return replace(projection, file=adapter.file, rows=rows, warnings=tuple(warnings), norm=norm)
+
+
+def _norm(adapter: Adapter, norm: StoredNorm | str) -> StoredNorm | str:
+    """The final norm of a merged model: the base's, with the adapter's weight where it stores one."""
+    own = [module for module in adapter.modules if module in _NORMS]
+    if not own or isinstance(norm, str):
+        return norm
+    stored = [tensor for module in own for tensor in adapter.modules[module].values()]
+    if len(stored) != 1 or not stored[0].name.endswith(".weight"):
+        return "the adapter changes the final norm in a way that is not read"
+    (tensor,) = stored
+    return replace(norm, files=adapter.files, name=tensor.name, holders=(adapter.file,))
 
 
 def _unread(adapter: Adapter, why: str) -> ScreeningError:
@@ -349,14 +358,14 @@ def _saved(adapter: Adapter, module: str) -> bool:
 
 
 async def _located(adapter: Adapter, tensors: Mapping[str, Tensor]) -> dict[str, Matrix]:
+    located = {}
     for part, tensor in tensors.items():
-        flat = part in ("magnitude",)
-        if tensor.dtype not in FLOAT_DTYPES or 0 in tensor.shape or (len(tensor.shape) != 2 and not flat):
+        flat = len(tensor.shape) != 2 and part != "magnitude"
+        if tensor.dtype not in FLOAT_DTYPES or 0 in tensor.shape or flat:
             raise _unread(adapter, f"stores {tensor.name} as {tensor.dtype} of shape {tensor.shape}")
-    found = list(tensors.values())
-    if any(tensor.entry is not None for tensor in found):
-        found = await locate(adapter.snapshot, adapter.file, found)
-    return {part: matrix_of(tensor, adapter.file) for part, tensor in zip(tensors, found, strict=True)}
+        bridge = BRIDGE if part in ("B", "magnitude") else 0
+        located[part] = await adapter.files.matrix(adapter.file, tensor, bridge)
+    return located
 
 
 def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> Update | None:
@@ -420,18 +429,14 @@ def _token_ids(adapter: Adapter, module: str, matrix: Matrix) -> tuple[int, ...]
     return tuple(stated)
 
 
-def _fits(
-    adapter: Adapter, shape: tuple[int, int], width: int, updates: list[Update], tokens: list[TokenRows]
-) -> None:
+def _fits(adapter: Adapter, rows: AdaptedRows, width: int) -> None:
     """Every shape has to be that of one and the same matrix."""
-    v, d = shape
-    for update in updates:
-        found = (
-            (update.a.shape[1], update.b.shape[0])
-            if update.embedding
-            else (update.b.shape[0], update.a.shape[1])
-        )
-        if found != shape or (update.magnitude is not None and update.magnitude.shape != (v, 1)):
+    v, d = rows.shape
+    for update in rows.updates:
+        a, b = update.a.shape, update.b.shape
+        found = (a[1], b[0]) if update.embedding else (b[0], a[1])
+        if found != (v, d) or (update.magnitude is not None and update.magnitude.shape != (v, 1)):
             raise _unread(adapter, f"has factors for {found[0]} × {found[1]} numbers; its base has {v} × {d}")
-    if d != width or any(t.matrix.shape[1] != d or max(t.ids, default=0) >= v for t in tokens):
+    tokens = rows.tokens
+    if d != width or (tokens and (tokens.matrix.shape[1] != d or max(tokens.ids, default=0) >= v)):
         raise _unread(adapter, f"has rows that do not fit the {v} × {width} numbers of its base")

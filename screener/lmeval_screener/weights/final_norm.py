@@ -6,13 +6,13 @@ that moves between γ and the rows moves no prediction.
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.weights.architectures import (
     FINAL_NORMS,
     NORMS_LESS_ONE,
@@ -21,94 +21,120 @@ from lmeval_screener.weights.architectures import (
     NORMS_WITHOUT_WEIGHT,
     WRAPPERS,
 )
-from lmeval_screener.weights.projection import OutputProjection, layout, model_types, read_contents
-from lmeval_screener.weights.safetensors import FLOAT_DTYPES, decode_rows
-from lmeval_screener.weights.torch_archive import locate
+from lmeval_screener.weights.files import WeightFiles
+from lmeval_screener.weights.tensors import FLOAT_DTYPES
+
+NormKind = Literal["rms", "layer"]
 
 
 @dataclass(frozen=True, eq=False)
 class FinalNorm:
-    """What the final norm does to a row of the output projection.
+    """What the final norm does to a row of the output projection, as far as it is known.
 
     Attributes:
-        name: Name of the tensor; None where the architecture's norm has no weight.
-        weight: γ, shape (d,), float64; ones where there is none.
-        takes_mean: Whether it is a LayerNorm: a normed state sums to 0, so that a constant along the width of
-            ``γ ∘ row`` moves no prediction either.
+        name: Name of the tensor; None where the architecture's norm has no weight, or it is not known.
+        weight: γ, shape (d,), float64, ones where the norm has no weight; None where it is not known.
+        kind: ``layer``: a normed state sums to 0, so that a constant along the width of ``γ ∘ row`` moves no
+            prediction either.
+        reason: Why the weight or the kind is not known; empty where both are.
     """
 
-    name: str | None
-    weight: NDArray[np.float64]
-    takes_mean: bool
+    name: str | None = None
+    weight: NDArray[np.float64] | None = None
+    kind: NormKind | None = None
+    reason: str = ""
 
     def effective(self, rows: NDArray[Any]) -> NDArray[np.float64]:
-        """Rows (n, d) as the normed state meets them: what a softmax can see of them."""
+        """Rows (n, d) as the normed state meets them: what a softmax can see of them.
+
+        Raises:
+            ValueError: The weight is not known.
+        """
+        if self.weight is None:
+            raise ValueError(f"expected a known final norm: {self.reason}")
         seen = rows.astype(np.float64) * self.weight
-        return seen - seen.mean(axis=1, keepdims=True) if self.takes_mean else seen
+        return seen - seen.mean(axis=1, keepdims=True) if self.kind == "layer" else seen
 
 
-async def read_final_norm(snapshot: Snapshot, projection: OutputProjection) -> FinalNorm | str:
-    """The final norm of a checkpoint; where it is not known, a sentence that says why.
+@dataclass(frozen=True, eq=False)
+class StoredNorm:
+    """Where a checkpoint keeps its final norm's weight.
+
+    Attributes:
+        files: The files of its weights.
+        name: Name of the tensor; None where the norm has no weight.
+        holders: The files that hold it: one, or one for each slice.
+        kind: RMSNorm or LayerNorm.
+        plus_one: Whether the norm multiplies by 1 + weight.
+    """
+
+    files: WeightFiles
+    name: str | None
+    holders: Sequence[str]
+    kind: NormKind
+    plus_one: bool = False
+
+    async def read(self, width: int) -> FinalNorm:
+        """The norm in front of rows of a width.
+
+        Raises:
+            ScreeningError: An error of the connection, or a broken header.
+        """
+        if self.name is None:
+            return FinalNorm(None, np.ones(width), self.kind)
+        weight = np.full(width, np.nan)
+        for file in self.holders:
+            header = await self.files.header(file)
+            tensor = header.tensors.get(self.name)
+            if tensor is None:
+                return FinalNorm(reason=f"{self.name} is not in {file}")
+            offsets = header.slices.get(self.name) or (0,)
+            begin = offsets[0]
+            end = begin + tensor.elements
+            other = len(self.holders) == 1 and tensor.elements != width
+            vector = len(tensor.shape) == len(offsets) == 1 and tensor.strides in (None, (1,))
+            if tensor.dtype not in FLOAT_DTYPES or not vector or end > width or other:
+                got = f"{tensor.dtype} of shape {tensor.shape}"
+                return FinalNorm(reason=f"{self.name} is {got}, expected {width} numbers")
+            weight[begin:end] = await self.files.vector(file, tensor)
+        if self.plus_one:
+            weight += 1
+        if not np.isfinite(weight).all() or not weight.any():
+            return FinalNorm(reason=f"{self.name} is zero or not finite")
+        return FinalNorm(self.name, weight, self.kind)
+
+
+def find_norm(
+    files: WeightFiles, stored: Mapping[str, Sequence[str]], types: Sequence[str]
+) -> StoredNorm | str:
+    """Where the final norm of a checkpoint in transformers' layout is; a clause that says why where unknown.
 
     Args:
-        snapshot: The checkpoint.
-        projection: Its output projection.
-
-    Raises:
-        ScreeningError: An error of the connection, or a broken header.
+        files: The files of its weights.
+        stored: Names of all tensors and the files that hold each.
+        types: ``model_type`` of config.json, the outermost first.
     """
-    if projection.adapter is not None:
-        if projection.adapter.norm:
-            return "the adapter changes the final norm"
-        return await read_final_norm(projection.adapter.base, projection.adapter.projection)
-    if projection.file.endswith(".gguf"):
-        return await _of_gguf(snapshot, projection)
-    config, stored = await layout(snapshot)
-    types = model_types(config)
-    d = projection.shape[1]
     if not types:
         return "config.json names no model_type, which says how the final norm is applied"
     for kind in types:
         if kind in NORMS_WITHOUT_WEIGHT:
-            return FinalNorm(None, np.ones(d), NORMS_WITHOUT_WEIGHT[kind])
+            return StoredNorm(files, None, (), norm_kind(NORMS_WITHOUT_WEIGHT[kind]))
         if kind in NORMS_UNCLEAR:
             return f"how {kind} applies its final norm is not known"
-    name = next((w + norm for norm in FINAL_NORMS for w in WRAPPERS if w + norm in stored), None)
+    name = norm_name(stored)
     if name is None:
         return "no final norm of a known name is stored"
-    file = stored[name]
-    tensor = (await read_contents(snapshot, file)).tensors.get(name)
-    if (
-        tensor is None
-        or tensor.dtype not in FLOAT_DTYPES
-        or tensor.shape != (d,)
-        or tensor.strides not in (None, (1,))
-    ):
-        found = "is not in its file" if tensor is None else f"is {tensor.dtype} of shape {tensor.shape}"
-        return f"{name} {found}, expected {d} numbers"
-    if tensor.entry is not None:
-        (tensor,) = await locate(snapshot, file, [tensor])
-    (body,) = await snapshot.ranges(file, [(tensor.begin, tensor.end)])
-    weight = decode_rows(body, tensor.dtype, d)[0].astype(np.float64)
-    if any(kind in NORMS_LESS_ONE for kind in types):
-        weight = weight + 1
-    if not np.isfinite(weight).all() or not weight.any():
-        return f"{name} is zero or not finite"
-    bias = name.removesuffix("weight") + "bias"
-    return FinalNorm(name, weight, bias in stored or any(kind in NORMS_OF_MEAN for kind in types))
+    takes_mean = name.removesuffix("weight") + "bias" in stored or any(t in NORMS_OF_MEAN for t in types)
+    return StoredNorm(
+        files, name, stored[name], norm_kind(takes_mean), any(t in NORMS_LESS_ONE for t in types)
+    )
 
 
-async def _of_gguf(snapshot: Snapshot, projection: OutputProjection) -> FinalNorm | str:
-    place, d = projection.final_norm, projection.shape[1]
-    if place is None:
-        return "the GGUF file holds no output_norm.weight in plain numbers"
-    if place.weight is None:
-        return FinalNorm(None, np.ones(d), place.takes_mean)
-    own = place.weight
-    if own.shape[0] != d:
-        return f"{own.name} is {own.dtype} of shape ({own.shape[0]},), expected {d} numbers"
-    (body,) = await snapshot.ranges(own.file, [(own.begin, own.begin + d * own.row_bytes)])
-    weight = decode_rows(body, own.dtype, d)[0].astype(np.float64)
-    if not np.isfinite(weight).all() or not weight.any():
-        return f"{own.name} is zero or not finite"
-    return FinalNorm(own.name, weight, place.takes_mean)
+def norm_kind(takes_mean: bool) -> NormKind:
+    """LayerNorm takes the mean, RMSNorm does not."""
+    return "layer" if takes_mean else "rms"
+
+
+def norm_name(stored: Container[str]) -> str | None:
+    """Name of the final norm's weight among stored tensors."""
+    return next((w + norm for norm in FINAL_NORMS for w in WRAPPERS if w + norm in stored), None)

@@ -13,10 +13,14 @@ hold slices, and `adapters` those that change another checkpoint's matrix):
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
@@ -28,22 +32,12 @@ from lmeval_screener.weights.architectures import (
     UNTIED_BY_DEFAULT,
     WRAPPERS,
 )
-from lmeval_screener.weights.element_types import row_bytes
-from lmeval_screener.weights.matrices import Matrix, NormPlace, byte_strides
-from lmeval_screener.weights.safetensors import (
-    DTYPE_BITS,
-    FLOAT_DTYPES,
-    SCALED_DTYPES,
-    Header,
-    Tensor,
-    read_header,
-)
-from lmeval_screener.weights.scales import SCALES, Scale, companions, packed, scale_of
-from lmeval_screener.weights.slices import Piece, joined, read_slices, slice_files, sliced
-from lmeval_screener.weights.torch_archive import locate, read_archive
-
-if TYPE_CHECKING:
-    from lmeval_screener.weights.adapters import AdaptedMatrix
+from lmeval_screener.weights.files import WeightFiles
+from lmeval_screener.weights.final_norm import FinalNorm, StoredNorm, find_norm
+from lmeval_screener.weights.rows import BRIDGE, Matrix, Rows, ScaledRows
+from lmeval_screener.weights.scales import SCALES, Blocks, blocks_of, companions, packed
+from lmeval_screener.weights.slices import joined, slice_files, sliced
+from lmeval_screener.weights.tensors import DTYPE_BITS, FLOAT_DTYPES, SCALED_DTYPES, Header, Tensor
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -55,52 +49,109 @@ _PER_TENSOR, _SOME = 140, 2048
 
 @dataclass(frozen=True, slots=True)
 class OutputProjection:
-    """Where the output projection of a checkpoint is stored.
+    """The output projection of a checkpoint.
 
     Attributes:
         name: Name of the tensor.
-        file: The file that holds it.
+        file: The file that holds it, or its first slice.
         dtype: ``F64``, ``F32``, ``F16``, ``BF16``, ``F8_E4M3``, ``F8_E5M2``, or a type of GGUF's.
-        shape: (v, d), rows and width. v may exceed the tokenizer's vocabulary: padding.
+        rows: Its rows.
         tied: Whether it is the input embedding.
-        begin: Absolute offset of its first byte in the file.
         parameters: Parameters of the whole checkpoint as stored (tied matrices once); None if not to be known
             without reading every shard.
         warnings: What a reader of the result should know; usually empty.
-        strides: Bytes from row to row and from column to column, where rows do not lie end to end.
-        scale: Scales that multiply 8-bit floats; None where the stored numbers are the weights.
-        pieces: The slices that make it up, where it is stored in slices; the file is then that of the first.
-        adapter: What an adapter makes of it, where the checkpoint is one.
-        final_norm: Where the final norm is, where the same header said it (GGUF).
+        norm: Where the final norm before it is; where that is not known, a clause that says why.
     """
 
     name: str
     file: str
     dtype: str
-    shape: tuple[int, int]
+    rows: Rows
     tied: bool
-    begin: int
     parameters: int | None
     warnings: tuple[str, ...]
-    strides: tuple[int, int] | None = None
-    scale: Scale | None = None
-    pieces: tuple[Piece, ...] | None = None
-    adapter: AdaptedMatrix | None = None
-    final_norm: NormPlace | None = None
+    norm: StoredNorm | str
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes of one row."""
-        return row_bytes(self.dtype, self.shape[1])
+    def shape(self) -> tuple[int, int]:
+        """(v, d), rows and width. v may exceed the tokenizer's vocabulary: padding."""
+        return self.rows.shape
 
-    @property
-    def matrix(self) -> Matrix:
-        """The stored numbers, without scales."""
-        return Matrix(self.name, self.file, self.dtype, self.shape, self.begin, self.strides)
+
+async def read_rows_and_norm(
+    projection: OutputProjection, ids: Sequence[int]
+) -> tuple[NDArray[np.float32], FinalNorm]:
+    """Rows of the output projection and the final norm before it, read side by side.
+
+    Raises:
+        ScreeningError: As `read_rows`.
+    """
+
+    async def norm() -> FinalNorm:
+        place = projection.norm
+        return FinalNorm(reason=place) if isinstance(place, str) else await place.read(projection.shape[1])
+
+    return await asyncio.gather(read_rows(projection, ids), norm())
+
+
+async def read_rows(
+    projection: OutputProjection, ids: Sequence[int], *, directions: bool = True
+) -> NDArray[np.float32]:
+    """Rows of the output projection.
+
+    Args:
+        projection: From `find_projection`, `adapted_projection` or `read_gguf`.
+        ids: Token ids, in any order, repetitions allowed.
+        directions: Whether every row must have a direction; a sample for a mean may hold zero rows.
+
+    Returns:
+        Array of shape (len(ids), d) in the order of `ids`, exactly the stored numbers; for quantised blocks
+        of GGUF and 8-bit floats with scales the numbers that they stand for, for an adapter those of the
+        merged model in float32.
+
+    Raises:
+        ScreeningError: ``BadRows`` if a row is outside the matrix, zero, or not finite, or if all have one
+            direction: hiding it would change the result. Or an error of the connection.
+    """
+    v = projection.shape[0]
+    if outside := sorted({i for i in ids if not 0 <= i < v}):
+        raise _bad_rows(
+            projection, outside, f"are outside its {v} rows", "the checkpoint's vocabulary is too short"
+        )
+    wanted, place = np.unique(np.asarray(ids, dtype=int), return_inverse=True)
+    matrix = await projection.rows.read(wanted.tolist())
+    finite = np.isfinite(matrix).all(axis=1)
+    if not finite.all():
+        raise _bad_rows(projection, wanted[~finite], "hold NaN or Inf", "the checkpoint is damaged")
+    zero = ~matrix.any(axis=1)
+    if directions and zero.any():
+        raise _bad_rows(projection, wanted[zero], "are zero", "these tokens were never trained")
+    if directions and len(wanted) > 1 and _parallel(matrix):
+        why = "the matrix was never trained, or is damaged"
+        raise _bad_rows(projection, wanted, "all point the same way", why)
+    result: NDArray[np.float32] = matrix[place]
+    return result
+
+
+def _parallel(matrix: NDArray[np.float32]) -> bool:
+    """Whether all rows (n, d) have one direction, up to float32's rounding."""
+    rows = matrix.astype(np.float64)
+    units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return bool(np.abs(units - units[0]).max() < 1e-6)
+
+
+def _bad_rows(projection: OutputProjection, ids: Iterable[int], state: str, why: str) -> ScreeningError:
+    numbers = [str(i) for i in ids]
+    shown = ", ".join(numbers[:8]) + (", …" if len(numbers) > 8 else "")
+    return ScreeningError(
+        "BadRows",
+        f"cannot be screened because rows {shown} of {projection.name} {state}: {why}; screen "
+        "another revision",
+    )
 
 
 async def find_projection(snapshot: Snapshot) -> OutputProjection:
-    """The output projection of a checkpoint.
+    """The output projection of a checkpoint in transformers' layout.
 
     Raises:
         ScreeningError: ``NoSafetensors``, ``AdapterOnly``, ``SlicedTensor``, ``QuantizedTensor``,
@@ -108,8 +159,10 @@ async def find_projection(snapshot: Snapshot) -> OutputProjection:
             The message of the first five begins "cannot be screened because".
     """
     config = await _json(snapshot, "config.json", "BadConfig") if "config.json" in snapshot.files else {}
-    if files := _sliced_files(snapshot):
-        return await _joined_slices(snapshot, config, files)
+    files = WeightFiles(snapshot)
+    usual = {SINGLE, INDEX} & snapshot.files.keys()
+    if slices := [] if usual else slice_files(snapshot.files):
+        return await _joined_slices(files, config, slices)
     warnings: list[str] = []
     if beside := [
         path for path in ("adapter_model.safetensors", "adapter_model.bin") if path in snapshot.files
@@ -119,80 +172,59 @@ async def find_projection(snapshot: Snapshot) -> OutputProjection:
     files_of: Mapping[str, str]
     if index_name is None:
         file = await _only_file(snapshot, warnings)
-        contents = await read_contents(snapshot, file)
-        files_of = dict.fromkeys(contents.tensors, file)
+        header = await files.header(file)
+        files_of = dict.fromkeys(header.tensors, file)
         name, tied = await _chosen(snapshot, files_of, config, warnings)
-        parameters: int | None = snapshot.parameters or contents.parameters
+        parameters: int | None = snapshot.parameters or header.parameters
     else:
         index = await _json(snapshot, index_name, "BadIndex")
-        files_of = shards = _weight_map(snapshot, index, index_name)
-        name, tied = await _chosen(snapshot, shards, config, warnings)
-        file = _shard(snapshot, name, shards[name], index_name)
-        guess = _SOME + _PER_TENSOR * sum(shard == file for shard in shards.values())
-        contents = await read_contents(snapshot, file, guess)
-        if name not in contents.tensors:
+        files_of = _weight_map(snapshot, index, index_name)
+        name, tied = await _chosen(snapshot, files_of, config, warnings)
+        file = _shard(snapshot, name, files_of[name], index_name)
+        guess = _SOME + _PER_TENSOR * sum(shard == file for shard in files_of.values())
+        header = await files.header(file, guess)
+        if name not in header.tensors:
             raise ScreeningError(
                 "BadIndex",
                 f"{index_name} of {snapshot.repo} says that {name} is in {file}, which does not hold it: the "
                 "index is stale; ask for another revision",
             )
-        bits = DTYPE_BITS[contents.tensors[name].dtype]
-        parameters = snapshot.parameters or await _parameters(snapshot, index, set(shards.values()), bits)
-    tensor = contents.tensors[name]
-    scale = await _scale(snapshot, tensor, {**files_of, **dict.fromkeys(contents.tensors, file)}, config)
-    v, d = _matrix(tensor)
-    if name in contents.slices and not _is_whole(snapshot, config, contents.slices[name], (v, d)):
+        bits = DTYPE_BITS[header.tensors[name].dtype]
+        parameters = snapshot.parameters or await _parameters(files, index, set(files_of.values()), bits)
+    tensor = header.tensors[name]
+    rows = await _rows(files, tensor, {**files_of, **dict.fromkeys(header.tensors, file)}, config)
+    if name in header.slices and not _is_whole(snapshot, config, header.slices[name], rows.shape):
         raise sliced(name, f"{file} does not hold all of it")
-    if not tied and _shares_an_embedding(tensor, contents):
+    if not tied and _shares_an_embedding(tensor, header):
         tied, warnings = True, [text for text in warnings if not text.startswith(_SAYS_TIED)]
-    if tensor.entry is not None:
-        (tensor,) = await locate(snapshot, file, [tensor])
-    warnings += _size_warnings(config, v)
-    return OutputProjection(
-        name=name,
-        file=file,
-        dtype=tensor.dtype,
-        shape=(v, d),
-        tied=tied,
-        begin=tensor.begin,
-        parameters=parameters,
-        warnings=tuple(warnings),
-        strides=byte_strides(tensor),
-        scale=scale,
-    )
+    warnings += _size_warnings(config, rows.shape[0])
+    holders = {stored: (shard,) for stored, shard in files_of.items() if shard in snapshot.files}
+    norm = find_norm(files, holders, model_types(config))
+    return OutputProjection(name, file, tensor.dtype, rows, tied, parameters, tuple(warnings), norm)
 
 
-async def _joined_slices(snapshot: Snapshot, config: Mapping[str, Any], files: list[str]) -> OutputProjection:
+async def _joined_slices(files: WeightFiles, config: Mapping[str, Any], names: list[str]) -> OutputProjection:
     """The output projection of a distributed checkpoint, from the slices that its files hold."""
-    headers = await read_slices(snapshot, files)
+    snapshot = files.snapshot
+    headers = dict(zip(names, await asyncio.gather(*(files.header(n, 16_384) for n in names)), strict=True))
+    holders: dict[str, list[str]] = {}
+    for file, header in headers.items():
+        for tensor in header.tensors:
+            holders.setdefault(tensor, []).append(file)
     warnings: list[str] = []
-    files_of = {name: file for file, header in headers.items() for name in header.tensors}
+    files_of = {tensor: held[0] for tensor, held in holders.items()}
     name, tied = await _chosen(snapshot, files_of, config, warnings)
-    holder = headers[files_of[name]].tensors[name]
-    if await _scale(snapshot, holder, files_of, config) is not None:
+    stored = headers[files_of[name]].tensors[name]
+    if await _scales(files, stored, files_of, config) is not None:
         raise sliced(name, "it has scales beside it, which may be sliced too")
-    _matrix(holder)
-    shape, pieces = joined(name, headers, _sizes(config))
+    _shape(stored)
+    whole = joined(snapshot, name, headers, _sizes(config))
+    first = whole.pieces[0][0]
     # A slice counts as what it holds, so that the whole counts once.
-    parameters = sum(header.parameters for header in headers.values())
-    first = pieces[0].matrix
-    return OutputProjection(
-        name=name,
-        file=first.file,
-        dtype=first.dtype,
-        shape=shape,
-        tied=tied,
-        begin=first.begin,
-        parameters=snapshot.parameters or parameters,
-        warnings=tuple(warnings),
-        pieces=None if len(pieces) == 1 else pieces,
-    )
-
-
-def _sliced_files(snapshot: Snapshot) -> list[str]:
-    """The files of a distributed checkpoint, where nothing says that they are something else."""
-    usual = {SINGLE, INDEX} & snapshot.files.keys()
-    return [] if usual else slice_files(snapshot.files)
+    parameters = snapshot.parameters or sum(header.parameters for header in headers.values())
+    norm = find_norm(files, holders, model_types(config))
+    rows = first if len(whole.pieces) == 1 else whole
+    return OutputProjection(name, first.file, first.dtype, rows, tied, parameters, tuple(warnings), norm)
 
 
 async def _chosen(
@@ -207,10 +239,24 @@ async def _chosen(
         raise await _advised(snapshot, config, str(error)) from error
 
 
-async def _scale(
-    snapshot: Snapshot, tensor: Tensor, files_of: Mapping[str, str], config: Mapping[str, Any]
-) -> Scale | None:
-    """Scales of a matrix; None where its stored numbers are its weights.
+async def _rows(
+    files: WeightFiles, tensor: Tensor, files_of: Mapping[str, str], config: Mapping[str, Any]
+) -> Matrix | ScaledRows:
+    """Rows of a whole matrix, with the scales that may lie beside it.
+
+    Raises:
+        ScreeningError: ``QuantizedTensor``, ``NoOutputProjection``.
+    """
+    scales = await _scales(files, tensor, files_of, config)
+    _shape(tensor)
+    codes = await files.matrix(files_of[tensor.name], tensor)
+    return codes if scales is None else ScaledRows(codes, *scales)
+
+
+async def _scales(
+    files: WeightFiles, tensor: Tensor, files_of: Mapping[str, str], config: Mapping[str, Any]
+) -> tuple[Matrix, tuple[int, int]] | None:
+    """Scales of a matrix and the block that each covers; None where its stored numbers are its weights.
 
     Raises:
         ScreeningError: ``QuantizedTensor`` where they are neither weights nor 8-bit floats with scales.
@@ -219,53 +265,36 @@ async def _scale(
     beside = sorted(companions(tensor.name, files_of), key=lambda word: word in SCALES)
     stem = tensor.name.removesuffix("weight")
     quantization = config.get("quantization_config")
-    how: str | Scale | None = None
+    known = len(beside) == 1 and beside[0] in SCALES and tensor.dtype in SCALED_DTYPES
     if tensor.dtype not in FLOAT_DTYPES:
         how = f"as {tensor.dtype}" + (f" with {stem}{beside[0]} beside it" if beside else "")
-    elif (
-        len(beside) == 1 and beside[0] in SCALES and tensor.dtype in SCALED_DTYPES and len(tensor.shape) == 2
-    ):
+    elif known and len(tensor.shape) == 2:
         name = stem + beside[0]
         file = files_of[name]
-        found = (await read_contents(snapshot, file)).tensors.get(name) if file in snapshot.files else None
-        if found is None:
-            how = f"as {tensor.dtype} with {name} beside it, which is not in {file}"
+        header = await files.header(file) if file in files.snapshot.files else Header({})
+        scale = header.tensors.get(name)
+        if scale is None:
+            blocks: Blocks | str = f"with {name} beside it, which is not in {file}"
         else:
-            if found.entry is not None:
-                (found,) = await locate(snapshot, file, [found])
-            how = scale_of(tensor, found, file, quantization)
+            blocks = blocks_of(tensor, scale, quantization)
+        if scale is not None and isinstance(blocks, Blocks):
+            matrix = await files.matrix(file, scale, BRIDGE)
+            return replace(matrix, shape=blocks.shape, strides=None), blocks.size
+        how = f"as {tensor.dtype} {blocks}"
     elif beside:
         how = f"as {tensor.dtype} with {stem}{beside[0]} beside it"
     elif tensor.dtype in SCALED_DTYPES and quantization:
         how = f"as {tensor.dtype} without the scales that config.json's quantization_config announces"
-    if isinstance(how, str):
-        sentence = f"cannot be screened because {tensor.name} is stored {how}"
-        raise await _advised(snapshot, config, f"{sentence}; screen the unquantised model")
-    return how
+    else:
+        return None
+    sentence = f"cannot be screened because {tensor.name} is stored {how}; screen the unquantised model"
+    raise await _advised(files.snapshot, config, sentence)
 
 
 async def _advised(snapshot: Snapshot, config: Mapping[str, Any], sentence: str) -> ScreeningError:
     """The error of a packed matrix, with what to screen in place of it."""
     reason, _, step = sentence.partition("; ")
     return ScreeningError("QuantizedTensor", f"{reason}; {await instead(snapshot, config) or step}")
-
-
-async def read_contents(snapshot: Snapshot, file: str, guess: int = 65_536) -> Header:
-    """The tensors of a file of weights, safetensors or an archive of ``torch.save``.
-
-    Raises:
-        ScreeningError: ``BadHeader``, ``BadArchive``, ``LegacyPickle``, ``UnsafePickle``, or an error of the
-            connection.
-    """
-    if not file.endswith(".bin"):
-        return await read_header(snapshot, file, guess)
-    stored = await read_archive(snapshot, file)
-    return Header(
-        {
-            name: Tensor(name, t.dtype, t.shape, t.begin, t.end, t.strides, t.entry)
-            for name, t in stored.items()
-        }
-    )
 
 
 def _index(snapshot: Snapshot) -> str | None:
@@ -282,31 +311,13 @@ def _is_archive(snapshot: Snapshot) -> bool:
     return ARCHIVE in snapshot.files or ARCHIVE_INDEX in snapshot.files
 
 
-def _shares_an_embedding(tensor: Tensor, contents: Header) -> bool:
+def _shares_an_embedding(tensor: Tensor, header: Header) -> bool:
     """Whether a head's bytes are those of an input embedding: an archive keeps tied matrices once."""
     return any(
         other.begin == tensor.begin and other.end == tensor.end and _first({name}, EMBEDDINGS)
-        for name, other in contents.tensors.items()
+        for name, other in header.tensors.items()
         if name != tensor.name
     )
-
-
-async def layout(snapshot: Snapshot) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-    """config.json (empty without one), and the file of every stored tensor by the tensor's name.
-
-    Raises:
-        ScreeningError: As `find_projection`.
-    """
-    config = await _json(snapshot, "config.json", "BadConfig") if "config.json" in snapshot.files else {}
-    if files := _sliced_files(snapshot):
-        headers = await read_slices(snapshot, files)
-        return config, {name: file for file, header in headers.items() for name in header.tensors}
-    index_name = _index(snapshot)
-    if index_name is None:
-        file = await _only_file(snapshot, [])
-        return config, dict.fromkeys((await read_contents(snapshot, file)).tensors, file)
-    shards = _weight_map(snapshot, await _json(snapshot, index_name, "BadIndex"), index_name)
-    return config, {name: file for name, file in shards.items() if file in snapshot.files}
 
 
 def model_types(config: Mapping[str, Any]) -> list[str]:
@@ -482,7 +493,7 @@ def _shard(snapshot: Snapshot, name: str, file: str, index_name: str) -> str:
 
 
 async def _parameters(
-    snapshot: Snapshot, index: Mapping[str, Any], shards: set[str], bits: int
+    files: WeightFiles, index: Mapping[str, Any], shards: set[str], bits: int
 ) -> int | None:
     """Parameters where the Hub does not count them.
 
@@ -493,16 +504,15 @@ async def _parameters(
     total = metadata.get("total_parameters") if isinstance(metadata, dict) else None
     if type(total) is int and total > 0:
         return total
-    if snapshot.cache is not None or not all(shard in snapshot.files for shard in shards):
+    if files.snapshot.cache is not None or not all(shard in files.snapshot.files for shard in shards):
         size: Any = metadata.get("total_size") if isinstance(metadata, dict) else None
         known = isinstance(size, (int, float)) and not isinstance(size, bool) and 0 < size < 2**62
         return int(size) * 8 // bits if known else None
-    headers = [await read_contents(snapshot, shard) for shard in sorted(shards)]
-    return sum(contents.parameters for contents in headers)
+    return sum([(await files.header(shard)).parameters for shard in sorted(shards)])
 
 
-def _matrix(tensor: Tensor) -> tuple[int, int]:
-    """Rows and width, if these are weights that can be read row by row."""
+def _shape(tensor: Tensor) -> tuple[int, int]:
+    """Rows and width of weights that can be read row by row."""
     if len(tensor.shape) != 2 or 0 in tensor.shape:
         raise _cannot(
             "NoOutputProjection",

@@ -1,4 +1,4 @@
-"""The safetensors format: header to tensors, bytes to float32 rows.
+"""The safetensors format: header to tensors.
 
 Written for untrusted and remote files. A header is accepted only if it fits its file exactly: a length
 that is off by ten shifts every row and is seen by nothing but the sum 8 + N + data = file size, which is
@@ -11,77 +11,14 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from lmeval_screener.checkpoints.snapshot import Snapshot, content_key
+from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.weights.tensors import DTYPE_BITS, Header, Tensor
 
 #: The format's own limit.
 MAX_HEADER = 100_000_000
-#: Bits per element of every dtype that the format knows; sub-byte ones count in bits.
-DTYPE_BITS = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
-    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
-    **dict.fromkeys(("U32", "I32", "F32"), 32),
-    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
-    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
-    "F4": 4,
-}
-#: Dtypes whose numbers are the weights themselves. Everything else is packed or scaled.
-FLOAT_DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
-#: Those that may have scales beside them.
-SCALED_DTYPES = ("F8_E4M3", "F8_E5M2")
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A tensor of one file: its dtype, shape, and absolute byte range ``[begin, end)`` in the file.
-
-    Attributes:
-        strides: Elements between neighbours, dimension by dimension; None: they lie end to end.
-        entry: Of a tensor in an archive whose exact place is not known yet: offset of its entry and the
-            entry's name; see ``torch_archive.locate``.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-    strides: tuple[int, ...] | None = None
-    entry: tuple[int, str] | None = None
-
-    @property
-    def elements(self) -> int:
-        """Number of elements."""
-        product = 1
-        for length in self.shape:
-            product *= length
-        return product
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """All tensors of one file by name.
-
-    Attributes:
-        tensors: As stored.
-        slices: Offsets of those that torch's distributed checkpoint stored as a slice under the usual name
-            (``DCP_SHARDING_INFO``); None where the entry is no list of offsets.
-    """
-
-    tensors: Mapping[str, Tensor]
-    slices: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
-
-    @property
-    def parameters(self) -> int:
-        """Elements of all tensors together; those that share their bytes count once."""
-        return sum({(t.begin, t.end): t.elements for t in self.tensors.values() if t.elements}.values())
 
 
 def parse_length(start: bytes, file_size: int, what: str) -> int:
@@ -140,22 +77,13 @@ def parse_header(body: bytes, file_size: int, what: str) -> Header:
 
 
 async def read_header(snapshot: Snapshot, path: str, guess: int = 65_536) -> Header:
-    """Header of a file of a checkpoint, in one request if it fits the guess, else in two; cached.
-
-    Args:
-        snapshot: The checkpoint.
-        path: A ``.safetensors`` file of it.
-        guess: Bytes of the first request.
+    """Header of a ``.safetensors`` file, in one request if it fits the guess (bytes), else in two.
 
     Raises:
         ScreeningError: ``BadHeader``, or an error of the connection.
     """
     what = f"{path} of {snapshot.repo}"
     size = await snapshot.size(path)
-    key = content_key(snapshot, path)
-    kept = snapshot.cache.read("headers", key) if snapshot.cache else None
-    if kept is not None:
-        return parse_header(kept, size, what)
     if size < 10:
         raise _bad(what, f"the file is {size} bytes, too short for a safetensors file")
     (start,) = await snapshot.ranges(path, [(0, min(guess, size))])
@@ -164,68 +92,7 @@ async def read_header(snapshot: Snapshot, path: str, guess: int = 65_536) -> Hea
     if len(body) < length:
         (rest,) = await snapshot.ranges(path, [(len(start), 8 + length)])
         body += rest
-    result = parse_header(body, size, what)
-    if snapshot.cache:
-        snapshot.cache.write("headers", key, body)
-    return result
-
-
-def decode_rows(body: bytes, dtype: str, width: int) -> NDArray[np.float32]:
-    """Rows of a matrix as float32: exact but for F64, which is rounded (beyond float32's range to infinity).
-
-    Args:
-        body: Bytes of whole rows, in order.
-        dtype: One of `FLOAT_DTYPES`, or F8_E8M0, in which scales are stored.
-        width: Elements of a row.
-
-    Returns:
-        Array of shape (rows, width).
-    """
-    flat: NDArray[np.float32]
-    if dtype == "F64":
-        with np.errstate(over="ignore"):
-            flat = np.frombuffer(body, "<f8").astype(np.float32)
-    elif dtype == "F32":
-        flat = np.frombuffer(body, "<f4").astype(np.float32)
-    elif dtype == "F16":
-        flat = np.frombuffer(body, "<f2").astype(np.float32)
-    elif dtype == "BF16":
-        flat = (np.frombuffer(body, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
-    else:
-        flat = _FLOAT8[dtype][np.frombuffer(body, np.uint8)]
-    return flat.reshape(-1, width)
-
-
-def _float8_table(exponent_bits: int) -> NDArray[np.float32]:
-    """All 256 values of an 8-bit float (OCP 8-bit formats E4M3, without infinities, and E5M2)."""
-    mantissa_bits = 7 - exponent_bits
-    code = np.arange(256)
-    sign = np.where(code & 0x80, -1.0, 1.0)
-    exponent = (code >> mantissa_bits) & (2**exponent_bits - 1)
-    mantissa = (code & (2**mantissa_bits - 1)) / 2**mantissa_bits
-    bias = 2 ** (exponent_bits - 1) - 1
-    scale = np.exp2((np.maximum(exponent, 1) - bias).astype(float))
-    value = sign * np.where(exponent == 0, mantissa, 1 + mantissa) * scale
-    if exponent_bits == 5:
-        value[(exponent == 31) & (mantissa == 0)] = np.inf
-        value *= np.where(np.isinf(value), sign, 1.0)
-        value[(exponent == 31) & (mantissa != 0)] = np.nan
-    else:
-        value[(code & 0x7F) == 0x7F] = np.nan
-    table: NDArray[np.float32] = value.astype(np.float32)
-    return table
-
-
-def _powers_of_two() -> NDArray[np.float32]:
-    """All 256 values of F8_E8M0, an exponent without a sign (OCP microscaling formats); the last is NaN."""
-    table = np.exp2(np.arange(256) - 127.0)
-    table[255] = np.nan
-    powers: NDArray[np.float32] = table.astype(np.float32)
-    return powers
-
-
-with np.errstate(over="ignore"):
-    _FLOAT8 = {"F8_E4M3": _float8_table(4), "F8_E5M2": _float8_table(5), "F8_E8M0": _powers_of_two()}
+    return parse_header(body, size, what)
 
 
 def _tensor(name: str, entry: Any, offset: int, what: str) -> Tensor:

@@ -13,14 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from lmeval_screener.weights.matrices import Matrix
-from lmeval_screener.weights.safetensors import SCALED_DTYPES, Tensor
+from lmeval_screener.weights.tensors import SCALED_DTYPES, Tensor
 
 #: Scales that are applied, by their names beside a ``weight``.
 SCALES = ("weight_scale", "weight_scale_inv")
@@ -37,27 +32,6 @@ _PACKED = re.compile(
     r"base_layer\..+|lora_\w+(\..+)?)"
 )
 _USUAL_BLOCK = 128
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Numbers that multiply a matrix block by block.
-
-    Attributes:
-        matrix: Where they are stored: one row for each row of blocks.
-        block: Rows and columns of the scaled matrix that one number covers.
-    """
-
-    matrix: Matrix
-    block: tuple[int, int]
-
-    def rows(self, ids: Iterable[int]) -> list[int]:
-        """Rows of scales that rows of the scaled matrix need, ascending and distinct."""
-        return sorted({i // self.block[0] for i in ids})
-
-    def spread(self, scales: NDArray[np.float32], width: int) -> NDArray[np.float32]:
-        """Rows of scales (n, blocks) as one number for each weight (n, width)."""
-        return np.repeat(scales, self.block[1], axis=1)[:, :width]
 
 
 def packed(stored: Iterable[str], stems: Iterable[str]) -> str | None:
@@ -82,13 +56,19 @@ def companions(name: str, stored: Iterable[str]) -> list[str]:
     return [word for word in beside if not _HARMLESS.fullmatch(word)]
 
 
-def scale_of(tensor: Tensor, scale: Tensor, file: str, quantization: Mapping[str, Any] | None) -> Scale | str:
+class Blocks(NamedTuple):
+    """How scales cover a matrix: rows and columns of blocks, and those of the matrix in one block."""
+
+    shape: tuple[int, int]
+    size: tuple[int, int]
+
+
+def blocks_of(tensor: Tensor, scale: Tensor, quantization: Mapping[str, Any] | None) -> Blocks | str:
     """How stored scales cover a matrix of 8-bit floats; where that is not known, a clause that says why.
 
     Args:
         tensor: The matrix, of `SCALED_DTYPES`.
         scale: Its scales as stored.
-        file: The file that holds them.
         quantization: ``quantization_config`` of config.json, which may say how large a block is.
     """
     v, d = tensor.shape
@@ -107,7 +87,7 @@ def scale_of(tensor: Tensor, scale: Tensor, file: str, quantization: Mapping[str
     high, wide = _side(v, rows, [b[0] for b in said]), _side(d, columns, [b[1] for b in said])
     if high is None or wide is None:
         return f"with {scale.name} of shape {shape} beside it, blocks of no known size"
-    return Scale(Matrix(scale.name, file, scale.dtype, (rows, columns), scale.begin), (high, wide))
+    return Blocks((rows, columns), (high, wide))
 
 
 def _side(length: int, count: int, said: list[int]) -> int | None:

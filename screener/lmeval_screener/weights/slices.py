@@ -11,26 +11,15 @@ Source: torch 2.13, ``torch/distributed/checkpoint/_hf_utils.py`` and ``hf_stora
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.matrices import Matrix, matrix_of
-from lmeval_screener.weights.safetensors import Header, read_header
+from lmeval_screener.weights.rows import Matrix, PiecedRows
+from lmeval_screener.weights.tensors import Header
 
 _FILE = re.compile(r"shard-(\d+)-model-(\d+)-of-(\d+)\.safetensors")
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A slice of a matrix: its numbers, and the row and column of the whole where it begins."""
-
-    matrix: Matrix
-    row: int
-    column: int
 
 
 def slice_files(files: Iterable[str]) -> list[str]:
@@ -43,24 +32,14 @@ def slice_files(files: Iterable[str]) -> list[str]:
     return sorted(weights) if all(_FILE.fullmatch(path) for path in weights) else []
 
 
-async def read_slices(snapshot: Snapshot, files: Iterable[str]) -> dict[str, Header]:
-    """The headers of the files, read side by side.
-
-    Raises:
-        ScreeningError: ``BadHeader``, or an error of the connection.
-    """
-    names = list(files)
-    headers = await asyncio.gather(*(read_header(snapshot, name, 16_384) for name in names))
-    return dict(zip(names, headers, strict=True))
-
-
 def joined(
-    name: str, headers: Mapping[str, Header], sizes: tuple[int, int] | None
-) -> tuple[tuple[int, int], tuple[Piece, ...]]:
-    """Shape of a matrix and the slices that make it up.
+    snapshot: Snapshot, name: str, headers: Mapping[str, Header], sizes: tuple[int, int] | None
+) -> PiecedRows:
+    """A matrix of the slices that make it up.
 
     Args:
-        name: Its name.
+        snapshot: The checkpoint.
+        name: The matrix's name.
         headers: Every file's header.
         sizes: Rows and width that config.json states: at least so many rows, exactly this width.
 
@@ -76,11 +55,11 @@ def joined(
         offsets = header.slices.get(name)
         if offsets is None or len(offsets) != 2 or len(tensor.shape) != 2 or 0 in tensor.shape:
             raise sliced(name, f"{file} does not say which rows and columns it holds")
-        pieces.append(Piece(matrix_of(tensor, file), *offsets))
-    v = max(piece.row + piece.matrix.shape[0] for piece in pieces)
-    d = max(piece.column + piece.matrix.shape[1] for piece in pieces)
-    held = sum(piece.matrix.shape[0] * piece.matrix.shape[1] for piece in pieces)
-    if held != v * d or _overlap(pieces) or len({piece.matrix.dtype for piece in pieces}) != 1:
+        pieces.append((Matrix.of(snapshot, file, tensor), offsets[0], offsets[1]))
+    spans = sorted((row, row + m.shape[0], column, column + m.shape[1]) for m, row, column in pieces)
+    v, d = max(span[1] for span in spans), max(span[3] for span in spans)
+    held = sum((span[1] - span[0]) * (span[3] - span[2]) for span in spans)
+    if held != v * d or _overlap(spans) or len({matrix.dtype for matrix, _, _ in pieces}) != 1:
         raise sliced(
             name, f"those that are there do not make up {v} × {d} numbers; is a process's file missing?"
         )
@@ -91,7 +70,7 @@ def joined(
             name,
             f"those that are there make up {v} × {d} of {sizes[0]} × {sizes[1]}; is a file missing?",
         )
-    return (v, d), tuple(sorted(pieces, key=lambda piece: (piece.row, piece.column)))
+    return PiecedRows((v, d), tuple(sorted(pieces, key=lambda piece: piece[1:])))
 
 
 def sliced(name: str, why: str) -> ScreeningError:
@@ -104,9 +83,8 @@ def sliced(name: str, why: str) -> ScreeningError:
     )
 
 
-def _overlap(pieces: list[Piece]) -> bool:
+def _overlap(spans: list[tuple[int, int, int, int]]) -> bool:
     """Whether two slices share a number. There is one for each process, so that all pairs are few."""
-    spans = sorted((p.row, p.row + p.matrix.shape[0], p.column, p.column + p.matrix.shape[1]) for p in pieces)
     open_spans: list[tuple[int, int, int, int]] = []
     for span in spans:
         open_spans = [other for other in open_spans if other[1] > span[0]]

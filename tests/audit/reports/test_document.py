@@ -44,7 +44,6 @@ def page(report, tmp_path_factory):
 def browser(page):
     with Browser() as opened:
         opened.open(page)
-        opened.wait("document.documentElement.dataset.charts === 'ready'")
         yield opened
 
 

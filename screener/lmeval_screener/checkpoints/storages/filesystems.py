@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from lmeval_screener.checkpoints.cache import Cache
-from lmeval_screener.checkpoints.http import AgainError, Budget
+from lmeval_screener.checkpoints.http import AgainError
+from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot
 from lmeval_screener.checkpoints.storages.store import (
-    Listing,
+    FolderListing,
     Store,
     StoreSnapshot,
     changed,
@@ -56,7 +57,7 @@ class FileSystem:
         self._calls = asyncio.Semaphore(_CALLS)
         self._system: Any = None
 
-    async def listed(self, path: str, meter: Meter) -> Listing:
+    async def listed(self, path: str, meter: Meter) -> FolderListing:
         """What lies in a folder; see `Store.listed`."""
         system = await self._opened()
         place = system._strip_protocol(f"{self.address}/{path}")
@@ -69,7 +70,7 @@ class FileSystem:
         try:
             entries = await self._call(look, path, meter)
         except FileNotFoundError:
-            return Listing()
+            return FolderListing()
         folders, files = [], {}
         for entry in entries:
             name = str(entry["name"]).rstrip("/").rpartition("/")[2]
@@ -77,7 +78,7 @@ class FileSystem:
                 folders.append(name)
             elif type(entry.get("size")) is int:
                 files[name] = FileEntry(name, entry["size"], self._digest(path, name, entry))
-        return Listing(tuple(folders), files)
+        return FolderListing(tuple(folders), files)
 
     def opened(
         self, repo: str, path: str, files: Mapping[str, FileEntry], budget: Budget, meter: Meter

@@ -8,11 +8,15 @@ not done: the storage of a version is read by ranges, or refused if its server s
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from lmeval_screener.checkpoints.http import Budget
+from yarl import URL
+
+from lmeval_screener.checkpoints.http import SILENCE, environment_proxy
+from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.checkpoints.storages.store import in_thread
 from lmeval_screener.errors import ScreeningError
@@ -61,19 +65,20 @@ class RegisteredModels:
         if version and version.isdigit():
             return [target]
         if alias:
-            found = await self._asked(target, lambda client: client.get_model_version_by_alias(name, alias))
-            return [replace(target, repo=f"models:/{name}/{found.version}")]
+            named = await self._asked(target, lambda client: client.get_model_version_by_alias(name, alias))
+            return [replace(target, repo=f"models:/{name}/{named.version}")]
         quote = '"' if "'" in name else "'"
         every = await self._asked(
             target, lambda client: list(client.search_model_versions(f"name={quote}{name}{quote}"))
         )
-        numbers = sorted(int(one.version) for one in every if _fits(one, version))
+        numbers = sorted(int(entry.version) for entry in every if _fits(entry, version))
         if not numbers:
-            stages = sorted({str(one.current_stage) for one in every}) or ["none"]
+            stages = ", ".join(sorted({str(entry.current_stage) for entry in every}))
+            versions = f"; it has {len(every)} versions (stages: {stages})" if every else ", nor any other"
+            which = f"version {version}" if version and version != "*" else "version"
             raise ScreeningError(
                 "RepoNotFound",
-                f"the registry has no version {version or ''} of the model {name}; it has {len(every)} "
-                f"versions (stages: {', '.join(stages)}); check the name, and {_SERVER}",
+                f"the registry has no {which} of the model {name}{versions}; check the name, and {_SERVER}",
             )
         wanted = numbers if version == "*" else numbers[-1:]
         return [replace(target, repo=f"models:/{name}/{number}") for number in wanted]
@@ -84,24 +89,25 @@ class RegisteredModels:
         Raises:
             ScreeningError: ``RangeNotSupported`` if only the registry's server hands out its files.
         """
-        (one,) = (await self.expand(target, budget))[-1:]
-        name, version, _ = _parts(one.repo)
+        (chosen,) = (await self.expand(target, budget))[-1:]
+        name, version, _ = _parts(chosen.repo)
         where = await self._asked(
-            one, lambda client: str(client.get_model_version_download_uri(name, str(version)))
+            chosen, lambda client: str(client.get_model_version_download_uri(name, str(version)))
         )
         if where.startswith("mlflow-artifacts:"):
             raise ScreeningError(
                 "RangeNotSupported",
-                f"the files of {one.repo} lie behind the MLflow server ({where}), which sends whole files; "
-                "start it with --no-serve-artifacts and --default-artifact-root s3://… (or gs://, abfss://), "
-                f"or download the version (mlflow artifacts download -u {one.repo}) and screen the folder",
+                f"the files of {chosen.repo} lie behind the MLflow server ({where}), which sends whole "
+                "files; start it with --no-serve-artifacts and --default-artifact-root s3://… (or gs://, "
+                "abfss://), or download the version "
+                f"(mlflow artifacts download -u {chosen.repo}) and screen the folder",
             )
-        inner = replace(parse_target(where), tokenizer=one.tokenizer, file=one.file)
+        inner = replace(parse_target(where), tokenizer=chosen.tokenizer, file=chosen.file)
         if inner.refused is not None or inner.on_hub or inner.scheme == "models":
             raise ScreeningError(
                 "BadName",
-                f"the files of {one.repo} lie at {where}, which is not read; download the version (mlflow "
-                f"artifacts download -u {one.repo}) and screen the folder",
+                f"the files of {chosen.repo} lie at {where}, which is not read; download the version (mlflow "
+                f"artifacts download -u {chosen.repo}) and screen the folder",
             )
         folders, files = await self._storages.names(inner, budget)
         if _MODEL in folders and "config.json" not in files:
@@ -109,7 +115,7 @@ class RegisteredModels:
                 inner = replace(inner, tokenizer=f"{inner.repo.rstrip('/')}/{_TOKENIZER}")
             inner = replace(inner, repo=f"{inner.repo.rstrip('/')}/{_MODEL}")
         snapshot = await self._storages.snapshot(inner, budget)
-        snapshot.repo = one.repo
+        snapshot.repo = chosen.repo
         return snapshot
 
     async def _asked(self, target: Target, question: Callable[[Any], T]) -> T:
@@ -129,13 +135,23 @@ class RegisteredModels:
 
 
 def _client() -> Any:
+    """MLflow's client, whose own requests to a server that is not there are repeated for minutes."""
     try:
-        from mlflow import MlflowClient
+        from mlflow import MlflowClient, get_registry_uri
     except ImportError:
         raise ScreeningError(
             "MissingExtra",
             "models:/ needs the package mlflow-skinny; pip install 'lmeval-dispersion[mlflow]'",
         ) from None
+    server = URL(get_registry_uri())
+    if server.scheme in ("http", "https") and environment_proxy(server) is None:
+        try:
+            socket.create_connection((server.host, server.port), timeout=SILENCE).close()
+        except OSError as error:
+            raise ScreeningError(
+                "Unreachable",
+                f"the MLflow server {server.origin()} cannot be reached ({error}); start it, or {_SERVER}",
+            ) from error
     return MlflowClient()
 
 

@@ -11,15 +11,18 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import urllib.request
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from lmeval_dispersion.version import __version__
 from lmeval_screener.checkpoints.cache import Cache
-from lmeval_screener.checkpoints.http import CONNECTIONS, SILENCE, AgainError, Budget
+from lmeval_screener.checkpoints.http import CONNECTIONS, CONTRADICTIONS, SILENCE, AgainError
+from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot
 from lmeval_screener.checkpoints.storages.store import (
-    Listing,
+    FolderListing,
     StoreSnapshot,
     changed,
     in_thread,
@@ -66,7 +69,7 @@ class ObjectStore:
         self._store: Any = None
         self._versions: dict[str, tuple[str | None, str | None]] = {}
 
-    async def listed(self, path: str, meter: Meter) -> Listing:
+    async def listed(self, path: str, meter: Meter) -> FolderListing:
         """What lies under a prefix; see `Store.listed`.
 
         A page of a listing counts as a request, its bytes are not to be known.
@@ -86,7 +89,7 @@ class ObjectStore:
                 self._versions[meta["path"]] = _bare(meta.get("e_tag")), meta.get("version")
         folders = [prefix.rstrip("/")[start:] for prefix in result["common_prefixes"]]
         meter.requests += (len(files) + len(folders)) // 1000
-        return Listing(tuple(name for name in folders if name), files)
+        return FolderListing(tuple(name for name in folders if name), files)
 
     def opened(
         self, repo: str, path: str, files: Mapping[str, FileEntry], budget: Budget, meter: Meter
@@ -118,7 +121,7 @@ class ObjectStore:
                         f"{self.address} sent bytes {result.range} of {meta['size']} of {path}, where "
                         f"{(begin, end)} of {entry.size} were asked for; try again, and check any proxy",
                     ),
-                    last=True,
+                    attempts=CONTRADICTIONS,
                 )
             if end - begin <= _PIECE:
                 # As one piece: each way to obstore's threads and back costs more than the bytes.
@@ -157,6 +160,7 @@ class ObjectStore:
                 "read_timeout": f"{SILENCE:g}s",
                 "timeout": "24h",  # the time budget bounds it
                 "user_agent": f"screen-checkpoints/{__version__}",
+                **_network(),
             },
             "retry_config": {"max_retries": 0},
         }
@@ -233,7 +237,7 @@ class ObjectStore:
                     f"the server of {self.address} ignores Range and would send all of {path}; ask its "
                     "operator, or download the checkpoint and screen the folder",
                 ),
-                last=True,
+                attempts=CONTRADICTIONS,
             )
         if status is not None or "Requested" in text or "Content-Range" in text:
             return AgainError(
@@ -242,7 +246,13 @@ class ObjectStore:
                     f"{self.address} answered wrongly for {path} ({_first_line(error, place)}); try again, "
                     "and check the endpoint and any proxy on the way",
                 ),
-                last=True,
+                attempts=CONTRADICTIONS,
+            )
+        if "InvalidCertificate" in text:
+            return ScreeningError(
+                "Unreachable",
+                f"the certificate of {self.address}'s server is not trusted; if it is your own network's, "
+                "name its issuer's file in SSL_CERT_FILE or REQUESTS_CA_BUNDLE",
             )
         if "error sending request" in text or "body error" in text or "HttpError" in text:
             return AgainError(
@@ -256,8 +266,26 @@ class ObjectStore:
                 "BadResponse",
                 f"{place} cannot be read ({_first_line(error, place)}); set {settings}",
             ),
-            last=True,
+            attempts=CONTRADICTIONS,
         )
+
+
+def _network() -> dict[str, Any]:
+    """What obstore does not take from the environment by itself: REQUESTS_CA_BUNDLE, ports in NO_PROXY."""
+    options: dict[str, Any] = {}
+    bundle = os.environ.get("REQUESTS_CA_BUNDLE")
+    if bundle and Path(bundle).is_file():
+        options["root_certificate"] = Path(bundle).read_bytes()
+    proxies = urllib.request.getproxies()
+    excluded = [entry.strip() for entry in proxies.get("no", "").split(",")]
+    plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http:")
+    proxy = proxies.get("http" if plain else "https") or proxies.get("all")
+    if proxy and any(entry.count(":") == 1 for entry in excluded):
+        options["proxy_url"] = proxy
+        options["proxy_excludes"] = ",".join(
+            entry.partition(":")[0] if entry.count(":") == 1 else entry for entry in excluded
+        )
+    return options
 
 
 def _aws(address: str) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fnmatch
-import functools
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,13 +18,14 @@ from typing import Protocol, TypeVar
 
 from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.http import (
+    ATTEMPTS,
     RANGES,
     AgainError,
-    Budget,
-    Transport,
+    contradiction,
+    retried,
     side_by_side,
 )
-from lmeval_screener.checkpoints.limits import Allowance
+from lmeval_screener.checkpoints.limits import Allowance, Budget
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot, check_ranges, single_file
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import WEIGHTS
@@ -42,7 +42,7 @@ LISTINGS = 32
 
 
 @dataclass(frozen=True)
-class Listing:
+class FolderListing:
     """What lies in a folder: the names of folders, and files by name."""
 
     folders: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Store(Protocol):
 
     address: str
 
-    async def listed(self, path: str, meter: Meter) -> Listing:
+    async def listed(self, path: str, meter: Meter) -> FolderListing:
         """What lies in a folder (empty where nothing does), in one attempt.
 
         Raises:
@@ -90,7 +90,7 @@ class StoreSource:
         allowance: Allowance | None = None,
     ) -> None:
         self._find, self._meter, self._allowance = find, meter, allowance
-        self._known: dict[tuple[str, str], Listing] = {}
+        self._known: dict[tuple[str, str], FolderListing] = {}
         self._slots = asyncio.Semaphore(LISTINGS)
 
     async def expand(self, target: Target, budget: Budget) -> list[Target]:
@@ -150,7 +150,7 @@ class StoreSource:
             self._meter.requests += meter.requests
             raise
 
-    async def listing(self, address: str, budget: Budget) -> Listing:
+    async def listing(self, address: str, budget: Budget) -> FolderListing:
         """What lies at an address.
 
         Raises:
@@ -159,16 +159,16 @@ class StoreSource:
         store, path = self._find(address)
         return await self._listed(store, path, budget, self._meter)
 
-    async def _listed(self, store: Store, path: str, budget: Budget, meter: Meter) -> Listing:
+    async def _listed(self, store: Store, path: str, budget: Budget, meter: Meter) -> FolderListing:
         key = store.address, path
         if key not in self._known:
-            self._known[key] = await Transport.retried(lambda: store.listed(path, meter), budget)
+            self._known[key] = await retried(lambda: store.listed(path, meter), budget)
         return self._known[key]
 
-    async def _each_listed(self, store: Store, paths: Iterable[str], budget: Budget) -> list[Listing]:
+    async def _each_listed(self, store: Store, paths: Iterable[str], budget: Budget) -> list[FolderListing]:
         """Listings of some folders, each within the time of a budget: many are no longer a checkpoint's."""
 
-        async def one(path: str) -> Listing:
+        async def one(path: str) -> FolderListing:
             own = Budget(budget.seconds)
             async with self._slots:
                 return await own.bounded(self._listed(store, path, own, self._meter))
@@ -198,11 +198,11 @@ class StoreSource:
         if path.endswith(WEIGHTS):
             return [path]
         tree = await self._tree(store, path, budget)
-        return [folder.path for folder in run_checkpoints(_Listed(path, tree))] or [path]
+        return [folder.path for folder in run_checkpoints(_ListedPath(path, tree))] or [path]
 
-    async def _tree(self, store: Store, path: str, budget: Budget) -> dict[str, Listing]:
+    async def _tree(self, store: Store, path: str, budget: Budget) -> dict[str, FolderListing]:
         """Listings of a folder and, where it is a training run, of what `run_checkpoints` looks into."""
-        tree: dict[str, Listing] = {}
+        tree: dict[str, FolderListing] = {}
 
         async def look(places: Sequence[str]) -> None:
             new = [place for place in places if place not in tree]
@@ -226,21 +226,21 @@ class StoreSource:
 
 
 @dataclass(frozen=True)
-class _Listed:
+class _ListedPath:
     """A folder or file of listings, as `run_checkpoints` needs it."""
 
     path: str
-    tree: Mapping[str, Listing]
+    tree: Mapping[str, FolderListing]
 
     @property
     def name(self) -> str:
         return self.path.rpartition("/")[2]
 
-    def __truediv__(self, name: str) -> _Listed:
-        return _Listed(_join(self.path, name), self.tree)
+    def __truediv__(self, name: str) -> _ListedPath:
+        return _ListedPath(_join(self.path, name), self.tree)
 
-    def iterdir(self) -> Iterator[_Listed]:
-        listing = self.tree.get(self.path, Listing())
+    def iterdir(self) -> Iterator[_ListedPath]:
+        listing = self.tree.get(self.path, FolderListing())
         return (self / name for name in (*listing.folders, *listing.files))
 
     def is_dir(self) -> bool:
@@ -249,8 +249,8 @@ class _Listed:
     def is_file(self) -> bool:
         return self.name in self._parent().files
 
-    def _parent(self) -> Listing:
-        return self.tree.get(self.path.rpartition("/")[0], Listing())
+    def _parent(self) -> FolderListing:
+        return self.tree.get(self.path.rpartition("/")[0], FolderListing())
 
 
 class Reads(Protocol):
@@ -303,6 +303,7 @@ class StoreSnapshot:
         self.allowance: Allowance | None = None
         self._store, self._path, self._budget = store, path, budget
         self._locks: dict[str, asyncio.Lock] = {}
+        self._proven: set[str] = set()  # files of which a range came right
 
     async def small_file(self, path: str) -> bytes:
         """Whole content of a small file; see `Snapshot.small_file`."""
@@ -326,16 +327,9 @@ class StoreSnapshot:
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Bytes of a file; see `Snapshot.ranges`."""
         check_ranges(path, self._entry(path)[1], ranges)
-        found: list[bytes] = [b""] * len(ranges)
-        left = iter(enumerate(ranges))
-
-        async def some() -> None:
-            # One task for many ranges, one after the other: a task has its price too.
-            for at, (begin, end) in left:
-                found[at] = await self._range(path, begin, end)
-
-        await side_by_side(some() for _ in range(min(RANGES, len(ranges))))
-        return found
+        return await side_by_side(
+            (self._range(path, begin, end) for begin, end in ranges), min(RANGES, len(ranges))
+        )
 
     async def _range(self, path: str, begin: int, end: int) -> bytes:
         """One range; a body that breaks is resumed where it broke."""
@@ -343,35 +337,27 @@ class StoreSnapshot:
 
         async def attempt() -> bytes:
             before = len(received)
-            if self.allowance is not None and self.allowance.limited:
-                await self._allowed(self.allowance)
+            if self.allowance is not None:
+                await self.allowance.admit(self.meter, self._budget)
+                self.allowance.spend(self.meter, counted=False)
             try:
                 place = _join(self._path, path)
                 await self._store.read(place, entry, begin + before, end, received, self.meter)
+                if len(received) != end - begin:
+                    got = len(received)
+                    received.clear()
+                    raise contradiction(
+                        f"{self.repo} sent {got} bytes of {path} where {end - begin} were asked for"
+                    )
             except AgainError as again:
                 again.fruitful = len(received) > before
+                if path in self._proven:  # a server that is right as a rule
+                    again.attempts = ATTEMPTS
                 raise
-            if len(received) != end - begin:
-                got = len(received)
-                received.clear()
-                raise AgainError(
-                    ScreeningError(
-                        "BadResponse",
-                        f"{self.repo} sent {got} bytes of {path} where {end - begin} were asked for; try "
-                        "again, and check any proxy on the way",
-                    ),
-                    last=True,
-                )
+            self._proven.add(path)
             return bytes(received)
 
-        return await Transport.retried(attempt, self._budget) if end > begin else b""
-
-    async def _allowed(self, allowance: Allowance) -> None:
-        """Wait until the user's own limits let this checkpoint begin; `Transport.request` does the same."""
-        running = self._budget if self._budget.runs else None
-        if await allowance.admit(self.meter, running) and running is not None:
-            running.at_end.append(functools.partial(allowance.release, self.meter))
-        allowance.spend(self.meter, counted=False)
+        return await retried(attempt, self._budget) if end > begin else b""
 
     def _entry(self, path: str) -> tuple[FileEntry, int]:
         entry = self.files.get(path)
@@ -430,10 +416,10 @@ def _is_glob(text: str) -> bool:
     return any(sign in text for sign in "*?[")
 
 
-def _whole(listing: Listing) -> bool:
+def _whole(listing: FolderListing) -> bool:
     return "config.json" in listing.files and any(n.endswith(".safetensors") for n in listing.files)
 
 
-def _some(listing: Listing) -> str:
+def _some(listing: FolderListing) -> str:
     names = [*(f"{name}/" for name in listing.folders), *listing.files]
     return ", ".join(names[:4]) + (", …" if len(names) > 4 else "") if names else "nothing"

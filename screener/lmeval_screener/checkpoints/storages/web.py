@@ -11,26 +11,16 @@ import json
 import re
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from urllib.parse import quote
 
+import aiohttp
 from yarl import URL
 
 from lmeval_screener.checkpoints.cache import Cache
-from lmeval_screener.checkpoints.http import (
-    HOPS,
-    AgainError,
-    Answer,
-    Budget,
-    Transport,
-    drained,
-    is_redirect,
-    redirect,
-    side_by_side,
-)
+from lmeval_screener.checkpoints.http import Transport, contradiction, drained, retried, side_by_side
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.hub_responses import Listing
-from lmeval_screener.checkpoints.remote import HubSnapshot, _Source
+from lmeval_screener.checkpoints.limits import Budget
+from lmeval_screener.checkpoints.remote import FilePlace, RemoteSnapshot
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot, single_file
 from lmeval_screener.checkpoints.storages.store import changed, version_digest
 from lmeval_screener.errors import ScreeningError
@@ -106,7 +96,7 @@ class WebServers:
             raise
 
 
-class WebSnapshot(HubSnapshot):
+class WebSnapshot(RemoteSnapshot):
     """Files at addresses; see `Snapshot`. Read as files of the Hub are, from where they are said to be.
 
     Args:
@@ -114,7 +104,7 @@ class WebSnapshot(HubSnapshot):
         repo: The address that was asked for.
         addresses: Of each file.
         files: Those that are there.
-        etags: What has to be the ETag of every range; None where the server names none.
+        etags: ETags of every range; None where the server names none.
         budget: Time for everything.
         meter: Counts what travels.
         cache: Where things are kept.
@@ -132,42 +122,17 @@ class WebSnapshot(HubSnapshot):
         meter: Meter,
         cache: Cache,
     ) -> None:
-        super().__init__(
-            transport,
-            transport.endpoint,
-            Listing(repo, "", files, None),
-            None,
-            budget=budget,
-            meter=meter,
-            cache=cache,
-            downloads=Path(),
-            early={},
-        )
-        self.revision = None
-        if not all(entry.digest for entry in files.values()):
-            self.cache = None  # what has no version may be another file tomorrow
+        super().__init__(transport, repo, files, budget=budget, meter=meter, cache=cache)
         self._addresses = addresses
-        self._sources = {name: _Source(etag=etags.get(name)) for name in files}
+        self._places = {name: FilePlace(etag=etags.get(name)) for name in files}
 
-    def _url(self, verb: str, path: str) -> URL:
+    def _url(self, path: str) -> URL:
         return self._addresses[path]
 
-    async def _resolved(self, path: str, *, wanted: str = "size") -> URL:
-        return self._addresses[path]
+    def _conditions(self, place: FilePlace) -> Mapping[str, str]:
+        return {"If-Match": place.etag} if place.etag and not place.etag.startswith("W/") else {}
 
-    async def _text(self, path: str, entry: FileEntry) -> bytes:
-        return await self._range(path, 0, await self.size(path))
-
-    def _downloaded(self, entry: FileEntry) -> Path | None:
-        return None
-
-    def _conditions(self, source: _Source) -> Mapping[str, str]:
-        return {"If-Match": source.etag} if source.etag and not source.etag.startswith("W/") else {}
-
-    def _has_last_word(self, url: URL) -> bool:
-        return True
-
-    def _refused(self, response: Answer) -> ScreeningError:
+    def _refused(self, response: aiohttp.ClientResponse) -> ScreeningError:
         return _refusal(response, self.repo)
 
 
@@ -179,56 +144,41 @@ async def _probed(
     Not HEAD: a signature is of one method, and it is that of reading.
     """
 
-    async def one(name: str, url: URL) -> tuple[FileEntry, str | None] | None:
-        return await transport.retried(lambda: _probe(transport, name, url, meter, must=name == must), budget)
+    async def probed(name: str, url: URL) -> tuple[FileEntry, str | None] | None:
+        return await retried(lambda: _probe(transport, name, url, meter, must=name == must), budget)
 
-    names = list(addresses)
-    found = await side_by_side(one(name, addresses[name]) for name in names)
-    there = {name: one for name, one in zip(names, found, strict=True) if one is not None}
-    files = {name: entry for name, (entry, _) in there.items()}
-    return (single_file(files, must) if must else files), {name: etag for name, (_, etag) in there.items()}
+    probes = await side_by_side(probed(name, url) for name, url in addresses.items())
+    there = [probe for probe in probes if probe is not None]
+    files = {entry.path: entry for entry, _ in there}
+    return (single_file(files, must) if must else files), {entry.path: etag for entry, etag in there}
 
 
 async def _probe(
-    transport: Transport, name: str, url: URL, meter: Meter, *, must: bool
+    transport: Transport, name: str, start: URL, meter: Meter, *, must: bool
 ) -> tuple[FileEntry, str | None] | None:
-    start = url
-    headers = {"Range": "bytes=0-0", "Accept-Encoding": "identity"}
-    for _ in range(HOPS):
-        async with transport.request("GET", url, headers, meter) as response:
-            if is_redirect(response):
-                url = await redirect(response, meter)
-                continue
-            transport.raise_if_passing(response)
-            total = response.headers.get("Content-Range", "").rpartition("/")[2]
-            if response.status == 200:
-                total = response.headers.get("Content-Length", "")
-                response.close()  # the whole file would follow
-            else:
-                await drained(response, meter)
-            if response.status not in (200, 206):
-                if must:
-                    raise _refusal(response, str(start.with_query(None)))
+    async with transport.followed("GET", start, {"Range": "bytes=0-0"}, meter) as response:
+        total = response.headers.get("Content-Range", "").rpartition("/")[2]
+        if response.status == 200:
+            total = response.headers.get("Content-Length", "")
+            response.close()  # the whole file would follow
+        else:
+            await drained(response, meter)
+        if response.status not in (200, 206):
+            if must:
+                raise _refusal(response, str(start))
+            return None
+        is_page = response.headers.get("Content-Type", "").startswith("text/html")
+        if not total.isdigit() or is_page:
+            if not must:
                 return None
-            is_page = response.headers.get("Content-Type", "").startswith("text/html")
-            if not total.isdigit() or is_page:
-                if not must:
-                    return None
-                raise AgainError(
-                    ScreeningError(
-                        "BadResponse",
-                        f"{url.host} answered {'with a web page' if is_page else 'without a size'} for "
-                        f"{name}; give the address of the file itself",
-                    ),
-                    last=True,
-                )
-            etag, date = response.headers.get("ETag"), response.headers.get("Last-Modified")
-            version = version_digest(start.with_query(None), total, etag, date) if etag or date else None
-            return FileEntry(name, int(total), version), etag
-    raise ScreeningError("BadResponse", f"{url.host} redirects in circles for {name}; check the address")
+            host, what = response.url.host, "with a web page" if is_page else "without a size"
+            raise contradiction(f"{host} answered {what} for {name}; give the address of the file itself")
+        etag, date = response.headers.get("ETag"), response.headers.get("Last-Modified")
+        version = version_digest(start.with_query(None), total, etag, date) if etag or date else None
+        return FileEntry(name, int(total), version), etag
 
 
-def _refusal(response: Answer, what: str) -> ScreeningError:
+def _refusal(response: aiohttp.ClientResponse, what: str) -> ScreeningError:
     status, host = response.status, response.url.host
     what = str(URL(what).with_query(None))  # a signature is a secret
     if status in (401, 403, 407, 451):

@@ -1,0 +1,374 @@
+"""Screen released checkpoints on the Hub, and hold G and ratio against their published scores.
+
+    python -m benchmarks.validity.hub --dry-run
+    python -m benchmarks.validity.hub --only datadecide --limit 9
+
+The figures come from `screen-checkpoints`, with a registry that a stopped run goes on from. The page goes to
+standard output, each checkpoint's figures and score to WORK/SUITE.jsonl. HF_TOKEN, HF_ENDPOINT and HF_HOME
+work as in huggingface_hub. Exit status: 0 done, 1 nothing was screened, 2 wrong usage, 3 some are missing,
+130 stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import fnmatch
+import itertools
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import yaml
+from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError
+
+from benchmarks.validity import results
+
+CONFIGURATION = results.ROOT / "benchmarks" / "validity" / "hub.yaml"
+WORK = results.ROOT / "build" / "validity-hub"
+SCREEN = [sys.executable, "-m", "lmeval_screener"]
+RESAMPLES, RECIPES, PAIRS = 2000, 5, 10
+LONGEST = 310  # seconds that one wait for a new window of the Hub's quota may take
+ONE = "all"
+T = TypeVar("T")
+
+
+class Key(NamedTuple):
+    """How a published score names a checkpoint, by the keys of the configuration."""
+
+    recipe: str
+    size: str
+    seed: str
+    step: int
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Checkpoints of one publisher; see hub.yaml."""
+
+    name: str
+    about: str
+    repository: str
+    revision: str
+    names: Mapping[str, Mapping[str, str]]
+    last: Mapping[str, int]
+    domain: str
+    scores: Mapping[str, str]
+    tasks: Mapping[str, int]
+    metric: str
+    chance: float
+
+    def key(self, parts: Mapping[str, str | None]) -> Key | None:
+        """The key for parts of a name; None where one is not in the configuration."""
+        words = []
+        for part in ("recipe", "size", "seed"):
+            word = parts.get(part) or ""
+            if part in self.names and word not in self.names[part]:
+                return None
+            words.append(word if part in self.names else ONE)
+        return Key(words[0], words[1], words[2], int(parts["step"] or 0))
+
+    def skill(self, tasks: Mapping[str, float]) -> float | None:
+        """The mean over tasks, weighted by questions; None where a task is missing."""
+        if not tasks.keys() >= self.tasks.keys():
+            return None
+        return sum(tasks[task] * count for task, count in self.tasks.items()) / sum(self.tasks.values())
+
+
+def read_suites(path: Path) -> dict[str, Suite]:
+    """The suites of a configuration.
+
+    Raises:
+        ValueError: A key is missing or unknown.
+    """
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+        return {name: Suite(name=name, **entry) for name, entry in content.items()}
+    except (TypeError, AttributeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: expected suites with the keys of {Suite.__name__}, got {error}") from error
+
+
+def patiently(ask: Callable[[], T]) -> T:
+    """The reply to a request, repeated in the next window where the Hub's quota is used up."""
+    for _ in range(3):
+        try:
+            return ask()
+        except HfHubHTTPError as error:
+            if error.response is None or error.response.status_code != 429:
+                raise
+            left = re.search(r";\s*t\s*=\s*(\d+)", error.response.headers.get("RateLimit", ""))
+            seconds = min(int(left[1]) if left else LONGEST, LONGEST)
+            print(f"validity-hub: the Hub's quota is used up; going on in {seconds} s", file=sys.stderr)
+            time.sleep(seconds)
+    return ask()
+
+
+def checkpoints_of(suite: Suite, limit: int | None) -> tuple[dict[str, Key], list[str]]:
+    """The last branch of every run by its name, and a sentence for every repository without one."""
+    runs: dict[tuple[str, Key], tuple[str, int]] = {}
+    missing: list[str] = []
+    combinations = itertools.product(*(suite.names.get(part, {ONE: ONE}) for part in ("recipe", "size")))
+    for recipe, size in itertools.islice(combinations, limit):
+        repository = suite.repository.format(recipe=recipe, size=size)
+        try:
+            refs = patiently(partial(HfApi().list_repo_refs, repository))
+        except Exception as error:  # huggingface_hub lets those of its HTTP library through
+            missing.append(f"{repository}: {type(error).__name__}: {' '.join(str(error).split())[:160]}")
+            continue
+        names = [ref.name for ref in [*refs.branches, *refs.tags]]
+        matches = [match for name in names if (match := re.fullmatch(suite.revision, name))]
+        for match in matches:
+            key = suite.key({"recipe": recipe, "size": size, **match.groupdict()})
+            if key is None or key.step > suite.last[size]:
+                continue
+            run = (repository, key._replace(step=0))
+            if key.step >= runs.get(run, ("", -1))[1]:
+                runs[run] = (match[0], key.step)
+        if not matches:
+            missing.append(f"{repository}: no branch such as {suite.revision} among {len(names)}")
+    return {
+        f"{repository}@{branch}": key._replace(step=step)
+        for (repository, key), (branch, step) in runs.items()
+    }, missing
+
+
+def screened(suite: Suite, names: Iterable[str], work: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    """Exit status and JSON report of `screen-checkpoints` on a list of names."""
+    work.mkdir(parents=True, exist_ok=True)
+    listed, report = work / f"{suite.name}.txt", work / f"{suite.name}.json"
+    listed.write_text("".join(f"{name}\n" for name in names), "utf-8")
+    report.unlink(missing_ok=True)
+    command = [*SCREEN, "--from", str(listed), "--domain", suite.domain, "-o", str(report), *options]
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    status = subprocess.run(command, check=False, env=environment).returncode
+    text = report.read_text("utf-8") if report.exists() else "{}"
+    return status, {"plan": text} if "--dry-run" in options else json.loads(text)
+
+
+# --- published scores -----------------------------------------------------------------------------------
+
+
+def published(suite: Suite, keys: Iterable[Key], work: Path) -> dict[Key, float]:
+    """The skill of every checkpoint that was scored in all tasks."""
+    wanted = set(keys)
+    tasks: dict[Key, dict[str, float]] = {}
+    lines = _parquet(suite) if "files" in suite.scores else _lm_eval(suite, wanted, work)
+    for key, task, score in lines:
+        if key in wanted and task in suite.tasks and math.isfinite(score):
+            tasks.setdefault(key, {})[task] = score
+    skills = {key: suite.skill(scores) for key, scores in tasks.items()}
+    return {key: skill for key, skill in skills.items() if skill is not None}
+
+
+def _parquet(suite: Suite) -> Iterable[tuple[Key | None, str, float]]:
+    """Rows of a dataset's parquet files; a row's metrics are JSON or a Python dictionary as text."""
+    import pyarrow.parquet as pq
+
+    dataset = suite.scores["dataset"]
+    files = patiently(lambda: HfApi().list_repo_files(dataset, repo_type="dataset"))
+    columns = {"recipe": "data", "size": "params", "seed": "seed"}
+    named = {part: {value: key for key, value in names.items()} for part, names in suite.names.items()}
+    for name in sorted(fnmatch.filter(files, suite.scores["files"])):
+        path = patiently(partial(hf_hub_download, dataset, name, repo_type="dataset"))
+        wanted = [*columns.values(), "step", "task", "metrics"]
+        for batch in pq.ParquetFile(path).iter_batches(columns=wanted, batch_size=20_000):
+            for row in batch.to_pylist():
+                parts = {part: named[part].get(str(row[column])) for part, column in columns.items()}
+                if None in parts.values() or row["task"] not in suite.tasks:
+                    continue
+                try:
+                    metrics = json.loads(row["metrics"])
+                except ValueError:
+                    metrics = ast.literal_eval(row["metrics"])
+                score = float(metrics.get(suite.metric, math.nan))
+                yield suite.key({**parts, "step": str(int(row["step"]))}), row["task"], score
+
+
+def _lm_eval(suite: Suite, wanted: set[Key], work: Path) -> Iterable[tuple[Key | None, str, float]]:
+    """Results of lm-eval in a git repository or a dataset; the path says whose they are."""
+    pattern = re.compile(suite.scores["path"])
+    if address := suite.scores.get("git"):
+        place = work / f"{suite.name}-scores"
+        if not (place / ".git").is_dir():
+            sparse = ["--depth", "1", "--filter=blob:none", "--sparse"]
+            subprocess.run(["git", "clone", "--quiet", *sparse, address, str(place)], check=True)
+        subprocess.run(
+            ["git", "-C", str(place), "sparse-checkout", "set", suite.scores["folder"]], check=True
+        )
+        names = [path.relative_to(place).as_posix() for path in place.rglob("*.json")]
+    else:
+        dataset = suite.scores["dataset"]
+        names = patiently(lambda: HfApi().list_repo_files(dataset, repo_type="dataset"))
+    for name in sorted(names):
+        match = pattern.fullmatch(name)
+        key = suite.key(match.groupdict()) if match else None
+        if key not in wanted:
+            continue
+        if not address:
+            path = Path(patiently(partial(hf_hub_download, dataset, name, repo_type="dataset")))
+        else:
+            path = place / name
+        run = json.loads(path.read_text("utf-8"))
+        revision = re.search(r"revision=step(\d+)", str(run.get("config", {}).get("model_args", "")))
+        if key is None or (revision and int(revision[1]) != key.step):
+            continue  # of another checkpoint than the path says
+        for task, metrics in run.get("results", {}).items():
+            score = metrics.get(f"{suite.metric},none", metrics.get(suite.metric, math.nan))
+            yield key, task, float(score)
+
+
+# --- the verdict ----------------------------------------------------------------------------------------
+
+
+def judged(suite: Suite, rows: Sequence[Mapping[str, Any]], seed: int = 0) -> list[dict[str, Any]]:
+    """One line for G, for ratio and for the pairs on which both agree: pairs, share right, verdict.
+
+    Args:
+        suite: Its tasks give the questions.
+        rows: Checkpoints: ``recipe``, ``size``, ``seed``, ``G``; ``ratio`` and ``skill`` may be None.
+        seed: Of the resampling.
+    """
+    questions = sum(suite.tasks.values())
+    scored = [row for row in rows if row["skill"] is not None]
+    counts: dict[str, list[tuple[str, str, float]]] = {"G": [], "ratio": [], "both": []}
+    told = 0
+    for a, b in itertools.combinations(scored, 2):
+        if a["size"] != b["size"] or a["seed"] != b["seed"] or a["recipe"] == b["recipe"]:
+            continue
+        p, q = a["skill"], b["skill"]
+        if abs(p - q) <= 2 * math.sqrt((p * (1 - p) + q * (1 - q)) / questions):
+            continue
+        told += 1
+        signs = {"G": np.sign((a["G"] - b["G"]) * (p - q))}
+        if a["ratio"] is not None and b["ratio"] is not None:
+            signs["ratio"] = np.sign((a["ratio"] - b["ratio"]) * (p - q))
+            if signs["ratio"] == signs["G"]:
+                signs["both"] = signs["G"]
+        for figure, sign in signs.items():
+            counts[figure].append((a["recipe"], b["recipe"], (sign + 1) / 2))
+    recipes = sorted({row["recipe"] for row in scored})
+    chance = suite.chance + 2 * math.sqrt(suite.chance * (1 - suite.chance) / questions)
+    above = sum(row["skill"] > chance for row in scored)
+    number = len(recipes)
+    draws = np.random.default_rng(seed).integers(0, max(number, 1), (RESAMPLES, number))
+    lines = []
+    for figure, pairs in counts.items():
+        line: dict[str, Any] = {"figure": figure, "pairs": len(pairs), "told apart": told}
+        if number < RECIPES or len(pairs) < PAIRS or 2 * above < len(scored):
+            line |= {
+                "right": "",
+                "verdict": f"not tested: {number} recipes, {len(pairs)} pairs, "
+                f"{above} of {len(scored)} above chance",
+            }
+        else:
+            right = np.array([sign for *_, sign in pairs])
+            weights = np.stack([np.bincount(draw, minlength=number) for draw in draws])
+            place = {recipe: position for position, recipe in enumerate(recipes)}
+            left, other = ([place[pair[side]] for pair in pairs] for side in (0, 1))
+            weight = weights[:, left] * weights[:, other]
+            shares = (weight @ right)[weight.sum(1) > 0] / weight.sum(1)[weight.sum(1) > 0]
+            low, high = np.quantile(shares, [0.025, 0.975])
+            verdict = "holds" if low > 0.75 else "holds in part" if low > 0.5 else "does not hold"
+            line |= {"right": f"{right.mean():.2f} ({low:.2f} to {high:.2f})", "verdict": verdict}
+        lines.append(line)
+    return lines
+
+
+def page(suite: Suite, rows: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> str:
+    """A suite's part of the page, in Markdown."""
+    lines = judged(suite, rows)
+    scored = sum(row["skill"] is not None for row in rows)
+    parts = [
+        f"## {suite.about}",
+        f"{len(rows)} checkpoints were screened, {scored} of them have a published score.",
+        "\n".join(
+            ["| figure | pairs | told apart | share right (95 %) | verdict |", "|---|--:|--:|---|---|"]
+            + [f"| {' | '.join(str(value) for value in line.values())} |" for line in lines]
+        ),
+    ]
+    if missing:
+        parts += ["### Missing", "\n".join(f"- {line}" for line in missing)]
+    return "\n\n".join(parts) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the study, or print what it would cost; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.validity.hub", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--configuration", type=Path, default=CONFIGURATION, metavar="FILE")
+    parser.add_argument("--only", metavar="SUITE,SUITE", help="these suites (default: all)")
+    parser.add_argument("--limit", type=int, metavar="N", help="the first N repositories of a suite")
+    parser.add_argument("--dry-run", action="store_true", help="checkpoints, requests and bytes, and stop")
+    parser.add_argument(
+        "--work", type=Path, default=results.ROOT / "build" / "validity-hub", metavar="FOLDER"
+    )
+    args = parser.parse_args(argv)
+    status = 0
+    try:
+        suites = read_suites(args.configuration)
+        names = args.only.split(",") if args.only else list(suites)
+        if unknown := set(names) - suites.keys():
+            raise ValueError(
+                f"--only: expected names of {', '.join(suites)}, got {', '.join(sorted(unknown))}"
+            )
+        for suite in (suites[name] for name in names):
+            checkpoints, missing = checkpoints_of(suite, args.limit)
+            if not checkpoints:
+                print(f"validity-hub: {suite.name}: no checkpoint; {'; '.join(missing[:3])}", file=sys.stderr)
+                status = 1
+            elif args.dry_run:
+                options = ["--dry-run", "--format", "table"]
+                print(f"{suite.about}\n{screened(suite, checkpoints, args.work, *options)[1]['plan']}")
+            else:
+                status = max(status, _run(suite, checkpoints, missing, args.work))
+    except (ValueError, OSError, subprocess.CalledProcessError) as error:
+        print(f"validity-hub: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("validity-hub: stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+    return status
+
+
+def _run(suite: Suite, checkpoints: Mapping[str, Key], missing: list[str], work: Path) -> int:
+    registry = ["--registry", str(work / f"{suite.name}.sqlite"), "--format", "json"]
+    status, report = screened(suite, checkpoints, work, *registry)
+    if status == 130 or any(entry["error"] == "Interrupted" for entry in report.get("failed", ())):
+        raise KeyboardInterrupt
+    missing += [
+        f"{entry['repo']}: {entry['error']}: {entry['message']}" for entry in report.get("failed", ())
+    ]
+    skills: Mapping[Key, float] = {}
+    try:
+        skills = published(suite, checkpoints.values(), work)
+    except Exception as error:  # huggingface_hub lets those of its HTTP library through
+        missing.append(f"scores: {type(error).__name__}: {' '.join(str(error).split())[:160]}")
+    rows = []
+    for entry in report.get("checkpoints", ()):
+        name = f"{entry['repo']}@{entry['requested_revision']}"
+        key = checkpoints.get(name)
+        if key is None:
+            missing.append(f"{name}: the Hub answers under this name, which is not the name that was asked")
+            continue
+        ratio = entry.get("ratio") or {}
+        figures = {"G": entry["gap"]["cosine"]["mean"], "ratio": ratio.get("mean")}
+        rows.append({"name": name, **key._asdict(), **figures, "skill": skills.get(key)})
+    (work / f"{suite.name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    print(page(suite, rows, missing))
+    return 0 if rows and not missing else 3 if rows else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

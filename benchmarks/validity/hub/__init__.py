@@ -1,1 +1,0 @@
-"""Does G order released checkpoints? One command that asks the real Hub and its published scores."""

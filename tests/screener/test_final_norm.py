@@ -1,0 +1,140 @@
+"""The final norm in front of the rows: the same numbers from every format, read beside the rows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import test_distributed_checkpoint as distributed
+from checkpoints import head_and_embedding, header, write_checkpoint, write_qwen_7b
+from hub_client import ours
+from lmeval_screener.checkpoints.http import Budget
+from lmeval_screener.checkpoints.local import open_folder
+from lmeval_screener.weights.final_norm import FinalNorm
+from lmeval_screener.weights.projection import find_projection, read_rows_and_norm
+
+IDS = [7, 3, 90, 119]
+
+
+def norm_of(folder: Path, ids: list[int] = IDS) -> FinalNorm:
+    async def work() -> FinalNorm:
+        return (await read_rows_and_norm(await find_projection(open_folder(folder)), ids))[1]
+
+    return asyncio.run(work())
+
+
+def tensors(dtype: str = "F32", norm: str = "model.norm.weight", **more: Any) -> dict[str, Any]:
+    stored = head_and_embedding(dtype=dtype)
+    stored[norm] = ("F32", np.linspace(-1, 2, 16))
+    stored.pop("model.norm.weight") if norm != "model.norm.weight" else None
+    return stored | more
+
+
+GAMMA = np.linspace(-1, 2, 16).astype(np.float32)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3"])
+def test_of_safetensors_in_the_heads_file_or_another(tmp_path, shards, dtype):
+    found = norm_of(write_checkpoint(tmp_path / "m", tensors(dtype), shards=shards))
+    assert (found.name, found.kind, found.reason) == ("model.norm.weight", "rms", "")
+    np.testing.assert_array_equal(found.weight, GAMMA)
+
+
+def test_of_an_archive(tmp_path):
+    torch = pytest.importorskip("torch")
+    folder = write_checkpoint(tmp_path / "m", {})
+    (folder / "model.safetensors").unlink()
+    state = {"lm_head.weight": torch.randn(120, 16), "model.norm.weight": torch.tensor(GAMMA)}
+    torch.save(state, folder / "pytorch_model.bin")
+    np.testing.assert_array_equal(norm_of(folder).weight, GAMMA)
+    torch.save(state | {"model.norm.weight": torch.randn(32)[::2]}, folder / "pytorch_model.bin")
+    assert "expected 16 numbers" in norm_of(folder).reason
+
+
+@pytest.mark.parametrize("cuts", [[0, 4], [0, 1, 4], [0, 2, 3, 4]])
+def test_of_slices(tmp_path, cuts):
+    gamma = np.array([0.5, -2.0, 3.0, 1.0], dtype="<f4")
+    for number, (a, b) in enumerate(pairwise(cuts), start=1):
+        rows = distributed.HEAD.numpy()[5 * (number - 1) : 5 * number if b < 4 else 20].astype("<f4")
+        offsets = {"lm_head.weight": [5 * (number - 1), 0], "model.norm.weight": [a]}
+        info = json.dumps({name: {"saved_offsets": at} for name, at in offsets.items()})
+        parts = [
+            ("lm_head.weight", "F32", rows.shape, rows.nbytes),
+            ("model.norm.weight", "F32", (b - a,), 4 * (b - a)),
+        ]
+        head = header(parts, DCP_VERSION="1.0", DCP_SHARDING_INFO=info)
+        name = f"shard-{number:05d}-model-00001-of-00001.safetensors"
+        (tmp_path / name).write_bytes(head + rows.tobytes() + gamma[a:b].tobytes())
+    (tmp_path / "config.json").write_text(json.dumps(distributed.CONFIG))
+    np.testing.assert_array_equal(norm_of(tmp_path, [0, 19]).weight, gamma)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "kind", "plus"),
+    [
+        ({"model_type": "gemma2"}, {}, "rms", 1),
+        ({"model_type": "cohere"}, {}, "layer", 0),
+        ({"model_type": "gpt2"}, {"model.norm.bias": ("F32", np.zeros(16))}, "layer", 0),
+        ({"model_type": "new_wrapper", "text_config": {"model_type": "gemma3_text"}}, {}, "rms", 1),
+    ],
+)
+def test_kinds_of_norm(tmp_path, config, changes, kind, plus):
+    config = {"tie_word_embeddings": False} | config
+    found = norm_of(write_checkpoint(tmp_path / "m", tensors(**changes), config=config))
+    assert found.kind == kind
+    np.testing.assert_allclose(found.weight, GAMMA + plus, rtol=1e-7)
+    rows = np.random.default_rng(0).normal(size=(3, 16)).astype(np.float32)
+    expected = rows.astype(float) * (GAMMA.astype(float) + plus)
+    expected -= expected.mean(axis=1, keepdims=True) if kind == "layer" else 0
+    np.testing.assert_allclose(found.effective(rows), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("config", "norm", "reason"),
+    [
+        ({}, "model.norm.weight", "config.json names no model_type"),
+        ({"model_type": "step3p7"}, "model.norm.weight", "how step3p7 applies its final norm is not known"),
+        ({"model_type": "llama"}, "model.last.weight", "no final norm of a known name is stored"),
+    ],
+)
+def test_what_is_not_known_is_said(tmp_path, config, norm, reason):
+    settings = {"tie_word_embeddings": False} | config
+    found = norm_of(write_checkpoint(tmp_path / "m", tensors(norm=norm), config=settings))
+    assert (found.weight, found.kind) == (None, None)
+    assert reason in found.reason
+    with pytest.raises(ValueError, match="expected a known final norm"):
+        found.effective(np.ones((3, 16)))
+
+
+def test_without_a_weight(tmp_path):
+    settings = {"model_type": "olmo", "tie_word_embeddings": False}
+    found = norm_of(write_checkpoint(tmp_path / "m", tensors(norm="other.weight"), config=settings))
+    assert (found.name, found.kind) == (None, "layer")
+    np.testing.assert_array_equal(found.weight, np.ones(16))
+
+
+def test_from_afar_it_costs_one_range_and_7_kb(hub, tmp_path):
+    draw = np.random.default_rng(0)
+    folder = write_qwen_7b(tmp_path / "m", rows={i: draw.normal(size=3584) for i in IDS})
+    hub.add("org/m", folder)
+
+    async def work(budget: Budget) -> tuple[Any, int, int, int, int]:
+        async with ours(hub, tmp_path / "cache") as client:
+            snapshot = await client.snapshot("org/m", None, budget)
+            projection = await find_projection(snapshot)
+            meter = snapshot.meter
+            start = meter.requests, meter.bytes_read
+            _, norm = await read_rows_and_norm(projection, IDS)
+            return norm, meter.requests - start[0], meter.bytes_read - start[1]
+
+    budget = Budget(20)
+    norm, requests, size = asyncio.run(budget.bounded(work(budget)))
+    assert requests == len(IDS) + 1
+    assert size == (len(IDS) + 1) * 3584 * 2
+    assert "zero" in norm.reason, "the sparse file holds no numbers there"
