@@ -255,8 +255,8 @@ def run(args: argparse.Namespace) -> int:
         result = screen_targets(targets, settings, on_done)
         if session is not None:
             session.finished(result)
-    if not result.checkpoints and not lines:
-        # No report of nothing; the gate could not be judged either.
+    if not result.checkpoints and output.format not in ("json", "csv"):
+        # Programs get the failures as data; for readers there is nothing to report.
         print(f"screen-checkpoints: {not_screened(result.failed)}", file=sys.stderr)
         return 1
     if session is not None and session.reused:

@@ -19,7 +19,7 @@ from lmeval_screener.agreement import Agreement, agreement
 from lmeval_screener.contract import entry, flat_row
 from lmeval_screener.ranking.gap import difference
 from lmeval_screener.reports import answer, charts
-from lmeval_screener.screened import Failed, Gate, Group, Screened
+from lmeval_screener.screened import Failed, Gate, Group, Screened, TokenInfo
 from lmeval_screener.shortlist.choice import Shortlist, shortlist
 
 if TYPE_CHECKING:
@@ -286,32 +286,33 @@ class Result(Report):
 
     def tables(self) -> Mapping[str, Table]:
         """The rankings of the groups, their figures, what failed, what was read."""
-        tables = {"failed": Table.of(_failures(self.failed), "Not screened")}
+        tables = {"failed": Table.of(_failures(self.failed), "", name="failed")}
         for place, group in enumerate(self.groups):
             members = self._members(group)
             name = f"{group.family}-{group.scale}"
-            caption = f"{group.title} · {len(group.checkpoints)} checkpoints"
             excerpt = _excerpt(members, training=bool(group.steps()))
             rows = [self._ranked_row(c, group) for c in members]
             headings = {"label": "Step"} if group.steps() else {}
-            several = caption if len(self.groups) > 1 else ""
-            ranking = Table.of(rows, several, name=f"ranking-{name}", excerpt=excerpt, headings=headings)
+            ranking = Table.of(rows, "", name=f"ranking-{name}", excerpt=excerpt, headings=headings)
             figures = Table.of(
                 [self._figures_row(c, group) for c in members],
-                f"Figures of {group.title}",
+                "",
                 name=f"figures-{name}",
                 excerpt=excerpt,
                 headings=headings | ({"delta": "Δ from previous"} if group.steps() else {}),
             )
+            shares = 3 if all((c.accuracy or 0) <= 1 for c in members) else 1
             places = answer.digits(members, self.metric) if members else 3
             tables |= {
-                f"ranking{place}": _with_decimals(ranking, G=places),
+                f"ranking{place}": _with_decimals(ranking, G=places, accuracy=shares),
                 f"figures{place}": _with_decimals(figures, G=places),
             }
         everyone = [c for group in self.groups for c in self._members(group)]
-        tables["read"] = Table.of([_read_row(c) for c in everyone], "What was read")
-        tables["agreement"] = Table.of([_agreement_row(line) for line in self.agreement], "Agreement")
-        tables["tokens"] = Table.of(self._token_rows() if self.show_tokens else [], "Tokens compared")
+        tables["read"] = Table.of([_read_row(c) for c in everyone], "", name="read")
+        tables["agreement"] = Table.of(
+            [_agreement_row(line) for line in self.agreement], "", name="agreement"
+        )
+        tables["tokens"] = Table.of(self._token_rows() if self.show_tokens else [], "", name="tokens")
         return tables
 
     def charts(self) -> Mapping[str, Chart]:
@@ -354,18 +355,20 @@ class Result(Report):
             "notes": {note: _who(labels) for note, labels in notes.items()},
             "unknown": {reason: _who(labels, len(members)) for reason, labels in unknown.items()},
             "agrees": within[0] if len(groups) == 1 and within else None,
-            "facts_of_all": {
-                "Tokens": f"T: {tokens.domain} of {self.domain}, R: {tokens.reference} of {self.reference}; "
-                f"digit scheme: {tokens.digit_scheme}",
-                "Words of T that are no single token": ", ".join(word.strip() for word in tokens.dropped),
-                "Words of R that are no single token": ", ".join(w.strip() for w in tokens.dropped_reference),
-                "Read": f"{len(self.checkpoints)} screened, {len(self.failed)} failed; "
-                f"{shown(self.bytes_read, 'bytes')} in {self.requests} requests, {self.seconds:.2f} s",
-            }
-            if tokens is not None
-            else {},
+            "facts_of_all": self._facts(tokens) if tokens is not None else {},
             "words": "  ".join(w.replace(" ", "␣") for w in self.domain_words if w not in dropped),
         }
+
+    def _facts(self, tokens: TokenInfo) -> dict[str, str]:
+        facts = {
+            "Tokens": f"T: {tokens.domain} of {self.domain}, R: {tokens.reference} of {self.reference}; "
+            f"digit scheme: {tokens.digit_scheme}",
+            "Words of T that are no single token": ", ".join(word.strip() for word in tokens.dropped),
+            "Words of R that are no single token": ", ".join(w.strip() for w in tokens.dropped_reference),
+            "Read": f"{len(self.checkpoints)} screened, {len(self.failed)} failed; "
+            f"{shown(self.bytes_read, 'bytes')} in {self.requests} requests, {self.seconds:.2f} s",
+        }
+        return {name: text for name, text in facts.items() if text}
 
     def _ranked_row(self, c: Screened, group: Group) -> RankedRow:
         reach = self._change(c, group)

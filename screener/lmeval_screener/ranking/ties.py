@@ -92,6 +92,11 @@ class Standing(NamedTuple):
     ties: Ranks
     next: Next | None
 
+    @property
+    def tied_with(self) -> tuple[int, ...]:
+        """``ties`` one by one, ascending."""
+        return tuple(self.ties)
+
 
 class Standings(NamedTuple):
     """The standings of a group, in the order of its gaps, and how many differences were tested for them."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from lmeval_dispersion.geometry import Metric
-from lmeval_dispersion.report.declared import listed, spans
+from lmeval_dispersion.report.declared import count, listed, spans
 from lmeval_screener.ranking.gap import Gap, difference
 from lmeval_screener.ranking.ties import Changes
 from lmeval_screener.screened import Failed, Group, Screened
@@ -54,7 +54,7 @@ def sentences(group: Group, metric: Metric, domain: str) -> list[str]:
     steps = group.steps()
     if steps:
         found = course([c.gaps[metric] for c in steps], [c.step or "" for c in steps])
-        return [f"{group.title}: {replace(found, digits=digits(members, metric)).sentence()}", STEP]
+        return [replace(found, digits=digits(members, metric)).sentence(), STEP]
     if len(members) == 1:
         value = f"{members[0].gaps[metric].mean:.{digits(members, metric)}f}"
         return [
@@ -101,7 +101,8 @@ def clear(group: Group) -> str:
         return f"The order of all {len(group.checkpoints)} is clear."
     before = [rank for rank in ranks if rank < runs[0][0]]
     shared = listed([spans(range(a, b + 1)) for a, b in runs[:GROUPS]])
-    more = f" and {len(runs) - GROUPS} more runs" if len(runs) > GROUPS else ""
+    rest = len(runs) - GROUPS
+    more = f" and {count(rest, 'more run')}" if rest > 0 else ""
     if len(runs) > 1 or runs[0][1] < ranks[-1]:
         return f"Ranks {shared}{more} overlap; the order of the others is clear."
     if not before:
@@ -114,18 +115,18 @@ def clear(group: Group) -> str:
 def first(group: Group, rival: Screened | None) -> str:
     """What to spend a budget of three evaluations on."""
     members, called = group.checkpoints, group.names()
-    count = _FIRST if len(members) > _FIRST else 1
-    last = members[count - 1]
-    behind = [c for c in members[count:] if last.tied_to(c.rank)]
-    chosen = [*members[:count], *behind]
+    budget = _FIRST if len(members) > _FIRST else 1
+    last = members[budget - 1]
+    behind = [c for c in members[budget:] if last.tied_to(c.rank)]
+    chosen = [*members[:budget], *behind]
     if rival is not None and rival not in chosen:
         chosen.append(rival)
     if len(chosen) <= _MOST:
         return ", ".join(called[c] for c in chosen)
     # Those that are tied across the cut are no better than one another.
-    unsure = {c for c in members[: count - 1] if last.tied_to(c.rank)} | {last, *behind}
-    sure = [called[c] for c in members[: count - 1] if c not in unsure]
-    rest = f"any {count - len(sure)} of ranks {spans(sorted({c.rank for c in unsure}))}"
+    unsure = {c for c in members[: budget - 1] if last.tied_to(c.rank)} | {last, *behind}
+    sure = [called[c] for c in members[: budget - 1] if c not in unsure]
+    rest = f"any {budget - len(sure)} of ranks {spans(sorted({c.rank for c in unsure}))}"
     return ", ".join([*sure, rest, *([called[rival]] if rival is not None and rival not in unsure else [])])
 
 
