@@ -104,11 +104,10 @@ def child_ours(spec: dict) -> dict:
     model = load_model(spec["model"])
     with Peak() as peak:
         started = time.process_time()
-        found = condensation(
-            model, spec["data"], segment=spec["length"], texts=spec["texts"], released=spec["released"]
-        )
+        found = condensation(model, spec["data"], segment=spec["length"], texts=spec["texts"])
         seconds = time.process_time() - started
-    means = found.layers["reference_mean"].tolist() if spec["released"] else []
+    # The package counts each token with itself.
+    means = (found.layers["mean"] + (1 - found.layers["mean"]) / spec["length"]).tolist()
     return {"seconds": seconds, "total": peak.total, "anonymous": peak.anonymous, "means": means}
 
 
@@ -138,18 +137,20 @@ def child_logits(spec: dict) -> dict:
     causal = CausalModel(spec["model"])
     causal.bare_head = spec["how"] != "whole"
     tokens = np.random.default_rng(0).integers(5, 1000, (spec["batch"], spec["length"])).astype(np.uint32)
-    losses: list = []
-    score = None if spec["how"] == "none" else lambda _first, found: losses.append(found.numpy())
-    causal.forward(tokens[:1], ["last"], score=score)
-    losses.clear()
+    options = {"batch": len(tokens), "losses": spec["how"] != "none"}
+
+    def passed(some):
+        return causal.run(some, ["last"], lambda *_: None, **options)[1]
+
+    passed(tokens[:1])
     before = Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]
     with Peak() as peak:
         started = time.process_time()
-        for _ in range(spec["passes"]):
-            causal.forward(tokens, ["last"], score=score)
+        losses = [passed(tokens) for _ in range(spec["passes"])]
         seconds = (time.process_time() - started) / spec["passes"]
     grown = peak.anonymous - int(before) / 1024
-    return {"seconds": seconds, "anonymous": grown, "losses": [float(x.sum()) for x in losses]}
+    summed = [float(x.sum()) for x in losses] if options["losses"] else []
+    return {"seconds": seconds, "anonymous": grown, "losses": summed}
 
 
 def logits(model: str, batch: int, length: int, passes: int) -> None:
@@ -195,39 +196,37 @@ def peer(python: str, count: int, repeats: int) -> None:
     import numpy as np
 
     print(f"{count} texts, width 256, one thread, CPU seconds, medians of {repeats} turns")
-    print("as released: ours with released=True; MB: peak minus that of 5 texts")
-    print("difference: of our released layer means and the peer's, at most; spread: (max - min) / median")
-    heads = ("layers", "tokens", "ours s", "as released s", "peer s", "peer/ours", "peer/as released")
-    print("  ".join((*heads, "ours MB", "as released MB", "peer MB", "difference", "spread")))
+    print(
+        "MB: peak minus that of 5 texts; difference: of the layer means with each token counted with itself"
+    )
+    print(
+        "  ".join(("layers", "tokens", "ours s", "peer s", "peer/ours", "ours MB", "peer MB", "difference"))
+    )
     for layers, length in ((4, 128), (4, 512), (12, 128), (12, 512)):
         with tempfile.TemporaryDirectory() as folder:
             saved_model(Path(folder) / "model", layers=layers, width=256, positions=512)
             texts(Path(folder) / "text.jsonl", count, length)
             texts(Path(folder) / "few.jsonl", 5, length)
             spec = {"model": f"{folder}/model", "length": length, "texts": count}
-            full = {**spec, "data": f"{folder}/text.jsonl", "released": True}
-            plain = {**full, "released": False}
-            few = {**full, "data": f"{folder}/few.jsonl", "released": False}
-            runs: dict[str, list[dict]] = {"ours": [], "released": [], "peer": []}
+            sides = {"ours": sys.executable, "peer": python}
+            runs: dict[str, list[dict]] = {side: [] for side in sides}
             for _ in range(repeats):
-                runs["ours"].append(measured(sys.executable, "ours", plain))
-                runs["released"].append(measured(sys.executable, "ours", full))
-                runs["peer"].append(measured(python, "peer", full))
-            small = {name: measured(p, name, few) for name, p in (("ours", sys.executable), ("peer", python))}
-        every = {name: [run["seconds"] for run in found] for name, found in runs.items()}
-        seconds = {name: statistics.median(times) for name, times in every.items()}
-        spread = max((max(times) - min(times)) / seconds[name] for name, times in every.items())
-        base = {"ours": small["ours"], "released": small["ours"], "peer": small["peer"]}
+                for side, interpreter in sides.items():
+                    runs[side].append(measured(interpreter, side, {**spec, "data": f"{folder}/text.jsonl"}))
+            few = {
+                side: measured(interpreter, side, {**spec, "data": f"{folder}/few.jsonl"})
+                for side, interpreter in sides.items()
+            }
+        seconds = {side: statistics.median(run["seconds"] for run in found) for side, found in runs.items()}
         grown = {
-            name: statistics.median(run["anonymous"] for run in found) - base[name]["anonymous"]
-            for name, found in runs.items()
+            side: statistics.median(run["anonymous"] for run in found) - few[side]["anonymous"]
+            for side, found in runs.items()
         }
-        worst = np.abs(np.subtract(runs["released"][0]["means"], runs["peer"][0]["means"])).max()
-        ours, released, other = seconds["ours"], seconds["released"], seconds["peer"]
+        worst = np.abs(np.subtract(runs["ours"][0]["means"], runs["peer"][0]["means"])).max()
         print(
-            f"{layers:6d}  {length:6d}  {ours:6.2f}  {released:13.2f}  {other:6.2f}  {other / ours:9.2f}  "
-            f"{other / released:16.2f}  {grown['ours']:7.0f}  {grown['released']:14.0f}  "
-            f"{grown['peer']:7.0f}  {worst:10.1e}  {spread:6.2f}",
+            f"{layers:6d}  {length:6d}  {seconds['ours']:6.2f}  {seconds['peer']:6.2f}  "
+            f"{seconds['peer'] / seconds['ours']:9.2f}  {grown['ours']:7.0f}  {grown['peer']:7.0f}  "
+            f"{worst:10.1e}",
             flush=True,
         )
 

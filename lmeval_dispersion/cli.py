@@ -77,7 +77,7 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
     },
     "train": {
         "train": (
-            "lmeval_dispersion.training.commands",
+            "lmeval_dispersion.training.train",
             "models",
             "train with a dispersion loss, against a base",
         ),

@@ -1,7 +1,8 @@
-"""Where the data folders are: inside the wheel, or beside the package in a checkout."""
+"""Where data lies: bundled data in the wheel or beside the package in a checkout, and the user's cache."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -26,3 +27,8 @@ def data_folder(name: str) -> Path:
     raise FileNotFoundError(
         f"the data folder {name!r} is in neither {places[0]} nor {places[1]}; reinstall lmeval-dispersion"
     )
+
+
+def cache_folder(name: str) -> Path:
+    """A folder in the user's cache, ``$XDG_CACHE_HOME`` or ``~/.cache``; it may not exist yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmeval-dispersion" / name

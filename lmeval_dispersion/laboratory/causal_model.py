@@ -7,7 +7,6 @@ else (64 segments of 512 tokens and 150,000 words: 20 GB in float32).
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,15 +18,12 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from lmeval_dispersion.errors import DispersionError, NonFiniteStateError, UsageError
-from lmeval_dispersion.laboratory.study import Study
 from lmeval_dispersion.model.capture import Decoder, capture
 from lmeval_dispersion.model.loading import ModelLike, loaded_model
 from lmeval_dispersion.model.parts import unwrapped
 
-# Layer, first row of the batch, states (b, t, d). What must happen once only, such as adding to a sum, comes
-# back as a call: a pass that runs out of memory on its way is run again in halves and sees its states twice.
-See = Callable[[str, int, Tensor], Callable[[], object] | None]
-Score = Callable[[int, Tensor], None]  # first row of the batch, NLL in nats of tokens 1 ... t-1, (b, t - 1)
+# Layer, states (b, t, d), number of the first of them in the run -> what is kept of them.
+Reduce = Callable[[str, Tensor, int], Any]
 
 _LARGEST_BATCH = 64
 _CPU_BYTES = 2**30  # more does not make a CPU faster
@@ -121,48 +117,57 @@ class CausalModel:
             free = min(_CPU_BYTES, pages * 4096 // 4)
         return int(max(1, min(_LARGEST_BATCH, free // (a_token * length))))
 
-    def forward(
+    def run(
         self,
         tokens: NDArray[Any],
         layers: Sequence[str],
-        see: See | None = None,
-        score: Score | None = None,
-        first: int = 0,
-    ) -> None:
-        """Study ``tokens`` (b, t); ``see`` gets the states of ``layers``, ``score`` the tokens' NLL.
+        reduce: Reduce,
+        *,
+        batch: int,
+        losses: bool = False,
+    ) -> tuple[dict[str, list[Any]], NDArray[np.float64]]:
+        """Run segments ``tokens`` (n, t) in batches, in halves where a batch does not fit into memory.
 
-        ``first`` is the number that the batch's first row has for ``see`` and ``score``.
+        Returns:
+            For every layer what ``reduce`` made of the states of each batch, in order; and, where ``losses``
+            are asked for, the NLL in nats of tokens 1 ... t - 1, shape (n, t - 1).
 
         Raises:
             UsageError: A token is outside the model's vocabulary.
-            NonFiniteStateError: A log-probability is NaN.
+            DispersionError: A single segment does not fit into memory.
         """
-        try:
-            once = self._forward(tokens, layers, see, score, first)
-        except (torch.cuda.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            if not _out_of_memory(error):
-                raise
-            if len(tokens) == 1:
-                raise DispersionError(
-                    f"one segment of {tokens.shape[1]} tokens does not fit on {self.loaded.device}; "
-                    "use shorter segments, --quantize or --device auto"
-                ) from error
-        else:
-            for call in once:
-                call()
-            return
-        # Outside of the handler, which would keep the failed pass's tensors alive.
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        half = len(tokens) // 2
-        self.forward(tokens[:half], layers, see, score, first)
-        self.forward(tokens[half:], layers, see, score, first + half)
+        reduced: dict[str, list[Any]] = {layer: [] for layer in layers}
+        scored = [np.empty((0, tokens.shape[1] - 1))]
+        waiting = [(start, min(start + batch, len(tokens))) for start in range(0, len(tokens), batch)]
+        while waiting:
+            first, end = waiting.pop(0)
+            try:
+                states, nll = self._pass(np.asarray(tokens[first:end]), layers, reduce, first, losses)
+            except (torch.cuda.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                if not _out_of_memory(error):
+                    raise
+                if end - first == 1:
+                    raise DispersionError(
+                        f"one segment of {tokens.shape[1]} tokens does not fit on {self.loaded.device}; "
+                        "use shorter segments, --quantize or --device auto"
+                    ) from error
+            else:
+                for layer, value in states.items():
+                    reduced[layer].append(value)
+                scored.append(nll)
+                continue
+            # Outside of the handler, which would keep the failed pass's tensors alive.
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            middle = (first + end) // 2
+            waiting[:0] = [(first, middle), (middle, end)]
+        return reduced, np.concatenate(scored)
 
     @torch.no_grad()
-    def _forward(
-        self, tokens: NDArray[Any], layers: Sequence[str], see: See | None, score: Score | None, first: int
-    ) -> list[Callable[[], object]]:
-        """One pass; what it returns is called once it has succeeded."""
+    def _pass(
+        self, tokens: NDArray[Any], layers: Sequence[str], reduce: Reduce, first: int, losses: bool
+    ) -> tuple[dict[str, Any], NDArray[np.float64]]:
+        """One batch, whose first row is number ``first`` of the run."""
         highest, known = int(tokens.max()), self.loaded.model.get_input_embeddings().weight.shape[0]
         if highest >= known:
             raise UsageError(
@@ -170,7 +175,7 @@ class CausalModel:
             )
         ids = torch.as_tensor(tokens.astype(np.int64), device=self.loaded.device)
         length = ids.shape[1]
-        once: list[Callable[[], object]] = []
+        reduced: dict[str, Any] = {}
         final: Tensor | None = None
 
         def sink(name: str, state: Tensor) -> None:
@@ -179,24 +184,40 @@ class CausalModel:
             state = state[:, -length:]
             if name == "last":
                 final = state
-            if see is not None and name in layers and (call := see(name, first, state)):
-                once.append(call)
+            if name in layers:
+                reduced[name] = reduce(name, state, first)
 
-        whole = score is not None and not self.bare_head
-        names = [*layers, *(["last"] if score is not None and "last" not in layers else [])]
+        whole = losses and not self.bare_head
+        names = [*layers, *(["last"] if losses and "last" not in layers else [])]
         head = self.decoder.head
         with _instead(None if whole else head, _nothing) as project, capture(self.loaded.model, names, sink):
             logits = self.loaded.model(input_ids=ids, use_cache=False).logits
-            if score is None:
-                return once
+            if not losses:
+                return reduced, np.empty((len(tokens), length - 1))
             if whole:
-                losses = [_nll(row, text[1:]) for row, text in zip(logits[:, -length:], ids, strict=True)]
+                scored = [_nll(row, text[1:]) for row, text in zip(logits[:, -length:], ids, strict=True)]
             else:
                 assert final is not None
                 assert project is not None
-                losses = [self._losses(row, text, project) for row, text in zip(final, ids, strict=True)]
-        score(first, torch.stack(losses))
-        return once
+                scored = [self._losses(row, text, project) for row, text in zip(final, ids, strict=True)]
+        return reduced, np.asarray(torch.stack(scored).numpy())
+
+    def check_finite(self, values: NDArray[Any], layer: str, origins: NDArray[np.int64], source: str) -> None:
+        """Refuse rows of ``values`` (b, ...) that are not finite, naming layer and text.
+
+        Raises:
+            NonFiniteStateError: One is not.
+        """
+        bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
+        if bad.size:
+            text, start = origins[int(bad[0])]
+            advice = "use --dtype float32 or bfloat16"
+            if self.loaded.model.dtype == torch.float32:
+                advice = "check the checkpoint's weights"
+            raise NonFiniteStateError(
+                f"expected finite numbers, got NaN or infinity at {layer} in text {text} of {source} "
+                f"(segment from token {start}); {advice}"
+            )
 
     def _losses(self, states: Tensor, ids: Tensor, project: Project) -> Tensor:
         """NLL of every token of one text after its first, from its final states (t, d)."""
@@ -324,29 +345,3 @@ def token_dispersions(states: Tensor) -> NDArray[np.float64]:
     squares = ((units - mean) ** 2).sum(dim=-1).double() * valid
     spread = squares.sum(dim=1) / (count - 1)
     return np.asarray(spread.masked_fill(count < 2, float("nan")).cpu().numpy())
-
-
-def batch_size(study: Study, causal: CausalModel, wanted: int | None, length: int, layers: int) -> int:
-    """The study's batch size: as asked for, else by memory; settled when the study starts."""
-    if wanted is not None and wanted < 1:
-        raise UsageError(f"expected a batch size of at least 1, got {wanted}")
-    return int(study.once(f"batch_size.{length}", lambda: wanted or causal.batch_size(length, layers)))
-
-
-def batches(count: int, size: int) -> int:
-    """How many batches of ``size`` hold ``count`` segments."""
-    return math.ceil(count / size)
-
-
-def check_finite(
-    values: NDArray[Any], layer: str, origins: NDArray[np.int64], source: str, dtype: str = "auto"
-) -> None:
-    """Raise NonFiniteStateError naming layer and text where a row of ``values`` (b, ...) is not finite."""
-    bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
-    if bad.size:
-        text, start = origins[int(bad[0])]
-        advice = "use --dtype float32 or bfloat16" if dtype != "float32" else "check the checkpoint's weights"
-        raise NonFiniteStateError(
-            f"expected finite numbers, got NaN or infinity at {layer} in text {text} of {source} "
-            f"(segment from token {start}); {advice}"
-        )

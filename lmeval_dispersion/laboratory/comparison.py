@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from lmeval_dispersion.errors import GeometryError, UsageError
-from lmeval_dispersion.laboratory.measures.depth_trend import depth_samples, depth_trend
+from lmeval_dispersion.laboratory.claims import depth_samples, depth_trend
 from lmeval_dispersion.laboratory.study import Study, read_study
 from lmeval_dispersion.statistics import (
     Array,

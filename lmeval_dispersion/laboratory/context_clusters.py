@@ -10,40 +10,21 @@ Source: RD section 2.3.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import contributions, dispersion_estimate, unit_rows
-from lmeval_dispersion.laboratory.causal_model import (
-    CausalModel,
-    batch_size,
-    check_finite,
-    last_vectors,
-    perplexity,
-)
-from lmeval_dispersion.laboratory.inputs import (
-    DataLike,
-    as_models,
-    as_texts,
-    data_settings,
-    input_names,
-    labels,
-    model_settings,
-)
-from lmeval_dispersion.laboratory.measures.claims import jackknife_bounds, log_ratios_left_out
+from lmeval_dispersion.laboratory.analysis import Analysis, StudyResult, analyse
+from lmeval_dispersion.laboratory.causal_model import CausalModel, last_vectors, perplexity
+from lmeval_dispersion.laboratory.claims import jackknife_bounds, log_ratios_left_out
+from lmeval_dispersion.laboratory.inputs import DataLike
 from lmeval_dispersion.laboratory.ngrams import Contexts, recurring_contexts, write_corpus
-from lmeval_dispersion.laboratory.reports.results import StudyResult
 from lmeval_dispersion.laboratory.segments import digest
-from lmeval_dispersion.laboratory.study import Folder, Study, opened
+from lmeval_dispersion.laboratory.study import Folder, Unit
 from lmeval_dispersion.model.loading import ModelLike
-from lmeval_dispersion.model.texts import Texts
-from lmeval_dispersion.report import nullable
 from lmeval_dispersion.statistics import Array, Interval
 
 
@@ -64,25 +45,9 @@ class ClustersResult(StudyResult):
     summary: pd.DataFrame
     clusters: pd.DataFrame
     ngrams: pd.DataFrame
-    manifest: dict[str, Any]
 
     kind = "clusters"
-
-    @classmethod
-    def of(cls, study: Study) -> ClustersResult:
-        """The result of a complete study."""
-        tables = study.tables()
-        return cls(tables["summary"], tables["clusters"], tables["ngrams"], study.manifest)
-
-    def to_frame(self) -> pd.DataFrame:
-        """The distances, tidy."""
-        return nullable(self.summary)
-
-    def plot(self) -> Any:
-        """Both distances of every model, one panel a layer."""
-        from lmeval_dispersion.laboratory.reports.charts import cluster_lines
-
-        return cluster_lines(self.summary)
+    main = "summary"
 
 
 def clusters(
@@ -122,125 +87,106 @@ def clusters(
         UsageError: Too few n-grams recur, tokenizers differ, or what was asked for does not fit a model.
         NonFiniteStateError: A model produces NaN.
     """
-    several, source = as_models(models), as_texts(data)
     settings = {
-        "models": [model_settings(model) for model in several],
-        "data": data_settings(source),
         **{"ngram": ngram, "occurrences": occurrences, "contexts": contexts, "context": context},
         **{"clusters": clusters, "layers": layers, "pack": pack, "seed": seed},
     }
-    names = input_names(several, source)
-    with opened("clusters", settings, names, folder, quiet) as study:
-        if not study.complete:
-            _work(study, several, source, settings, batch)
-        return ClustersResult.of(study)
+    return analyse(ClustersResult, _measure, models, data, settings, batch, folder, quiet)
 
 
-def _work(
-    study: Study, models: list[ModelLike], source: Texts, settings: dict[str, Any], batch: int | None
-) -> None:
-    causal = CausalModel(models[0])
-    tokenizer = causal.loaded.tokenizer
-    found = _contexts(study, source, tokenizer, settings)
-    summaries, distances, described = [], [], []
-    names = labels(models)
-    for number, (model, name) in enumerate(zip(models, names, strict=True)):
-        causal = causal if number == 0 else CausalModel(model)
-        if causal.loaded.tokenizer.get_vocab() != tokenizer.get_vocab():
+def _measure(analysis: Analysis) -> None:
+    found: Contexts | None = None
+    parts, described = [], []
+    for number, (label, model) in enumerate(analysis.models.items()):
+        causal = CausalModel(model)
+        if found is None:
+            tokenizer = causal.loaded.tokenizer
+            vocabulary, first = tokenizer.get_vocab(), label
+            found = _contexts(analysis, causal)
+        elif causal.loaded.tokenizer.get_vocab() != vocabulary:
             raise UsageError(
-                f"expected checkpoints with one tokenizer, got that of {name}, which differs from "
-                f"{names[0]}'s; give them studies of their own"
+                f"expected checkpoints with one tokenizer, got that of {label}, which differs from "
+                f"{first}'s; give them studies of their own"
             )
-        summary, each = _one_model(study, causal, number, name, found, settings, batch)
-        summaries.append(summary)
-        distances.append(each)
-        described.append({"model": name, **causal.summary()})
-    ngrams = pd.DataFrame(
-        {
-            "cluster": np.arange(len(found.ngrams)),
-            "ngram": [tokenizer.decode(ids.tolist()) for ids in found.ngrams],
-            "occurrences": found.occurrences,
-        }
-    )
-    study.finish(
-        {"summary": pd.concat(summaries), "clusters": pd.concat(distances), "ngrams": ngrams},
-        models=described,
-    )
+        parts.append(_one_model(analysis, causal, number, label, found))
+        described.append({"model": label, **causal.summary()})
+    assert found is not None
+    tables = {
+        "summary": pd.concat([summary for summary, _ in parts]),
+        "clusters": pd.concat([each for _, each in parts]),
+        "ngrams": pd.DataFrame(
+            {
+                "cluster": np.arange(len(found.ngrams)),
+                "ngram": [tokenizer.decode(ids.tolist()) for ids in found.ngrams],
+                "occurrences": found.occurrences,
+            }
+        ),
+    }
+    analysis.study.finish(tables, models=described)
 
 
-def _contexts(study: Study, source: Texts, tokenizer: Any, settings: dict[str, Any]) -> Contexts:
+def _contexts(analysis: Analysis, causal: CausalModel) -> Contexts:
+    folder, settings = analysis.study.work_folder, analysis.settings
+    tokenizer, source = causal.loaded.tokenizer, analysis.texts["data"]
     names = ("ngram", "occurrences", "contexts", "context", "clusters", "seed")
 
-    def find() -> dict[str, Any]:
-        counts = write_corpus(study.work_folder, source, tokenizer, settings["pack"])
-        found = recurring_contexts(study.work_folder, tokenizer, **{name: settings[name] for name in names})
-        for name, array in found._asdict().items():
-            np.save(study.work_folder / f"contexts.{name}.npy", array)
-        return {"counts": counts.as_dict(), "clusters": len(found.tokens), "sha256": digest(found.tokens)}
+    def find() -> dict[str, object]:
+        counts = write_corpus(folder, source, tokenizer, settings["pack"])
+        found = recurring_contexts(folder, tokenizer, **{name: settings[name] for name in names})
+        np.savez(folder / "contexts.npz", **found._asdict())
+        return {"counts": asdict(counts), "clusters": len(found.tokens), "sha256": digest(found.tokens)}
 
-    study.once("segments.contexts", find)
-    return Contexts(*(np.load(study.work_folder / f"contexts.{name}.npy") for name in Contexts._fields))
+    analysis.study.once("segments.contexts", find)
+    with np.load(folder / "contexts.npz") as kept:
+        return Contexts(**kept)
 
 
 def _one_model(
-    study: Study,
-    causal: CausalModel,
-    number: int,
-    name: str,
-    found: Contexts,
-    settings: dict[str, Any],
-    batch: int | None,
+    analysis: Analysis, causal: CausalModel, number: int, label: str, found: Contexts
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    layers = causal.layers(settings["layers"])
-    causal.check_segment(settings["context"])
+    layers = causal.layers(analysis.settings["layers"])
     count, members, length = found.tokens.shape
-    size = batch_size(study, causal, batch, length, len(layers))
-    within = study.rows(f"m{number}.within", (count, len(layers)))
-    centroids = study.rows(f"m{number}.centroids", (count, len(layers), causal.width))
-    nll = study.rows(f"m{number}.nll", (count,))
+    causal.check_segment(length)
+    size = analysis.batch_size(causal, length, len(layers))
     origins = np.stack([np.arange(members), np.zeros(members, dtype=np.int64)], axis=1)
 
-    def one_cluster(which: int) -> None:
-        held: dict[str, list[NDArray[np.float32]]] = {layer: [] for layer in layers}
-        losses: list[float] = []
-        for start in range(0, members, size):
-            causal.forward(
-                found.tokens[which, start : start + size],
-                layers,
-                lambda layer, _first, states: partial(held[layer].append, last_vectors(states)),
-                lambda _first, nlls: losses.extend(nlls.mean(dim=1).tolist()),
-            )
-        for place, layer in enumerate(layers):
-            vectors = np.concatenate(held[layer])
-            check_finite(vectors, layer, origins, f"cluster {which}")
+    def one_cluster(which: int) -> Unit:
+        states, losses = causal.run(
+            found.tokens[which], layers, lambda _layer, x, _first: last_vectors(x), batch=size, losses=True
+        )
+        within, centroids = [], []
+        for layer in layers:
+            vectors = np.concatenate(states[layer])
+            causal.check_finite(vectors, layer, origins, f"cluster {which}")
             centroid = vectors.mean(axis=0, dtype=np.float64)
-            centroids[which, place] = centroid
             difference = unit_rows(vectors) - unit_rows(centroid[None])
-            within[which, place] = np.square(difference).sum(axis=1).mean() / 2
-        nll[which] = np.mean(losses)
+            within.append(np.square(difference).sum(axis=1).mean() / 2)
+            centroids.append(centroid)
+        return {
+            "within": np.array(within),
+            "centroids": np.array(centroids),
+            "nll": losses.mean(axis=1).mean(),
+        }
 
-    study.work(f"m{number}.pass", count, one_cluster)
+    units = analysis.study.units(f"m{number}", count, one_cluster)
+    within, centroids, nll = (units.stacked(key) for key in ("within", "centroids", "nll"))
     summaries, each = [], []
     for place, layer in enumerate(layers):
-        between = dispersion_estimate(centroids[:, place])
+        between, apart = dispersion_estimate(centroids[:, place]), contributions(centroids[:, place])
+        about = {"model": label, "layer": layer}
         summaries.append(
             {
-                "model": name,
-                "layer": layer,
+                **about,
                 "clusters": count,
                 **_named("within", within_interval(within[:, place])),
                 "between": between.mean,
                 "between_se": between.se,
-                **_named("ratio", ratio_interval(within[:, place], contributions(centroids[:, place]))),
+                **_named("ratio", ratio_interval(within[:, place], apart)),
                 "perplexity": float(perplexity(np.mean(nll))),
             }
         )
-        columns = {
-            "cluster": np.arange(count),
-            "within": within[:, place],
-            "apart": contributions(centroids[:, place]),
-        }
-        each.append(pd.DataFrame({"model": name, "layer": layer, **columns}))
+        columns = {"cluster": np.arange(count), "within": within[:, place], "apart": apart}
+        each.append(pd.DataFrame({**about, **columns}))
     return pd.DataFrame(summaries), pd.concat(each)
 
 

@@ -37,12 +37,29 @@ def as_controls(wanted: str | Sequence[str] | None) -> list[str]:
 
 
 def control_model(control: str, causal: CausalModel, seed: int) -> CausalModel:
-    """The model that a control runs.
+    """The model that a control runs; ``untrained`` has random weights, as transformers draws them.
 
     Raises:
-        DispersionError: The architecture cannot be built at random weights.
+        DispersionError: The architecture cannot be built from its configuration.
     """
-    return untrained(causal, seed) if control == "untrained" else causal
+    if control != "untrained":
+        return causal
+    import transformers
+
+    model: Any = unwrapped(causal.loaded.model)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        try:
+            built = transformers.AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
+        except (ValueError, TypeError) as error:
+            raise DispersionError(
+                f"{causal.loaded.name} cannot be built at random weights, which this needs: {error}"
+            ) from error
+    # The model's own dtype, so that rounding is the same; float32 where its weights are quantised.
+    quantised = getattr(model.config, "quantization_config", None) is not None
+    dtype = torch.float32 if quantised else model.dtype
+    built = built.to(causal.loaded.device, dtype=dtype).eval().requires_grad_(False)
+    return CausalModel(causal.loaded._replace(model=built, name=f"{causal.loaded.name} at random weights"))
 
 
 def control_tokens(
@@ -57,30 +74,3 @@ def control_tokens(
         order = np.random.default_rng([seed, int(number)]).permutation(len(row) - front)
         row[front:] = row[front:][order]
     return mixed
-
-
-def untrained(causal: CausalModel, seed: int) -> CausalModel:
-    """The same architecture at random weights, as transformers draws them.
-
-    Raises:
-        DispersionError: It cannot be built from its configuration.
-    """
-    import transformers
-
-    model: Any = unwrapped(causal.loaded.model)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        try:
-            built = transformers.AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
-        except (ValueError, TypeError) as error:
-            raise DispersionError(
-                f"{causal.loaded.name} cannot be built at random weights, which this needs: {error}"
-            ) from error
-    built = built.to(causal.loaded.device, dtype=_dtype(model)).eval().requires_grad_(False)
-    return CausalModel(causal.loaded._replace(model=built, name=f"{causal.loaded.name} at random weights"))
-
-
-def _dtype(model: Any) -> torch.dtype:
-    """The model's own, so that rounding is the same; float32 where its weights are quantised."""
-    quantised = getattr(model.config, "quantization_config", None) is not None
-    return torch.float32 if quantised else model.dtype

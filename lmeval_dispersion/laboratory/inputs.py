@@ -117,13 +117,11 @@ def _place(name: str) -> str:
     return folder.resolve().as_posix() if name and folder.is_dir() else name
 
 
-def data_settings(texts: Texts | None) -> dict[str, Any] | None:
+def data_settings(texts: Texts) -> dict[str, Any]:
     """What identifies a source in a study's settings: a file's content, a Hub data set's commit.
 
     A data set is read at that commit from here on.
     """
-    if texts is None:
-        return None
     if texts.path is not None:
         return {"sha256": file_digest(texts.path), "kind": texts.path.suffix, "column": texts.column}
     from huggingface_hub import HfApi
@@ -132,11 +130,6 @@ def data_settings(texts: Texts | None) -> dict[str, Any] | None:
         texts.revision = HfApi().dataset_info(texts.source, revision=texts.revision).sha
     known = {"source": texts.source, "commit": texts.revision}
     return {**known, "config": texts.config, "split": texts.split, "column": texts.column}
-
-
-def input_names(models: Sequence[ModelLike], *texts: Texts | None) -> dict[str, list[str]]:
-    """How the inputs are called, for readers of a study; no part of what identifies it."""
-    return {"models": [full_name(m) for m in models], "texts": [t.source for t in texts if t is not None]}
 
 
 def file_digest(path: Path) -> str:

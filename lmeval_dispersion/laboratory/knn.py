@@ -18,14 +18,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from torch import Tensor
 
 from lmeval_dispersion.errors import MissingExtraError, UsageError
-from lmeval_dispersion.laboratory.causal_model import CausalModel, batch_size, batches, check_finite
-from lmeval_dispersion.laboratory.measures.claims import student_bounds
-from lmeval_dispersion.laboratory.segments import segments_of
-from lmeval_dispersion.laboratory.study import Study
-from lmeval_dispersion.model.texts import Texts
+from lmeval_dispersion.laboratory.analysis import Analysis
+from lmeval_dispersion.laboratory.causal_model import CausalModel
+from lmeval_dispersion.laboratory.claims import student_bounds
+from lmeval_dispersion.laboratory.study import Unit, Units
 from lmeval_dispersion.statistics import mean_interval
 
 NEIGHBOURS = 1024
@@ -49,71 +47,39 @@ def require_faiss() -> Any:
     return faiss
 
 
-def knn_tables(
-    study: Study,
-    causal: CausalModel,
-    names: list[str],
-    source: Texts,
-    settings: dict[str, Any],
-    batch: int | None,
-) -> dict[str, pd.DataFrame]:
+def knn_tables(analysis: Analysis, causal: CausalModel, names: list[str]) -> dict[str, pd.DataFrame]:
     """The tables ``knn`` and ``knn_differences`` of :class:`SublayersResult`.
 
     Raises:
         UsageError: There are too few segments for three parts.
     """
-    length = settings["segment"]
-    store = max(2, settings["knn_tokens"] // length)
-    drawn = segments_of(
-        study,
-        "knn",
-        source,
-        causal,
-        length=length,
-        count=store + 2 * _evaluated(store),
-        seed=settings["seed"],
-        pack=settings["pack"],
-    )
+    settings = analysis.settings
+    store = max(2, settings["knn_tokens"] // settings["segment"])
+    drawn = analysis.segments("knn", causal, count=store + 2 * _evaluated(store))
     n = len(drawn.tokens)
     if n < 10:
         raise UsageError(
             f"expected at least 10 segments for a kNN-LM, got {n}; pass more text or shorter segments"
         )
-    size = batch_size(study, causal, batch, length, len(names))
-    states = study.rows("knn.states", (len(names), n, length - 1, causal.width), np.float32)
-    losses = study.rows("knn.nll", (n, length - 1))
-    dtype = str(causal.loaded.model.dtype).removeprefix("torch.")
-
-    def see(layer: str, first: int, found: Tensor) -> None:
-        rows = slice(first, first + len(found))
-        states[names.index(layer), rows] = found[:, :-1].float().cpu().numpy()
-        check_finite(states[names.index(layer), rows], layer, drawn.origins[rows], source.source, dtype)
-
-    def score(first: int, found: Tensor) -> None:
-        losses[first : first + len(found)] = found.numpy()
-
-    def one_batch(number: int) -> None:
-        start = number * size
-        causal.forward(drawn.tokens[start : start + size], names, see, score, start)
-
-    study.work("knn.pass", batches(n, size), one_batch)
-    part = _evaluated(n)
-    tune, test, keys = slice(0, part), slice(part, 2 * part), slice(2 * part, n)
+    states = analysis.over(
+        "knn", causal, drawn, names, lambda found, _: found[:, :-1].float().cpu().numpy(), losses=True
+    )
     targets = np.asarray(drawn.tokens[:, 1:], dtype=np.int64)
-    rows = study.rows("knn.found", (len(names), 3 + part))
+    losses, part = states.joined("nll"), _evaluated(n)
+    tune, test = slice(0, part), slice(part, 2 * part)
 
-    def one_candidate(which: int) -> None:
-        index = _index(states[which, keys])
-        values = targets[keys].ravel()
-        tuned = _Votes(index, states[which, tune], values, targets[tune])
+    def one_candidate(which: int) -> Unit:
+        evaluated, index = _evaluated_and_index(states, names[which], 2 * part)
+        values = targets[2 * part :].ravel()
+        tuned = _Votes(index, evaluated[tune], values, targets[tune])
         weight, temperature = tuned.best(np.exp(-losses[tune]))
-        votes = _Votes(index, states[which, test], values, targets[test], tuned.scale)
+        votes = _Votes(index, evaluated[test], values, targets[test], tuned.scale)
         mixed = votes.losses(np.exp(-losses[test]), weight, temperature)
-        rows[which] = (weight, temperature, len(values), *mixed.mean(axis=1))
+        return {"row": np.array([weight, temperature, len(values), *mixed.mean(axis=1)])}
 
     # One candidate a unit: an index of its own each, one at a time in a process.
-    study.work("knn.search", len(names), one_candidate)
-    return _tables(names, np.asarray(rows), losses[test].mean(axis=1), settings["seed"])
+    rows = analysis.study.units("knn-search", len(names), one_candidate).stacked("row")
+    return _tables(names, rows, losses[test].mean(axis=1), settings["seed"])
 
 
 def _evaluated(segments: int) -> int:
@@ -163,11 +129,17 @@ def agreement(recommended: str, differences: pd.DataFrame) -> str:
     return "agrees" if all(high < 0 for _, high in against) else "not told apart"
 
 
-def _index(keys: NDArray[np.float32]) -> Any:
-    index = require_faiss().IndexFlatL2(keys.shape[-1])
-    for segment in keys:
+def _evaluated_and_index(states: Units, name: str, first: int) -> tuple[NDArray[np.float32], Any]:
+    """A candidate's states of the first segments, and an exact index of those of all others."""
+    evaluated: list[NDArray[np.float32]] = []
+    index = None
+    for segment in itertools.chain.from_iterable(states.each(name)):
+        if len(evaluated) < first:
+            evaluated.append(segment)
+            continue
+        index = index or require_faiss().IndexFlatL2(segment.shape[-1])
         index.add(np.ascontiguousarray(segment, dtype=np.float32))
-    return index
+    return np.stack(evaluated), index
 
 
 class _Votes:

@@ -73,11 +73,7 @@ def write_corpus(folder: Path, texts: Texts, tokenizer: Any, pack: bool) -> Coun
             ids = [*gap, *ids] if joins else ids
             np.array(ids, dtype=np.uint32).tofile(file)
             total += len(ids)
-    counts.texts, counts.empty, counts.undecodable = (
-        texts.read,
-        texts.skipped["empty"],
-        texts.skipped["undecodable"],
-    )
+    counts.read(texts)
     if not total:
         raise UsageError(f"expected text, got none: {counts.report(texts.source)}")
     np.save(folder / "corpus.starts.npy", np.array(starts, dtype=np.int64))

@@ -11,7 +11,6 @@ sampling into a memory-mapped file.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -22,8 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.laboratory.causal_model import CausalModel
-from lmeval_dispersion.laboratory.study import Study
 from lmeval_dispersion.model.texts import Text, Texts
 
 Tokens = NDArray[np.uint32]
@@ -54,9 +51,10 @@ class Counts:
     segments: int = 0
     kept: int = 0
 
-    def as_dict(self) -> dict[str, int]:
-        """The counts as plain numbers, for a manifest."""
-        return asdict(self)
+    def read(self, texts: Texts) -> None:
+        """Take over what the latest pass over a source read and skipped."""
+        self.texts = texts.read
+        self.empty, self.undecodable = texts.skipped["empty"], texts.skipped["undecodable"]
 
     def report(self, source: str) -> str:
         """One sentence on what was read and what was left out."""
@@ -81,11 +79,13 @@ class Segments(NamedTuple):
         origins: Shape (n, 2), int64: number of the text in its source, and the segment's first token in
             its document.
         counts: What became of the source's texts.
+        source: Name of the source.
     """
 
     tokens: Tokens
     origins: NDArray[np.int64]
     counts: Counts
+    source: str
 
 
 def prefix_of(tokenizer: Any) -> list[int]:
@@ -108,10 +108,8 @@ def write_segments(
     count: int,
     seed: int = 0,
     pack: bool = False,
-) -> Segments:
-    """Draw ``count`` segments of ``length`` tokens from ``texts`` and write them to ``folder``.
-
-    All of them, where the source has fewer. Their order is random too.
+) -> dict[str, Any]:
+    """Draw ``count`` segments of ``length`` tokens from ``texts``, or all there are, in random order.
 
     Args:
         folder: An existing folder.
@@ -122,6 +120,9 @@ def write_segments(
         count: Segments to draw.
         seed: Of the draw.
         pack: Join all texts to one document.
+
+    Returns:
+        ``counts`` (:class:`Counts` as a mapping) and ``sha256`` of the tokens, for a study's manifest.
 
     Raises:
         UsageError: ``length`` is below 2, or the source has not a single segment.
@@ -137,9 +138,8 @@ def write_segments(
     tokens = np.lib.format.open_memmap(folder / f"{name}.part.npy", "w+", np.uint32, (count, length))
     origins = np.zeros((count, 2), dtype=np.int64)
     for document in _documents(texts, tokenizer, counts, pack):
-        found = False
+        before = counts.segments
         for number, start, ids in _cuts(document, body):
-            found = True
             # Reservoir sampling (algorithm R): the i-th segment replaces one of the kept with chance count/i.
             place = counts.segments if counts.segments < count else int(rng.integers(counts.segments + 1))
             counts.segments += 1
@@ -147,16 +147,15 @@ def write_segments(
                 tokens[place], origins[place] = [*prefix, *ids], (number, start)
             if counts.segments >= _OVERSAMPLE * count:
                 break
-        counts.too_short += not found
+        counts.too_short += counts.segments == before
         if counts.segments >= _OVERSAMPLE * count:
             break
-    counts.texts = texts.read
-    counts.empty, counts.undecodable = texts.skipped["empty"], texts.skipped["undecodable"]
+    counts.read(texts)
     counts.kept = min(count, counts.segments)
     if not counts.kept:
         raise UsageError(
             f"expected text for at least one segment of {length} tokens, got none: "
-            f"{counts.report(str(texts.source))}; use shorter segments"
+            f"{counts.report(texts.source)}; use shorter segments"
             + ("" if pack else ", or --pack to join texts")
         )
     order = rng.permutation(counts.kept)
@@ -167,19 +166,13 @@ def write_segments(
     np.save(folder / f"{name}.origins.npy", origins[order])
     del tokens
     (folder / f"{name}.part.npy").unlink()
-    return Segments(final, origins[order], counts)
+    return {"counts": asdict(counts), "sha256": digest(final)}
 
 
-def read_segments(folder: Path, name: str, counts: Counts) -> Segments:
-    """What :func:`write_segments` wrote, with the counts that the study's manifest keeps."""
+def read_segments(folder: Path, name: str, written: dict[str, Any], source: str) -> Segments:
+    """The segments that :func:`write_segments` wrote; ``written`` is what it returned."""
     tokens = np.load(folder / f"{name}.npy", mmap_mode="r")
-    return Segments(tokens, np.load(folder / f"{name}.origins.npy"), counts)
-
-
-class _Document(NamedTuple):
-    """A document's tokens as they come: pairs of (number of the text, its tokens)."""
-
-    parts: Iterator[tuple[int, list[int]]]
+    return Segments(tokens, np.load(folder / f"{name}.origins.npy"), Counts(**written["counts"]), source)
 
 
 def tokenised(texts: Texts, tokenizer: Any, counts: Counts) -> Iterator[tuple[Text, list[int]]]:
@@ -193,19 +186,17 @@ def tokenised(texts: Texts, tokenizer: Any, counts: Counts) -> Iterator[tuple[Te
         yield text, ids
 
 
+# A document's tokens as they come: the number of a text and its tokens.
+_Document = Iterator[tuple[int, list[int]]]
+
+
 def _documents(texts: Texts, tokenizer: Any, counts: Counts, pack: bool) -> Iterator[_Document]:
     stream = tokenised(texts, tokenizer, counts)
-    if not (pack or texts.continuous):
-        for text, ids in stream:
-            yield _Document(iter([(text.id, ids)]))
-        return
-    gap = tokenizer("\n\n", add_special_tokens=False).input_ids
-
-    def joined() -> Iterator[tuple[int, list[int]]]:
-        for text, ids in stream:
-            yield text.id, [*ids, *gap]
-
-    yield _Document(joined())
+    if pack or texts.continuous:
+        gap = tokenizer("\n\n", add_special_tokens=False).input_ids
+        yield ((text.id, [*ids, *gap]) for text, ids in stream)
+    else:
+        yield from (iter([(text.id, ids)]) for text, ids in stream)
 
 
 def _cuts(document: _Document, body: int) -> Iterator[tuple[int, int, list[int]]]:
@@ -213,7 +204,7 @@ def _cuts(document: _Document, body: int) -> Iterator[tuple[int, int, list[int]]
     buffer: list[int] = []
     spans: list[tuple[int, int]] = []  # (end of the text in the document, its number)
     start = seen = 0
-    for number, ids in document.parts:
+    for number, ids in document:
         seen += len(ids)
         spans.append((seen, number))
         buffer.extend(ids)
@@ -223,33 +214,6 @@ def _cuts(document: _Document, body: int) -> Iterator[tuple[int, int, list[int]]
             yield spans[0][1], start, buffer[:body]
             del buffer[:body]
             start += body
-
-
-def segments_of(
-    study: Study,
-    name: str,
-    texts: Texts,
-    causal: CausalModel,
-    *,
-    length: int,
-    count: int,
-    seed: int,
-    pack: bool,
-) -> Segments:
-    """The study's segments: drawn and written by the first process when the study starts, read afterwards."""
-    causal.check_segment(length)
-    tokenizer = causal.loaded.tokenizer
-
-    def draw() -> dict[str, Any]:
-        drawn = write_segments(
-            study.work_folder, name, texts, tokenizer, length=length, count=count, seed=seed, pack=pack
-        )
-        if not study.quiet:
-            print(drawn.counts.report(texts.source), file=sys.stderr)
-        return {"counts": drawn.counts.as_dict(), "sha256": digest(drawn.tokens)}
-
-    drawn = study.once(f"segments.{name}", draw)
-    return read_segments(study.work_folder, name, Counts(**drawn["counts"]))
 
 
 def digest(tokens: NDArray[Any]) -> str:

@@ -1,14 +1,12 @@
-"""A study, the folder of one analysis: settings, work that can be stopped and resumed, results.
+"""A study: the folder of one analysis, which can be stopped, resumed and shared by several processes.
 
-A study is a folder with ``manifest.json`` (``{"format": "dispersion-lab/2", "kind": "law", "complete": true,
-"settings": {...}, ...}``), result tables as parquet, and, until it is complete, ``work/``. Its settings hold
-the content of its inputs (digests, commits): a changed text or a retrained model makes another study.
+It holds ``manifest.json`` (``{"format": "dispersion-lab/2", "kind": "law", "complete": true, "settings":
+{...}, ...}``), a parquet file a table once it is complete, and ``work/`` until then. Its settings hold the
+content of its inputs (digests, commits): a changed text or a retrained model makes another study.
 
-Work is cut into numbered units whose content is settled before the first one starts; process r of R takes
-the units r, r + R, .... A unit writes its own rows of memory-mapped arrays and adds to integer
-accumulators, so neither the order of units, nor who did them, nor a stop in between changes a bit of the
-result. What is done is recorded every few seconds, after the rows are on disk; a killed process loses those
-seconds.
+Work is cut into numbered units whose content is settled before the first one starts. Each unit is one
+``.npz`` file; a unit whose file is there is done. Files are read in the order of their numbers, so neither
+who did them nor a stop in between changes a bit of the result; a killed process loses the unit it was at.
 """
 
 from __future__ import annotations
@@ -17,12 +15,14 @@ import json
 import os
 import re
 import shutil
+import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,19 +35,17 @@ from lmeval_dispersion.version import __version__
 
 FORMAT = "dispersion-lab/2"
 
-_FIRST_RECORD = 0.5  # seconds until what is done is first recorded
-_RECORD_EVERY = 5.0  # and between later records, at least
-_OVERHEAD = 20.0  # and so many times the time that one record takes
+_QUIET_FOR = 1.0  # seconds without a progress bar
 
 
-class Under(NamedTuple):
+class StudyRoot(NamedTuple):
     """A folder of studies; each gets a folder of its own in it, named for its kind and settings."""
 
     root: Path
 
 
-Folder = str | Path | Under | None
-Accumulators = dict[str, NDArray[np.int64]]
+Folder = str | Path | StudyRoot | None
+Unit = dict[str, NDArray[Any]]
 
 
 class Processes:
@@ -77,29 +75,49 @@ class Processes:
             self._state.wait_for_everyone()
 
 
+class Units(NamedTuple):
+    """The files of a pass whose units are all done, in order."""
+
+    files: list[Path]
+
+    def each(self, key: str) -> Iterator[NDArray[Any]]:
+        """An array of every unit; one at a time is in memory."""
+        for file in self.files:
+            with np.load(file) as unit:
+                yield unit[key]
+
+    def joined(self, key: str) -> NDArray[Any]:
+        """The units' arrays, one after the other along their first axis."""
+        return np.concatenate(list(self.each(key)))
+
+    def stacked(self, key: str) -> NDArray[Any]:
+        """The units' arrays under a new first axis."""
+        return np.stack(list(self.each(key)))
+
+
 class Study:
     """One study's folder, see the module.
 
     Attributes:
         folder: The folder.
         manifest: What ``manifest.json`` holds.
+        quiet: Whether to say nothing on stderr.
         processes: Who works on it.
     """
 
-    def __init__(
-        self, folder: Path, manifest: dict[str, Any], processes: Processes, quiet: bool = True
-    ) -> None:
-        self.folder, self.manifest, self.processes, self.quiet = folder, manifest, processes, quiet
-        self._rows: dict[str, Any] = {}
+    def __init__(self, folder: Path, quiet: bool = True, processes: Processes | None = None) -> None:
+        self.folder, self.quiet = folder, quiet
+        self.processes = processes or Processes()
+        self.manifest = read_manifest(folder)
 
     @classmethod
     def open(
         cls,
         folder: Path,
         kind: str,
-        settings: dict[str, Any],
+        settings: Mapping[str, Any],
         *,
-        names: dict[str, Any] | None = None,
+        names: Mapping[str, Any] | None = None,
         quiet: bool = True,
     ) -> Study:
         """Start a study in ``folder``, or go on with the one that is there; ``names`` are for readers.
@@ -108,11 +126,10 @@ class Study:
             UsageError: The folder holds something else, or a study with other settings.
         """
         processes = Processes()
-        wanted = json.loads(json.dumps(settings))
         if processes.first:
-            _prepare(folder, kind, wanted, names or {})
+            _prepare(folder, kind, json.loads(json.dumps(settings)), names or {})
         processes.wait()
-        return cls(folder, read_manifest(folder), processes, quiet)
+        return cls(folder, quiet, processes)
 
     @property
     def complete(self) -> bool:
@@ -134,59 +151,25 @@ class Study:
             self.manifest = read_manifest(self.folder)
         return self.manifest[key]
 
-    def rows(self, name: str, shape: tuple[int, ...], dtype: Any = np.float64) -> Any:
-        """A memory-mapped array that units write their rows of; zeros at first. Shared by all processes."""
-        path = self.work_folder / f"{name}.rows.npy"
-        if self.processes.first and not path.exists():
-            part = path.with_suffix(".part.npy")
-            np.lib.format.open_memmap(part, "w+", dtype, shape).flush()
-            part.replace(path)
+    def units(self, name: str, count: int, do: Callable[[int], Unit]) -> Units:
+        """Keep the arrays of ``do(unit)`` for every unit; this process does its share of what is not done."""
+        folder = self.work_folder / name
+        folder.mkdir(parents=True, exist_ok=True)
+        files = [folder / f"{unit}.npz" for unit in range(count)]
+        waiting = [unit for unit, file in enumerate(files) if not file.exists()]
+        self.processes.wait()  # so that all of them share the same list
+        mine = waiting[self.processes.index :: self.processes.count]
+        with self._progress(name, len(mine)) as advance:
+            for unit in mine:
+                part = folder / f"{unit}.part"
+                with part.open("wb") as file:
+                    np.savez(file, **do(unit))  # type: ignore[arg-type]
+                part.replace(files[unit])
+                advance()
         self.processes.wait()
-        self._rows[name] = np.load(path, mmap_mode="r+")
-        return self._rows[name]
+        return Units(files)
 
-    def rows_read(self, name: str) -> Any:
-        """An array that :meth:`rows` made, to be read."""
-        return np.load(self.work_folder / f"{name}.rows.npy", mmap_mode="r")
-
-    def work(
-        self, name: str, units: int, do: Callable[[int], None], accumulators: Accumulators | None = None
-    ) -> Accumulators:
-        """Call ``do(unit)`` for every unit that is not done, this process's share; then wait for the others.
-
-        ``do`` may add to ``accumulators`` in place; the sums over all units and processes come back.
-        """
-        start = {key: np.zeros_like(array) for key, array in (accumulators or {}).items()}
-        if self.processes.first:
-            # One record from here on, so that this session's process numbers collide with no older file.
-            units_done, sums = self._recorded(name, start)
-            self._record(name, "base", units_done, sums)
-            for path in self._records(name):
-                if path.name != f"{name}.base.npz":
-                    path.unlink()
-        self.processes.wait()
-        done, _ = self._recorded(name, start)
-        waiting = np.setdiff1d(np.arange(self.processes.index, units, self.processes.count), done)
-        finished: list[int] = []
-        last = time.monotonic()
-        pause = _FIRST_RECORD
-        with self._progress(name, len(waiting)) as advance:
-            try:
-                for unit in waiting.tolist():
-                    do(unit)
-                    finished.append(unit)
-                    advance()
-                    if time.monotonic() - last > pause:
-                        begun = time.monotonic()
-                        self._checkpoint(name, finished, accumulators)
-                        last = time.monotonic()
-                        pause = max(_RECORD_EVERY, _OVERHEAD * (last - begun))
-            finally:
-                self._checkpoint(name, finished, accumulators)
-        self.processes.wait()
-        return self._recorded(name, start)[1]
-
-    def finish(self, tables: dict[str, pd.DataFrame], **fields: Any) -> None:
+    def finish(self, tables: Mapping[str, pd.DataFrame], **fields: Any) -> None:
         """Write the result tables as parquet, mark the study complete and drop its work."""
         self.processes.wait()
         if self.processes.first:
@@ -196,89 +179,72 @@ class Study:
                 path.with_suffix(".part").replace(path)
             self.manifest.update(fields, tables=sorted(tables), complete=True)
             _write_json(self.folder / "manifest.json", self.manifest)
-        self._rows.clear()
-        self.processes.wait()
-        if self.processes.first:
             shutil.rmtree(self.work_folder, ignore_errors=True)
+        self.processes.wait()
         self.manifest = read_manifest(self.folder)
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """The result tables of a complete study."""
         return {name: pd.read_parquet(self.folder / f"{name}.parquet") for name in self.manifest["tables"]}
 
-    def _checkpoint(self, name: str, finished: list[int], accumulators: Accumulators | None) -> None:
-        for array in self._rows.values():
-            array.flush()
-        self._record(name, str(self.processes.index), np.array(finished, dtype=np.int64), accumulators or {})
-
-    def _records(self, name: str) -> list[Path]:
-        """The base first: it may already hold what a file beside it holds."""
-        paths = self.work_folder.glob(f"{name}.*.npz")
-        return sorted(paths, key=lambda path: path.name != f"{name}.base.npz")
-
-    def _recorded(self, name: str, start: Accumulators) -> tuple[NDArray[np.int64], Accumulators]:
-        units = np.empty(0, dtype=np.int64)
-        sums = {key: array.copy() for key, array in start.items()}
-        for path in self._records(name):
-            with np.load(path) as record:
-                mine = record["units"]
-                if len(mine) and np.isin(mine, units).all():
-                    continue  # a stop between writing the base and removing what went into it
-                units = np.concatenate([units, mine])
-                for key in sums:
-                    sums[key] += record[f"sum.{key}"]
-        return units, sums
-
-    def _record(self, name: str, who: str, units: NDArray[np.int64], sums: Accumulators) -> None:
-        path = self.work_folder / f"{name}.{who}.npz"
-        part = path.with_suffix(".part")
-        with part.open("wb") as file:
-            np.savez(file, units=units, **{f"sum.{key}": array for key, array in sums.items()})  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+    def say(self, sentence: str) -> None:
+        """Tell the user something on stderr."""
+        if not self.quiet:
+            print(sentence, file=sys.stderr)
 
     @contextmanager
     def _progress(self, name: str, total: int) -> Iterator[Callable[[], None]]:
-        if self.quiet or not self.processes.first or not total:
+        """A bar over this process's units that appears only where they take longer than a moment."""
+        if self.quiet or not self.processes.first or not total or not sys.stderr.isatty():
             yield lambda: None
             return
         from rich.console import Console
         from rich.progress import Progress
 
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task(name, total=total)
+        progress = Progress(console=Console(stderr=True), transient=True)
+        task = progress.add_task(name, total=total)
+        shown = threading.Timer(_QUIET_FOR, progress.start)
+        shown.daemon = True
+        shown.start()
+        try:
             yield lambda: progress.advance(task)
+        finally:
+            shown.cancel()
+            shown.join()
+            if progress.live.is_started:
+                progress.stop()
 
 
 @contextmanager
 def opened(
-    kind: str, settings: dict[str, Any], names: dict[str, Any], folder: Folder, quiet: bool
+    kind: str, settings: Mapping[str, Any], names: Mapping[str, Any], folder: Folder, quiet: bool
 ) -> Iterator[Study]:
     """The study in ``folder``, or in a temporary one that goes away."""
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="dispersion-") as temporary:
             yield Study.open(Path(temporary), kind, settings, names=names, quiet=quiet)
         return
-    if isinstance(folder, Under):
+    named = not isinstance(folder, StudyRoot)
+    if isinstance(folder, StudyRoot):
         key = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
         folder = folder.root / f"{kind}-{key}"
-    yield Study.open(Path(folder), kind, settings, names=names, quiet=quiet)
+    study = Study.open(Path(folder), kind, settings, names=names, quiet=quiet)
+    if not named and study.processes.first:
+        study.say(f"the study is kept in {folder}")
+    yield study
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a study.
 
     Raises:
-        UsageError: ``folder`` holds no study.
+        UsageError: ``folder`` holds no study, or one of another version.
     """
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"expected the folder of a study, got {folder}, without a manifest") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        found = manifest.get("format") if isinstance(manifest, dict) else None
-        raise UsageError(f"expected a study of format {FORMAT} in {folder}, got {found}")
+    if not is_study(folder):
+        raise UsageError(f"expected the folder of a study, got {folder}, which holds none")
+    manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    if manifest["format"] != FORMAT:
+        raise UsageError(f"expected a study of format {FORMAT} in {folder}, got {manifest['format']}")
     return manifest
 
 
@@ -297,37 +263,34 @@ def read_study(folder: str | Path) -> Study:
     Raises:
         UsageError: No study is there, or it is not complete.
     """
-    manifest = read_manifest(Path(folder))
-    if not manifest["complete"]:
+    study = Study(Path(folder))
+    if not study.complete:
         raise UsageError(f"the study in {folder} is not complete; give its command again to resume it")
-    return Study(Path(folder), manifest, Processes())
+    return study
 
 
-def _prepare(folder: Path, kind: str, settings: dict[str, Any], names: dict[str, Any]) -> None:
+def _prepare(folder: Path, kind: str, settings: dict[str, Any], names: Mapping[str, Any]) -> None:
     if (folder / "manifest.json").exists():
         manifest = read_manifest(folder)
         if manifest["kind"] != kind:
             raise UsageError(
-                f"{folder} holds a study of {manifest['kind']}, not of {kind}; pass another --run"
+                f"{folder} holds a study of {manifest['kind']}, not of {kind}; pass another --study"
             )
         if changes := _changes(_flat(manifest["settings"]), _flat(settings)):
             raise UsageError(
-                f"{folder} holds a study with other settings ({'; '.join(changes)}); pass another --run"
+                f"{folder} holds a study with other settings ({'; '.join(changes)}); pass another --study"
             )
         return
     if folder.exists() and (not folder.is_dir() or any(path.name != "work" for path in folder.iterdir())):
-        raise UsageError(f"{folder} exists and holds no study; pass another --run")
+        raise UsageError(f"{folder} exists and holds no study; pass another --study")
     (folder / "work").mkdir(parents=True, exist_ok=True)
-    manifest = {
-        "format": FORMAT,
-        "kind": kind,
-        "complete": False,
-        "settings": settings,
-        "names": names,
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "versions": _versions(["torch", "transformers"]),
+    versions = {
+        "lmeval_dispersion": __version__,
+        **{name: version(name) for name in ("torch", "transformers")},
     }
-    _write_json(folder / "manifest.json", manifest)
+    started = {"format": FORMAT, "kind": kind, "complete": False, "settings": settings, "names": names}
+    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    _write_json(folder / "manifest.json", {**started, "created": created, "versions": versions})
 
 
 # What the ends of content's keys say to a reader.
@@ -338,39 +301,26 @@ def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """One phrase a setting that differs."""
     changes = []
     for key in sorted(k for k in {*old, *new} if old.get(k) != new.get(k)):
-        what = _CONTENT.get(key.rpartition(".")[2])
-        if what and old.get(key) and new.get(key):
-            changes.append(f"{what} changed since: {_short(old[key])}, now {_short(new[key])}")
+        content = _CONTENT.get(key.rpartition(".")[2])
+        if content and old.get(key) and new.get(key):
+            before, after = (re.sub(r"([0-9a-f]{10})[0-9a-f]{20,}", r"\1…", v[key]) for v in (old, new))
+            changes.append(f"{content} changed since: {before}, now {after}")
         else:
             changes.append(f"{key} {old.get(key)!r}, now {new.get(key)!r}")
     return changes
 
 
-def _short(digest: str) -> str:
-    return re.sub(r"([0-9a-f]{10})[0-9a-f]{20,}", r"\1…", digest)
-
-
 def _flat(settings: Any, before: str = "") -> dict[str, Any]:
     """Settings with dotted keys, so that what differs can be named."""
-    if isinstance(settings, dict):
-        pairs = [(f"{before}{key}", value) for key, value in settings.items()]
-    elif isinstance(settings, list) and any(isinstance(value, dict) for value in settings):
-        pairs = [(f"{before}{number}", value) for number, value in enumerate(settings)]
-    else:
+    if isinstance(settings, list) and any(isinstance(value, dict) for value in settings):
+        settings = {str(number): value for number, value in enumerate(settings)}
+    if not isinstance(settings, dict):
         return {before[:-1]: settings}
-    return {name: found for key, value in pairs for name, found in _flat(value, f"{key}.").items()}
-
-
-def _versions(packages: Sequence[str]) -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {"lmeval_dispersion": __version__}
-    for package in packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {
+        name: value
+        for key, part in settings.items()
+        for name, value in _flat(part, f"{before}{key}.").items()
+    }
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -9,32 +9,22 @@ Source: RD section 3.3, table 1, B.3.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from torch import Tensor
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import dispersion
-from lmeval_dispersion.laboratory.causal_model import (
-    CausalModel,
-    batch_size,
-    batches,
-    check_finite,
-    last_vectors,
-)
-from lmeval_dispersion.laboratory.inputs import DataLike, as_texts, data_settings, input_names, model_settings
+from lmeval_dispersion.laboratory.analysis import Analysis, StudyResult, analyse
+from lmeval_dispersion.laboratory.causal_model import CausalModel, last_vectors
+from lmeval_dispersion.laboratory.inputs import DataLike
 from lmeval_dispersion.laboratory.knn import agreement, knn_tables, require_faiss
-from lmeval_dispersion.laboratory.reports.results import StudyResult
-from lmeval_dispersion.laboratory.segments import segments_of
-from lmeval_dispersion.laboratory.study import Folder, Study, opened
+from lmeval_dispersion.laboratory.study import Folder
 from lmeval_dispersion.model.loading import ModelLike
-from lmeval_dispersion.model.texts import Texts
-from lmeval_dispersion.report import nullable
 
 SIZES = (10, 50, 100)
 REPEATS = 10
@@ -68,31 +58,9 @@ class SublayersResult(StudyResult):
     draws: pd.DataFrame
     knn: pd.DataFrame | None
     knn_differences: pd.DataFrame | None
-    manifest: dict[str, Any]
 
     kind = "sublayers"
-
-    @classmethod
-    def of(cls, study: Study) -> SublayersResult:
-        """The result of a complete study."""
-        tables = study.tables()
-        knn, differences = tables.get("knn"), tables.get("knn_differences")
-        chosen = tables["recommendation"]
-        if knn is not None and differences is not None:
-            best = knn["layer"].to_numpy()[int(knn["perplexity"].to_numpy().argmin())]
-            verdict = agreement(str(chosen["layer"].iloc[0]), differences)
-            chosen = chosen.assign(lowest_perplexity=best, knn=verdict)
-        return cls(tables["summary"], chosen, tables["draws"], knn, differences, study.manifest)
-
-    def to_frame(self) -> pd.DataFrame:
-        """Mean and sd of every candidate and size, tidy."""
-        return nullable(self.summary)
-
-    def plot(self) -> Any:
-        """Every draw's dispersion, one column a size, one colour a candidate."""
-        from lmeval_dispersion.laboratory.reports.charts import sublayer_draws
-
-        return sublayer_draws(self.draws)
+    main = "summary"
 
 
 def sublayers(
@@ -133,7 +101,6 @@ def sublayers(
         MissingExtraError: ``knn`` without faiss.
         NonFiniteStateError: The model produces NaN; names layer and text.
     """
-    source = as_texts(data)
     if knn:
         require_faiss()
     if not sizes or min(sizes) < 2 or repeats < 2:
@@ -141,94 +108,55 @@ def sublayers(
             f"expected draws of at least 2 segments and 2 repeats, got {list(sizes)} and {repeats}"
         )
     settings = {
-        "model": model_settings(model),
-        "data": data_settings(source),
         **{"layers": layers, "segment": segment, "sizes": sorted(set(sizes)), "repeats": repeats},
         **{"knn": knn, "knn_tokens": knn_tokens if knn else None, "pack": pack, "seed": seed},
     }
-    names = input_names([model], source)
-    with opened("sublayers", settings, names, folder, quiet) as study:
-        if not study.complete:
-            _work(study, CausalModel(model), source, settings, batch)
-        return SublayersResult.of(study)
+    return analyse(SublayersResult, _measure, [model], data, settings, batch, folder, quiet)
 
 
-def _work(
-    study: Study, causal: CausalModel, source: Texts, settings: dict[str, Any], batch: int | None
-) -> None:
+def _measure(analysis: Analysis) -> None:
+    ((label, model),) = analysis.models.items()
+    causal, settings = CausalModel(model), analysis.settings
     names = causal.layers(settings["layers"])
     if len(names) < 2:
         raise UsageError(
             f"expected at least two candidates to choose from, got {', '.join(names)}; pass --layer for each"
         )
-    vectors = _vectors(study, causal, names, source, settings, batch)
-    sizes = [size for size in settings["sizes"] if size <= len(vectors)]
+    drawn = analysis.segments("pool", causal, count=_POOL * settings["sizes"][-1])
+    pool = len(drawn.tokens)
+    sizes = [size for size in settings["sizes"] if size <= pool]
     if not sizes:
         raise UsageError(
-            f"expected at least {settings['sizes'][0]} segments of {settings['segment']} tokens, got "
-            f"{len(vectors)}; pass more text or shorter segments"
+            f"expected at least {settings['sizes'][0]} segments of {settings['segment']} tokens, got {pool}; "
+            "pass more text or shorter segments"
         )
-    draws = _draws(vectors, names, sizes, settings)
-    tables = {
-        "draws": draws,
-        "summary": _summary(draws),
-        "recommendation": recommendation(draws, len(vectors)),
-    }
+    units = analysis.over("pool", causal, drawn, names, lambda states, _: last_vectors(states))
+    draws = _draws({name: units.joined(name) for name in names}, sizes, settings)
+    tables = {"draws": draws, "summary": _summary(draws), "recommendation": recommendation(draws, pool)}
     if settings["knn"]:
-        tables.update(knn_tables(study, causal, names, source, settings, batch))
+        tables |= knn_tables(analysis, causal, names)
+        chosen = tables["recommendation"]
+        tables["recommendation"] = chosen.assign(
+            lowest_perplexity=tables["knn"].sort_values("perplexity", kind="stable")["layer"].iloc[0],
+            knn=agreement(chosen["layer"].item(), tables["knn_differences"]),
+        )
     left_out = [size for size in settings["sizes"] if size not in sizes]
-    study.finish(tables, model=causal.summary(), pool=len(vectors), left_out_sizes=left_out)
-
-
-def _vectors(
-    study: Study,
-    causal: CausalModel,
-    names: list[str],
-    source: Texts,
-    settings: dict[str, Any],
-    batch: int | None,
-) -> NDArray[np.float32]:
-    """Last-token states of every segment of the pool at every candidate, shape (n, candidates, width)."""
-    length = settings["segment"]
-    drawn = segments_of(
-        study,
-        "pool",
-        source,
-        causal,
-        length=length,
-        count=_POOL * settings["sizes"][-1],
-        seed=settings["seed"],
-        pack=settings["pack"],
-    )
-    n = len(drawn.tokens)
-    vectors = study.rows("pool.vectors", (n, len(names), causal.width), np.float32)
-    size = batch_size(study, causal, batch, length, len(names))
-    dtype = str(causal.loaded.model.dtype).removeprefix("torch.")
-
-    def see(layer: str, first: int, states: Tensor) -> None:
-        rows = slice(first, first + len(states))
-        vectors[rows, names.index(layer)] = found = last_vectors(states)
-        check_finite(found, layer, drawn.origins[rows], source.source, dtype)
-
-    def one_batch(number: int) -> None:
-        start = number * size
-        causal.forward(drawn.tokens[start : start + size], names, see, first=start)
-
-    study.work("pool.pass", batches(n, size), one_batch)
-    return np.asarray(vectors)
+    described = [{"model": label, **causal.summary()}]
+    analysis.study.finish(tables, models=described, pool=pool, left_out_sizes=left_out)
 
 
 def _draws(
-    vectors: NDArray[np.float32], names: list[str], sizes: list[int], settings: dict[str, Any]
+    vectors: Mapping[str, NDArray[np.float32]], sizes: list[int], settings: Mapping[str, Any]
 ) -> pd.DataFrame:
+    pool = len(next(iter(vectors.values())))
     records = []
     for size in sizes:
         for repeat in range(settings["repeats"]):
             # The same segments for every candidate, so that a difference is no difference of texts.
             rng = np.random.default_rng([settings["seed"], size, repeat])
-            chosen = rng.choice(len(vectors), size, replace=False)
-            for place, name in enumerate(names):
-                value = dispersion(vectors[chosen, place])
+            chosen = rng.choice(pool, size, replace=False)
+            for name, rows in vectors.items():
+                value = dispersion(rows[chosen])
                 records.append({"layer": name, "segments": size, "draw": repeat, "dispersion": value})
     return pd.DataFrame.from_records(records)
 

@@ -16,14 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_screener.evaluation_records import (
-    PUBLISHED,
-    is_record,
-    published_entries,
-    published_model,
-    published_parser,
-    run_of_record,
-)
 from lmeval_screener.targets.target import Target, label
 from lmeval_screener.targets.training_runs import run_and_step
 from lmeval_screener.yaml_fields import nearest
@@ -115,9 +107,9 @@ def read_accuracies(source: str, targets: Sequence[Target]) -> Accuracies:
 
     Args:
         source: ``FILE.csv`` with the columns ``repo`` (or ``checkpoint``, ``name``), ``accuracy`` and
-            optionally ``revision``; lm-eval's ``results_*.json``, records of Every Eval Ever, or
-            ``.eval_results/*.yaml`` of repositories, or a folder of them, with ``:TASK`` where they hold more
-            than one task; or ``hub:TASK``, what the repositories' ``.eval_results`` on the Hub say.
+            optionally ``revision``; lm-eval's ``results_*.json``, or a folder of them, with ``:TASK`` where
+            they hold more than one task; or ``hub:TASK``, what the repositories' ``.eval_results`` on the Hub
+            say.
         targets: What is to be screened.
 
     Raises:
@@ -141,9 +133,6 @@ def find_accuracies(source: str, targets: Sequence[Target]) -> Accuracies:
     if not path.exists() and ":" in source:
         place, _, task = source.rpartition(":")
         path = Path(place).expanduser()
-    published = _published(path)
-    if published:
-        return _from_published(path, published, task, targets)
     if path.is_dir() or path.suffix == ".json" or task:
         return _from_results(path, task)
     return _from_csv(path)
@@ -293,13 +282,9 @@ def _number(value: object, place: str) -> float:
 
 def _from_results(path: Path, task: str) -> Accuracies:
     files = sorted(path.rglob("results_*.json")) if path.is_dir() else [path]
-    runs = [(file, _results(file)) for file in files or _records(path)]
-    if not runs:
-        raise UsageError(
-            f"{path}: expected lm-eval's results_*.json in the folder, or records of Every Eval Ever, or "
-            f"{PUBLISHED}/*.yaml, found none"
-        )
-    kind = "lm-eval's result files" if files else "records of Every Eval Ever"
+    if not files:
+        raise UsageError(f"{path}: expected lm-eval's results_*.json in the folder, found none")
+    runs = [(file, _results(file)) for file in files]
     tasks = {name: None for _, run in runs for name in _tasks(run)}
     if not task:
         if len(tasks) != 1:
@@ -318,7 +303,7 @@ def _from_results(path: Path, task: str) -> Accuracies:
         name, revision, weights = _model(run, file)
         value = _number(run["results"][task][metric], str(file))
         latest[name, revision, weights] = Rated(name, revision, value, str(file), weights)
-    count = f"{len(chosen)} of {kind}" if len(chosen) > 1 else chosen[0][0].name
+    count = f"{len(chosen)} of lm-eval's result files" if len(chosen) > 1 else chosen[0][0].name
     return Accuracies(tuple(latest.values()), f"{task}, {metric} ({count})", complete=False)
 
 
@@ -331,24 +316,9 @@ def _results(file: Path) -> dict[str, Any]:
         raise UsageError(
             f"{file}: expected lm-eval's results as JSON (a CSV file takes no :TASK), got: {error}"
         ) from error
-    if is_record(content):
-        return run_of_record(content, file)
     if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
         raise UsageError(f"{file}: expected lm-eval's results with the key `results`, got other JSON")
     return content
-
-
-def _records(folder: Path) -> list[Path]:
-    """The records of Every Eval Ever in a folder; other JSON beside them is no one's result."""
-    found = []
-    for file in sorted(folder.rglob("*.json")):
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if is_record(content):
-            found.append(file)
-    return found
 
 
 def _tasks(run: Mapping[str, Any]) -> list[str]:
@@ -387,64 +357,24 @@ def _date(run: Mapping[str, Any]) -> float:
     return float(date) if isinstance(date, (int, float)) else 0.0
 
 
-# --- what repositories publish --------------------------------------------------------------------------
-
-
-def _published(path: Path) -> list[Path]:
-    """The files of results that repositories publish, below a folder or this one; lm-eval's own go first."""
-    if path.is_file():
-        return [path] if path.suffix in (".yaml", ".yml") else []
-    if not path.is_dir() or next(path.rglob("results_*.json"), None):
-        return []
-    return sorted(file for end in ("yaml", "yml") for file in path.rglob(f"{PUBLISHED}/*.{end}"))
-
-
-def _from_published(path: Path, files: Sequence[Path], task: str, targets: Sequence[Target]) -> Accuracies:
-    """The results in copies of repositories, a folder or the Hub's cache."""
-    repos = {target.repo for target in targets}
-    found = [(file, entry) for file in files for entry in published_entries(file)]
-    chosen = [(file, entry) for file, entry in found if not task or task.casefold() in _called(entry)]
-    kinds = sorted({f"{entry.dataset_id}/{entry.task_id}" for _, entry in (chosen or found)})
-    if not chosen:
-        raise UsageError(f"{path}: expected results of {task or 'a task'}, got {_listed(kinds) or 'none'}")
-    if len(kinds) > 1:
-        raise UsageError(f"{path} holds {len(kinds)} tasks ({_listed(kinds)}); name one: {path}:TASK")
-    rated = []
-    for file, entry in chosen:
-        name, commit = published_model(file.absolute())
-        whole = "/".join(Path(name).parts[-2:])
-        name = (
-            name
-            if name in repos
-            else whole
-            if whole in repos
-            else Path(name).name
-            if commit is None
-            else name
-        )
-        rated.append(Rated(name, commit, _number(entry.value, str(file)), str(file)))
-    return Accuracies(tuple(rated), f"{kinds[0]} ({len(rated)} of {PUBLISHED})", complete=False)
-
-
-def _called(entry: Any) -> set[str]:
-    """Names by which a published result may be asked for."""
-    names = (entry.task_id, entry.dataset_id, entry.dataset_id.rpartition("/")[2])
-    return {name.casefold() for name in (*names, f"{entry.dataset_id}/{entry.task_id}")}
-
-
 # --- the Hub --------------------------------------------------------------------------------------------
 
 
 def _from_hub(task: str, targets: Sequence[Target]) -> Accuracies:
     """The results that repositories publish in ``.eval_results``, by huggingface_hub."""
-    published_parser(f"{HUB}{task}")  # its version has them in its answers too
-    from huggingface_hub import HfApi
+    import huggingface_hub
+
+    if not hasattr(huggingface_hub, "parse_eval_result_entries"):
+        raise UsageError(
+            f"{HUB}{task}: expected huggingface_hub 1.4 or newer, which reads .eval_results, got "
+            f"{huggingface_hub.__version__}; run: pip install -U huggingface_hub, or supply a CSV file"
+        )
     from huggingface_hub.errors import HfHubHTTPError
 
     repos = list(dict.fromkeys(target.repo for target in targets if target.on_hub))
     if not task or not repos:
         raise UsageError(f"expected {HUB}TASK and repositories of the Hub, got {HUB}{task} and {len(repos)}")
-    api = HfApi()
+    api = huggingface_hub.HfApi()
 
     def published(repo: str) -> list[Any]:
         try:
@@ -477,3 +407,9 @@ def _from_hub(task: str, targets: Sequence[Target]) -> Accuracies:
             f"{_listed(have) or 'no results'}"
         )
     return Accuracies(tuple(rated), f"{next(iter(kinds))}, as {len(rated)} repositories publish it", False)
+
+
+def _called(entry: Any) -> set[str]:
+    """Names by which a published result may be asked for."""
+    names = (entry.task_id, entry.dataset_id, entry.dataset_id.rpartition("/")[2])
+    return {name.casefold() for name in (*names, f"{entry.dataset_id}/{entry.task_id}")}

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.statistics import rank_agreement
+from lmeval_screener.screened import Group
 
 Scope = Literal["group", "within groups", "overall"]
 
@@ -99,3 +101,13 @@ def _line(
     else:
         reason = f"all {'gaps' if all(len(set(xs)) < 2 for xs, _ in strata) else 'accuracies'} are equal"
     return Agreement(scope, group, n, math.nan, math.nan, math.nan, math.nan, True, 0, reason)
+
+
+def agreements(groups: Sequence[Group], metric: Metric) -> list[Agreement]:
+    """Agreement of G with the supplied accuracies, per group and overall; empty without any."""
+    rated = [(group, c) for group in groups for c in group.checkpoints if c.accuracy is not None]
+    return agreement(
+        [c.gaps[metric].mean for _, c in rated],
+        [float(c.accuracy or 0.0) for _, c in rated],
+        [f"{group.family} · {group.scale}" for group, _ in rated],
+    )

@@ -15,7 +15,7 @@ from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Chart, Col, Report, Row, Table
 from lmeval_dispersion.report.cells import shown
 from lmeval_dispersion.report.declared import json_value, spans
-from lmeval_screener.agreement import Agreement, agreement
+from lmeval_screener.agreement import Agreement, agreements
 from lmeval_screener.contract import entry, flat_row
 from lmeval_screener.ranking.gap import difference
 from lmeval_screener.reports import answer, charts
@@ -272,12 +272,7 @@ class Result(Report):
     @cached_property
     def agreement(self) -> list[Agreement]:
         """Agreement of G with the supplied accuracies, per group and overall; empty without any."""
-        rated = [(group, c) for group in self.groups for c in group.checkpoints if c.accuracy is not None]
-        return agreement(
-            [c.gaps[self.metric].mean for _, c in rated],
-            [float(c.accuracy or 0.0) for _, c in rated],
-            [f"{group.family} · {group.scale}" for group, _ in rated],
-        )
+        return agreements(self.groups, self.metric)
 
     def _members(self, group: Group) -> tuple[Screened, ...]:
         """The members that are shown, in the order of the table: a training in that of its steps."""

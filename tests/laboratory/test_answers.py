@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from lmeval_dispersion.laboratory.claims import bounds_together
 from lmeval_dispersion.laboratory.context_clusters import ratio_interval
-from lmeval_dispersion.laboratory.measures.claims import bounds_together
 from lmeval_dispersion.laboratory.perplexity_law import control_correlations, correlations
 from lmeval_dispersion.laboratory.reports.answers import (
     clusters_answer,
@@ -198,8 +198,8 @@ def condensation_result(rng, slopes, noise=0.05, texts=40):
     for (model, control), slope in slopes.items():
         means = 0.3 + slope * np.linspace(0, 1, 6) + rng.normal(size=(texts, 6)) * noise
         names = ["embeddings", *(f"layer.{k}" for k in range(4)), "last"]
-        sums = {"histogram": np.ones((6, 4), dtype=np.int64)}
-        for table, frame in model_tables(model, names, means, sums, {"seed": 0, "last": 3}).items():
+        counts = np.ones((6, 4))
+        for table, frame in model_tables(model, names, means, counts, {"seed": 0, "last": 3}).items():
             frame.insert(1, "control", control)
             parts.setdefault(table, []).append(frame)
     return SimpleNamespace(**{table: pd.concat(frames) for table, frames in parts.items()})

@@ -73,18 +73,19 @@ def test_a_batch_that_does_not_fit_is_run_in_halves(model, monkeypatch, error):
     tokens = np.random.default_rng(0).integers(3, 90, (5, 8)).astype(np.uint32)
 
     def found():
-        states, losses, once = np.zeros((5, 8, causal.width)), np.zeros((5, 7)), np.zeros(5)
+        def reduce(_layer, states, first):
+            return list(range(first, first + len(states))), states.numpy()
 
-        def see(_layer, first, batch):
-            states[first : first + len(batch)] = batch.numpy()
-            return lambda: np.add.at(once, np.arange(first, first + len(batch)), 1)
-
-        def score(first, batch):
-            losses[first : first + len(batch)] = batch.numpy()
-
-        causal.forward(tokens, ["layer.1"], see, score)
-        assert once.tolist() == [1] * 5  # what adds up has added each text once, failed passes or not
-        return states, losses
+        reduced, losses = causal.run(tokens, ["layer.1"], reduce, batch=64, losses=True)
+        rows, states = zip(*reduced["layer.1"], strict=True)
+        assert np.concatenate(rows).tolist() == [
+            0,
+            1,
+            2,
+            3,
+            4,
+        ]  # each text is kept once, failed passes or not
+        return np.concatenate(states), losses
 
     whole = found()
     # The memory runs out at the end of the pass, when its states have been seen.
@@ -117,17 +118,11 @@ def test_other_errors_of_a_pass_are_not_taken_for_memory(model, monkeypatch):
 
     monkeypatch.setattr(causal.loaded.model.model.norm, "forward", broken)
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        causal.forward(np.ones((2, 8), dtype=np.uint32), ["layer.1"])
+        causal.run(np.ones((2, 8), dtype=np.uint32), ["layer.1"], lambda *_: None, batch=2)
 
 
 def _losses(causal, tokens):
-    found = np.zeros((len(tokens), tokens.shape[1] - 1))
-
-    def score(first, batch):
-        found[first : first + len(batch)] = batch.numpy()
-
-    causal.forward(tokens, [], score=score)
-    return found
+    return causal.run(tokens, [], lambda *_: None, batch=2, losses=True)[1]
 
 
 def _slow_losses(causal, tokens):
@@ -171,10 +166,9 @@ def test_logits_are_computed_only_where_tokens_are_scored(model, monkeypatch):
 
     monkeypatch.setattr(head, "forward", counted)
     tokens = np.random.default_rng(0).integers(3, 90, (3, 12)).astype(np.uint32)
-    seen = {}
-    causal.forward(tokens, ["layer.0", "last"], lambda name, _first, states: seen.update({name: states}))
+    seen, _ = causal.run(tokens, ["layer.0", "last"], lambda _name, states, _first: states, batch=3)
     assert rows == []
-    assert seen["last"].shape == (3, 12, causal.width)
+    assert seen["last"][0].shape == (3, 12, causal.width)
     _losses(causal, tokens)
     assert sum(rows) == 3 * 12  # each token once; the model's own pass put out none
     assert head.forward is counted

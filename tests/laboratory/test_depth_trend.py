@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from lmeval_dispersion.errors import GeometryError
-from lmeval_dispersion.laboratory.measures.depth_trend import depth_trend
+from lmeval_dispersion.laboratory.claims import depth_trend
 
 
 def test_depth_trend_is_scipys_on_the_layer_means():

@@ -203,7 +203,7 @@ def test_thirty_layers_are_rows_of_a_heat_map():
         for kind in ("sequence", "last@16")
         for place, layer in enumerate(layers)
     )  # fmt: skip
-    result = LawResult(correlations(points, 0), points, OVERALL, None, None, MANIFEST)
+    result = LawResult(MANIFEST, correlations(points, 0), points, OVERALL, None)
     document = result_document(result)
     lines, heat = [part for section in document.sections for part in section.parts if isinstance(part, Chart)]
     spec = heat.draw().to_dict()
@@ -224,13 +224,14 @@ def test_thirty_layers_are_rows_of_a_heat_map():
 def test_a_page_of_an_undefined_correlation_gives_its_reason():
     points = pd.DataFrame({"split": "data", "perplexity": "sequence", "layer": "last", "bin": range(3)})
     points = points.assign(mean_perplexity=[1.0, 2, 4], mean_nll=np.log([1, 2, 4]), dispersion=0.5)
-    result = LawResult(correlations(points, 0), points, OVERALL, None, None, MANIFEST)
+    result = LawResult(MANIFEST, correlations(points, 0), points, OVERALL, None)
     assert "a correlation with a constant is not defined" in result.to_html()
 
 
 OVERALL = pd.DataFrame({"split": ["data"], "layer": ["last"], "dispersion": [0.5]})
 MANIFEST = {
-    "kind": "law", "model": {"name": "planted"}, "names": {"models": ["planted"], "texts": ["planted.txt"]},
+    "kind": "law", "models": [{"model": "planted", "name": "planted"}],
+    "names": {"models": ["planted"], "texts": ["planted.txt"]},
     "settings": {}, "versions": {}, "created": "2026-01-01",
 }  # fmt: skip
 

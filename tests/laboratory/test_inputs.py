@@ -12,7 +12,7 @@ import torch
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.laboratory import condensation
 from lmeval_dispersion.laboratory.inputs import labels, model_settings
-from lmeval_dispersion.laboratory.study import Under
+from lmeval_dispersion.laboratory.study import StudyRoot
 from lmeval_dispersion.model.loading import ModelChoice, load_model
 
 OPTIONS = {"segment": 12, "texts": 10}
@@ -43,10 +43,10 @@ def changed_text(path):
 
 
 @pytest.mark.parametrize("what", ["text", "weights"])
-def test_a_changed_input_is_refused_in_its_folder_and_computed_in_another(inputs, tmp_path, what):
+def test_a_changed_input_is_refused_in_its_folder_and_computed_in_another(inputs, tmp_path, what, capsys):
     model, text = inputs
     first = condensation(model, text, folder=tmp_path / "study", **OPTIONS)
-    kept = condensation(model, text, folder=Under(tmp_path / "studies"), **OPTIONS)
+    kept = condensation(model, text, folder=StudyRoot(tmp_path / "studies"), **OPTIONS)
     # Nothing changed: nothing is computed, so a model that cannot be loaded is no obstacle.
     assert condensation(model, text, folder=tmp_path / "study", **OPTIONS).manifest == first.manifest
     if what == "text":
@@ -57,9 +57,10 @@ def test_a_changed_input_is_refused_in_its_folder_and_computed_in_another(inputs
         "text": "the text's content changed since: ",
         "weights": "the model's files changed since: sha256:",
     }
-    with pytest.raises(UsageError, match=message[what] + r".*, now .*; pass another --run"):
+    with pytest.raises(UsageError, match=message[what] + r".*, now .*; pass another --study"):
         condensation(model, text, folder=tmp_path / "study", **OPTIONS)
-    again = condensation(model, text, folder=Under(tmp_path / "studies"), **OPTIONS)
+    again = condensation(model, text, folder=StudyRoot(tmp_path / "studies"), quiet=False, **OPTIONS)
+    assert f"the study is kept in {tmp_path / 'studies' / 'condensation-'}" in capsys.readouterr().err
     assert len(list((tmp_path / "studies").iterdir())) == 2
     assert not again.layers["mean"].equals(kept.layers["mean"])
     fresh = condensation(model, text, **OPTIONS)

@@ -9,18 +9,20 @@ import pandas as pd
 import pytest
 
 from lmeval_dispersion.laboratory import sublayers
-from lmeval_dispersion.laboratory.knn import _index, _Votes, agreement
+from lmeval_dispersion.laboratory.knn import _Votes, agreement
 
 
 def test_neighbours_vote_as_a_slow_knn_would():
-    pytest.importorskip("faiss")
+    faiss = pytest.importorskip("faiss")
     rng = np.random.default_rng(2)
     keys, queries = (
         rng.normal(size=(4, 6, 5)).astype(np.float32),
         rng.normal(size=(2, 3, 5)).astype(np.float32),
     )
     values, targets = rng.integers(0, 3, 24), rng.integers(0, 3, (2, 3))
-    votes = _Votes(_index(keys), queries, values, targets)
+    index = faiss.IndexFlatL2(5)
+    index.add(keys.reshape(-1, 5))
+    votes = _Votes(index, queries, values, targets)
     nearest = []
     for q in queries.reshape(-1, 5):
         nearest.append(min(float(((q - k) ** 2).sum()) for k in keys.reshape(-1, 5)))

@@ -10,7 +10,6 @@ import tiny_models
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import load_file
 from slow_states import mean_pair_distance
 
 from lmeval_dispersion.errors import TooFewVectorsError, UsageError
@@ -18,6 +17,7 @@ from lmeval_dispersion.geometry import spectrum
 from lmeval_dispersion.laboratory import law
 from lmeval_dispersion.laboratory.inputs import as_texts
 from lmeval_dispersion.laboratory.perplexity_law import sorted_bins, uniform_bins
+from lmeval_dispersion.laboratory.segments import read_segments, write_segments
 from lmeval_dispersion.model.loading import load_model
 
 LENGTH, BINS, SIZE, COUNT = 24, 5, 8, 90
@@ -39,12 +39,7 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory):
-    return tmp_path_factory.mktemp("law") / "study"
-
-
-@pytest.fixture(scope="module")
-def result(model, data, study):
+def result(model, data):
     return law(
         model,
         data,
@@ -55,9 +50,7 @@ def result(model, data, study):
         contexts=(8, 99),
         held_out=data,
         control=("shuffled", "untrained"),
-        keep=("segments", "vectors"),
         batch=7,
-        folder=study,
     )
 
 
@@ -166,25 +159,25 @@ def test_too_little_and_too_long_is_told_before_the_work(model, data):
 
 @pytest.mark.parametrize("control", ["untrained", "shuffled"])
 @pytest.mark.parametrize("kind", ["sequence", "last@8"])
-def test_controls_change_the_states_and_nothing_else(result, slow, model, data, kind, control):
+def test_controls_change_the_states_and_nothing_else(result, slow, model, data, kind, control, tmp_path):
     loaded = load_model(model)
     other = loaded.model
     if control == "untrained":
         torch.manual_seed(0)
         other = type(loaded.model)._from_config(loaded.model.config, dtype=torch.float32).eval()
     length = LENGTH if kind == "sequence" else 8
-    # Segments lie in the study in the order in which they were drawn; kept rows say which text each is.
-    kept = result.segments.query("split == 'data'").set_index("segment")
+    # Segments lie in the study in the order in which they were drawn, which shuffling depends on.
+    written = write_segments(tmp_path, "s", as_texts(data), loaded.tokenizer, length=LENGTH, count=COUNT)
+    numbers = np.argsort(read_segments(tmp_path, "s", written, "").origins[:, 0])
     texts = [loaded.tokenizer(text.text).input_ids for text in as_texts(data)]
+    values = [np.exp(nll.mean()) if kind == "sequence" else nll[7] for nll, _ in slow]
     rows = result.points.query("perplexity == @kind and split == 'data' and layer == 'last'")
-    for row in rows.itertuples():
-        members = kept.index[kept[f"bin.{kind}"] == row.bin]
-        assert len(members) == SIZE
+    for (_, members), row in zip(expected_bins(values), rows.itertuples(), strict=True):
         vectors, spread = [], []
-        for number in members:
-            ids = np.array(texts[kept.loc[number, "text"]][:length])
+        for text in members:
+            ids = np.array(texts[text][:length])
             if control == "shuffled":
-                ids = ids[np.random.default_rng([0, number]).permutation(length)]
+                ids = ids[np.random.default_rng([0, numbers[text]]).permutation(length)]
             with torch.no_grad():
                 states = other(torch.tensor(ids[None]), output_hidden_states=True).hidden_states[-1][0]
             vectors.append(states[-1].double().numpy())
@@ -195,35 +188,15 @@ def test_controls_change_the_states_and_nothing_else(result, slow, model, data, 
             assert found[f"token_dispersion.{control}"] == pytest.approx(np.mean(spread), abs=1e-5)
 
 
-def test_what_is_kept_is_what_was_computed(result, slow, study):
-    kept = result.segments.query("split == 'data'").sort_values("text")
-    assert kept["text"].tolist() == list(range(COUNT))
-    assert np.allclose(kept["nll.sequence"], [nll.mean() for nll, _ in slow], atol=1e-5)
-    assert np.allclose(kept["nll.last@8"], [nll[7] for nll, _ in slow], atol=1e-5)
-    assert kept["bin.sequence"].notna().sum() == COUNT // SIZE * SIZE
-    for depth, layer in enumerate(["layer.0", "layer.1", "last"]):
-        vectors = load_file(study / "vectors" / f"data.{layer}.safetensors")["vectors"]
-        expected = [states[depth][-1] for _, states in slow]
-        assert np.allclose(vectors[kept["segment"]], expected, atol=1e-5)
-        spread = [mean_pair_distance(states[depth]) for _, states in slow]
-        assert np.allclose(kept[f"token_dispersion.{layer}"], spread, atol=1e-5)
-
-
-def test_the_spectrum_of_every_bin(model, data, slow, tmp_path):
-    options = {"segment": LENGTH, "bins": 9, "bin_size": SIZE, "contexts": ()}
-    found = law(model, data, metrics="all", folder=tmp_path / "study", **options)
+def test_the_spectrum_of_every_bin(result, slow):
     nll = [losses.mean() for losses, _ in slow]
-    assert len(found.points) == 9
-    for row in found.points.itertuples():
+    rows = result.points.query("perplexity == 'sequence' and split == 'data' and layer == 'last'")
+    for row in rows.itertuples():
         members = np.argsort(nll, kind="stable")[row.bin * SIZE : (row.bin + 1) * SIZE]
         expected = spectrum(np.array([slow[i][1][-1][-1] for i in members]))._asdict()
         for name, value in expected.items():
-            assert getattr(row, name) == pytest.approx(value, rel=1e-3, nan_ok=True), name
-    assert set(expected) <= set(found.correlations["measure"])
-    with pytest.raises(UsageError, match="other settings"):
-        law(model, data, folder=tmp_path / "study", **options)
-    with pytest.raises(UsageError, match="dispersion or all"):
-        law(model, data, metrics="rankme")
+            assert getattr(row, name) == pytest.approx(value, rel=1e-3), name
+    assert set(expected) <= set(result.correlations["measure"])
 
 
 def slow_algorithm_1(means, k):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import sys
 
 import numpy as np
 import pandas as pd
@@ -15,59 +15,71 @@ from lmeval_dispersion.laboratory.study import Study, read_study
 UNITS = 23
 
 
-def worked(folder, stop_at=None):
-    """A study whose units write a row and add to a sum; stops in the middle of unit ``stop_at``."""
+def worked(folder, stop_at=None, done=None):
+    """A study whose units keep two arrays; stops in the middle of unit ``stop_at``."""
     study = Study.open(folder, "law", {"seed": 1})
-    rows = study.rows("values", (UNITS,))
-    sums = {"total": np.zeros(3, dtype=np.int64)}
 
     def do(unit):
         if unit == stop_at:
-            rows[unit] = -1  # half done
             raise KeyboardInterrupt
-        rows[unit] = unit**2
-        sums["total"] += [1, unit, 7**unit % 1000]
+        if done is not None:
+            done.append(unit)
+        return {"square": np.array(unit**2), "rows": np.full(unit % 3, unit / 7)}
 
-    total = study.work("squares", UNITS, do, sums)["total"]
-    return study, np.array(rows), total
+    return study, study.units("squares", UNITS, do)
 
 
 def test_a_study_stopped_again_and_again_ends_like_one_that_was_not(tmp_path):
-    _, expected, total = worked(tmp_path / "whole")
+    _, expected = worked(tmp_path / "whole")
+    done = []
     for stop in (0, 5, 6, 22):
         with pytest.raises(KeyboardInterrupt):
-            worked(tmp_path / "stopped", stop)
-    _, rows, again = worked(tmp_path / "stopped")
-    assert np.array_equal(rows, expected)
-    assert np.array_equal(total, again)
-    assert total.tolist() == [UNITS, sum(range(UNITS)), sum(7**u % 1000 for u in range(UNITS))]
+            worked(tmp_path / "stopped", stop, done)
+    _, units = worked(tmp_path / "stopped", done=done)
+    assert done == list(range(UNITS))  # each once
+    assert units.stacked("square").tolist() == [unit**2 for unit in range(UNITS)]
+    assert np.array_equal(units.joined("rows"), expected.joined("rows"))
 
 
-def test_finished_units_are_not_done_again(tmp_path):
+def test_a_unit_that_a_kill_left_half_written_is_done_again(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         worked(tmp_path / "r", 10)
-    study = Study.open(tmp_path / "r", "law", {"seed": 1})
-    again = []
-    study.work("squares", UNITS, again.append)
-    assert again == list(range(10, UNITS))
+    (tmp_path / "r" / "work" / "squares" / "10.part").write_bytes(b"PK")
+    done = []
+    worked(tmp_path / "r", done=done)
+    assert done == list(range(10, UNITS))
 
 
-def test_a_stop_while_records_are_merged_counts_nothing_twice(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        worked(tmp_path / "r", 12)
-    old = tmp_path / "r" / "work" / "squares.0.npz"
-    shutil.copy(old, tmp_path / "kept.npz")
-    with pytest.raises(KeyboardInterrupt):
-        worked(tmp_path / "r", 12)
-    # As if the process died after the base was written and before the old record was removed.
-    shutil.copy(tmp_path / "kept.npz", tmp_path / "r" / "work" / "squares.7.npz")
-    _, _, total = worked(tmp_path / "r")
-    assert total[0] == UNITS
+def test_processes_share_what_is_not_done(tmp_path):
+    """Two processes that list the files at the same time, as the barrier has it."""
+    study, _ = worked(tmp_path / "r")
+    for unit in (0, 3, 4):
+        (tmp_path / "r" / "work" / "squares" / f"{unit}.npz").unlink()
+    shares = []
+    for index in (1, 0):
+        study.processes.index, study.processes.count = index, 2
+        shares.append([])
+        waited = []
+        study.processes.wait = lambda waited=waited, index=index: waited.append(index)
+        study.units("squares", UNITS, lambda unit: shares[-1].append(unit) or {"square": np.array(0)})
+        for unit in shares[-1]:
+            if index:
+                (tmp_path / "r" / "work" / "squares" / f"{unit}.npz").unlink()
+        assert waited == [index, index]
+    assert shares == [[3], [0, 4]]
+
+
+def test_a_bar_appears_only_where_work_takes_long(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("lmeval_dispersion.laboratory.study._QUIET_FOR", 60)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    study = Study.open(tmp_path / "r", "law", {}, quiet=False)
+    study.units("squares", 3, lambda unit: {"square": np.array(unit)})
+    assert capsys.readouterr().err == ""
 
 
 def test_a_folder_with_something_else_is_refused(tmp_path):
     worked(tmp_path / "r")
-    with pytest.raises(UsageError, match=r"other settings \(seed 1, now 2\); pass another --run"):
+    with pytest.raises(UsageError, match=r"other settings \(seed 1, now 2\); pass another --study"):
         Study.open(tmp_path / "r", "law", {"seed": 2})
     with pytest.raises(UsageError, match="a study of law, not of clusters"):
         Study.open(tmp_path / "r", "clusters", {"seed": 1})
@@ -77,12 +89,12 @@ def test_a_folder_with_something_else_is_refused(tmp_path):
         Study.open(tmp_path / "mine", "law", {})
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "manifest.json").write_text(json.dumps({"format": "dispersion-store/1"}))
-    with pytest.raises(UsageError, match="expected a study of format dispersion-lab/2"):
+    with pytest.raises(UsageError, match=r"the folder of a study, got .*store, which holds none"):
         Study.open(tmp_path / "store", "law", {})
 
 
 def test_results_replace_the_work(tmp_path):
-    study, _, _ = worked(tmp_path / "r")
+    study, _ = worked(tmp_path / "r")
     with pytest.raises(UsageError, match="not complete; give its command again"):
         read_study(tmp_path / "r")
     frame = pd.DataFrame({"a": [1.0, np.nan], "b": ["x", "y"]})

@@ -11,7 +11,7 @@ from slow_states import token_ids
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.laboratory import sublayers
-from lmeval_dispersion.laboratory.segments import write_segments
+from lmeval_dispersion.laboratory.segments import read_segments, write_segments
 from lmeval_dispersion.model.loading import load_model
 from lmeval_dispersion.model.texts import Texts
 
@@ -32,7 +32,8 @@ def test_sublayer_draws_are_those_of_the_same_segments(model, data):
         rows[tuple(ids)] = [seen[k].reshape(1, 30, -1)[0, -1].numpy().copy() for k in ("attn", "ffn")]
     # The pool's order is a draw of its own: read it as the study does.
 
-    pool = write_segments(data.parent, "again", Texts(data), loaded.tokenizer, length=30, count=500)
+    written = write_segments(data.parent, "again", Texts(data), loaded.tokenizer, length=30, count=500)
+    pool = read_segments(data.parent, "again", written, str(data))
     for name, which in (("layer.2.attn", 0), ("layer.2.ffn", 1)):
         vectors[name] = np.array([rows[tuple(ids)][which] for ids in pool.tokens.tolist()])
         for size in (5, 50):

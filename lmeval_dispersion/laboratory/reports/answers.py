@@ -1,7 +1,7 @@
 """What an analysis found, in up to three sentences: what is told apart from chance and from the controls.
 
 A claim about many layers, models or rows rests on bounds that hold for all of them together
-(:mod:`lmeval_dispersion.laboratory.measures.claims`); what they leave open is said to be open.
+(:mod:`lmeval_dispersion.laboratory.claims`); what they leave open is said to be open.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lmeval_dispersion.laboratory.measures.claims import (
+from lmeval_dispersion.laboratory.claims import (
     jackknife_bounds,
     log_ratios_left_out,
     places,
     student_bounds,
+    text_trends,
 )
-from lmeval_dispersion.laboratory.measures.depth_trend import text_trends
 from lmeval_dispersion.statistics import NORMAL_975, Array
 
 _NO_CONTROL = (

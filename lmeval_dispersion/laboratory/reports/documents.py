@@ -23,12 +23,9 @@ from lmeval_dispersion.laboratory.reports.answers import (
     sublayers_answer,
 )
 from lmeval_dispersion.report import Chart, Column, Document, Facts, Section, Table, Text
-from lmeval_dispersion.report.cells import short_names
 
 REPORT_FORMAT = "dispersion-lab-report/1"
 COMPARISON_FORMAT = "dispersion-lab-comparison/1"
-
-_KEPT = ("segments",)  # tables that stay in the study's folder
 
 _FLOAT = "%.9g"
 _SHOWN_NGRAMS = 20
@@ -173,8 +170,6 @@ _COLUMNS = {
         ),
         Column("first", "First"),
         Column("last_mean", "Mean of the last depths", ".4f"),
-        Column("reference_mean", "Mean as released", ".4f", hint="each token with itself included"),
-        Column("reference_spearman", "Spearman as released", "+.3f"),
         Column("clusters", "Clusters", "d"),
         Column("within", "Within", ".4f", hint="mean distance of members to their centroid"),
         Column("between", "Between", ".4f", hint="mean pair distance of centroids"),
@@ -198,8 +193,8 @@ _OF_WHAT = Column(
 def result_document(result: Any) -> Document:
     """The report of what one of the four analyses found."""
     kind, manifest = result.kind, result.manifest
-    models = manifest.get("models") or [manifest["model"]]
-    names = ", ".join(str(model.get("model") or short_names([model["name"]])[0]) for model in models)
+    models = manifest["models"]
+    names = ", ".join(str(model["model"]) for model in models)
     answer, drawn, tables = _PARTS[kind](result)
     settings = {key: _plain(value) for key, value in manifest["settings"].items() if key != "models"}
     named = {key: ", ".join(value) for key, value in manifest["names"].items()}
@@ -225,7 +220,7 @@ def result_document(result: Any) -> Document:
                 "tables": {
                     name: _records(value)
                     for name, value in vars(result).items()
-                    if isinstance(value, pd.DataFrame) and name not in _KEPT
+                    if isinstance(value, pd.DataFrame)
                 },
             }
         ),
@@ -295,7 +290,13 @@ def _law(result: Any) -> _Parts:
         text = "Where the law holds, a row goes from high on the left to low on the right."
         drawn.append(Chart(draw, caption, answer[0], text))
     else:
-        drawn.append(Chart(result.plot, "Mean perplexity and dispersion of every chosen bin", answer[0]))
+        drawn.append(
+            Chart(
+                partial(_drawn, "law_scatter", result.points),
+                "Mean perplexity and dispersion of every chosen bin",
+                answer[0],
+            )
+        )
     tables = [
         _table(
             result.correlations, "Correlation of the bins' perplexity with each measure", perplexity=_OF_WHAT
@@ -318,7 +319,11 @@ def _sublayers(result: Any) -> _Parts:
             _table(result.knn, "kNN-LM from each key, on segments that neither built nor tuned it"),
             _table(result.knn_differences, "Difference of the keys, nats a token, first minus second"),
         ]
-    return answer, [Chart(result.plot, "Dispersion of every draw", answer[0])], tables
+    return (
+        answer,
+        [Chart(partial(_drawn, "sublayer_draws", result.draws), "Dispersion of every draw", answer[0])],
+        tables,
+    )
 
 
 def _condensation(result: Any) -> _Parts:
@@ -329,7 +334,11 @@ def _condensation(result: Any) -> _Parts:
             "Mean cosine similarity by depth",
             f"One line a model. {answer[0]}",
         ),
-        Chart(result.plot, "How the similarities are distributed at every depth", f"Heat map. {answer[0]}"),
+        Chart(
+            partial(_drawn, "condensation_heat", result.histogram),
+            "How the similarities are distributed at every depth",
+            f"Heat map. {answer[0]}",
+        ),
     ]
     tables = [
         _table(result.summary, "Trend with depth"),
@@ -346,7 +355,17 @@ def _clusters(result: Any) -> _Parts:
         _table(result.summary, "Distances"),
         _table(ngrams.head(_SHOWN_NGRAMS), "The n-grams", more),
     ]
-    return answer, [Chart(result.plot, "Distances within and between clusters", answer[0])], tables
+    return (
+        answer,
+        [
+            Chart(
+                partial(_drawn, "cluster_lines", result.summary),
+                "Distances within and between clusters",
+                answer[0],
+            )
+        ],
+        tables,
+    )
 
 
 _PARTS = {"law": _law, "sublayers": _sublayers, "condensation": _condensation, "clusters": _clusters}

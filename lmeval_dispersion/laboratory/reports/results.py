@@ -1,4 +1,4 @@
-"""What every result of the laboratory can do besides its own tables: be seen as a report."""
+"""Two studies side by side, as Python has them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,6 @@ from pathlib import Path
 import pandas as pd
 
 from lmeval_dispersion.report import Document, Reportable, nullable
-
-
-class StudyResult(Reportable):
-    """A finished study as a report; its tables are attributes of the four results."""
-
-    def document(self) -> Document:
-        """The report that the command prints."""
-        from lmeval_dispersion.laboratory.reports.documents import result_document
-
-        return result_document(self)
 
 
 class StudiesCompared(Reportable):

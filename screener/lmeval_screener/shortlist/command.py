@@ -26,9 +26,6 @@ def add_shortlist_options(parser: argparse.ArgumentParser) -> None:
         "line, or a report of them with --format or the suffix of --output (default: all)",
     )
     group.add_argument(
-        "--diverse", action="store_true", help="K and N in all, K shared out over the groups in turn"
-    )
-    group.add_argument(
         "--audit-sample",
         type=int,
         default=0,
@@ -61,7 +58,6 @@ def check_shortlist_options(args: argparse.Namespace) -> None:
     """
     if args.shortlist is None:
         given = {
-            "--diverse": args.diverse,
             "--audit-sample": args.audit_sample,
             "--seed": args.seed,
             "--emit": args.emit is not None,
@@ -88,12 +84,7 @@ def shortlist_of(args: argparse.Namespace, result: Result) -> Shortlist | None:
     from lmeval_screener.shortlist.choice import shortlist
 
     return shortlist(
-        result.groups,
-        result.metric,
-        args.shortlist,
-        diverse=args.diverse,
-        audit_sample=args.audit_sample,
-        seed=args.seed,
+        result.groups, result.metric, args.shortlist, audit_sample=args.audit_sample, seed=args.seed
     )
 
 
@@ -122,8 +113,8 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
         "results",
         nargs="+",
         metavar="RESULTS",
-        help="lm-eval's results_*.json, records of Every Eval Ever, .eval_results/*.yaml, or folders of them "
-        "(PATH:TASK where they hold several tasks); a CSV file with the columns repo,accuracy; or hub:TASK",
+        help="lm-eval's results_*.json, or folders of them (PATH:TASK where they hold several tasks); a CSV "
+        "file with the columns repo,accuracy; or hub:TASK",
     )
     parser.add_argument(
         "--hours-per-model",

@@ -37,16 +37,18 @@ class GroupResults:
     """Scores and results of the candidates of one group.
 
     Attributes:
-        gaps: What ranked them, shape (n,).
+        gaps: The figure that ranks them, shape (n,).
         accuracies: Shape (n,), NaN where there is no result.
         listed: Which were on the short list, shape (n,).
         audited: Which were drawn at random from the others, shape (n,).
+        second: Another figure, shape (n,): only pairs that both order alike are ordered. None for one figure.
     """
 
     gaps: Array
     accuracies: Array
     listed: Flags
     audited: Flags
+    second: Array | None = None
 
     @property
     def known(self) -> Flags:
@@ -89,7 +91,8 @@ class GroupResults:
     def pair_sums(self) -> tuple[Array, Array]:
         """For each used result, over its pairs: weights of those in the right order, and all weights.
 
-        A weight is one over the probability that both are there; a tie counts half. Shapes (used,), (used,).
+        A weight is one over the probability that both are there, 0 where two figures do not agree; a tie
+        counts half. Shapes (used,), (used,).
         """
         gaps, accuracies = self.gaps[self.used], self.accuracies[self.used]
         drawn = self.audited[self.used]
@@ -105,7 +108,12 @@ class GroupResults:
             rows = slice(start, start + _BLOCK)
             weights = table[drawn[rows, None].astype(int), drawn[None].astype(int)]
             weights[np.arange(len(weights)), np.arange(start, start + len(weights))] = 0
-            agree = np.sign(gaps[rows, None] - gaps) * np.sign(accuracies[rows, None] - accuracies)
+            order = np.sign(gaps[rows, None] - gaps)
+            if self.second is not None:
+                second = self.second[self.used]
+                alike = np.sign(second[rows, None] - second) == order
+                weights *= alike & (order != 0)
+            agree = order * np.sign(accuracies[rows, None] - accuracies)
             right[rows] = (weights * (1 + agree)).sum(axis=1) / 2
             total[rows] = weights.sum(axis=1)
         return right, total
@@ -118,13 +126,16 @@ def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
     without bias; elsewhere over the pairs of what is known. The interval is of checkpoints like these:
     Hoeffding's variance of a mean over pairs, each checkpoint counted once, on the logit's scale with
     Student's t. Where hardly a pair is wrong, errors say nothing, and an end is that of as many independent
-    pairs, all right, as the checkpoints make. NaN without a pair.
+    pairs, all right, as the checkpoints make. NaN without a pair. With a second figure: of the pairs that
+    both order alike.
     """
     parts = [group.pair_sums() for group in groups if group.design != "none"]
     if not parts:
         return Interval(_NAN, _NAN, _NAN)
     agreeing, own = (np.concatenate(side) for side in zip(*parts, strict=True))
     total = float(own.sum()) / 2
+    if total == 0:
+        return Interval(_NAN, _NAN, _NAN)
     share = float(agreeing.sum()) / 2 / total
     projections = (agreeing - share * own) / total
     variance = float(np.square(projections).sum())

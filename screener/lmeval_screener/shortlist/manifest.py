@@ -1,7 +1,7 @@
-"""The manifest of a short list: the whole screening as it was before any model ran, with what was chosen.
+"""The manifest of a short list: the whole screening as it was before any model ran, with the choice.
 
-A verdict needs all candidates, those that were not chosen too, and the probability with which each was. It
-is written before the results exist, so that nobody can choose afterwards.
+A verdict needs all candidates, those that were not chosen too, and the probability with which each was. The
+manifest is written before the results exist, so that nobody can choose afterwards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from lmeval_screener.screened import Screened
 from lmeval_screener.shortlist.choice import Shortlist
 from lmeval_screener.targets.target import Target, label
 
-SCHEMA = "screen-checkpoints-shortlist/1"
+SCHEMA = "screen-checkpoints-shortlist/2"
+_READ = (SCHEMA, "screen-checkpoints-shortlist/1")
 FILE = "manifest.json"
 
 
@@ -36,7 +37,8 @@ class Candidate:
         rank: In the group, by G.
         chosen: ``rank``, ``tied`` or ``audit``; None where it was not to be evaluated.
         probability: With which it was to be evaluated, in [0, 1].
-        scores: G under ``G``, and what else was measured of it, by name.
+        G: Of the metric that ranked.
+        ratio: The other figure; None where it is not known.
     """
 
     repo: str
@@ -47,7 +49,8 @@ class Candidate:
     rank: int
     chosen: str | None
     probability: float
-    scores: Mapping[str, float]
+    G: float
+    ratio: float | None = None
 
     @property
     def label(self) -> str:
@@ -67,9 +70,8 @@ class Manifest:
     Attributes:
         domain: Name of T.
         metric: Which G ranked.
-        k: How many were asked for.
-        audit_sample: How many others were asked for at random.
-        diverse: Whether both were of all groups together.
+        k: How many were asked for of each group.
+        audit_sample: How many others of each group were asked for at random.
         candidates: All that were screened, group by group, best first.
         place: Where it was read.
     """
@@ -78,7 +80,6 @@ class Manifest:
     metric: str
     k: int
     audit_sample: int
-    diverse: bool
     candidates: tuple[Candidate, ...]
     place: str
 
@@ -112,7 +113,8 @@ def manifest_dict(
                 "rank": c.rank,
                 "chosen": chosen.why(c),
                 "inclusion_probability": chosen.probability(c),
-                "scores": scores(c, head["metric"]),
+                "G": c.gaps[head["metric"]].mean,
+                "ratio": None if c.ratio is None else c.ratio.mean,
             }
             for one in chosen.groups
             for c in one.group.checkpoints
@@ -128,21 +130,6 @@ def _place(checkpoint: Screened) -> str:
     """The repository, or the whole path of a folder: results are read somewhere else."""
     is_folder = checkpoint.revision is None and "://" not in checkpoint.repo
     return str(Path(checkpoint.repo).resolve()) if is_folder else checkpoint.repo
-
-
-def scores(checkpoint: Screened, metric: str) -> dict[str, float]:
-    """G and everything else of a checkpoint that could have ranked it, by name; only what is known."""
-    found: dict[str, float] = {}
-    for name, gap in checkpoint.gaps.items():
-        own = "G" if name == metric else f"{name} G"
-        found |= {own: gap.mean}
-        if name == metric:
-            found |= {"within(T)": gap.within_domain.mean, "within(R)": gap.within_reference.mean}
-    if (told := checkpoint.step_or_date) is not None:
-        found[told[0]] = told[1]
-    if checkpoint.ratio is not None:
-        found["ratio"] = checkpoint.ratio.mean
-    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -162,7 +149,7 @@ def read_manifest(path: Path) -> Manifest:
     except ValueError as error:
         raise UsageError(f"{file}: expected the manifest of a short list as JSON, got: {error}") from error
     schema = content.get("schema") if isinstance(content, dict) else None
-    if schema != SCHEMA:
+    if schema not in _READ:
         raise UsageError(
             f"{file}: expected a manifest with the schema {SCHEMA}, got {schema or 'other JSON'}; "
             "`screen-checkpoints … --shortlist K --emit FOLDER` writes one"
@@ -187,7 +174,6 @@ def manifest_of(content: Mapping[str, Any], place: str) -> Manifest:
             str(content["metric"]),
             int(content["k"]),
             int(content["audit_sample"]),
-            bool(content["diverse"]),
             candidates,
             place,
         )
@@ -205,8 +191,9 @@ def _candidate(entry: Mapping[str, Any]) -> Candidate:
     chosen, probability = entry["chosen"], float(entry["inclusion_probability"])
     if chosen not in ("rank", "tied", "audit", None) or not 0 <= probability <= 1:
         raise ValueError(f"in chosen {chosen!r} or inclusion_probability {probability}")
-    values = {str(name): float(value) for name, value in entry["scores"].items()}
-    if not math.isfinite(values["G"]):
+    figures = entry.get("scores", entry)  # version 1 had more figures beside G
+    gap, ratio = float(figures["G"]), figures.get("ratio")
+    if not math.isfinite(gap):
         raise ValueError("in a G that is not finite")
     return Candidate(
         str(entry["repo"]),
@@ -217,5 +204,6 @@ def _candidate(entry: Mapping[str, Any]) -> Candidate:
         int(entry["rank"]),
         chosen,
         probability,
-        values,
+        gap,
+        None if ratio is None else float(ratio),
     )
