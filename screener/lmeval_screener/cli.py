@@ -254,7 +254,7 @@ def run(args: argparse.Namespace) -> int:
         )
         result = screen_targets(targets, settings, on_done)
         if session is not None:
-            session.finished(result)
+            session.finish(result)
     if not result.checkpoints and output.format not in ("json", "csv"):
         # Programs get the failures as data; for readers there is nothing to report.
         print(f"screen-checkpoints: {not_screened(result.failed)}", file=sys.stderr)

@@ -126,7 +126,7 @@ def screen(
             address, or a tokenizer's file.
         selection: What is selected on the Hub beside what is named.
         allowance: What the run may cost.
-        registry: The file that keeps what is measured; only what is new or changed is read.
+        registry: The SQLite file that keeps what is measured; only what is new or changed is read.
         refresh: Whether to read again what the registry has.
 
     Returns:
@@ -134,7 +134,6 @@ def screen(
 
     Raises:
         UsageError: A name, a file or a combination that cannot be used as given.
-        MissingExtraError: The registry needs a library that is not installed.
     """
     from lmeval_screener.registry.options import kept_in
 
@@ -165,7 +164,7 @@ def screen(
             targets, settings, lambda outcome, done, count: told(done, count, label_of(outcome))
         )
         if session is not None:
-            session.finished(result)
+            session.finish(result)
     return result
 
 
@@ -196,7 +195,7 @@ def screen_targets(targets: Sequence[Target], settings: Screening, on_done: OnDo
         start = time.perf_counter()
         domain, reference, session = settings.domain, settings.reference, settings.session
         async with Hub(allowance=settings.allowance) as hub:
-            known = session.known if session is not None else None
+            known = session.find if session is not None else None
             reader = settings.reader_type(hub, domain, reference, ResolutionCache(hub.cache), known)
             with contextlib.closing(reader):
                 run = _Run(reader, settings, on_done)
@@ -265,9 +264,6 @@ class _Run:
         if self._on_done is not None:
             for nothing in self.failed:  # a glob that matched nothing counts as ended
                 self._on_done(nothing, 0, len(expanded))
-        if self._session is not None:
-            # Not before: what a glob or a training run's folder stands for is known by its own place.
-            self._session.prepare(expanded)
         families: dict[str | None, list[Reading]] = {}
         for reading in await self._read_all(expanded):
             families.setdefault(reading.target.family, []).append(reading)
