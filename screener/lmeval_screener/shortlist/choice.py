@@ -52,10 +52,10 @@ class GroupChoice:
 
     @cached_property
     def _reasons(self) -> dict[Screened, Why]:
-        found: dict[Screened, Why] = dict.fromkeys(self.best, "rank")
-        found.update(dict.fromkeys(self.tied, "tied"))
-        found.update(dict.fromkeys(self.audit, "audit"))
-        return found
+        reasons: dict[Screened, Why] = dict.fromkeys(self.best, "rank")
+        reasons.update(dict.fromkeys(self.tied, "tied"))
+        reasons.update(dict.fromkeys(self.audit, "audit"))
+        return reasons
 
     @property
     def cap(self) -> int:
@@ -114,11 +114,11 @@ class Shortlist:
     @property
     def chosen(self) -> tuple[Screened, ...]:
         """All that is to be evaluated, group by group."""
-        return tuple(c for one in self.groups for c in one.chosen)
+        return tuple(c for choice in self.groups for c in choice.chosen)
 
     @cached_property
     def _places(self) -> dict[Screened, GroupChoice]:
-        return {c: one for one in self.groups for c in one.group.checkpoints}
+        return {c: choice for choice in self.groups for c in choice.group.checkpoints}
 
     def why(self, checkpoint: Screened) -> Why | None:
         """Why a checkpoint is to be evaluated; None where it is not."""
@@ -129,16 +129,20 @@ class Shortlist:
         return self._places[checkpoint].probability(checkpoint)
 
     def to_dict(self) -> dict[str, Any]:
-        """What was asked for and what each group gave, as JSON and manifest have it."""
+        """The settings and each group's list in numbers, as JSON and manifest have them."""
         return {
             "k": self.k,
             "audit_sample": self.audit,
             "seed": self.seed,
             "groups": [
-                {"family": one.group.family, "scale": one.group.scale, "k": one.k, "cap": one.cap}
-                | {"candidates": len(one.group.checkpoints), "listed": len(one.listed), "tied": one.open}
-                | {"audited": len(one.audit), "sentence": one.sentence()}
-                for one in self.groups
+                {"family": choice.group.family, "scale": choice.group.scale, "k": choice.k, "cap": choice.cap}
+                | {
+                    "candidates": len(choice.group.checkpoints),
+                    "listed": len(choice.listed),
+                    "tied": choice.open,
+                }
+                | {"audited": len(choice.audit), "sentence": choice.sentence()}
+                for choice in self.groups
             ],
         }
 
@@ -146,16 +150,18 @@ class Shortlist:
         """The list in one sentence."""
         if len(self.groups) == 1:
             return f"Short list: {self.groups[0].sentence()}."
-        total = sum(len(one.group.checkpoints) for one in self.groups)
-        listed = sum(len(one.listed) for one in self.groups)
-        drawn = sum(len(one.audit) for one in self.groups)
+        total = sum(len(choice.group.checkpoints) for choice in self.groups)
+        listed = sum(len(choice.listed) for choice in self.groups)
+        drawn = sum(len(choice.audit) for choice in self.groups)
         more = f", and {drawn} of the others at random" if drawn else ""
         return f"Short list: {listed} of {total} in {len(self.groups)} groups{more}."
 
     def of(self, group: Group) -> GroupChoice:
         """The choice of a group of the result."""
         return next(
-            one for one in self.groups if (one.group.family, one.group.scale) == (group.family, group.scale)
+            choice
+            for choice in self.groups
+            if (choice.group.family, choice.group.scale) == (group.family, group.scale)
         )
 
 

@@ -91,10 +91,10 @@ def print_names(chosen: Shortlist, output: Output) -> None:
     from lmeval_screener.reports.answer import title
 
     lines: list[str] = []
-    for one in chosen.groups:
-        names = [c.name for c in one.chosen]
-        audit = f" ({', '.join(c.label for c in one.audit)})" if one.audit else ""
-        print(f"{title(one.group)}: {one.sentence()}{audit}", file=sys.stderr, flush=True)
+    for choice in chosen.groups:
+        names = [c.name for c in choice.chosen]
+        audit = f" ({', '.join(c.label for c in choice.audit)})" if choice.audit else ""
+        print(f"{title(choice.group)}: {choice.sentence()}{audit}", file=sys.stderr, flush=True)
         if output.path is None:
             output.write_text("".join(f"{line}\n" for line in names))
         lines += names

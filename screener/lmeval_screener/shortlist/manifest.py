@@ -1,7 +1,7 @@
 """The manifest of a short list: the whole screening as it was before any model ran, with the choice.
 
 A verdict needs all candidates, those that were not chosen too, and the probability with which each was. The
-manifest is written before the results exist, so that nobody can choose afterwards.
+manifest is written before the results exist, so that no choice can follow them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Candidate:
 
     @property
     def target(self) -> Target:
-        """What results are matched to."""
+        """The target that results are matched to."""
         return Target(self.repo, self.requested_revision, local=self.revision is None, file=self.file)
 
 
@@ -118,8 +118,8 @@ def manifest_dict(
                 "G": c.gaps[result.metric].mean,
                 "ratio": None if ratio is None else ratio.mean,
             }
-            for one in chosen.groups
-            for c in one.group.checkpoints
+            for choice in chosen.groups
+            for c in choice.group.checkpoints
             for ratio in (getattr(c, "ratio", None),)
         ],
         "failed": [
@@ -159,7 +159,7 @@ def read_manifest(path: Path) -> Manifest:
         )
     try:
         candidates = tuple(_candidate(entry) for entry in content["candidates"])
-        found = Manifest(
+        manifest = Manifest(
             str(content["domain"]),
             str(content["metric"]),
             int(content["k"]),
@@ -174,7 +174,7 @@ def read_manifest(path: Path) -> Manifest:
         ) from error
     if not candidates:
         raise UsageError(f"{file}: expected at least one candidate, got none; screen checkpoints first")
-    return found
+    return manifest
 
 
 def _candidate(entry: Mapping[str, Any]) -> Candidate:
