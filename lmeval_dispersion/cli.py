@@ -34,8 +34,8 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
         ),
         "registry": (
             "lmeval_screener.registry.command",
-            "registry",
-            "ask a database of screenings, and keep it in order",
+            "",
+            "ask what screenings found, and what has moved",
         ),
     },
     "evaluate with dispersion": {

@@ -16,9 +16,19 @@ import pandas as pd
 import vl_convert
 
 from benchmarks.validity import analysis, results
-from benchmarks.validity.markdown import claims_table, markdown
+from benchmarks.validity.markdown import claims_table, markdown, verdict_table
 from benchmarks.validity.study import Study, read_study
-from benchmarks.validity.verdicts import FAILS, HOLDS, PART, UNTESTED, by_name, rivals_of, shown, verdicts
+from benchmarks.validity.verdicts import (
+    FAILS,
+    HOLDS,
+    PART,
+    UNTESTED,
+    Verdict,
+    by_name,
+    rivals_of,
+    shown,
+    verdicts,
+)
 
 HERE = Path(__file__).parent
 HOME = "https://github.com/lmeval-dispersion/lmeval-dispersion/blob/main"
@@ -204,7 +214,11 @@ def provenance(study: Study, rows: Sequence[dict[str, Any]], trials: Sequence[di
 
 
 def population_page(
-    study: Study, tables: Tables, rows: list[dict[str, Any]], trials: list[dict[str, Any]]
+    study: Study,
+    tables: Tables,
+    rows: list[dict[str, Any]],
+    trials: list[dict[str, Any]],
+    lines: Sequence[Verdict] = (),
 ) -> str:
     """The page with every table."""
     ordering = {
@@ -232,6 +246,8 @@ def population_page(
         "tell its two checkpoints apart. Widths, steps and operands were set by accuracy and time on two "
         "recipes, never by G.",
     ]
+    if lines:
+        parts += ["## Every claim and its control", claims_table(lines)]
     for domain in analysis.DOMAINS:
         if tables["ordering"]:
             parts += [
@@ -414,7 +430,8 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
         if not rows:
             continue
         tables = tables_of(study, rows, trials)
-        text = population_page(study, tables, rows, trials)
+        lines = verdicts(tables)
+        text = population_page(study, tables, rows, trials, lines)
         target = page / ("population.md" if name == "full" else "population-small.md")
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, "utf-8")
@@ -423,7 +440,6 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
             for chart, made in plots(study, tables).items():
                 svg = vl_convert.vegalite_to_svg(made)
                 (page / "plots" / f"{chart}.svg").write_text(svg + "\n", "utf-8")
-        lines = verdicts(tables)
         counted = {v: sum(line.verdict == v for line in lines) for v in (HOLDS, PART, FAILS, UNTESTED)}
         count = (
             f"Of {len(lines)} claims {counted[HOLDS]} hold, {counted[PART]} hold in part, "
@@ -435,7 +451,7 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
                 inside_sentence(tables),
                 still_worth(tables),
                 f"{count} {provenance(study, rows, trials)} All tables: [{target.name}]({target.name}).",
-                claims_table(lines),
+                verdict_table(lines),
             ]
         )
     if not front:

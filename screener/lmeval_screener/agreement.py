@@ -1,6 +1,6 @@
 """Do gaps rank checkpoints as accuracies do? Rank correlations with permutation p-values.
 
-Only accuracies that somebody supplied enter. Checkpoints are ranked inside groups (family and scale), so the
+Checkpoints are ranked inside groups (family and scale), so the
 answer has one line per group, one over all groups that compares only inside them, and one across them all,
 which the published evidence does not support.
 """
@@ -92,9 +92,9 @@ def _line(
 ) -> Agreement:
     """One line of the result; orders are permuted inside each stratum."""
     n = sum(len(xs) for xs, _ in strata)
-    found = rank_agreement(strata, kendall=kendall)
-    if found is not None:
-        return Agreement(scope, group, n, **found._asdict())
+    figures = rank_agreement(strata, kendall=kendall)
+    if figures is not None:
+        return Agreement(scope, group, n, **figures._asdict())
     if all(len(xs) < 2 for xs, _ in strata):
         reason = "fewer than two checkpoints to compare"
     else:

@@ -260,7 +260,7 @@ def run(args: argparse.Namespace) -> int:
             tokenizer=args.tokenizer,
         )
         if session is not None:
-            session.finished(result)
+            session.finish(result)
     if session is not None and session.reused:
         output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.registry}")
     from lmeval_screener.reports.document import report

@@ -99,7 +99,7 @@ def screen(
             address, or a tokenizer's file.
         selection: What is selected on the Hub beside what is named.
         allowance: What the run may cost.
-        registry: The DuckDB file that keeps what is measured; only what is new or changed is read.
+        registry: The SQLite file that keeps what is measured; only what is new or changed is read.
         refresh: Whether to read again what the registry has.
 
     Returns:
@@ -107,7 +107,6 @@ def screen(
 
     Raises:
         UsageError: A name, a file or a combination that cannot be used as given.
-        MissingExtraError: The registry needs a library that is not installed.
     """
     from lmeval_screener.registry.options import kept_in
 
@@ -140,7 +139,7 @@ def screen(
             selected=selected,
         )
         if session is not None:
-            session.finished(result)
+            session.finish(result)
     return result
 
 
@@ -198,7 +197,7 @@ def screen_targets(
     async def screened() -> Result:
         start = time.perf_counter()
         async with Hub(allowance=allowance) as hub:
-            known = session.known if session is not None else None
+            known = session.find if session is not None else None
             reader = reader_type(hub, domain, reference, ResolutionCache(hub.cache), known)
             with contextlib.closing(reader):
                 run = _Run(
@@ -318,9 +317,6 @@ class _Run:
         if self._ended is not None:
             for nothing in self.failed:  # what stands for no checkpoint ended too
                 self._ended(nothing, 0, len(expanded))
-        if self._session is not None:
-            # Not before: what a glob or a training run's folder stands for is known by its own place.
-            self._session.prepare(expanded, controls=self._readings is not None)
         for one in await self.measured(expanded):
             families.setdefault(one.target.family, []).append(one)
         found = []
@@ -365,34 +361,22 @@ class _Run:
     async def _controlled(
         self, found: list[tuple[Measured, Measured]], readings: dict[Target, Reading]
     ) -> list[tuple[Measured, Measured]]:
-        """The checkpoints with their gauge controls, stored ones where they are of the same rows."""
+        """The checkpoints with their gauge controls."""
         rows = control_rows(found)
         controlled = list(found)
-        unknown: list[int] = []
-        for place, (one, common) in enumerate(found):
-            key = rows[place].key(one.resolution)
-            stored = None if self._session is None else self._session.controls(one.target, key)
-            if stored is None:
-                unknown.append(place)
-            else:
-                readings.pop(one.target, None)
-                controlled[place] = replace(one, controls=stored), common
-        work = [(found[place][0], rows[place]) for place in unknown]
+        work = [(one, rows[place]) for place, (one, _) in enumerate(found)]
         done = 0
 
         def came(at: int, outcome: Controlled) -> None:
             nonlocal done
-            one, common = found[unknown[at]]
-            if self._session is not None:
-                key = rows[unknown[at]].key(one.resolution)
-                self._session.keep_controls(one.target, outcome.state, key, outcome.found)
-            controlled[unknown[at]] = outcome.beside(one), common
+            one, common = found[at]
+            controlled[at] = outcome.beside(one), common
             done += 1
             if self._progress is not None:
-                self._progress(done, len(unknown), f"controls of {one.target.label}")
+                self._progress(done, len(work), f"controls of {one.target.label}")
 
-        if self._progress is not None and unknown:
-            self._progress(0, len(unknown), "controls")
+        if self._progress is not None and work:
+            self._progress(0, len(work), "controls")
         await self.controls_of(work, readings, came)
         return controlled
 

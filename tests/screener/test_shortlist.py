@@ -109,22 +109,6 @@ def test_an_audit_of_more_than_there_are_takes_all_and_without_one_the_others_ha
     assert [one.probability(c) for c in one.group.checkpoints] == [1, 1, 0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("k", "counts"), [(1, [0, 1, 0]), (3, [1, 1, 1]), (6, [2, 3, 1]), (5, [2, 2, 1]), (99, [2, 9, 1])]
-)
-def test_a_diverse_list_goes_round_the_groups_the_largest_first(k, counts):
-    chosen = shortlist(result_of(*group(2, "1B"), *group(9, "7B"), *group(1, "3B")), k, diverse=True)
-    assert [len(one.best) for one in chosen.groups] == counts
-    assert chosen.sentence() == f"Short list: {sum(counts)} of 12 in 3 groups."
-
-
-def test_a_diverse_audit_is_drawn_from_all_that_no_group_lists():
-    chosen = shortlist(result_of(*group(6, "1B"), *group(6, "7B")), 2, diverse=True, audit_sample=4, seed=1)
-    assert sum(len(one.audit) for one in chosen.groups) == 4
-    assert {one.probability(c) for one in chosen.groups for c in one.group.checkpoints[1:]} == {4 / 10}
-    assert chosen.sentence() == "Short list: 2 of 12 in 2 groups, and 4 of the others at random."
-
-
 @pytest.mark.parametrize(("k", "audit", "message"), [(0, 0, "--shortlist"), (1, -1, "--audit-sample")])
 def test_numbers_out_of_range(k, audit, message):
     with pytest.raises(UsageError, match=message):
@@ -160,7 +144,7 @@ def test_configurations_are_pinned_and_the_manifest_holds_everyone(tmp_path):
     manifest = read_manifest(tmp_path / "list")
     assert [c.chosen for c in manifest.candidates] == ["rank", "rank", "rank", None]
     assert [c.probability for c in manifest.candidates] == [1, 1, 1, 0]
-    assert [c.scores["G"] for c in manifest.candidates] == [9, 8, 7, 6]
+    assert [c.G for c in manifest.candidates] == [9, 8, 7, 6]
     assert json.loads(place.read_text())["failed"][0]["repo"] == "org/none"
 
 
@@ -221,10 +205,10 @@ def test_what_cannot_be_emitted_is_said_before_the_screening(tmp_path):
         ("{", "as JSON"),
         ('{"schema": "screen-checkpoints/1"}', "got screen-checkpoints/1"),
         ("[]", "got other JSON"),
-        ('{"schema": "screen-checkpoints-shortlist/1", "candidates": []}', "KeyError 'domain'"),
+        ('{"schema": "screen-checkpoints-shortlist/2", "candidates": []}', "KeyError 'domain'"),
         (
-            '{"schema": "screen-checkpoints-shortlist/1", "candidates": [], "domain": "math", '
-            '"metric": "cosine", "k": 1, "audit_sample": 0, "diverse": false}',
+            '{"schema": "screen-checkpoints-shortlist/2", "candidates": [], "domain": "math", '
+            '"metric": "cosine", "k": 1, "audit_sample": 0}',
             "at least one candidate",
         ),
     ],
