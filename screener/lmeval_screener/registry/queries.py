@@ -12,11 +12,11 @@ from typing import Annotated
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Col
+from lmeval_screener.ranking import groups
 from lmeval_screener.ranking.gap import difference
-from lmeval_screener.ranking.groups import rank_measured
-from lmeval_screener.ranking.measured import Measured
+from lmeval_screener.reading import Reading
 from lmeval_screener.registry.database import Seen, folder_is_gone, stored
-from lmeval_screener.result import Screened
+from lmeval_screener.screened import Screened
 from lmeval_screener.targets.target import labelled
 
 #: Errors that say that a repository, a revision or a folder is no longer there.
@@ -73,7 +73,7 @@ def ranked(seen: Sequence[Seen], metric: Metric) -> list[Screened]:
     Two tokenizers are one where every token compared is the same piece at the same row.
     """
     rows: dict[int, tuple[object, ...]] = {}
-    first: dict[tuple[object, ...], Measured] = {}
+    first: dict[tuple[object, ...], Reading] = {}
     of_family: dict[str, tuple[object, ...]] = {}
     pairs = []
     for measured in (one.measured for one in seen if one.measured is not None):
@@ -85,7 +85,7 @@ def ranked(seen: Sequence[Seen], metric: Metric) -> list[Screened]:
             # Other rows than its family's: a group of its tokenizer.
             measured = replace(measured, target=replace(measured.target, family=None))
         pairs.append((measured, first.setdefault(tokens, measured)))
-    return rank_measured(pairs, metric)
+    return groups.ranked(pairs, metric)
 
 
 @dataclass(frozen=True)
@@ -203,6 +203,7 @@ class Move:
         checkpoint: Its label.
         group: Family and scale; None where it is not ranked.
         rank: Its rank there now.
+        G: Its gap now.
         gain: G minus that of the former best of its group (new ones, leaders), or of its former commit.
         se: Its paired error.
         apart: Whether that difference is more than chance of the tokens; None where there is none.
@@ -213,6 +214,7 @@ class Move:
     checkpoint: Annotated[str, Col("Checkpoint")]
     group: Annotated[str | None, Col("Group", drop=2)]
     rank: Annotated[int | None, Col("Rank", "d", short="#")]
+    G: Annotated[float | None, Col("G", ".3f", drop=1)]
     gain: Annotated[float | None, Col("Δ G", ".4f", error="se")]
     se: float | None
     apart: Annotated[bool | None, Col("Clear", drop=1)]
@@ -230,7 +232,7 @@ def moved(connection: sqlite3.Connection, tokens: str, since: str, metric: Metri
         if ranked_now.label in known:
             best_known.setdefault((ranked_now.family, ranked_now.scale), ranked_now)
     moves: list[Move] = []
-    changes: list[tuple[Screened, Measured, Measured]] = []
+    changes: list[tuple[Screened, Reading, Reading]] = []
     for place, one in now.items():
         old, label, c = then.get(place), one.target.label, ranks.get(one.target.label)
         if old is not None and old.measured is not None and is_gone(one):
@@ -250,30 +252,30 @@ def moved(connection: sqlite3.Connection, tokens: str, since: str, metric: Metri
 
 
 def _unranked(what: str, label: str, text: str) -> Move:
-    return Move(what, label, None, None, None, None, None, text)
+    return Move(what, label, None, None, None, None, None, None, text)
 
 
 def _against(c: Screened, former: Screened | None, what: str, metric: Metric) -> Move:
     """A checkpoint beside the best one of its group that was there before."""
     group = f"{c.family} · {c.scale}"
     if former is None or former.label == c.label:
-        return Move(what, c.label, group, c.rank, None, None, None, "the first of its group")
+        return Move(what, c.label, group, c.rank, c.gaps[metric].mean, None, None, None, "first of its group")
     gain, clear = difference(c.gaps[metric], former.gaps[metric]), not c.tied_to(former.rank)
     words = ("above" if gain.mean > 0 else "below") if clear else "no clear order with"
     text = f"{words} the former best, {former.label}"
-    return Move(what, c.label, group, c.rank, gain.mean, gain.se, clear, text)
+    return Move(what, c.label, group, c.rank, c.gaps[metric].mean, gain.mean, gain.se, clear, text)
 
 
-def _changed(c: Screened, before: Measured, after: Measured, metric: Metric, count: int) -> Move:
+def _changed(c: Screened, before: Reading, after: Reading, metric: Metric, count: int) -> Move:
     """A checkpoint beside its former commit, where so many changed."""
     group = f"{c.family} · {c.scale}"
     if before.resolution != after.resolution:
         text = "its tokenizer changed too: not compared"
-        return Move("changed", c.label, group, c.rank, None, None, None, text)
+        return Move("changed", c.label, group, c.rank, c.gaps[metric].mean, None, None, None, text)
     gain = difference(after.gaps[metric], before.gaps[metric])
     commits = f"{(before.revision or 'before')[:8]} → {(after.revision or 'now')[:8]}"
     clear = gain.p < _ERROR_RATE / count
-    return Move("changed", c.label, group, c.rank, gain.mean, gain.se, clear, commits)
+    return Move("changed", c.label, group, c.rank, c.gaps[metric].mean, gain.mean, gain.se, clear, commits)
 
 
 def _new_leaders(
@@ -296,10 +298,8 @@ def _new_leaders(
         if old in ranks:
             moves.append(_against(c, ranks[old], "leader", metric))
         else:
-            group = f"{c.family} · {c.scale}"
-            moves.append(
-                Move("leader", c.label, group, 1, None, None, None, f"{old}, the former best, is gone")
-            )
+            group, text = f"{c.family} · {c.scale}", f"{old}, the former best, is gone"
+            moves.append(Move("leader", c.label, group, 1, c.gaps[metric].mean, None, None, None, text))
     return moves
 
 
