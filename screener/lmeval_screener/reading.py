@@ -18,7 +18,7 @@ from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.snapshot import Meter, Snapshot
 from lmeval_screener.checkpoints.source import Sources
-from lmeval_screener.errors import ScreeningError
+from lmeval_screener.errors import ScreeningError, printable
 from lmeval_screener.ranking.controls import CONTROLS, POOL, Controls, controls, random_ids
 from lmeval_screener.ranking.gap import Gap, gaps
 from lmeval_screener.ranking.measured import Gaps, Measured
@@ -88,7 +88,7 @@ class Reading:
         snapshot, projection = self.snapshot, self.projection
         return Measured(
             target=self.target,
-            repo=snapshot.repo,
+            repo=printable(snapshot.repo),
             revision=snapshot.revision,
             tensor=projection.name,
             file=projection.file,
