@@ -133,7 +133,6 @@ async def ranges_of(url, spans, tmp_path, *, token=None, together=False, timeout
 @pytest.fixture
 def read(tmp_path, monkeypatch):
     """Reads spans from a raw server; the bodies, the server, the meter."""
-    monkeypatch.setattr(http, "FIRST_WAIT", 0.0)
     monkeypatch.setattr(remote, "WHOLE", 1000)
 
     def run(reply, spans=SPANS, *, tls=None, **how):
