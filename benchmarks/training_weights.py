@@ -20,10 +20,8 @@ import time
 
 import torch
 
-from lmeval_dispersion.training.arm import checked_tokenizer, evaluated, start_model
 from lmeval_dispersion.training.regularizer import DispersionRegularizer
-from lmeval_dispersion.training.settings import Settings
-from lmeval_dispersion.training.token_blocks import text_blocks
+from lmeval_dispersion.training.train import Settings, checked_tokenizer, evaluated, start_model, text_blocks
 
 
 def trained(model, blocks, args, seed, weight, layers):
@@ -82,7 +80,7 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     begun, cpu = time.perf_counter(), time.process_time()
-    settings = Settings(args.model, args.text, "", block=args.block)
+    settings = Settings(args.model, (args.text,), "", block=args.block)
     tokenizer = checked_tokenizer(settings)
     blocks = text_blocks(settings, args.text, tokenizer, 20 * args.steps * args.batch + args.held_out)
     train, held_out = blocks[: -args.held_out], blocks[-args.held_out :]

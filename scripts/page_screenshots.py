@@ -57,8 +57,8 @@ PAGES = {
         "--occurrences 20 --contexts 10 --context 10 --clusters 40 --layer all -o clusters.html"
     ],
     "train": [
-        f"dispersion train --model sums-00 --data {TEXT} --out trained --tokens 16000 --block 64 --lr 1e-3 "
-        "--eval-tokens 2000 --evals 1 -o train.html"
+        f"dispersion train --model sums-00 --data {TEXT} --output-dir trained --tokens 16000 "
+        "--block 64 --lr 1e-3 --eval-tokens 2000 --seed 0 --seed 1 --seed 2 -o train.html"
     ],
 }
 # name: (width, height, colours, medium). Paper is A4 less Chromium's margins.

@@ -42,7 +42,7 @@ def test_metavars_and_defaults_are_said_the_same_way(name):
             assert action.metavar in METAVARS, action.dest
         if action.option_strings and action.nargs != 0 and not action.required:
             text = re.sub(r"%\(default\)s", str(action.default), action.help)
-            if "--data" in action.option_strings or action.dest in ("model", "out"):
+            if "--data" in action.option_strings or action.dest in ("model", "output_dir"):
                 continue  # needed, from flags or from a settings file
             assert re.search(r"\(default: [^)]+\)$", text), f"{name} {action.option_strings}: {text}"
         silent = action.default in (None, [], False, argparse.SUPPRESS) or isinstance(action.default, tuple)
@@ -216,12 +216,10 @@ def test_quiet_leaves_standard_error_empty(words, tmp_path, monkeypatch, capsys)
 
 
 def test_the_command_of_a_training_gives_its_settings_again():
-    from lmeval_dispersion.training.commands import command_of, given_settings
+    from lmeval_dispersion.training.train import command_of, given_settings
 
-    words = (
-        "--model m --data d --out o --layer last --layer layer.0 --seed 3 --seed 1 --arms base,squeeze --bf16"
-    )
+    words = "--model m --data d --output-dir o --layer last --layer layer.0 --seed 3 --seed 1 --bf16"
     settings = given_settings(parser_of("train")[0].parse_args(words.split()))
-    assert (settings.layers, settings.seeds) == ("last,layer.0", (3, 1))
+    assert (settings.layer, settings.seed, settings.bf16) == (("last", "layer.0"), (3, 1), True)
     command = shlex.split(command_of(settings))
     assert given_settings(parser_of("train")[0].parse_args(command[2:])) == settings

@@ -7,7 +7,6 @@ the configuration, and what refutes a claim is written there too.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,9 +21,7 @@ from benchmarks.validity.study import Study
 Floats = NDArray[np.float64]
 SKILLS = ("math", "code", "legal", "text")
 DOMAINS = ("math", "code", "legal")
-BINS = (0.05, 0.1, 0.2, 0.4, 1.01)  # differences of accuracy
-EVALUATED = (1, 2, 3, 5, 8)
-DRAWS = 200  # of labelled questions, and of subsets of checkpoints
+DRAWS = 200  # of labelled questions
 
 
 class Estimate(NamedTuple):
@@ -33,6 +30,18 @@ class Estimate(NamedTuple):
     value: float
     low: float
     high: float
+
+
+#: Sources that hold a domain's tokens, true or not.
+HOLD = {
+    "math": {"sums", "wrong_sums", "word_problems", "digits"},
+    "code": {"code", "wrong_code"},
+    "legal": {"legal"},
+}
+#: Those among them that teach nothing true.
+UNTRUE = {"wrong_sums", "digits", "wrong_code"}
+#: Figures beside the registered rivals: the second figure, and two that know the recipe.
+BESIDE = {"ratio": "ratio_folded", "share of the domain seen": "seen", "share of its true text": "true"}
 
 
 def frame(study: Study, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
@@ -47,13 +56,15 @@ def frame(study: Study, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
             line["labels"] = checkpoint.get("right", {}).get("labels")
             lines.append(line)
     table = pd.DataFrame(lines)
+    made = study.content["recipes"]
     for domain in DOMAINS:
-        start = table[table.step == 0].set_index("name")[f"cosine_{domain}"]
-        table[f"since_start_{domain}"] = table[f"cosine_{domain}"] - table["name"].map(start)
-        text = table[(table.recipe == "text") & (table.setting == "default")]
-        text = text.set_index(["size", "seed", "step"])[f"cosine_{domain}"]
-        keys = pd.MultiIndex.from_frame(table[["size", "seed", "step"]])
-        table[f"since_text_{domain}"] = table[f"cosine_{domain}"] - text.reindex(keys).to_numpy()
+        for name, sources in (("seen", HOLD[domain]), ("true", HOLD[domain] - UNTRUE)):
+            shares = {
+                recipe: sum(share for source, share in made[recipe]["shares"].items() if source in sources)
+                for recipe in table.recipe.unique()
+                if recipe in made
+            }
+            table[f"{name}_{domain}"] = table.recipe.map(shares)
     return table
 
 
@@ -72,24 +83,47 @@ def known_mean(values: Floats) -> Floats:
     return np.where(counts > 0, np.nansum(values, 0) / np.maximum(counts, 1), np.nan)
 
 
-def decision(x: Floats, y: Floats, questions: int, low: float = 0.0, high: float = 1.01) -> tuple[float, int]:
-    """Share of pairs that ``x`` orders as accuracies ``y`` do, and the pairs; equal ``x`` counts half.
+def agreement(x: Floats, y: Floats, questions: int) -> tuple[Floats, NDArray[np.bool_]]:
+    """Whether ``x`` orders each pair as accuracies ``y`` do, and which pairs count.
 
-    Only pairs whose accuracies differ by two binomial standard errors, and by ``low`` to ``high``.
+    Right is 1, wrong 0, equal one half. A pair counts where the accuracies differ by two binomial standard
+    errors. Both results are (n, n), the second true above the diagonal only.
     """
-    i, j = np.triu_indices(len(y), 1)
-    difference = y[i] - y[j]
-    error = np.sqrt((y[i] * (1 - y[i]) + y[j] * (1 - y[j])) / questions)
-    kept = (np.abs(difference) > 2 * error) & (np.abs(difference) >= low) & (np.abs(difference) < high)
-    if not kept.any():
-        return float("nan"), 0
-    agreed = np.sign(x[i] - x[j])[kept] * np.sign(difference[kept])
-    return float((agreed > 0).mean() + (agreed == 0).mean() / 2), int(kept.sum())
+    difference = y[:, None] - y[None]
+    variance = y * (1 - y) / questions
+    counts = np.triu(np.abs(difference) > 2 * np.sqrt(variance[:, None] + variance[None]), 1)
+    return (np.sign(x[:, None] - x[None]) * np.sign(difference) + 1) / 2, counts
 
 
-def regret(x: Floats, y: Floats, evaluated: int) -> float:
-    """The best accuracy less the best among the ``evaluated`` that ``x`` puts first."""
-    return float(y.max() - y[np.argsort(-x, kind="stable")[:evaluated]].max())
+def decision(x: Floats, y: Floats, questions: int) -> tuple[float, int]:
+    """Share of pairs that ``x`` orders as accuracies ``y`` do, and the pairs; see `agreement`."""
+    right, counts = agreement(x, y, questions)
+    return (float(right[counts].mean()), int(counts.sum())) if counts.any() else (float("nan"), 0)
+
+
+def share_right(right: Floats, counts: NDArray[np.bool_], draws: NDArray[np.int64]) -> Estimate:
+    """Share of right pairs over seeds, with its interval; ``right`` and ``counts`` are (seeds, n, n)."""
+    hits, pairs = np.where(counts, right, 0.0).sum(0), counts.sum(0).astype(float)
+    weights = np.stack([np.bincount(draw, minlength=len(pairs)) for draw in draws]).astype(float)
+    got = np.einsum("bi,ij,bj->b", weights, hits, weights)
+    of = np.einsum("bi,ij,bj->b", weights, pairs, weights)
+    samples = np.divide(got, of, out=np.full(len(got), np.nan), where=of > 0)
+    return bounds(float(hits.sum() / pairs.sum()) if pairs.sum() else float("nan"), samples)
+
+
+def both(study: Study, own: Panel, skill: str) -> dict[str, Any]:
+    """The pairs on which G and ratio agree: their share of all, how many are right, and of the others G."""
+    y, draws = own.matrix(f"accuracy_{skill}"), resampled(study, len(own.recipes))
+    figures = [own.matrix(f"{name}_{skill}") for name in ("cosine", "ratio_folded")]
+    first, second = ([agreement(a, b, own.questions) for a, b in zip(x, y, strict=True)] for x in figures)
+    right, counts = (np.array([pairs[part] for pairs in first]) for part in (0, 1))
+    agree = counts & (right == np.array([pairs[0] for pairs in second]))
+    return {
+        "pairs": int(counts.sum()),
+        "agree": share_right(agree.astype(float), counts, draws),
+        "right": share_right(right, agree, draws),
+        "else": share_right(right, counts & ~agree, draws),
+    }
 
 
 @dataclass(frozen=True)
@@ -144,14 +178,6 @@ def panel(
     return Panel(recipes, seeds, found)
 
 
-#: Sources that hold a domain's tokens, true or not.
-HOLD = {
-    "math": {"sums", "wrong_sums", "word_problems", "digits"},
-    "code": {"code", "wrong_code"},
-    "legal": {"legal"},
-}
-
-
 def within_domain(study: Study, own: Panel, domain: str) -> Panel:
     """The same with only those recipes whose texts hold the domain at all, by their shares."""
     made = study.content["recipes"]
@@ -196,25 +222,24 @@ def ordering(study: Study, own: Panel, domain: str, skill: str) -> list[dict[str
     """How well each figure and each number of labels orders recipes at one size and step."""
     draws = resampled(study, len(own.recipes))
     rows = by_figure(study, own, domain, skill)
+    y = own.matrix(f"accuracy_{skill}")
+    rows += [_order(study, own, name, own.matrix(f"{column}_{domain}"), y) for name, column in BESIDE.items()]
     flags, pairs = own.labels(skill), rows[0]["pairs"]
-    rng, y = np.random.default_rng(1), own.matrix(f"accuracy_{skill}")
-    most = study.content["analysis"]["shortlist"]
+    rng = np.random.default_rng(1)
     for count in study.content["analysis"]["labels"]:
-        rhos, shares, lost, samples = [], [], [], []
+        rhos, shares, samples = [], [], []
         for _ in range(1 if count >= flags.shape[2] else DRAWS):
             x = flags[:, :, rng.choice(flags.shape[2], min(count, flags.shape[2]), replace=False)].mean(2)
             rhos.append(np.nanmean(correlations(x, y)))
             shares.append(np.nanmean([decision(a, b, own.questions)[0] for a, b in zip(x, y, strict=True)]))
-            lost.append(np.mean([regret(a, b, most) for a, b in zip(x, y, strict=True)]))
             some = draws[rng.integers(len(draws), size=200 if count >= flags.shape[2] else 5)]
             samples.append(mean_rho(x, y, some)[1])
         rows.append(
             {
                 "predictor": f"{count} labels",
                 "rho": bounds(float(np.mean(rhos)), np.concatenate(samples)),
-                "decision": float(np.mean(shares)),
+                "decision": Estimate(float(np.mean(shares)), float("nan"), float("nan")),
                 "pairs": pairs,
-                "regret": float(np.mean(lost)),
             }
         )
     return rows + by_another_seed(study, own, skill)
@@ -242,16 +267,31 @@ def by_another_seed(study: Study, own: Panel, skill: str) -> list[dict[str, Any]
 
 def _order(study: Study, own: Panel, name: str, x: Floats, y: Floats) -> dict[str, Any]:
     """How well ``x`` (seeds, recipes) orders ``y``."""
-    value, samples = mean_rho(x, y, resampled(study, len(own.recipes)))
-    shares = [decision(a, b, own.questions) for a, b in zip(x, y, strict=True)]
-    most = study.content["analysis"]["shortlist"]
+    draws = resampled(study, len(own.recipes))
+    value, samples = mean_rho(x, y, draws)
+    parts = [agreement(a, b, own.questions) for a, b in zip(x, y, strict=True)]
+    counts = np.array([kept for _, kept in parts])
     return {
         "predictor": name,
         "rho": bounds(value, samples),
-        "decision": float(known_mean(np.array([share for share, _ in shares]))),
-        "pairs": int(np.sum([pairs for _, pairs in shares])),
-        "regret": float(np.mean([regret(a, b, most) for a, b in zip(x, y, strict=True)])),
+        "decision": share_right(np.array([right for right, _ in parts]), counts, draws),
+        "pairs": int(counts.sum()),
     }
+
+
+def worth(study: Study, own: Panel, skill: str) -> Estimate:
+    """How many labelled questions order pairs as well as G, at its share and at the ends of its interval."""
+    x, y, flags = own.matrix(f"cosine_{skill}"), own.matrix(f"accuracy_{skill}"), own.labels(skill)
+    share = _order(study, own, "", x, y)["decision"]
+    rng, most = np.random.default_rng(3), 40
+    curve = np.zeros(most)
+    for _ in range(DRAWS):
+        order = rng.permutation(flags.shape[2])[:most]
+        means = np.cumsum(flags[:, :, order], 2) / np.arange(1, most + 1)
+        for count in range(most):
+            parts = [decision(a, b, own.questions)[0] for a, b in zip(means[:, :, count], y, strict=True)]
+            curve[count] += float(known_mean(np.array(parts))) / DRAWS
+    return Estimate(*(float(np.searchsorted(np.maximum.accumulate(curve), value) + 1) for value in share))
 
 
 def along(
@@ -376,53 +416,6 @@ def matrix(study: Study, own: Panel) -> list[dict[str, Any]]:
     return rows
 
 
-def budget(study: Study, own: Panel, skill: str) -> dict[str, list[dict[str, Any]]]:
-    """Expected regret by number of evaluations and of candidates, and decision accuracy by difference."""
-    y, x = own.matrix(f"accuracy_{skill}"), own.matrix(f"cosine_{skill}")
-    loss = -own.matrix("train_loss")
-    flags, rng = own.labels(skill), np.random.default_rng(2)
-    every = flags.shape[2]
-
-    def ways(subset: NDArray[np.int64], seed: int) -> dict[str, Floats]:
-        found = {"G (cosine)": x[seed, subset], "training loss": loss[seed, subset]}
-        found["nothing: at random"] = rng.random(len(subset))
-        for count in study.content["analysis"]["labels"]:
-            asked = rng.choice(every, min(count, every), replace=False)
-            found[f"{count} labels"] = flags[seed][subset][:, asked].mean(1)
-        return found
-
-    def expected(candidates: int, evaluated: int) -> dict[str, float]:
-        lost: dict[str, list[float]] = {}
-        for _ in range(DRAWS):
-            seed = int(rng.integers(len(y)))
-            subset = rng.choice(y.shape[1], candidates, replace=False)
-            for name, order in ways(subset, seed).items():
-                lost.setdefault(name, []).append(regret(order, y[seed, subset], evaluated))
-        return {name: float(np.mean(values)) for name, values in lost.items()}
-
-    n = y.shape[1]
-    tables: dict[str, list[dict[str, Any]]] = {"evaluations": [], "candidates": [], "differences": []}
-    for evaluated in EVALUATED:
-        tables["evaluations"].append({"evaluated": evaluated, **expected(min(16, n), evaluated)})
-    for candidates in (2, 4, 8, 16):
-        if candidates <= n:
-            tables["candidates"].append({"candidates": candidates, **expected(candidates, 1)})
-    for low, high in itertools.pairwise(BINS):
-        row: dict[str, Any] = {"difference": f"{100 * low:.0f} to {min(100, round(100 * high)):.0f}"}
-        shares: dict[str, list[tuple[float, int]]] = {}
-        for seed in range(len(y)):
-            for _ in range(10):
-                for name, order in ways(np.arange(n), seed).items():
-                    shares.setdefault(name, []).append(decision(order, y[seed], own.questions, low, high))
-        for name, found in shares.items():
-            pairs = np.array([count for _, count in found])
-            right = np.nansum([share * count for share, count in found])
-            row[name] = float(right / pairs.sum()) if pairs.sum() else float("nan")
-            row["pairs"] = int(pairs.sum() // 10)
-        tables["differences"].append(row)
-    return tables
-
-
 INVARIANT = {"ratio_folded", "centred_folded"}  # to a common vector and to a scale moved to the final norm
 
 
@@ -439,6 +432,8 @@ def variants(study: Study, table: pd.DataFrame) -> list[dict[str, Any]]:
             return []
         draws = resampled(study, len(own.recipes))
         for name in study.content["analysis"]["variants"]:
+            if name.startswith("since_"):
+                continue  # G less a constant of the seed: it orders as G does
             parts = []
             for domain in DOMAINS:
                 x = own.matrix(f"{name}_{domain}")
@@ -467,6 +462,19 @@ def variants(study: Study, table: pd.DataFrame) -> list[dict[str, Any]]:
         worst = max(worst, min(1.0, row["p"] * (len(tested) - number)))
         row["holm"] = worst
     return sorted(rows, key=lambda row: -row["choose"])
+
+
+def settings_decision(study: Study, table: pd.DataFrame) -> float:
+    """Share of the pairs of settings that G orders as accuracy does, mean over recipes and seeds."""
+    last = table[(table["size"] == "small") & (table.step == study.steps[-1])]
+    recipes = {recipe for part in study.content["population"].values() for recipe in part["settings_on"]}
+    shares = [
+        decision(
+            group.cosine_math.to_numpy(float), group.accuracy_math.to_numpy(float), study.content["questions"]
+        )[0]
+        for _, group in last[last.recipe.isin(recipes)].groupby(["recipe", "seed"])
+    ]
+    return float(known_mean(np.array(shares))) if shares else float("nan")
 
 
 def settings(study: Study, table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -29,8 +29,22 @@ def markdown(rows: Sequence[Mapping[str, Any]], headings: Mapping[str, str]) -> 
     return "\n".join(lines)
 
 
+def verdict_table(lines: Sequence[Verdict]) -> str:
+    """Verdict, claim and result, beside its control where that is short: the table of the front page."""
+    rows = [
+        {
+            **vars(line),
+            "result": "; ".join([line.result, *([line.control] if 0 < len(line.control) < 70 else [])]),
+        }
+        for line in lines
+    ]
+    return markdown(
+        rows, {"verdict": "verdict", "claim": "claim", "result": "result, and its control (95 %)"}
+    )
+
+
 def claims_table(lines: Sequence[Verdict]) -> str:
-    """The page's main table."""
+    """All that a verdict rests on: the table of the study's own page."""
     return markdown(
         [vars(line) for line in lines],
         {

@@ -11,15 +11,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import altair
 import numpy as np
 import pandas as pd
 import vl_convert
 
 from benchmarks.validity import analysis, results
-from benchmarks.validity.markdown import claims_table, markdown
+from benchmarks.validity.markdown import claims_table, markdown, verdict_table
 from benchmarks.validity.study import Study, read_study
-from benchmarks.validity.verdicts import HOLDS, PART, UNTESTED, by_name, rivals_of, shown, verdicts
+from benchmarks.validity.verdicts import (
+    FAILS,
+    HOLDS,
+    PART,
+    UNTESTED,
+    Verdict,
+    by_name,
+    rivals_of,
+    shown,
+    verdicts,
+)
 
 HERE = Path(__file__).parent
 HOME = "https://github.com/lmeval-dispersion/lmeval-dispersion/blob/main"
@@ -31,7 +40,23 @@ RECIPE_KINDS = {
     "shuffled": "shuffled",
 }
 
+#: Figures that the tables show; the results have all.
+SHOWN = {
+    "G (cosine)", "ratio", "share of the domain seen", "share of its true text", "step", "25 labels",
+    "accuracy of another seed",
+}  # fmt: skip
+DULL = {"folded", "null_z", "between"}  # variants that no sentence is about
+
 Tables = dict[str, Any]
+
+
+def _kept(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["predictor"] in SHOWN]
+
+
+def _in_page(row: dict[str, Any]) -> bool:
+    """Whether a trial is a fine-tune, or of a checkpoint that the page follows."""
+    return " -> " in row["of"] or row["of"] in ("text", "sums-words", "wrong-sums")
 
 
 def tables_of(study: Study, rows: Sequence[dict[str, Any]], trials: Sequence[dict[str, Any]]) -> Tables:
@@ -41,8 +66,9 @@ def tables_of(study: Study, rows: Sequence[dict[str, Any]], trials: Sequence[dic
     small = analysis.panel(study, table, "small", last)
     large = analysis.panel(study, table, "medium", last) if "medium" in study.content["population"] else None
     found: Tables = {
-        "ordering": {}, "seeds": {}, "sizes": [], "matrix": [], "budget": {}, "frequency": [], "spread": None,
-        "smallest": None, "what": "", "trained_steps": len(study.steps) - 1, "points": [], "panel": small,
+        "ordering": {}, "seeds": {}, "sizes": [], "matrix": [], "worth": None, "both": [], "frequency": [],
+        "spread": None, "smallest": None, "what": "", "trained_steps": len(study.steps) - 1, "points": [],
+        "panel": small,
     }  # fmt: skip
     if small is not None:
         seeds = f"{len(small.seeds)} seed{'s' if len(small.seeds) > 1 else ''}"
@@ -57,7 +83,13 @@ def tables_of(study: Study, rows: Sequence[dict[str, Any]], trials: Sequence[dic
         }
         found["seeds"] = analysis.seed_pairs(study, small, "math") if len(small.seeds) > 1 else {}
         found["matrix"] = analysis.matrix(study, small)
-        found["budget"] = analysis.budget(study, small, "math")
+        found["worth"] = analysis.worth(study, small, "math")
+        for domain in analysis.DOMAINS:
+            for recipes, own in (
+                ("all", small), ("holding the domain", analysis.within_domain(study, small, domain))
+            ):  # fmt: skip
+                line = {"domain": domain, "recipes": recipes}
+                found["both"].append(line | analysis.both(study, own, domain))
         g, y = small.matrix("cosine_math"), small.matrix("accuracy_math")
         found["spread"] = float(np.ptp(g.mean(0)))
         found["smallest"] = float(np.diff(np.sort(g, axis=1), axis=1).min())
@@ -84,6 +116,7 @@ def tables_of(study: Study, rows: Sequence[dict[str, Any]], trials: Sequence[dic
     found["partial_last"] = analysis.partial(study, table, "math", last=True) if small is not None else []
     found["variants"] = analysis.variants(study, table)
     found["settings"] = analysis.settings(study, table)
+    found["settings_decision"] = analysis.settings_decision(study, table)
     own = found["settings"]
     found["settings_rho"] = (
         float(
@@ -105,23 +138,24 @@ def first_sentence(study: Study, tables: Tables) -> str:
         return "The population is not trained yet, so nothing is known of how G orders it."
     found = by_name(rows, "predictor")
     own, labels = found["G (cosine)"], found["25 labels"]
+    share = own["decision"].value
     hundred = found.get("100 labels", labels)
     best = max(rivals_of(rows), key=lambda row: row["rho"].value)
     beaten = [
-        f"{name} ({row['decision']:.2f})"
+        f"{name} ({row['decision'].value:.2f})"
         for name, row in (("25 labelled questions", labels), ("100 labelled questions", hundred))
-        if row["decision"] >= own["decision"]
+        if row["decision"].value >= share
     ]
     start = (
-        f"On {tables['what']}, G orders {own['decision']:.0%} of the pairs that differ in math accuracy as "
+        f"On {tables['what']}, G orders {share:.0%} of the pairs that differ in math accuracy as "
         f"accuracy does (rho {shown(own['rho'])})"
     )
     if beaten:
         text = f"{start}, and it does not beat {' or '.join(beaten)} on each checkpoint."
     else:
         text = (
-            f"{start}; 25 labelled questions on each checkpoint order {labels['decision']:.0%} of them, 100 "
-            f"labelled ones {hundred['decision']:.0%}."
+            f"{start}; 25 labelled questions on each checkpoint order {labels['decision'].value:.0%} of "
+            f"them, 100 labelled ones {hundred['decision'].value:.0%}."
         )
     if best["rho"].value >= own["rho"].value:
         text += f" It does not beat `{best['predictor']}` either (rho {shown(best['rho'])})."
@@ -151,23 +185,13 @@ def inside_sentence(tables: Tables) -> str:
 
 def still_worth(tables: Tables) -> str:
     """When a megabyte is still worth reading, by what came out."""
-    own = tables["budget"].get("evaluations")
-    if not own:
+    worth = tables["worth"]
+    if worth is None:
         return ""
-    row = next(r for r in own if r["evaluated"] == 3)
-    chance, gap = row["nothing: at random"], row["G (cosine)"]
-    if gap >= chance:
-        return (
-            "Reading G before three evaluations of sixteen checkpoints saves nothing here: expected regret "
-            f"{gap:.3f}, at "
-            f"random {chance:.3f}."
-        )
+    count = f"{worth.value:.0f} labelled question{'s' if worth.value != 1 else ''}"
     return (
-        "Where nobody can run the models, G is better than nothing here: of sixteen checkpoints, the best "
-        "of the three that it "
-        f"puts first loses {100 * gap:.1f} points of accuracy to the best of all, three at random "
-        f"{100 * chance:.1f}, three by 25 "
-        f"labels {100 * row['25 labels']:.1f}."
+        f"G orders pairs of recipes as well as {count} on each checkpoint would ({worth.low:.0f} to "
+        f"{worth.high:.0f}, the interval of its share of right pairs)."
     )
 
 
@@ -190,12 +214,17 @@ def provenance(study: Study, rows: Sequence[dict[str, Any]], trials: Sequence[di
 
 
 def population_page(
-    study: Study, tables: Tables, rows: list[dict[str, Any]], trials: list[dict[str, Any]]
+    study: Study,
+    tables: Tables,
+    rows: list[dict[str, Any]],
+    trials: list[dict[str, Any]],
+    lines: Sequence[Verdict] = (),
 ) -> str:
     """The page with every table."""
-    ordering = {"predictor": "figure", "rho": "Spearman's rho (95 %)", "decision": "decision accuracy",
-    "pairs": "pairs",
-                "regret": "regret of the best three"}  # fmt: skip
+    ordering = {
+        "predictor": "figure", "rho": "Spearman's rho (95 %)", "decision": "decision accuracy (95 %)",
+        "pairs": "pairs",
+    }  # fmt: skip
     parts = [
         f"# Does G order checkpoints? A population made to be hard on it ({study.name})",
         first_sentence(study, tables),
@@ -217,22 +246,32 @@ def population_page(
         "tell its two checkpoints apart. Widths, steps and operands were set by accuracy and time on two "
         "recipes, never by G.",
     ]
+    if lines:
+        parts += ["## Every claim and its control", claims_table(lines)]
     for domain in analysis.DOMAINS:
         if tables["ordering"]:
             parts += [
                 f"## Recipes: G({domain}) against {domain} accuracy",
-                markdown(tables["ordering"][domain], ordering),
+                markdown(_kept(tables["ordering"][domain]), ordering),
             ]
     if tables["ordering"]:
-        parts += [f"![Accuracy against G, a panel a seed](plots/{study.name}-points.svg)",
-                  f"![Rho of every figure](plots/{study.name}-ordering.svg)"]  # fmt: skip
+        parts += [
+            f"![Accuracy against G, a panel a seed](plots/{study.name}-points.svg)",
+            "## Two figures",
+            "Ratio is within(T) / within(R), Euclidean, of rows times the final norm's weight. Of the pairs "
+            "that the questions tell apart: on how many both figures agree, how many of these are right, and "
+            "how many of the others G orders right.",
+            markdown(
+                tables["both"],
+                {"domain": "domain", "recipes": "recipes", "pairs": "pairs", "agree": "agree (95 %)",
+                 "right": "right where they agree", "else": "G right where they do not"},
+            ),
+        ]  # fmt: skip
     if tables.get("inside"):
-        kept = ("G (cosine)", "G (Euclidean)", "digit_share", "null_difference", "25 labels")
         inside = [
             {"domain": d, "recipes": tables["inside_recipes"][d], **row}
             for d, rows_of in tables["inside"].items()
-            for row in rows_of
-            if row["predictor"] in kept
+            for row in _kept(rows_of)
         ]
         parts += [
             "## Only recipes whose texts hold the domain",
@@ -248,7 +287,7 @@ def population_page(
             f"Mean over {tables['along']['runs']} runs that end above 0.1 in math, "
             f"{tables['trained_steps']} trained "
             "checkpoints each.",
-            markdown(tables["along"]["rows"], {"predictor": "figure", "rho": "mean rho (95 %)"}),
+            markdown(_kept(tables["along"]["rows"]), {"predictor": "figure", "rho": "mean rho (95 %)"}),
         ]
     if tables["seeds"]:
         own = tables["seeds"]
@@ -270,7 +309,10 @@ def population_page(
             parts += [
                 f"## What G adds, {what}",
                 "Rank correlation of G with math accuracy, once a figure is taken out of both.",
-                markdown(tables[key], {"taken out": "taken out", "rho": "partial rho (95 %)"}),
+                markdown(
+                    [row for row in tables[key] if row["taken out"] in ("nothing", "all of these")],
+                    {"taken out": "taken out", "rho": "partial rho (95 %)"},
+                ),
             ]
     if tables["trials"]["same"]:
         parts += [
@@ -286,10 +328,10 @@ def population_page(
     if tables["trials"]["changed"]:
         parts += [
             "## Changes that move skill, rows, or both",
-            "Math accuracy, the cosine G and within(T)/within(R) of folded rows, before and after (mean "
-            "over seeds).",
+            "Math accuracy, the cosine G and ratio, before and after (mean over seeds), for the fine-tunes "
+            "and the checkpoints text, sums-words and wrong-sums; the JSON lines have all.",
             markdown(
-                tables["trials"]["changed"],
+                [row for row in tables["trials"]["changed"] if _in_page(row)],
                 {"change": "change", "of": "checkpoint", "accuracy before": "accuracy before",
                 "accuracy after": "after",
                  "cosine before": "G before", "cosine after": "after", "ratio before": "ratio before",
@@ -299,7 +341,8 @@ def population_page(
     if len(tables["settings"]) > 1:
         parts += [
             "## Settings of the optimiser",
-            "One recipe; in brackets the lowest and highest seed.",
+            f"One recipe; in brackets the lowest and highest seed. G orders "
+            f"{tables['settings_decision']:.2f} of the pairs of settings that the questions tell apart.",
             markdown(
                 tables["settings"],
                 {"recipe": "recipe", "setting": "setting", "seeds": "seeds", "accuracy": "math accuracy",
@@ -317,22 +360,6 @@ def population_page(
             "Rho of each G with each skill over recipes; the diagonal should be the highest of its row.",
             markdown(grid, {"domain": "", **{skill: skill for skill in analysis.SKILLS}}),
         ]
-    if tables["budget"]:
-        ways = [key for key in tables["budget"]["evaluations"][0] if key != "evaluated"]
-        parts += [
-            "## What it is worth",
-            "Expected regret (accuracy lost to the best) when the first k of sixteen checkpoints by a "
-            "figure are evaluated, when "
-            "the first of n is taken, and the share of pairs ordered right by their difference in accuracy, "
-            "in points.",
-            markdown(tables["budget"]["evaluations"], {"evaluated": "k evaluated", **{w: w for w in ways}}),
-            markdown(tables["budget"]["candidates"], {"candidates": "n checkpoints", **{w: w for w in ways}}),
-            markdown(
-                tables["budget"]["differences"],
-                {"difference": "points apart", "pairs": "pairs", **{w: w for w in ways}},
-            ),
-            f"![Expected regret](plots/{study.name}-regret.svg)",
-        ]
     if tables["variants"]:
         parts += [
             "## Variants of the metric",
@@ -340,7 +367,7 @@ def population_page(
             "seeds, reported on the other; "
             "*unmoved*: no function-preserving change moves it. Holm's p is over all variants.",
             markdown(
-                tables["variants"],
+                [row for row in tables["variants"] if row["variant"] not in DULL],
                 {"variant": "variant", "unmoved": "unmoved", "choose": "rho, choosing half",
                 "report": "rho, reporting half",
                  "difference": "less cosine G", "p": "p", "holm": "p (Holm)"},
@@ -349,8 +376,8 @@ def population_page(
     return "\n\n".join(parts) + "\n"
 
 
-def plots(study: Study, tables: Tables) -> dict[str, altair.TopLevelMixin]:
-    """Charts by name."""
+def plots(study: Study, tables: Tables) -> dict[str, dict[str, Any]]:
+    """Vega-Lite specifications by name."""
     if not tables["ordering"]:
         return {}
     points = pd.DataFrame(tables["points"])
@@ -365,49 +392,27 @@ def plots(study: Study, tables: Tables) -> dict[str, altair.TopLevelMixin]:
         )
         for recipe in points.recipe
     ]
-    scatter = (
-        altair.Chart(points)
-        .mark_point(filled=True, size=55)
-        .encode(
-            x=altair.X("G:Q", title="G (cosine, math)", scale=altair.Scale(zero=False)),
-            y=altair.Y("accuracy:Q", title="math accuracy"),
-            color=altair.Color("kind:N", title=None),
-            shape=altair.Shape("kind:N", title=None),
-            tooltip=["recipe", "G", "accuracy"],
-        )
-        .properties(width=230, height=200)
-        .facet(column=altair.Column("seed:O", title="seed"))
-    )
-    bars = pd.DataFrame(
-        [
-            {"figure": r["predictor"], "rho": r["rho"].value, "low": r["rho"].low, "high": r["rho"].high}
-            for r in tables["ordering"]["math"]
-        ]
-    )
-    order = bars.sort_values("rho", ascending=False).figure.tolist()
-    base = altair.Chart(bars).encode(y=altair.Y("figure:N", sort=order, title=None))
-    ordering = (
-        base.mark_rule().encode(x=altair.X("low:Q", title="Spearman's rho with math accuracy"), x2="high:Q")
-        + base.mark_point(filled=True, size=60).encode(x="rho:Q")
-    ).properties(width=420)
-    lost = pd.DataFrame(tables["budget"]["evaluations"]).melt(
-        "evaluated", var_name="chosen by", value_name="regret"
-    )
-    regret = (
-        altair.Chart(lost)
-        .mark_line(point=True)
-        .encode(
-            x=altair.X("evaluated:Q", title="checkpoints evaluated, of sixteen"),
-            y=altair.Y("regret:Q", title="expected regret (accuracy)"),
-            color=altair.Color("chosen by:N"),
-            strokeDash="chosen by:N",
-        )
-        .properties(width=420, height=240)
-    )
     return {
-        f"{study.name}-points": scatter,
-        f"{study.name}-ordering": ordering,
-        f"{study.name}-regret": regret,
+        f"{study.name}-points": {
+            "data": {"values": points.to_dict("records")},
+            "facet": {"column": {"field": "seed", "type": "ordinal", "title": "seed"}},
+            "spec": {
+                "width": 230,
+                "height": 200,
+                "mark": {"type": "point", "filled": True, "size": 55},
+                "encoding": {
+                    "x": {
+                        "field": "G",
+                        "type": "quantitative",
+                        "title": "G (cosine, math)",
+                        "scale": {"zero": False},
+                    },
+                    "y": {"field": "accuracy", "type": "quantitative", "title": "math accuracy"},
+                    "color": {"field": "kind", "type": "nominal", "title": None},
+                    "shape": {"field": "kind", "type": "nominal", "title": None},
+                },
+            },
+        }
     }
 
 
@@ -425,20 +430,20 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
         if not rows:
             continue
         tables = tables_of(study, rows, trials)
-        text = population_page(study, tables, rows, trials)
+        lines = verdicts(tables)
+        text = population_page(study, tables, rows, trials, lines)
         target = page / ("population.md" if name == "full" else "population-small.md")
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, "utf-8")
         if draw:
             (page / "plots").mkdir(exist_ok=True)
             for chart, made in plots(study, tables).items():
-                svg = vl_convert.vegalite_to_svg(made.to_dict())
+                svg = vl_convert.vegalite_to_svg(made)
                 (page / "plots" / f"{chart}.svg").write_text(svg + "\n", "utf-8")
-        lines = verdicts(tables)
-        counted = {v: sum(line.verdict == v for line in lines) for v in (HOLDS, PART, UNTESTED)}
+        counted = {v: sum(line.verdict == v for line in lines) for v in (HOLDS, PART, FAILS, UNTESTED)}
         count = (
-            f"Of {len(lines)} claims {counted[HOLDS]} hold and {counted[PART]} hold in part; "
-            f"{counted[UNTESTED]} are not tested."
+            f"Of {len(lines)} claims {counted[HOLDS]} hold, {counted[PART]} hold in part, "
+            f"{counted[FAILS]} do not hold and {counted[UNTESTED]} are not tested."
         )
         front = "\n\n".join(
             [
@@ -446,7 +451,7 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
                 inside_sentence(tables),
                 still_worth(tables),
                 f"{count} {provenance(study, rows, trials)} All tables: [{target.name}]({target.name}).",
-                claims_table(lines),
+                verdict_table(lines),
             ]
         )
     if not front:

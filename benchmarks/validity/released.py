@@ -39,11 +39,20 @@ def commands(name: str, run: dict, model: dict, args: argparse.Namespace, out: P
         arguments = [str(value) for value in run["arguments"]]
         written = ["-o", str(out / "report.json")]
         if run["command"] == "train":
-            words = ["dispersion", "train", "--model", folder, *arguments]
-            train = [*words, "--out", str(out / "study"), *written]
+            words = ["dispersion", "train", "--model", folder, *todays_flags(arguments)]
+            train = [*words, "--output-dir", str(out / "study"), *written]
             return [(train, args.texts.resolve()), *trained_accuracies(run, folder, args, out)]
         study = ["--dtype", model["dtype"], "--study", str(out / "study"), *written]
-        words = ["dispersion", run["command"], folder, "--data", "wiki.test.txt", *arguments, *study]
+        words = [
+            "dispersion",
+            "inspect",
+            run["command"],
+            folder,
+            "--data",
+            "wiki.test.txt",
+            *arguments,
+            *study,
+        ]
         return [(words, args.texts.resolve())]
     settings = evaluation(folder, run.get("dtype", model["dtype"]), run["tasks"], run["limit"], args)
     settings += ["--batch_size", str(run.get("batch", 4))]
@@ -60,6 +69,15 @@ def commands(name: str, run: dict, model: dict, args: argparse.Namespace, out: P
         metadata += [f"dispersion_correct={run['correct']}"]
     audit = ["dispersion", "audit", store, "-o", str(out / "report.json")]
     return [([*program, *settings, *metadata], args.items.resolve()), (audit, args.items.resolve())]
+
+
+def todays_flags(arguments: list[str]) -> list[str]:
+    """Flags of `dispersion train` for those of the configuration, which stays as it was before it ran."""
+    names = {"--second-data": "--data", "--second-eval-data": "--eval-data", "--batch": "--batch-size"}
+    words = [names.get(word, word) for word in arguments]
+    at, evals = words.index("--arms"), words.index("--evals")
+    losses = [word for arm in words[at + 1].split(",") if arm != "base" for word in ("--loss", arm)]
+    return [*words[:at], *losses, *words[at + 2 : evals], *words[evals + 2 :]]
 
 
 def evaluation(folder: str, dtype: str, tasks: list[str], limit: int, args: argparse.Namespace) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.validity.analysis import Estimate
+from benchmarks.validity.analysis import BESIDE, Estimate
 
 HOLDS, PART, FAILS, UNTESTED = "holds", "holds in part", "does not hold here", "not tested"
 
@@ -82,7 +82,8 @@ def orders(tables: Mapping[str, Any], domain: str = "math") -> Verdict:
     other = found.get("accuracy of another seed")
     control = f"another seed's accuracy: {shown(other['rho'])}" if other else ""
     return Verdict(
-        claim, tables["what"], f"rho {shown(rho)}; decision accuracy {found['G (cosine)']['decision']:.2f}",
+        claim, tables["what"],
+        f"rho {shown(rho)}; decision accuracy {shown(found['G (cosine)']['decision'])}",
         control, "RD claims > 0.95; its tables give 0.14 over all scales", verdict,
     )  # fmt: skip
 
@@ -152,7 +153,9 @@ def rivals_of(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [
         row
         for row in rows
-        if not row["predictor"].startswith("G ") and not row["predictor"].endswith(("labels", "seed"))
+        if not row["predictor"].startswith("G ")
+        and not row["predictor"].endswith(("labels", "seed"))
+        and row["predictor"] not in BESIDE
     ]
 
 
@@ -176,8 +179,8 @@ def _labels(tables: Mapping[str, Any]) -> Verdict:
     if not rows:
         return _untested(claim, "")
     found = by_name(rows, "predictor")
-    g, labels = found["G (cosine)"]["decision"], found["25 labels"]["decision"]
-    many = found.get("100 labels", found["25 labels"])["decision"]
+    g, labels = found["G (cosine)"]["decision"].value, found["25 labels"]["decision"].value
+    many = found.get("100 labels", found["25 labels"])["decision"].value
     return Verdict(
         claim, tables["what"], f"decision accuracy {g:.2f}", f"25 labels {labels:.2f}, 100 labels {many:.2f}",
         "2506.07673: a random labelled sample is hard to beat", HOLDS if g > labels else FAILS,
@@ -217,7 +220,8 @@ def _optimiser(tables: Mapping[str, Any]) -> Verdict:
     verdict = HOLDS if moved < spread / 2 else PART if follows > 0.5 else FAILS
     return Verdict(
         claim, f"{len(own)} settings of one recipe",
-        f"range of G {moved:.2f}; rho with accuracy over settings {follows:.2f}",
+        f"range of G {moved:.2f}; G orders {tables['settings_decision']:.2f} of the pairs of settings, rho "
+        f"{follows:.2f}",
         f"range over recipes {spread:.2f}", "2602.20433: geometry follows batch size and weight decay",
         verdict,
     )  # fmt: skip

@@ -171,16 +171,11 @@ def _store_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--backend",
-        choices=("hf", "vllm", "sglang"),
+        choices=("hf", "vllm"),
         default="hf",
         help="what runs the prompts (default: hf, in this process)",
     )
-    group.add_argument(
-        "--base-url", metavar="URL", help="address of the vLLM or SGLang server (default: none)"
-    )
-    group.add_argument(
-        "--shard", metavar="I/N", help="run the I-th of N shares of the prompts (default: as launched)"
-    )
+    group.add_argument("--base-url", metavar="URL", help="address of the vLLM server (default: none)")
     group.add_argument(
         "--force", action="store_true", help="go on where documents are missing or answers disagree"
     )
@@ -215,7 +210,6 @@ def _store(args: argparse.Namespace) -> int:
         force=args.force,
         backend=args.backend,
         base_url=args.base_url,
-        shard=args.shard,
     )
     print(folder)
     print(f"next: dispersion audit {folder}", file=sys.stderr)

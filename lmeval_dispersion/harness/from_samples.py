@@ -8,6 +8,7 @@ tokenised, cut and batched as a dispersion run does it: rows and vectors are tha
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,23 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 from lm_eval.api.instance import Instance
 
 from lmeval_dispersion.errors import HarnessError, UsageError
-from lmeval_dispersion.harness import requests
-from lmeval_dispersion.harness.engines.engine import Engine, check_layers, open_engine, refuse
-from lmeval_dispersion.harness.engines.parts import (
-    FOLDER,
-    Prefill,
-    Seen,
-    Share,
-    prompt_key,
-    run_parts,
-    share_of,
-)
-from lmeval_dispersion.harness.engines.prefill import check_engine, on_engine, on_transformers
+from lmeval_dispersion.harness import requests, vllm
 from lmeval_dispersion.harness.metrics import TaskMetrics
+from lmeval_dispersion.harness.prefill import FOLDER, Prefill, Seen, on_transformers, prompt_key, run_parts
 from lmeval_dispersion.harness.records import (
     DocRecord,
     DocState,
@@ -42,16 +32,15 @@ from lmeval_dispersion.harness.records import (
     split_judge,
 )
 from lmeval_dispersion.harness.samples import LoggedDocument, LoggedRun, LoggedTask, find_run, read_task
-from lmeval_dispersion.harness.saving import document_table, model_identity, model_manifest, shape_manifest
+from lmeval_dispersion.harness.saving import model_identity, model_manifest, shape_manifest, write
 from lmeval_dispersion.model.capture import resolve, split_names
-from lmeval_dispersion.store import begin_store, read_store, write_store
+from lmeval_dispersion.store import begin_store, read_store
 from lmeval_dispersion.store.format import MANIFEST, sha256
 
 requests.install()
 
 _DIFFERENT = 0.5  # median difference in nats of one answer (of one token, for whole texts): another model
 _AGREEING = 0.5  # share of greedy generations that begin as ours
-_LOCK = ".lock"
 
 LoggedTasks = Sequence[LoggedTask]
 
@@ -70,9 +59,9 @@ class _Run:
         notes: What must be said of every store.
         force: Whether disagreement is noted only.
         prefill: Runs requests.
-        share: Which of them this process runs.
-        engine: What the manifest says of the engine; {} for transformers.
-        checked: Where an engine ran: task -> place of a document -> what transformers brought back.
+        writes: Whether this process writes; several that hold one model between them all run the same.
+        engine: What the manifest says of the server; {} for transformers.
+        checked: Where a server ran: task -> place of a document -> what transformers brought back.
     """
 
     logged: LoggedRun
@@ -84,7 +73,7 @@ class _Run:
     notes: list[str]
     force: bool
     prefill: Prefill
-    share: Share
+    writes: bool
     engine: dict[str, Any]
     checked: dict[str, dict[int, Seen]]
 
@@ -101,13 +90,11 @@ def stores_from_samples(
     force: bool = False,
     backend: str = "hf",
     base_url: str | None = None,
-    shard: str | None = None,
 ) -> Path:
     """Fill a store for each task of a run's samples; returns the folder of them all.
 
     A task is a folder of its own under ``output``, called as the dispersion task is. A finished one of the
-    same samples, model and layers is kept, so that a run that was killed goes on where it was. Processes that
-    share the prompts need one file system; the last of them writes the store.
+    same samples, model and layers is kept, so that a run that was killed goes on where it was.
 
     Args:
         results: Folder or results file of a run of lm-eval with ``--log_samples``.
@@ -119,38 +106,43 @@ def stores_from_samples(
         judge: ``METRIC`` or ``FILTER/METRIC`` that tells correct answers.
         batch_size: Prompts at a time, or ``auto``.
         force: Go on where documents are missing, or answers or an engine's states are not the model's.
-        backend: ``hf``, ``vllm`` or ``sglang``: what runs the prompts.
-        base_url: Address of the backend's server.
-        shard: ``I/N``: run the I-th of N shares; default: as the launcher says.
+        backend: ``hf`` or ``vllm``: what runs the prompts.
+        base_url: Address of the vLLM server.
 
     Raises:
         HarnessError: The samples are not whole, or those of another model or tokenizer; the backend cannot be
             reached, or gives other states.
-        UsageError: No such task, layer, backend or shard, or another store in the folder.
+        UsageError: No such task, layer or backend, or another store in the folder.
     """
     run = find_run(results)
     chosen = list(run.samples) if tasks is None else [task.strip() for task in tasks]
     unknown = [task for task in chosen if task not in run.samples]
     if unknown:
         raise UsageError(f"{run.file} has no samples of {unknown[0]!r}; it has {', '.join(run.samples)}")
-    share = share_of(shard, one_model=arguments.get("tp_plan") is not None)
-    engine = open_engine(backend, base_url, str(arguments["pretrained"]))
-    wanted = [engine.layer] if engine and not layers else split_names(layers)
-    if engine:
-        check_layers(engine, wanted)
+    one_model, rank = arguments.get("tp_plan") is not None, int(os.environ.get("RANK", "0"))
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not one_model:
+        raise UsageError(
+            "several processes were launched and each would run all prompts; launch one, or let them hold "
+            "the model between them with --model-args tp_plan=auto"
+        )
+    server = _server(backend, base_url, str(arguments["pretrained"]))
+    wanted = [vllm.LAYER] if server and not layers else split_names(layers)
+    if server and (others := [name for name in wanted if name != vllm.LAYER]):
+        raise UsageError(
+            f"vllm gives the layer {vllm.LAYER!r} alone, not {others[0]!r}; leave --layer out, or use "
+            "--backend hf"
+        )
     logged = [read_task(run, task, allow_holes=force) for task in chosen]
     for task in logged:
         metrics = next(iter(task.filters.values()))[0].metrics
         check_judge(task.name, judge, list(task.filters), metrics)
     lm = _model(run, arguments, batch_size)
-    if share.count > 1:
-        lm._rank, lm._world_size = 0, 1  # the shares are ours: lm-eval must wait for no other process
     notes = _model_notes(run, lm, arguments)
     names = list(dict.fromkeys(site.name for site in resolve(lm.model, wanted)))
-    told: dict[str, Any] = {}
+    engine: dict[str, Any] = {}
     checked: dict[str, dict[int, Seen]] = {}
-    if engine:
-        told, checked, more = _checked_engine(engine, lm, logged, judge, force)
+    if server:
+        engine, checked, more = _check_server(server, lm, logged, judge, force)
         notes += more
     whole = _Run(
         run,
@@ -161,9 +153,9 @@ def stores_from_samples(
         judge,
         notes,
         force,
-        on_engine(engine, lm) if engine else on_transformers(lm),
-        share,
-        told,
+        vllm.on_server(server, lm) if server else on_transformers(lm),
+        rank == 0,
+        engine,
         checked,
     )
     for task in logged:
@@ -171,33 +163,43 @@ def stores_from_samples(
     return Path(output)
 
 
-def _checked_engine(
-    engine: Engine, lm: Any, tasks: LoggedTasks, judge: str | None, force: bool
-) -> tuple[dict[str, Any], dict[str, dict[int, Seen]], list[str]]:
-    """Compare an engine with transformers on documents of all tasks; refused where it differs.
+def _server(backend: str, base_url: str | None, model: str) -> vllm.VllmServer | None:
+    if backend == "hf":
+        if base_url is not None:
+            raise UsageError("--base-url is the address of a vLLM server; add --backend vllm")
+        return None
+    if backend != "vllm":
+        raise UsageError(f"expected a backend of hf, vllm, got {backend!r}")
+    if base_url is None:
+        raise UsageError(
+            f"expected --base-url beside --backend vllm; start a server with `{vllm.start_command(model)}`"
+        )
+    return vllm.VllmServer(base_url, model)
 
-    Returns:
-        What the manifest says of the engine, what transformers brought back, and notes.
-    """
+
+def _check_server(
+    server: vllm.VllmServer, lm: Any, tasks: LoggedTasks, judge: str | None, force: bool
+) -> tuple[dict[str, Any], dict[str, dict[int, Seen]], list[str]]:
+    """Manifest entries, transformers' states of some documents of all tasks, and notes; refused if off."""
     pairs = [
         (task, i, document) for task in tasks for i, document in enumerate(task.filters[_filter(task, judge)])
     ]
-    instances = [_instance(task, document, _kind(task), [engine.layer]) for task, _, document in pairs]
-    found, alone = check_engine(engine, lm, instances)
+    instances = [_instance(task, document, _kind(task), [vllm.LAYER]) for task, _, document in pairs]
+    agreement, by_hf = vllm.check_server(server, lm, instances)
     checked: dict[str, dict[int, Seen]] = {}
-    for place, seen in alone.items():
+    for place, seen in by_hf.items():
         task, i, _ = pairs[place]
         checked.setdefault(task.name, {})[i] = seen
-    told: dict[str, Any] = {"engine": engine.name, "engine_model": engine.model()}
-    notes = [f"{engine.name} gives no log-probabilities of prompts: query_perplexity is not known"]
-    if found is not None:
-        print(f"{engine.name}: {found}", file=sys.stderr)
-        if not found.holds:
+    entries: dict[str, Any] = {"engine": "vllm", "engine_model": server.model()}
+    notes = ["vllm gives no log-probabilities of prompts: query_perplexity is not known"]
+    if agreement is not None:
+        print(f"vllm: {agreement}", file=sys.stderr)
+        if not agreement.holds:
             if not force:
-                raise refuse(engine, found)
-            notes.append(f"{engine.name} does not give the states of transformers: {found}")
-        told["engine_check"] = found.figures
-    return told, checked, notes
+                raise vllm.refusal(server, agreement)
+            notes.append(f"vllm does not give the states of transformers: {agreement}")
+        entries["engine_check"] = agreement.figures
+    return entries, checked, notes
 
 
 def _filter(task: LoggedTask, judge: str | None) -> str:
@@ -220,28 +222,22 @@ def _store_task(run: _Run, task: LoggedTask) -> None:
         "engine": run.engine.get("engine"),
     }
     shape = shape_manifest(task.shape, run.lm, dict(run.arguments))
-    with _alone(folder):
-        if _is_done(folder, source, shape["identity"], run.layers):
-            print(f"{task.name}: {folder} is there already", file=sys.stderr)
-            return
+    if _is_done(folder, source, shape["identity"], run.layers):
+        print(f"{task.name}: {folder} is there already", file=sys.stderr)
+        return
+    if run.writes:
         begin_store(folder)
     instances = [_instance(task, document, _kind(task), run.layers) for document in documents]
     unique = {prompt_key(instance): instance for instance in instances}
     # Longest first: what does not fit fails at once, and batches hold prompts of like length.
     ordered = sorted(unique, key=lambda key: (-len(unique[key].args[0]), key))
     key = json.dumps([source, shape["identity"], run.layers], sort_keys=True)
-    states = run_parts([unique[k] for k in ordered], folder, key, run.prefill, run.share)
-    if states is None:
-        if run.share.writes:
-            print(
-                f"{task.name}: shard {run.share.index + 1} of {run.share.count} is run; whichever ends last "
-                "writes the store",
-                file=sys.stderr,
-            )
+    states = run_parts([unique[k] for k in ordered], folder, key, run.prefill, writes=run.writes)
+    if not run.writes:
         return
     seen = dict(zip(ordered, states, strict=True))
     found = [seen[prompt_key(instance)] for instance in instances]
-    # An engine gives no answers: those of transformers to some of the documents stand for them.
+    # A server gives no answers: those of transformers to some of the documents stand for them.
     answered = run.checked.get(task.name, {}) if run.engine else dict(enumerate(found))
     agreement, remark = _agreement(task, [documents[i] for i in answered], list(answered.values()), run.force)
     records, by = [], None
@@ -257,18 +253,13 @@ def _store_task(run: _Run, task: LoggedTask) -> None:
         **model_manifest(run.lm, dict(run.arguments)),
         "model_args": dict(run.arguments),
         "tasks": {task.store_name: task.version},
-        "default_layer": metrics.layers[0],
         **shape,
         "limit": (run.logged.results.get("config") or {}).get("limit"),
         "figures": {**metrics.summary(), "correct_by": judged},
         "samples": {**source, **run.engine, **agreement, "notes": told},
     }
-    with _alone(folder):
-        if not (folder / MANIFEST).exists():
-            table = document_table(task.store_name, metrics.records, task.category)
-            write_store(folder, documents=table, vectors=metrics.vectors, manifest=manifest)
-            shutil.rmtree(folder / FOLDER, ignore_errors=True)
-    (folder / _LOCK).unlink(missing_ok=True)
+    write(folder, metrics, task.category, manifest)
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)
     print(
         f"{task.name}: {len(documents)} documents, {len(unique)} prompts run"
         + "".join(f"; {key.replace('_', ' ')} {value:.3g}" for key, value in agreement.items()),
@@ -276,17 +267,6 @@ def _store_task(run: _Run, task: LoggedTask) -> None:
     )
     for note in told:
         print(f"{task.name}: note: {note}", file=sys.stderr)
-
-
-def _alone(folder: Path) -> FileLock:
-    """Held by one process at a time; a process that is killed lets go of it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"the store {folder} cannot be written: {error.strerror}; choose another place"
-        ) from error
-    return FileLock(folder / _LOCK)
 
 
 def _is_done(

@@ -68,13 +68,9 @@ def _refusal(self: Any, requests: Sequence[Any], **_: Any) -> Any:
 
 def _loglikelihood(self: Any, requests: Sequence[Any], **options: Any) -> list[Any]:
     check_model(self, str(requests[0].task_name))
-    queries = [(r.args[0], getattr(r, "query", None)) if r.idx == 0 else None for r in requests]
-    return scored(self, requests, ContextRecorder(self, layers_of(requests), queries), **options)
-
-
-def scored(self: Any, requests: Sequence[Any], recorder: ContextRecorder, **options: Any) -> list[Any]:
-    """Answers to log-likelihood requests, with the states that the recorder sees."""
     _check_texts(requests)
+    queries = [(r.args[0], getattr(r, "query", None)) if r.idx == 0 else None for r in requests]
+    recorder = ContextRecorder(self, _layers_of(requests), queries)
     with recorder.running():
         answers = self.loglikelihood(requests, **options)
     seen = recorder.seen()
@@ -87,40 +83,48 @@ def scored(self: Any, requests: Sequence[Any], recorder: ContextRecorder, **opti
 
 def _loglikelihood_rolling(self: Any, requests: Sequence[Any], **options: Any) -> list[Any]:
     check_model(self, str(requests[0].task_name))
-    recorder = SegmentRecorder(self, layers_of(requests))
+    recorder = SegmentRecorder(self, _layers_of(requests))
     with recorder.running():
         answers = self.loglikelihood_rolling(requests, **options)
     seen = recorder.seen()
     _same_number(recorder.texts, requests)
-    carried, start = [], 0
-    for answer, request, tokens in zip(answers, requests, recorder.texts, strict=True):
-        windows = get_rolling_token_windows(
-            token_list=tokens, prefix_token=self.prefix_token_id, max_seq_len=self.max_length, context_len=1
-        )
-        stop = start + sum(1 for _ in windows)
+    carried = []
+    bounds = segment_bounds(self, recorder.texts)
+    for answer, request, (start, stop) in zip(answers, requests, bounds, strict=True):
         wanted = [w for w in seen[start:stop] if w is not None]
         state = state_for(request, wanted)
         state.perplexity = [recorder.perplexity(i) for i in range(start, stop)]
         carried.append(with_state(answer, state))
-        start = stop
     return carried
+
+
+def segment_bounds(lm: Any, texts: Sequence[list[int]]) -> list[tuple[int, int]]:
+    """Of each text, given as tokens: its segments' places [start, stop) among the segments of all texts."""
+    bounds, start = [], 0
+    for tokens in texts:
+        windows = get_rolling_token_windows(
+            token_list=tokens, prefix_token=lm.prefix_token_id, max_seq_len=lm.max_length, context_len=1
+        )
+        stop = start + sum(1 for _ in windows)
+        bounds.append((start, stop))
+        start = stop
+    return bounds
 
 
 def _generate_until(self: Any, requests: Sequence[Any], **options: Any) -> list[Any]:
     check_model(self, str(requests[0].task_name))
-    return generated(self, requests, PrefillRecorder(self, layers_of(requests)), **options)
+    return _generated(self, requests, PrefillRecorder(self, _layers_of(requests)), **options)
 
 
 def prefilled(lm: Any, requests: Sequence[Any]) -> list[Any]:
     """Answers with states as the request types give them, but of every generation its first token only."""
     if requests[0].request_type == REQUEST_TYPES["generate_until"]:
-        return generated(lm, requests, OneTokenRecorder(lm, layers_of(requests)))
+        return _generated(lm, requests, OneTokenRecorder(lm, _layers_of(requests)))
     answers: list[Any] = getattr(lm, requests[0].request_type)(requests)
     return answers
 
 
-def generated(self: Any, requests: Sequence[Any], recorder: PrefillRecorder, **options: Any) -> list[Any]:
-    """Answers to generation requests, with the states that the recorder sees."""
+def _generated(self: Any, requests: Sequence[Any], recorder: PrefillRecorder, **options: Any) -> list[Any]:
     _check_texts(requests)
     with recorder.running():
         answers = self.generate_until(requests, **options)
@@ -150,7 +154,7 @@ def _check_texts(requests: Sequence[Any]) -> None:
         )
 
 
-def layers_of(requests: Sequence[Any]) -> list[str]:
+def _layers_of(requests: Sequence[Any]) -> list[str]:
     """Layers that any of the requests asks for, each once."""
     names = [name for request in requests for name in getattr(request, "dispersion_layers", ("last",))]
     return list(dict.fromkeys(names))

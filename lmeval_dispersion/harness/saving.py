@@ -27,6 +27,7 @@ from lmeval_dispersion.model.identity import (
     settings_identity,
     weights_identity,
 )
+from lmeval_dispersion.model.parts import depth
 from lmeval_dispersion.store import begin_store, write_store
 
 if TYPE_CHECKING:
@@ -85,12 +86,8 @@ def save(run: Run, task: Any, metrics: TaskMetrics, summary: Mapping[str, Any]) 
     if run.folder is None:
         return None
     try:
-        write_store(
-            run.folder,
-            documents=document_table(task.task_name, metrics.records, run.around.category(task.task_name)),
-            vectors=metrics.vectors,
-            manifest={**_manifest(task, metrics.layers, run), "figures": summary},
-        )
+        category = run.around.category(task.task_name)
+        write(run.folder, metrics, category, {**_manifest(task, run), "figures": summary})
     except Exception as error:  # whatever it is: hours of evaluation must not end for want of a store
         failures.append(run.folder)
         log.error(
@@ -104,6 +101,16 @@ def save(run: Run, task: Any, metrics: TaskMetrics, summary: Mapping[str, Any]) 
     else:
         log.info("%s: the vectors are in %s", task.task_name, run.folder)
     return str(run.folder)
+
+
+def write(folder: Path, metrics: TaskMetrics, category: str | None, manifest: Mapping[str, Any]) -> None:
+    """Write the store of one task, whatever ran it."""
+    write_store(
+        folder,
+        documents=_document_table(metrics.task, metrics.records, category),
+        vectors=metrics.vectors,
+        manifest={**manifest, "default_layer": metrics.layers[0]},
+    )
 
 
 def tell() -> None:
@@ -135,8 +142,7 @@ def store_folder(task: str, metadata: Mapping[str, Any], around: Surroundings) -
     return None
 
 
-def document_table(task: str, records: Sequence[DocRecord], category: str | None) -> pd.DataFrame:
-    """The store's rows of one task: one a document, or one a segment."""
+def _document_table(task: str, records: Sequence[DocRecord], category: str | None) -> pd.DataFrame:
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
@@ -169,7 +175,7 @@ def document_table(task: str, records: Sequence[DocRecord], category: str | None
     return frame.assign(document=frame["doc_id"], doc_id=range(len(frame)))
 
 
-def _manifest(task: Any, layers: Sequence[str], run: Run) -> dict[str, Any]:
+def _manifest(task: Any, run: Run) -> dict[str, Any]:
     around, options, config, lm = run.around, run.options, task.config, run.around.lm
     template = _chat_template(lm) if options.get("apply_chat_template") else None
     shape = PromptShape(
@@ -188,7 +194,6 @@ def _manifest(task: Any, layers: Sequence[str], run: Run) -> dict[str, Any]:
         **model_manifest(lm, arguments),
         "model_args": arguments,
         "tasks": {task.task_name: task.VERSION},
-        "default_layer": layers[0],
         **shape_manifest(shape, lm, arguments),
         "limit": around.limit,
     }
@@ -201,6 +206,7 @@ def model_manifest(lm: Any, arguments: Any) -> dict[str, Any]:
     return {
         "model": name if isinstance(name, str) else getattr(loaded, "_name_or_path", ""),
         "revision": _commit(name, lm, arguments) if isinstance(name, str) else None,
+        "depth": None if loaded is None else depth(loaded),
         "versions": {
             "lm_eval": _version("lm_eval"),
             "transformers": _version("transformers"),

@@ -1,161 +1,185 @@
-"""The arms of a comparison side by side, and what their seeds let one say."""
+"""A base model and those trained with a loss side by side, and what their seeds let one say."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-from lmeval_dispersion.report import Column, Document, Section, Table
+from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.statistics import student_quantile
-from lmeval_dispersion.training.settings import BASE, Settings
 
-_COLUMNS = (
-    Column("arm", "arm"),
-    Column("domain", "domain"),
-    Column("seeds", "seeds", drop=4),
-    Column("before", "perplexity before", ".2f", short="before", drop=2),
-    Column("perplexity", "perplexity", ".2f", short="ppl", hint="on the held-out texts, mean over seeds"),
-    Column("sd", "sd", ".2f", hint="standard deviation over seeds", drop=5),
-    Column(
-        "versus_base",
-        "against base, %",
-        "+.2f",
-        short="vs base, %",
-        hint="100 log(perplexity / base's with the same seed), mean over seeds; below 0 is better",
-    ),
-    Column("low", "from", "+.2f", hint="interval of the mean over seeds, all comparisons together 95 %"),
-    Column("high", "to", "+.2f"),
-    Column("tokens_before", "token dispersion before", ".3f", short="tokens before", drop=3),
-    Column("tokens", "token dispersion", ".3f", short="tokens", drop=1, hint="last layer, after training"),
-    Column("texts", "text dispersion", ".3f", short="texts", drop=1, hint="last layer, after training"),
-)
+BASE = "base"
 
 
-def compared(settings: Settings, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row an arm and domain, over its seeds.
+@dataclass(frozen=True)
+class Trained:
+    """One way of training on one domain, over its seeds.
 
-    ``perplexity`` is the mean over seeds of the perplexity after training, ``sd`` their standard deviation
-    (None for one seed); ``before`` that of the start. ``versus_base`` is the mean over shared seeds of
-    log(perplexity / the base's with the same seed), in per cent, ``versus_base_sd`` its standard deviation
-    over seeds. ``tokens_before``, ``tokens`` and ``texts`` are dispersions of the last layer, see
-    :func:`~lmeval_dispersion.training.arm.evaluated`.
+    Attributes:
+        loss: The loss's name, or ``base``.
+        domain: The texts' last name.
+        seeds: How many seeds.
+        perplexity: On the held-out texts after training, mean over seeds.
+        sd: Standard deviation of that over seeds; None for one.
+        versus_base: Mean over seeds of 100 log(perplexity / base's with the same seed); None for base.
+        versus_base_sd: Its standard deviation over seeds.
+        half: Half of the interval of ``versus_base``; all intervals of a comparison together hold with 95 %.
+        before: Perplexity before training.
+        tokens: Dispersion between the tokens of a block, last layer, after training.
+        tokens_before: The same before it.
+        texts: Dispersion between blocks at their last position that predicts a token, likewise.
     """
-    rows = []
-    base = {r["seed"]: r for r in results if r["arm"] == BASE}
-    for arm in settings.arms:
-        of_arm = [r for r in results if r["arm"] == arm]
-        if not of_arm:
-            continue
-        for domain, (source, _) in enumerate(settings.domains):
-            after = [_evaluation(r, -1, domain) for r in of_arm]
-            before = [_evaluation(r, 0, domain) for r in of_arm]
-            ppl = [e["perplexity"] for e in after]
-            shifts = [
-                100 * math.log(e["perplexity"] / _evaluation(base[r["seed"]], -1, domain)["perplexity"])
-                for r, e in zip(of_arm, after, strict=True)
-                if arm != BASE and r["seed"] in base
-            ]
-            texts = [e["texts"][-1] for e in after if e["texts"][-1] is not None]
-            rows.append(
-                {
-                    "arm": arm,
-                    "domain": source,
-                    "seeds": len(of_arm),
-                    "before": fmean(e["perplexity"] for e in before),
-                    "perplexity": fmean(ppl),
-                    "sd": stdev(ppl) if len(ppl) > 1 else None,
-                    "versus_base": fmean(shifts) if shifts else None,
-                    "versus_base_sd": stdev(shifts) if len(shifts) > 1 else None,
-                    "tokens_before": fmean(e["tokens"][-1] for e in before),
-                    "tokens": fmean(e["tokens"][-1] for e in after),
-                    "texts": fmean(texts) if texts else None,
-                }
-            )
-    return rows
 
-
-def json_of(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows of :func:`compared` as ``comparison.json`` holds them."""
-    return json.dumps(rows, indent=1) + "\n"
-
-
-def report(rows: Sequence[dict[str, Any]], command: str = "") -> Document:
-    """The rows of :func:`compared` as a report that says which arms are better than base, or that none is.
-
-    Arms are compared with base by the t interval of ``versus_base`` over seeds, Bonferroni-corrected for the
-    number of rows that are compared: all intervals hold together with 95 %.
-    """
-    tested = [row for row in rows if row["versus_base_sd"] is not None]
-    shown = []
-    for row in rows:
-        low = high = None
-        if row in tested:
-            quantile = student_quantile(1 - 0.025 / len(tested), row["seeds"] - 1)
-            half = quantile * row["versus_base_sd"] / math.sqrt(row["seeds"])
-            low, high = row["versus_base"] - half, row["versus_base"] + half
-        shown.append({**row, "low": low, "high": high})
-    limits = []
-    if tested:
-        together = f"the {len(tested)} intervals together have 95 %" if len(tested) > 1 else "95 %"
-        limits.append(
-            f"Intervals are of the mean over seeds (Student's t, {together}): they cover the draws that a "
-            "seed makes, and not the choice of texts, model, weight or learning rate."
-        )
-    return Document(
-        "Training with a dispersion loss, against base",
-        answer=_answer(shown),
-        sections=[Section("", [Table(shown, _COLUMNS, "Held-out perplexity and dispersion", "arms")])],
-        limits=limits,
-        command=command,
-        rows=rows,
-        contract=lambda: json_of(rows),
-        libraries=("torch", "transformers"),
-        guide="docs/reference/training.md",
-    )
-
-
-def _answer(rows: Sequence[dict[str, Any]]) -> list[str]:
-    names = {row["domain"]: row["domain"].replace("\\", "/").rstrip("/").split("/")[-1] for row in rows}
-    if len(set(names.values())) < len(names):
-        names = {domain: domain for domain in names}
-    where = {domain: f" on {name}" if len(names) > 1 else "" for domain, name in names.items()}
-    others = [row for row in rows if row["arm"] != BASE]
-    if not any(row["versus_base"] is not None for row in others):
-        best = min(rows, key=lambda row: float(row["perplexity"]))
-        return [
-            f"Nothing is compared: that takes the arm {BASE} and another. The lowest held-out perplexity is "
-            f"{best['perplexity']:.2f}, of {best['arm']}{where[best['domain']]}."
-        ]
-    if all(row["low"] is None for row in others):
-        told = ", ".join(
-            f"{row['arm']}{where[row['domain']]} {row['versus_base']:+.2f} %"
-            for row in others
-            if row["versus_base"] is not None
-        )
-        return [
-            f"One seed tells nothing apart from {BASE}: {told}. Pass --seed more than once for an interval."
-        ]
-    better = [_told(row, where) for row in others if row["high"] is not None and row["high"] < 0]
-    worse = [_told(row, where) for row in others if row["low"] is not None and row["low"] > 0]
-    apart = [_told(row, where) for row in others if row["low"] is not None and row["low"] <= 0 <= row["high"]]
-    first = f"Better than {BASE}: {'; '.join(better)}." if better else f"No arm is better than {BASE}."
-    return [
-        first,
-        *([f"Worse than {BASE}: {'; '.join(worse)}."] if worse else []),
-        *([f"Not told apart from {BASE}: {'; '.join(apart)}."] if apart else []),
+    loss: Annotated[str, Col("Loss")]
+    domain: Annotated[str, Col("Domain", drop=3)]
+    seeds: Annotated[int, Col("Seeds")]
+    perplexity: Annotated[float, Col("Perplexity", ".2f", error="sd", hint="± standard deviation over seeds")]
+    sd: float | None
+    versus_base: Annotated[
+        float | None,
+        Col(
+            "Against base, %", ".2f", error="half", dots="both", hint="100 log of the ratio, below 0: better"
+        ),
     ]
+    versus_base_sd: float | None
+    half: float | None
+    before: Annotated[float, Col("Perplexity", ".2f")]
+    tokens: Annotated[float, Col("Token dispersion", ".3f", short="Tokens", drop=1)]
+    tokens_before: Annotated[float, Col("Token dispersion", ".3f")]
+    texts: Annotated[float | None, Col("Text dispersion", ".3f", short="Texts", drop=2)]
+
+    @property
+    def told(self) -> str:
+        """The comparison with base in words."""
+        low, high = self.versus_base - self.half, self.versus_base + self.half  # type: ignore[operator]
+        return f"{self.loss} on {self.domain}, {self.versus_base:+.2f} % ({low:+.2f} to {high:+.2f})"
 
 
-def _told(row: dict[str, Any], where: dict[str, str]) -> str:
-    return (
-        f"{row['arm']}{where[row['domain']]}, perplexity {row['versus_base']:+.2f} % "
-        f"({row['low']:+.2f} to {row['high']:+.2f}, {row['seeds']} seeds)"
+@dataclass(frozen=True, repr=False)
+class Comparison(Report):
+    """Every loss against base, by domain.
+
+    Intervals are Student's t over seeds, Bonferroni-corrected for the number of comparisons: they hold
+    together with 95 %.
+    """
+
+    template: ClassVar[str] = "comparison.jinja"
+    schema: ClassVar[str] = "dispersion-training/1"
+    libraries: ClassVar[Sequence[str]] = ("torch", "transformers")
+    guide: ClassVar[str] = "docs/reference/training.md"
+
+    trained: Sequence[Trained]
+
+    @classmethod
+    def of(cls, results: Sequence[Mapping[str, Any]], domains: Sequence[str]) -> Comparison:
+        """The comparison of what trainings left behind.
+
+        Args:
+            results: Their ``result.json``.
+            domains: The texts that they were trained on, in order.
+        """
+        names = [domain.replace("\\", "/").rstrip("/").split("/")[-1] for domain in domains]
+        names = names if len(set(names)) == len(names) else list(domains)
+        rows = []
+        for loss in dict.fromkeys(result["arm"] for result in results):
+            for k, name in enumerate(names):
+                ours, base = ([r for r in results if r["arm"] == arm] for arm in (loss, BASE))
+                before, after, baseline = (
+                    [result[when][k] for result in trainings]
+                    for trainings, when in ((ours, "before"), (ours, "after"), (base, "after"))
+                )
+                ratios = [
+                    100 * math.log(figures["perplexity"] / others["perplexity"])
+                    for figures, others in zip(after, baseline, strict=True)  # seed by seed
+                ]
+                rows.append(_row(loss, name, before, after, ratios if loss != BASE else []))
+        compared = sum(row.versus_base_sd is not None for row in rows)
+        return cls([_with_interval(row, compared) for row in rows])
+
+    def tables(self) -> dict[str, Table]:
+        """A row for each training and domain, after training and before it."""
+        after = Table.of(
+            self.trained,
+            "Held-out perplexity and dispersion",
+            name="trained",
+            hide=("seeds", "before", "tokens_before"),
+        )
+        before = Table.of(
+            self.trained,
+            "Before training",
+            name="before",
+            hide=("perplexity", "versus_base", "tokens", "texts"),
+        )
+        return {"trained": after, "before": before}
+
+    def charts(self) -> dict[str, Chart]:
+        """The differences from base with their intervals."""
+        rows = [row for row in self.trained if row.versus_base is not None and row.half is not None]
+        if not rows:
+            return {}
+        data = [
+            {"name": f"{row.loss} · {row.domain}", "difference": row.versus_base}
+            | {"low": row.versus_base - row.half, "high": row.versus_base + row.half}  # type: ignore[operator]
+            for row in rows
+        ]
+        name = {"field": "name", "type": "nominal", "sort": None, "title": None}
+        axis = {"type": "quantitative", "title": "Perplexity against base, %"}
+        chart = {
+            "data": {"values": data},
+            "layer": [
+                {"mark": "rule", "encoding": {"x": {"datum": 0}}},
+                {
+                    "mark": {"type": "rule", "strokeWidth": 2},
+                    "encoding": {"y": name, "x": {"field": "low", **axis}, "x2": {"field": "high"}},
+                },
+                {"mark": "point", "encoding": {"y": name, "x": {"field": "difference", **axis}}},
+            ],
+        }
+        told = "; ".join(row.told for row in rows)
+        return {"against_base": Chart(chart, "Perplexity against base, 95 % intervals", f"{told}.")}
+
+    def context(self) -> dict[str, Any]:
+        """The comparisons by their outcome."""
+        rows = [row for row in self.trained if row.versus_base is not None]
+        known = [row for row in rows if row.half is not None]
+        return {
+            "single": [] if known else rows,
+            "better": [row.told for row in known if row.versus_base + row.half < 0],  # type: ignore[operator]
+            "worse": [row.told for row in known if row.versus_base - row.half > 0],  # type: ignore[operator]
+            "open": [row.told for row in known if abs(row.versus_base) <= row.half],  # type: ignore[arg-type,operator]
+        }
+
+
+def _row(
+    loss: str,
+    domain: str,
+    before: Sequence[Mapping[str, Any]],
+    after: Sequence[Mapping[str, Any]],
+    ratios: Sequence[float],
+) -> Trained:
+    perplexities = [figures["perplexity"] for figures in after]
+    texts = [figures["texts"][-1] for figures in after if figures["texts"][-1] is not None]
+    return Trained(
+        loss=loss,
+        domain=domain,
+        seeds=len(after),
+        perplexity=fmean(perplexities),
+        sd=stdev(perplexities) if after[1:] else None,
+        versus_base=fmean(ratios) if ratios else None,
+        versus_base_sd=stdev(ratios) if ratios[1:] else None,
+        half=None,
+        before=fmean(figures["perplexity"] for figures in before),
+        tokens=fmean(figures["tokens"][-1] for figures in after),
+        tokens_before=fmean(figures["tokens"][-1] for figures in before),
+        texts=fmean(texts) if texts else None,
     )
 
 
-def _evaluation(result: dict[str, Any], which: int, domain: int) -> dict[str, Any]:
-    found: dict[str, Any] = result["evaluations"][which]["domains"][domain]
-    return found
+def _with_interval(row: Trained, compared: int) -> Trained:
+    if row.versus_base_sd is None:
+        return row
+    quantile = student_quantile(1 - 0.025 / compared, row.seeds - 1)
+    return replace(row, half=quantile * row.versus_base_sd / math.sqrt(row.seeds))

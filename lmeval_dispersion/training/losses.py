@@ -19,8 +19,7 @@ two points drops out; where none is left the loss is 0 with a zero gradient. Non
 
 Sources: RD is "On the Predictive Power of Representation Dispersion in Language Models" (ICLR 2026), sections
 3.4 and B.4.2 (push-away, cross-domain push-away, squeeze); LD is "Dispersion Loss Counteracts Embedding
-Condensation" (ICML 2026; the others). ``released=True`` gives what LD's released code computes instead of the
-published formula.
+Condensation" (ICML 2026; the others), by its published formulas.
 """
 
 from __future__ import annotations
@@ -54,13 +53,6 @@ from lmeval_dispersion.training.pairing import (
     points,
 )
 from lmeval_dispersion.training.pairwise import Angular, Hinge, angular, euclidean, median_distance
-from lmeval_dispersion.training.released import (
-    CLAMP,
-    NORM_WEIGHT,
-    released_angular,
-    released_l2,
-    released_orthogonalization,
-)
 
 SMALLEST_TAU = 0.02  # below it exp(-1/tau) leaves float32
 
@@ -159,8 +151,6 @@ def angular_spread(
     pairs: Pairs = "sequence",
     max_tokens: int | None = None,
     generator: torch.Generator | None = None,
-    released: bool = False,
-    clamp: float = CLAMP,
 ) -> Tensor:
     """Log of the mean of exp(-D/tau) over ordered pairs i != j, D = arccos(cos)/pi; in [-1/tau, 0].
 
@@ -175,8 +165,6 @@ def angular_spread(
         pairs: ``sequence`` or ``batch``: among which tokens pairs are formed.
         max_tokens: Tokens drawn of each row; None: all.
         generator: Of that draw.
-        released: Values of LD's released code, which saturates where |cos| > 1 - ``clamp``.
-        clamp: Its clamp: 0.25 in its class and Qwen3 script, 0.1 on its GPT-2 command line.
 
     Raises:
         GeometryError: A shape does not fit.
@@ -186,8 +174,7 @@ def angular_spread(
     """
     _positive("tau", tau, SMALLEST_TAU)
     p = points(layers_of(z), **_common(mask, segments, pairs, max_tokens, generator))
-    value = released_angular(p, tau, clamp) if released else angular(p, Angular(tau))
-    return like_given(z, layer_means(p, *value))
+    return like_given(z, layer_means(p, *angular(p, Angular(tau))))
 
 
 def orthogonalization(
@@ -199,8 +186,6 @@ def orthogonalization(
     pairs: Pairs = "sequence",
     max_tokens: int | None = None,
     generator: torch.Generator | None = None,
-    released: bool = False,
-    clamp: float = CLAMP,
 ) -> Tensor:
     """Mean of max(0, margin - D)^2 over ordered pairs i != j, D = arccos(cos)/pi; in [0, margin^2].
 
@@ -216,8 +201,7 @@ def orthogonalization(
     if not 0.0 < margin <= 1.0:
         raise UsageError(f"expected a margin in (0, 1], got {margin}; 0.5 is a right angle")
     p = points(layers_of(z), **_common(mask, segments, pairs, max_tokens, generator))
-    value = released_orthogonalization(p, margin, clamp) if released else angular(p, Hinge(margin))
-    return like_given(z, layer_means(p, *value))
+    return like_given(z, layer_means(p, *angular(p, Hinge(margin))))
 
 
 def l2_repel(
@@ -226,11 +210,10 @@ def l2_repel(
     mask: Tensor | None = None,
     segments: Tensor | None = None,
     tau: float | Literal["median"] = 1.0,
-    norm_weight: float = NORM_WEIGHT,
+    norm_weight: float = 0.1,
     pairs: Pairs = "sequence",
     max_tokens: int | None = None,
     generator: torch.Generator | None = None,
-    released: bool = False,
 ) -> Tensor:
     """Log of the mean of exp(-|z_i - z_j|^2/tau) over i != j, plus ``norm_weight`` times the mean of z^2.
 
@@ -248,7 +231,6 @@ def l2_repel(
         pairs: ``sequence`` or ``batch``: among which tokens pairs are formed.
         max_tokens: Tokens drawn of each row; None: all.
         generator: Of that draw.
-        released: Values of LD's released code, which counts each point's distance 0 to itself.
 
     Raises:
         GeometryError: A shape does not fit.
@@ -260,17 +242,12 @@ def l2_repel(
         raise UsageError(f"expected a norm_weight of at least 0, got {norm_weight}")
     p = points(layers_of(z), **_common(mask, segments, pairs, max_tokens, generator))
     if tau == "median":
-        if released:
-            raise UsageError("expected a number for tau with released, got 'median'")
         median = median_distance(p)
         rate = torch.where(median > 0, median.clamp(min=1e-30).reciprocal(), 0.0)
     else:
         _positive("tau", tau, 1e-30)
         rate = torch.full((p.groups,), 1.0 / float(tau), dtype=p.z.dtype, device=p.z.device)
-    if released:
-        value, counted = released_l2(p, float(tau))
-    else:
-        value, counted = euclidean(p, rate)
+    value, counted = euclidean(p, rate)
     return like_given(z, layer_means(p, value + norm_weight * _mean_square(p), counted))
 
 
@@ -283,7 +260,6 @@ def decorrelation(
     pairs: Pairs = "sequence",
     max_tokens: int | None = None,
     generator: torch.Generator | None = None,
-    released: bool = False,
 ) -> Tensor:
     """Mean squared correlation over pairs of different features; in [0, 1], 0 uncorrelated.
 
@@ -291,11 +267,11 @@ def decorrelation(
         z: States, (b, t, d) or (l, b, t, d).
         mask: Real tokens, (b, t); None: all.
         segments: Document ids of packed rows, (b, t); None: a document a row.
-        axis: ``features`` correlates features over the tokens, ``tokens`` tokens over the features.
+        axis: ``features`` correlates features over the tokens, ``tokens`` tokens over the features (as LD's
+            released code does).
         pairs: Over which tokens: of each sequence, or of the batch.
         max_tokens: Tokens drawn of each row; None: all.
         generator: Of that draw.
-        released: What LD's released code does: ``axis="tokens"``. Constant rows drop out here, are NaN there.
 
     Raises:
         GeometryError: A shape does not fit.
@@ -306,7 +282,7 @@ def decorrelation(
     if axis not in AXES:
         raise UsageError(f"expected an axis of {', '.join(AXES)}, got {axis!r}")
     p = points(layers_of(z), **_common(mask, segments, pairs, max_tokens, generator))
-    return like_given(z, layer_means(p, *squared_correlations(p, "tokens" if released else axis)))
+    return like_given(z, layer_means(p, *squared_correlations(p, axis)))
 
 
 LOSSES: dict[str, Callable[..., Tensor]] = {

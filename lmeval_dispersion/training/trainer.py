@@ -9,9 +9,10 @@ Evaluation and prediction are the parent's own, with the dispersion of every cho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -19,7 +20,8 @@ from transformers import Trainer, TrainerCallback
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.training.regularizer import DispersionRegularizer
-from lmeval_dispersion.training.settings import Schedule, weight_factor
+
+Schedule = Literal["constant", "linear", "cosine"]
 
 DOMAINS = "domains"  # column of the training data with each sequence's domain, for cross_domain_push_away
 
@@ -45,6 +47,34 @@ class DispersionConfig:
     warmup: int = 0
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)
+
+
+def weight_factor(step: int, total: int, schedule: Schedule = "constant", warmup: int = 0) -> float:
+    """Factor of the weight at a step, in [0, 1].
+
+    Args:
+        step: Number of the step, from 0.
+        total: Number of steps of the run.
+        schedule: ``constant``: 1. ``linear``: rises over ``warmup`` steps from 1/warmup to 1 and stays
+            (warmup 0: over the whole run). ``cosine``: the same rise over ``warmup`` steps, then down to 0
+            along half a cosine.
+        warmup: Steps of the rise; ignored by ``constant``.
+
+    Raises:
+        UsageError: There is no such schedule.
+
+    >>> [weight_factor(step, 4, "linear", 2) for step in range(4)]
+    [0.5, 1.0, 1.0, 1.0]
+    """
+    if schedule == "constant":
+        return 1.0
+    if schedule == "linear":
+        return min(1.0, (step + 1) / (warmup or total))
+    if schedule == "cosine":
+        if step < warmup:
+            return (step + 1) / warmup
+        return 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, total - warmup))))
+    raise UsageError(f"expected a schedule of {', '.join(get_args(Schedule))}, got {schedule!r}")
 
 
 class DispersionTrainerMixin:

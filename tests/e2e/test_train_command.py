@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.progress import Progress
 from safetensors.torch import load_file
 from threadpoolctl import threadpool_limits
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -21,7 +22,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.training.losses import LOSSES
-from lmeval_dispersion.training.settings import ARMS, agree_or_write, settings_from
+from lmeval_dispersion.training.train import LOSS_NAMES, claimed_folder, settings_from
 
 ROOT = Path(__file__).parents[2]
 WORDS = [
@@ -40,11 +41,6 @@ WORDS = [
     "old",
     "new",
     "small",
-    "green",
-    "walks",
-    "sees",
-    "holds",
-    "finds",
 ]
 
 
@@ -90,13 +86,12 @@ def arguments(base, out, **options):
     values = {
         "model": base / "model",
         "data": base / "prose.txt",
-        "out": out,
+        "output_dir": out,
         "block": 16,
-        "batch": 4,
+        "batch_size": 4,
         "lr": 5e-3,
         "tokens": 16 * 4 * 12,
         "eval_tokens": 160,
-        "evals": 1,
         "save_every": 3,
     } | options
     given = [
@@ -129,7 +124,7 @@ def weights(out):
 
 
 def test_bf16_trains_where_there_is_no_gpu(base, tmp_path):
-    shared = {"model": base / "undropped", "from_scratch": True, "arms": "angular_spread"}
+    shared = {"model": base / "undropped", "from_scratch": True}
     for name, options in {"plain": shared, "bf16": shared | {"bf16": True}}.items():
         assert main(arguments(base, tmp_path / name, **options)) == 0
     plain, rounded = weights(tmp_path / "plain"), weights(tmp_path / "bf16")
@@ -138,10 +133,35 @@ def test_bf16_trains_where_there_is_no_gpu(base, tmp_path):
     assert 0 < max(moved) < 0.03
 
 
+def test_an_interrupted_run_goes_on_to_the_same_numbers(base, tmp_path, capsys, monkeypatch):
+    """The quick form of the next: interrupted in this process, after a checkpoint."""
+    steps, show = [], Progress.update
+
+    def interrupt(self, task, **given):
+        if given["completed"] == 8 and not steps:
+            steps.append(8)
+            raise KeyboardInterrupt
+        show(self, task, **given)
+
+    with threadpool_limits(1):
+        with monkeypatch.context() as patch:
+            patch.setattr(Progress, "update", interrupt)
+            assert main(arguments(base, tmp_path / "cut", max_tokens=6)) == 130
+        assert (tmp_path / "cut" / "base-seed0" / "checkpoint-6").is_dir()
+        capsys.readouterr()
+        assert main(arguments(base, tmp_path / "cut", max_tokens=6)) == 0
+        printed = capsys.readouterr().out
+        assert main(arguments(base, tmp_path / "whole", max_tokens=6)) == 0
+    assert printed == capsys.readouterr().out
+    for key, value in weights(tmp_path / "whole").items():
+        assert torch.equal(value, weights(tmp_path / "cut")[key]), key
+
+
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_numbers(base, tmp_path, capsys):
-    options = {"arms": "angular_spread", "max_tokens": 6, "tokens": 16 * 4 * 60, "save_every": 5}
+    options = {"max_tokens": 6, "tokens": 16 * 4 * 60, "save_every": 5}
     killed = started(base, tmp_path / "killed", **options)
-    run = tmp_path / "killed" / "angular_spread-seed0"
+    run = tmp_path / "killed" / "base-seed0"
     deadline = time.monotonic() + 200
     while not list(run.glob("checkpoint-*/trainer_state.json")) and killed.poll() is None:
         assert time.monotonic() < deadline
@@ -162,11 +182,9 @@ def test_a_killed_run_goes_on_to_the_same_numbers(base, tmp_path, capsys):
         assert main(arguments(base, tmp_path / "whole", **options)) == 0
     assert printed == capsys.readouterr().out
     found, plain = (
-        json.loads((tmp_path / kind / "angular_spread-seed0" / "result.json").read_text())
+        json.loads((tmp_path / kind / "base-seed0" / "result.json").read_text())
         for kind in ("killed", "whole")
     )
-    for result in (found, plain):
-        result.pop("seconds_since_last_start")
     assert found == plain
     for key, value in weights(tmp_path / "whole").items():
         assert torch.equal(value, weights(tmp_path / "killed")[key]), key
@@ -176,50 +194,42 @@ def test_a_killed_run_goes_on_to_the_same_numbers(base, tmp_path, capsys):
     assert capsys.readouterr().out == printed
 
 
-def test_all_arms_on_two_domains(base, tmp_path, capsys):
-    arms = "base,push_away,cross_domain_push_away,squeeze,noisy_embeddings,active_forgetting"
+def test_base_and_losses_on_two_domains(base, tmp_path, capsys):
+    losses = ["push_away", "cross_domain_push_away", "squeeze"]
     options = {
-        "arms": arms,
-        "second_data": base / "code.jsonl",
-        "forget_every": 5,
+        "loss": losses,
+        "data": [base / "prose.txt", base / "code.jsonl"],
         "from_scratch": True,
         "weight": 0.5,
         "max_tokens": 0,
         "seed": [0, 1],
         "tokens": 16 * 4 * 24,
-        "layer": "last",
         "format": "json",
     }
     assert main(arguments(base, tmp_path / "out", **options)) == 0
     printed = capsys.readouterr().out
-    rows = json.loads(printed)
-    assert [(row["arm"], Path(row["domain"]).name) for row in rows[:4]] == [
-        ("base", "prose.txt"),
-        ("base", "code.jsonl"),
-        ("push_away", "prose.txt"),
-        ("push_away", "code.jsonl"),
+    rows = json.loads(printed)["trained"]
+    assert [(row["loss"], row["domain"]) for row in rows] == [
+        (loss, domain) for loss in ("base", *losses) for domain in ("prose.txt", "code.jsonl")
     ]
-    assert len(rows) == 12
-    by_arm = {row["arm"]: row for row in rows if row["domain"].endswith("prose.txt")}
-    assert all(row["before"] == by_arm["base"]["before"] for row in by_arm.values())  # one start a seed
+    by_loss = {row["loss"]: row for row in rows if row["domain"] == "prose.txt"}
+    assert all(row["before"] == by_loss["base"]["before"] for row in by_loss.values())  # one start a seed
     assert all(row["seeds"] == 2 and row["sd"] > 0 for row in rows)
-    assert by_arm["squeeze"]["tokens"] < by_arm["base"]["tokens"] < by_arm["push_away"]["tokens"]
-    assert by_arm["base"]["versus_base"] is None
-    assert len({round(row["perplexity"], 6) for row in by_arm.values()}) == 6  # no arm is another in disguise
-    assert by_arm["active_forgetting"]["perplexity"] > by_arm["base"]["perplexity"]
+    assert by_loss["squeeze"]["tokens"] < by_loss["base"]["tokens"] < by_loss["push_away"]["tokens"]
+    assert by_loss["base"]["versus_base"] is None
+    assert len({round(row["perplexity"], 6) for row in by_loss.values()}) == 4
     result = json.loads((tmp_path / "out" / "push_away-seed0" / "result.json").read_text())
-    assert [entry["step"] for entry in result["evaluations"]] == [0, 12, 24]
     assert {"ce_loss", "dispersion_loss", "dispersion", "loss"} <= set(result["log"][0])
     assert printed == (tmp_path / "out" / "comparison.json").read_text()
     markdown = (tmp_path / "out" / "comparison.md").read_text()
-    assert "**Better than base: " in markdown or "**No arm is better than base.**" in markdown
-    assert "--arms base,push_away,cross_domain_push_away" in markdown  # the command that made it
+    assert "**Better than base: " in markdown or "**No loss is better than base.**" in markdown
+    assert "--loss push_away --loss cross_domain_push_away" in markdown  # the command that made it
 
 
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        ({"arms": "base,angular"}, 2, "did you mean angular_spread"),
+        ({"loss": "angular"}, 2, "did you mean angular_spread"),
         ({"data": "/nowhere.txt"}, 2, "does not exist"),
         ({"model": "/nowhere"}, 2, "nowhere"),
         ({"tokens": "12"}, 2, "at least one step of 64"),
@@ -243,36 +253,32 @@ def test_mistakes_are_one_sentence(base, tmp_path, capsys, options, code, said):
     [
         ({"weight": "inf"}, 2, "expected weight of at least 0 and finite"),
         ({"weight": "-1"}, 2, "expected weight"),
-        ({"schedule": "square"}, 2, "constant, linear, cosine"),
-        ({"arms": "base,cross_domain_push_away"}, 2, "--second-data"),
-        ({"second_data": "/nowhere.jsonl"}, 2, "does not exist"),
+        ({"loss": "cross_domain_push_away"}, 2, "two --data"),
+        ({"data": ["BASE/prose.txt", "/nowhere.jsonl"]}, 2, "does not exist"),
         ({"eval_data": "/nowhere.jsonl"}, 2, "does not exist"),
+        ({"eval_data": ["BASE/prose.txt", "BASE/prose.txt"]}, 2, "eval_data for each of 1 data, got 2"),
         ({"max_tokens": "1"}, 2, "make a pair"),
-        ({"evals": "-1"}, 2, "expected evals"),
         ({"seed": "-1"}, 2, "expected seeds"),
-        ({"report_to": "paper"}, 2, "got 'paper'"),
-        ({"report_to": "swanlab"}, 1, "install swanlab"),
-        ({"lora": "8"}, 2, "expected lora as r=8"),
-        ({"lora": "r=2,targets=nothing"}, 2, "targets among c_attn, c_fc, c_proj"),
-        ({"lora": "r=2", "from_scratch": True}, 2, "lora without from_scratch"),
+        ({"lr": "fast"}, 2, "for lr, got 'fast'"),
         ({"model": "BASE/reader"}, 2, "expected a causal language model"),
-        ({"out": "BASE/prose.txt"}, 2, "new or empty folder"),
-        ({"out": "BASE/prose.txt/in"}, 2, "where folders and files can be made"),
+        ({"output_dir": "BASE/prose.txt"}, 2, "new or empty folder"),
+        ({"output_dir": "BASE/prose.txt/in"}, 2, "where folders and files can be made"),
     ],
 )
 def test_every_argument_is_checked_before_the_first_arm(
     base, tmp_path, capsys, monkeypatch, options, code, said
 ):
-    """Nothing is trained, and the folder of the arms is not made."""
-    if "lora" in options:
-        pytest.importorskip("peft")
-    monkeypatch.setattr("lmeval_dispersion.training.arm.trained", None)
-    given = {"arms": "base,angular_spread", "out": tmp_path / "out"} | {
-        name: value.replace("BASE", str(base)) if isinstance(value, str) else value
+    """Nothing is trained, and the folder of the models is not made."""
+    monkeypatch.setattr("lmeval_dispersion.training.train.trained", None)
+
+    def placed(value):
+        return value.replace("BASE", str(base)) if isinstance(value, str) else value
+
+    given = {"output_dir": tmp_path / "out"} | {
+        name: [*map(placed, value)] if isinstance(value, list) else placed(value)
         for name, value in options.items()
     }
-    out = given.pop("out")
-    assert main(arguments(base, out, **given)) == code
+    assert main(arguments(base, given.pop("output_dir"), **given)) == code
     printed, errors = capsys.readouterr()
     assert said in errors.replace("\n", " ")
     assert printed == ""
@@ -284,40 +290,6 @@ def test_a_folder_that_cannot_be_written_is_refused(base, tmp_path, capsys):
     (tmp_path / "closed").mkdir(mode=0o500)
     assert main(arguments(base, tmp_path / "closed" / "out")) == 2
     assert "where folders and files can be made" in capsys.readouterr().err
-
-
-def test_adapters_are_trained_alone(base, tmp_path, capsys):
-    pytest.importorskip("peft")
-    options = {"lora": "r=2,targets=c_attn+c_proj", "lr": 1e-2, "arms": "base,push_away", "weight": 5}
-    assert main(arguments(base, tmp_path / "out", **options)) == 0
-    capsys.readouterr()
-    adapters = {}
-    for arm in ("base", "push_away"):
-        folder = tmp_path / "out" / f"{arm}-seed0"
-        adapters[arm] = load_file(folder / "model" / "adapter_model.safetensors")
-        assert all("lora_" in name for name in adapters[arm])
-        assert not (folder / "model" / "model.safetensors").exists()
-        result = json.loads((folder / "result.json").read_text())
-        before, after = (result["evaluations"][k]["domains"][0] for k in (0, -1))
-        assert after["perplexity"] != before["perplexity"]
-    # Both arms start from the same adapters and differ by the loss.
-    assert any(
-        not torch.equal(value, adapters["push_away"][name]) for name, value in adapters["base"].items()
-    )
-    rows = json.loads((tmp_path / "out" / "comparison.json").read_text())
-    assert rows[0]["before"] == rows[1]["before"]
-    assert rows[1]["tokens"] > rows[0]["tokens"]
-
-
-def test_trackers_get_the_log_and_the_evaluations(base, tmp_path, capsys):
-    pytest.importorskip("tensorboardX")
-    assert main(arguments(base, tmp_path / "out", report_to="tensorboard", arms="push_away")) == 0
-    capsys.readouterr()
-    events = [path.read_bytes() for path in (tmp_path / "out").glob("push_away-seed0/**/events.*")]
-    assert events
-    text = b"".join(events)
-    for name in (b"train/dispersion_loss", b"train/ce_loss", b"eval/perplexity", b"eval/dispersion/layer.0"):
-        assert name in text, name
 
 
 def torchrun(base, out, processes, **options):
@@ -333,27 +305,27 @@ def torchrun(base, out, processes, **options):
     )
 
 
+@pytest.mark.slow
 def test_two_processes_train_what_one_trains_with_batches_as_large(base, tmp_path, capsys):
     """Pairs inside sequences: the loss of two half batches is that of the whole one."""
-    pair = {"arms": "base,angular_spread", "from_scratch": True, "max_tokens": 0, "tokens": 16 * 4 * 24}
-    done = torchrun(base, tmp_path / "two", 2, batch=2, model=base / "undropped", **pair)
+    pair = {"from_scratch": True, "max_tokens": 0, "tokens": 16 * 4 * 24}
+    done = torchrun(base, tmp_path / "two", 2, batch_size=2, model=base / "undropped", **pair)
     assert done.returncode == 0, done.stderr
-    assert main(arguments(base, tmp_path / "one", batch=4, model=base / "undropped", **pair)) == 0
+    assert main(arguments(base, tmp_path / "one", batch_size=4, model=base / "undropped", **pair)) == 0
     capsys.readouterr()
-    assert done.stdout.count("Held-out perplexity") == 1  # one of the two reports
+    assert done.stdout.count("One seed shows") == 1  # one of the two reports
     for arm in ("base", "angular_spread"):
         two, one = (
             json.loads((tmp_path / kind / f"{arm}-seed0" / "result.json").read_text())
             for kind in ("two", "one")
         )
-        assert (two["steps"], two["tokens"]) == (one["steps"], one["tokens"]) == (24, 16 * 4 * 24)
-        for ours, theirs in zip(two["evaluations"], one["evaluations"], strict=True):
-            assert ours["step"] == theirs["step"]
+        assert two["steps"] == one["steps"] == 24
+        for when in ("before", "after"):
             for key in ("perplexity", "tokens"):
-                assert ours["domains"][0][key] == pytest.approx(theirs["domains"][0][key], rel=1e-3)
-    again = torchrun(base, tmp_path / "two", 2, batch=2, model=base / "undropped", **pair)
+                assert two[when][0][key] == pytest.approx(one[when][0][key], rel=1e-3)
+    again = torchrun(base, tmp_path / "two", 2, batch_size=2, model=base / "undropped", **pair)
     assert again.stdout == done.stdout  # nothing is done twice
-    assert main(arguments(base, tmp_path / "two", batch=2, model=base / "undropped", **pair)) == 2
+    assert main(arguments(base, tmp_path / "two", batch_size=2, model=base / "undropped", **pair)) == 2
     assert "processes 2 -> 1" in capsys.readouterr().err
 
 
@@ -366,37 +338,33 @@ def test_a_failed_start_blocks_nothing_and_a_full_disk_is_one_sentence(base, tmp
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("lmeval_dispersion.training.arm.trained", full)
-        assert main(arguments(base, out, arms="base")) == 1
+        patch.setattr("lmeval_dispersion.training.train.trained", full)
+        assert main(arguments(base, out)) == 1
     assert "full disk" in capsys.readouterr().err
     # Nothing is trained yet: other settings are welcome, and other blocks are made for them.
-    assert main(arguments(base, out, arms="base", block=8, tokens=8 * 4 * 2)) == 0
+    assert main(arguments(base, out, block=8, tokens=8 * 4 * 2)) == 0
     assert "base" in capsys.readouterr().out
-    assert np.load(out / "blocks-0.npz")["train"].shape[1] == 8
-    assert main(arguments(base, out, arms="base", block=16)) == 2
+    assert np.load(out / "blocks.npz")["train0"].shape[1] == 8
+    assert main(arguments(base, out, block=16)) == 2
     assert "block 8 -> 16" in capsys.readouterr().err
 
 
 def test_another_comparisons_folder_is_refused_and_settings_files_are_read(base, tmp_path):
-    (tmp_path / "settings.yaml").write_text(f"model: {base / 'model'}\ndata: {base / 'prose.txt'}\nblok: 4\n")
-    assert set(LOSSES) < set(ARMS)
+    file = tmp_path / "settings.yaml"
+    file.write_text(f"model: {base / 'model'}\ndata: {base / 'prose.txt'}\nblok: 4\n")
+    assert set(LOSSES) == set(LOSS_NAMES)
     with pytest.raises(UsageError, match="did you mean block"):
-        settings_from({}, str(tmp_path / "settings.yaml"))
+        settings_from({}, str(file))
     with pytest.raises(UsageError, match="true or false for bf16"):
-        settings_from({"model": "m", "data": "d", "out": "o", "bf16": "no"}, None)
-    (tmp_path / "settings.yaml").write_text(
-        f"model: {base / 'model'}\ndata: x.txt\ntokens: 2M\nseeds: [1, 2]\n"
-    )
-    settings = settings_from({"out": str(tmp_path / "out"), "data": "y.txt"}, str(tmp_path / "settings.yaml"))
-    assert (settings.tokens, settings.seeds, settings.data) == (2_000_000, (1, 2), "y.txt")
-    begun = agree_or_write(settings) / "base-seed0"
+        settings_from({"model": "m", "data": "d", "output_dir": "o", "bf16": "no"})
+    file.write_text(f"model: {base / 'model'}\ndata: x.txt\ntokens: 2M\nseed: [1, 2]\n")
+    flags = {"output_dir": str(tmp_path / "out"), "data": [str(base / "prose.txt")]}
+    settings = settings_from(flags, str(file))
+    assert (settings.tokens, settings.seed, settings.data) == (2_000_000, (1, 2), (str(base / "prose.txt"),))
+    begun = claimed_folder(settings) / "base-seed1"
     begun.mkdir()
-    (begun / "evaluations.jsonl").write_text("{}")
+    (begun / "trainer_state.json").write_text("{}")
     with pytest.raises(UsageError, match=r"lr 5e-05 -> 0\.1"):
-        agree_or_write(
-            settings_from(
-                {"out": settings.out, "data": "y.txt", "lr": "0.1"}, str(tmp_path / "settings.yaml")
-            )
-        )
+        claimed_folder(settings_from(flags | {"lr": "0.1"}, str(file)))
     with pytest.raises(UsageError, match="empty folder"):
-        agree_or_write(settings_from({"out": str(tmp_path)}, str(tmp_path / "settings.yaml")))
+        claimed_folder(settings_from(flags | {"output_dir": str(tmp_path)}, str(file)))

@@ -1,10 +1,9 @@
-"""Stands in for the servers of vLLM and SGLang: their protocols, answered by a transformers model on the CPU.
+"""Stands in for vLLM's server, and plants defects: its protocol, answered by a transformers model on the CPU.
 
-    python engine_server.py MODEL PORT [DTYPE [ATTENTION]]
+    python engine_server.py MODEL PORT
 
-Paths below ``/vllm`` are those of `vllm serve MODEL --runner pooling --convert embed`, below ``/sglang``
-those of `sglang.launch_server --return-hidden-states-mode last`. A word before them plants a defect:
-``/unit``, ``/before-norm``, ``/below`` (without the last block), ``/shifted``, ``/off``, ``/short``.
+Answers as `vllm serve MODEL --runner pooling --convert embed` does. A word at the start of the path plants a
+defect: ``/unit``, ``/before-norm``, ``/below`` (without the last block), ``/shifted``, ``/short``.
 """
 
 from __future__ import annotations
@@ -68,20 +67,6 @@ def embeddings(body: dict[str, Any], defect: str) -> dict[str, Any]:
     return {"object": "list", "model": "tiny", "data": data[1:] if defect == "short" else data}
 
 
-def generate(body: dict[str, Any], defect: str) -> list[dict[str, Any]]:
-    if body.get("return_hidden_states") not in (False, None, "last") or defect == "off":
-        raise Refusal(400, "The server is not configured to return hidden states.")
-    if body["sampling_params"]["max_new_tokens"] != 1:
-        raise Refusal(400, "one token")
-    answers = []
-    for tokens in body["input_ids"]:
-        rows = states(tokens, defect)
-        best = int(MODEL.lm_head(rows[-1]).argmax())
-        told = {"prompt_tokens": len(tokens), "completion_tokens": 1, "cached_tokens": 0}
-        answers.append({"output_ids": [best], "meta_info": {**told, "hidden_states": [rows[-1:].tolist()]}})
-    return answers
-
-
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
@@ -92,21 +77,17 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
     def answer(self, body: Any) -> None:
-        first, _, rest = self.path.lstrip("/").partition("/")
-        defect, rest = ("", f"{first}/{rest}") if first in ("vllm", "sglang") else (first, rest)
-        kind, _, path = rest.partition("/")
-        calls: dict[tuple[str, str, bool], Any] = {
-            ("vllm", "v1/models", False): lambda: {"data": [{"id": "tiny", "max_model_len": LONGEST}]},
-            ("vllm", "v1/embeddings", True): lambda: embeddings(body, defect),
-            ("sglang", "get_model_info", False): lambda: {"model_path": "tiny"},
-            ("sglang", "generate", True): lambda: generate(body, defect),
-        }
+        path, defect = self.path.lstrip("/"), ""
+        if not path.startswith("v1/"):
+            defect, _, path = path.partition("/")
         status, found = 404, {"error": {"message": "Not Found"}}
-        if (kind, path, body is not None) in calls:
-            try:
-                status, found = 200, calls[kind, path, body is not None]()
-            except Refusal as refusal:
-                status, found = refusal.status, {"error": {"message": str(refusal), "code": refusal.status}}
+        try:
+            if path == "v1/models" and body is None:
+                status, found = 200, {"data": [{"id": "tiny", "max_model_len": LONGEST}]}
+            elif path == "v1/embeddings" and body is not None:
+                status, found = 200, embeddings(body, defect)
+        except Refusal as refusal:
+            status, found = refusal.status, {"error": {"message": str(refusal), "code": refusal.status}}
         content = json.dumps(found).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -120,8 +101,5 @@ class Handler(BaseHTTPRequestHandler):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    dtype, attention = (*sys.argv[3:], *("float32", "sdpa")[len(sys.argv) - 3 :])
-    MODEL = transformers.AutoModelForCausalLM.from_pretrained(
-        sys.argv[1], dtype=getattr(torch, dtype), attn_implementation=attention
-    ).eval()
+    MODEL = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
     ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,17 +14,28 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
-from harness_world import arguments, evaluate, from_folder, tiny_llama
+from harness_world import arguments, environment, evaluate, from_folder, tiny_llama
 
 from lmeval_dispersion.errors import HarnessError, UsageError
-from lmeval_dispersion.harness import requests
-from lmeval_dispersion.harness.engines import parts
+from lmeval_dispersion.harness import prefill, requests
 from lmeval_dispersion.harness.from_samples import stores_from_samples
 from lmeval_dispersion.store import read_store
 
 pytestmark = pytest.mark.usefixtures("in_world")
 
 LAYERS = "last+layer.0.attn"
+
+
+def counted(run: Callable[..., Any], sizes: list[int], stop_after: int = 99) -> Callable[..., Any]:
+    """``requests.prefilled`` that notes how many prompts it runs, and is interrupted after some calls."""
+
+    def noted(lm: Any, instances: Any) -> Any:
+        if len(sizes) == stop_after:
+            raise KeyboardInterrupt
+        sizes.append(len(instances))
+        return run(lm, instances)
+
+    return noted
 
 
 @pytest.mark.parametrize(
@@ -98,22 +113,13 @@ def test_a_killed_run_goes_on_and_equal_prompts_run_once(
     lines[1] = {**lines[0], "doc_id": 1}
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     ran: list[int] = []
-    score = requests.scored
-
-    def counted(lm: Any, part: Any, recorder: Any) -> Any:
-        if len(ran) == 1:
-            raise KeyboardInterrupt
-        ran.append(len(part))
-        return score(lm, part, recorder)
-
-    monkeypatch.setattr(parts, "_PART", 3)
-    monkeypatch.setattr(requests, "scored", counted)
+    monkeypatch.setattr(prefill, "_PART", 3)
+    prefilled = requests.prefilled
+    monkeypatch.setattr(requests, "prefilled", counted(prefilled, ran, stop_after=1))
     with pytest.raises(KeyboardInterrupt):
         stores_from_samples(logged, arguments(model_folder), tmp_path / "s")
     rest: list[int] = []
-    monkeypatch.setattr(
-        requests, "scored", lambda lm, part, recorder: rest.append(len(part)) or score(lm, part, recorder)
-    )
+    monkeypatch.setattr(requests, "prefilled", counted(prefilled, rest))
     stores_from_samples(logged, arguments(model_folder), tmp_path / "s")
     assert ran == [3]
     assert sum(rest) == len(lines) - 1 - 3
@@ -203,3 +209,55 @@ def test_what_the_results_do_not_tell_is_noted(
     notes = " ".join(store.manifest["samples"]["notes"])
     for part in ("do not tell the tokenizer", "do not tell the backend's context length", "from a function"):
         assert part in notes
+
+
+# The command in a process that has written one part and then stands still, until it is killed.
+HALTED = """
+import time
+from lmeval_dispersion.cli import main
+from lmeval_dispersion.harness import prefill
+prefill._PART = 3
+save = prefill._save
+def once(*given):
+    save(*given)
+    time.sleep(600)
+prefill._save = once
+raise SystemExit(main())
+"""
+
+
+def test_a_process_that_is_killed_loses_no_finished_part(
+    stock: Callable[..., Path], model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged = stock("arc_easy", families=("arc",))
+    stores_from_samples(logged, arguments(model_folder), tmp_path / "whole")
+    command = [sys.executable, "-W", "ignore", "-c", HALTED, "embed", "--from-samples", str(logged)]
+    command += ["--model", str(model_folder), "--dtype", "float32"]
+    command += ["--device", "cpu", "-o", str(tmp_path / "killed")]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    while process.poll() is None and not [
+        file for file in (tmp_path / "killed").rglob("*.npz") if ".tmp." not in file.name
+    ]:
+        time.sleep(0.02)
+    process.kill()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, output  # it ran when the signal came
+    assert not list((tmp_path / "killed").rglob("manifest.json"))
+    monkeypatch.setattr(prefill, "_PART", 3)
+    ran: list[int] = []
+    monkeypatch.setattr(requests, "prefilled", counted(requests.prefilled, ran))
+    stores_from_samples(logged, arguments(model_folder), tmp_path / "killed")
+    assert ran == [3, 2]  # of eight
+    whole, killed = (read_store(tmp_path / name) for name in ("whole", "killed"))
+    np.testing.assert_allclose(killed.vectors(), whole.vectors(), atol=1e-3)
+    left = {file.name for file in (tmp_path / "killed/arc_easy_dispersion").iterdir()}
+    assert left == {"documents.parquet", "manifest.json", "vectors.safetensors"}
+
+
+def test_several_launched_processes_are_refused_unless_they_hold_the_model_between_them(
+    stock: Callable[..., Path], model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged = stock("arc_easy", families=("arc",), limit=2)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="several processes were launched"):
+        stores_from_samples(logged, arguments(model_folder), tmp_path / "s")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import render
 
 
-def planted(counts, skill, *, listed=4, audit=0, seed=1, extra=None, **more):
+def planted(counts, skill, *, listed=4, audit=0, seed=1, ratio=None):
     """A manifest of groups of ``counts`` candidates and their accuracies, G of correlation ``skill``."""
     draw = np.random.default_rng(seed)
     candidates, accuracies = [], []
@@ -30,13 +31,13 @@ def planted(counts, skill, *, listed=4, audit=0, seed=1, extra=None, **more):
         for i in range(count):
             why = "rank" if i < listed else "audit" if i in drawn else None
             probability = 1.0 if i < listed else len(drawn) / max(count - listed, 1)
-            scores = {"G": float(gaps[i])} | ({} if extra is None else extra(draw, gaps[i], own[i]))
-            name = f"org/g{number}-{i}"
+            name, group = f"org/g{number}-{i}", ("fam", f"{number}B")
+            other = None if ratio is None else ratio(draw, gaps[i], own[i])
             candidates.append(
-                Candidate(name, None, "a" * 40, None, ("fam", f"{number}B"), i + 1, why, probability, scores)
+                Candidate(name, None, "a" * 40, None, group, i + 1, why, probability, float(gaps[i]), other)
             )
             accuracies.append(float(own[i]))
-    return Manifest("math", "cosine", listed, audit, False, tuple(candidates), "manifest.json"), accuracies
+    return Manifest("math", "cosine", listed, audit, tuple(candidates), "manifest.json"), accuracies
 
 
 def verdict(folder, manifest, accuracies, *, known=None, **options):
@@ -55,14 +56,14 @@ def chosen(c):
 @pytest.mark.parametrize(
     ("counts", "skill", "audit", "known", "start"),
     [
-        ([30], 0.8, 0, None, "The screen works here: "),
-        ([12, 12, 12], 0.7, 0, None, "The screen works here: "),
-        ([40], 0.95, 8, chosen, "The screen works here: "),
-        ([30], -0.8, 0, None, "The screen misleads here, its order is reversed: "),
-        ([120], 0.0, 0, None, "The screen is no better than chance here, or hardly: "),
-        ([10], 0.3, 0, None, "Not enough results to tell whether the screen works here: "),
-        ([3], 1.0, 0, None, "Not enough results to tell whether the screen works here: "),
-        ([40], 0.0, 0, chosen, "Not enough results to tell whether the screen works here: "),
+        ([30], 0.8, 0, None, "The screen works on these "),
+        ([12, 12, 12], 0.7, 0, None, "The screen works on these "),
+        ([40], 0.95, 8, chosen, "The screen works on these "),
+        ([30], -0.8, 0, None, "The screen misleads on these 30 results, its order is reversed: "),
+        ([120], 0.0, 0, None, "The screen is hardly better than chance on these 120 results: "),
+        ([10], 0.3, 0, None, "Not enough results to say whether the screen works: "),
+        ([3], 1.0, 0, None, "Not enough results to say whether the screen works: "),
+        ([40], 0.0, 0, chosen, "Not enough results to say whether the screen works: "),
     ],
 )
 def test_the_first_line_says_whether_the_screen_works(tmp_path, counts, skill, audit, known, start):
@@ -87,12 +88,13 @@ def test_a_list_alone_is_never_called_chance(tmp_path):
     # Sixty of the list in no order: the pairs inside it differ little in G.
     manifest, accuracies = planted([80], 0.0, listed=70)
     found = verdict(tmp_path, manifest, accuracies, known=chosen)
-    assert found.overall.decisions.high < 0.65
+    assert found.overall.high < 0.65
     assert found.answer()[0].startswith("Not enough results")
     assert "pairs with results" in found.answer()[0]
-    assert (
-        "What the list missed is not known: no other was drawn at random (--audit-sample)." in found.answer()
+    missed = (
+        "Whether the list misses better ones is not known: no other was drawn at random (--audit-sample)."
     )
+    assert missed in found.answer()
 
 
 def test_the_number_of_results_that_would_do_is_said_where_there_are_fewer(tmp_path):
@@ -113,8 +115,8 @@ def test_the_number_of_results_that_would_do_is_said_where_there_are_fewer(tmp_p
 @pytest.mark.parametrize(
     ("accuracies", "sentence"),
     [
-        ([9, 1, 2, 3, 4, 5], "The list holds the best of all; as many at random would miss it by "),
-        ([1, 2, 9, 3, 4, 5], "The list misses the best of all by 7; as many at random would miss it by "),
+        ([9, 1, 2, 3, 4, 5], "Your list of 2 contains the best checkpoint. 2 at random would lose "),
+        ([1, 2, 9, 3, 4, 5], "Your list of 2 misses the best checkpoint by 7. 2 at random would lose "),
     ],
 )
 def test_with_all_results_the_regret_is_a_fact(tmp_path, accuracies, sentence):
@@ -131,13 +133,13 @@ def test_with_an_audit_the_others_that_are_better_are_estimated(tmp_path):
     drawn = [value for (c, _), value in zip(pairs, better, strict=True) if c.chosen == "audit"]
     count = sum(value > best for value in drawn)
     (sentence,) = [s for s in verdict(tmp_path, manifest, better, known=chosen).answer() if "at random" in s]
-    seen = rf"Of 8 others drawn at random {count} are better than the list's best, by up to 9\d"
+    seen = rf"Of 8 others drawn at random, {count} are better than the list's best, by up to 9\d"
     assert re.match(seen, sentence), sentence
-    assert re.search(r": \d+ to \d+ of all 32 others \(95 %\)\.$", sentence)
+    assert re.search(r": \d+–\d+ of all 32 others \(95% CI\)\.$", sentence)
     worse = [-100.0 if c.chosen == "audit" else a for c, a in pairs]
     (sentence,) = [s for s in verdict(tmp_path, manifest, worse, known=chosen).answer() if "at random" in s]
-    seen = "Of 8 others drawn at random none are better than the list's best: at most 10 of all 32 others"
-    assert sentence == f"{seen} (95 %)."
+    seen = "Of 8 others drawn at random, none are better than the list's best: at most 10 of all 32 others"
+    assert sentence == f"{seen} (95% CI)."
 
 
 def test_missing_results_are_named_and_hours_are_counted(tmp_path):
@@ -146,9 +148,9 @@ def test_missing_results_are_named_and_hours_are_counted(tmp_path):
         tmp_path, manifest, accuracies, known=lambda c: chosen(c) and c.rank != 2, hours=1.5
     )  # fmt: skip
     answer = found.answer()
-    assert "1 of those to be evaluated have no result: org/g0-1." in answer
+    assert "1 of those to be evaluated has no result: org/g0-1." in answer
     assert "GPU hours: 10.5 in place of 30, 19.5 saved." in answer
-    assert found.saved == 19.5
+    assert found.hours_saved == 19.5
     whole = verdict(tmp_path, manifest, accuracies)
     assert not [s for s in whole.answer() if "no result" in s or "GPU" in s]
 
@@ -160,46 +162,77 @@ def test_several_groups_are_compared_only_inside_each(tmp_path):
         for i in range(6):
             candidates.append(
                 Candidate(f"o/{number}-{i}", None, "a" * 40, None, ("f", str(number)), i + 1,
-                          "rank" if i < 2 else None, float(i < 2), {"G": 6 - i + shift})
+                          "rank" if i < 2 else None, float(i < 2), 6 - i + shift)
             )  # fmt: skip
             accuracies.append(6 - i - 2 * shift)
-    found = verdict(tmp_path, Manifest("math", "cosine", 2, 0, False, tuple(candidates), "m"), accuracies)
-    assert found.overall.agreement.spearman == 1
-    assert found.overall.decisions.value == 1
-    assert found.answer()[0].startswith("The screen works here: 100 % of pairs")
-    apart = "Told apart from chance by itself, all 3 groups counted: f · 0 (right order)"
+    found = verdict(tmp_path, Manifest("math", "cosine", 2, 0, tuple(candidates), "m"), accuracies)
+    assert found.overall.spearman == 1
+    assert found.overall.right == 1
+    assert found.answer()[0].startswith("The screen works on these 18 results: 100% of pairs")
+    apart = "Distinguished from chance by itself, all 3 groups counted: f · 0 (right order)"
     assert found.answer()[1].startswith(apart)
-    assert "The lists hold the best of 3 of 3 groups with all results; mean regret 0." in found.answer()
+    assert (
+        "The lists contain the best of 3 of 3 groups with all results; they lose 0 on average."
+        in found.answer()
+    )
 
 
-# --- what else could have ranked ------------------------------------------------------------------------
+# --- two figures ----------------------------------------------------------------------------------------
 
 
-def strong_rival(draw, gap, accuracy):
-    return {"step": float(accuracy) + 0.1 * draw.normal(), "norm": float(draw.normal())}
+def noisy(draw, gap, accuracy):
+    return float(accuracy + draw.normal())
 
 
-def noise_rivals(draw, gap, accuracy):
-    return {f"figure {i}": float(draw.normal()) for i in range(7)}
+def test_g_the_ratio_and_both_are_judged_by_their_pairs(tmp_path):
+    manifest, accuracies = planted([12, 9], 0.6, ratio=noisy)
+    found = verdict(tmp_path, manifest, accuracies)
+    rated = list(zip(manifest.candidates, accuracies, strict=True))
+    pairs = [
+        (a.G - b.G, a.ratio - b.ratio, x - y)
+        for i, (a, x) in enumerate(rated)
+        for b, y in rated[:i]
+        if a.group == b.group
+    ]
+    alike = [(g, y) for g, r, y in pairs if g * r > 0]
+    gap, ratio, both = found.figures
+    assert (gap.ordered, ratio.ordered, both.ordered) == (1, 1, pytest.approx(len(alike) / len(pairs)))
+    assert gap.right == pytest.approx(np.mean([g * y > 0 for g, _, y in pairs]))
+    assert ratio.right == pytest.approx(np.mean([r * y > 0 for _, r, y in pairs]))
+    assert both.right == pytest.approx(np.mean([g * y > 0 for g, y in alike]))
+    (sentence,) = [s for s in found.answer() if s.startswith("G and ratio agree on ")]
+    assert f"agree on {both.ordered:.0%} of pairs and order {both.right:.0%} of these right" in sentence
 
 
-def test_a_figure_that_orders_better_is_named_as_exploratory(tmp_path):
-    found = verdict(tmp_path, *planted([25], 0.5, extra=strong_rival))
-    (sentence,) = [s for s in found.answer() if s.startswith("Exploratory")]
-    best = r"Exploratory: of 3 figures that could have ranked, step orders these results best "
-    assert re.match(best + r"\(Spearman 0\.9\d, G 0\.\d\d; p < 0\.001 for the best of 3\)", sentence)
-    assert found.exploration.rivals[0].name == "step"
-    alone = verdict(tmp_path, *planted([25], 0.5))
-    assert alone.exploration is None
+def test_which_figure_served_is_said(tmp_path):
+    ends = []
+    for skill, ratio in ((0.0, lambda d, g, a: float(a)), (1.0, lambda d, g, a: float(d.normal()))):
+        found = verdict(tmp_path, *planted([15], skill, ratio=ratio))
+        ends += [s.rpartition(". ")[2] for s in found.answer() if "ratio alone" in s]
+    assert ends == ["Best here: ratio.", "Best here: G."]
+    opposite = verdict(tmp_path, *planted([15], 0.5, ratio=lambda d, g, a: -float(g)))
+    assert "G and ratio agree on no pair." in opposite.answer()
 
 
-def test_looking_at_many_figures_is_corrected_for(tmp_path):
-    named = 0
-    for seed in range(60):
-        found = verdict(tmp_path, *planted([15], 0.0, extra=noise_rivals, seed=seed))
-        (sentence,) = [s for s in found.answer() if s.startswith("Exploratory")]
-        named += "none is told apart" not in sentence
-    assert named <= 7  # without the correction a third of them would be
+def test_without_a_ratio_of_every_member_a_group_judges_g_alone(tmp_path):
+    manifest, accuracies = planted([8, 8], 0.5, ratio=noisy)
+    first = replace(manifest.candidates[0], ratio=None)
+    found = verdict(tmp_path, replace(manifest, candidates=(first, *manifest.candidates[1:])), accuracies)
+    second = verdict(tmp_path, *planted([8], 0.5))
+    assert len(found.figures) == 3
+    assert found.overall.results == 16
+    assert second.figures == ()
+    assert not [s for s in second.answer() if "ratio" in s]
+
+
+def test_intervals_where_both_agree_hold_the_share_of_all_pairs(tmp_path):
+    held = 0
+    for seed in range(30):
+        manifest, accuracies = planted([40], 0.7, listed=6, audit=8, ratio=noisy, seed=seed)
+        whole = verdict(tmp_path, manifest, accuracies).figures[2]
+        part = verdict(tmp_path, manifest, accuracies, known=chosen).figures[2]
+        held += part.low <= whole.right <= part.high
+    assert held >= 26  # fewer at 95 % in 1 % of cases
 
 
 # --- results --------------------------------------------------------------------------------------------
@@ -207,10 +240,10 @@ def test_looking_at_many_figures_is_corrected_for(tmp_path):
 
 def small_manifest(*entries):
     candidates = [
-        Candidate(repo, requested, commit, file, ("fam", "7B"), i + 1, "rank", 1.0, {"G": float(-i)})
+        Candidate(repo, requested, commit, file, ("fam", "7B"), i + 1, "rank", 1.0, float(-i))
         for i, (repo, requested, commit, file) in enumerate(entries)
     ]
-    return Manifest("math", "cosine", len(candidates), 0, False, tuple(candidates), "manifest.json")
+    return Manifest("math", "cosine", len(candidates), 0, tuple(candidates), "manifest.json")
 
 
 def lm_eval(folder, name, arguments, accuracy):
@@ -232,8 +265,8 @@ def test_results_are_matched_by_the_commit_that_was_screened(tmp_path):
     lm_eval(tmp_path, "5", {"pretrained": "org/a", "revision": "9" * 40}, 0.5)
     found = verify(manifest, [str(tmp_path)])
     assert (found.overall.results, found.without) == (4, ())
-    assert found.groups[0].missed.best == 0.4
-    assert found.overall.agreement.spearman == -1
+    assert found.groups[0].best == 0.4
+    assert found.overall.spearman == -1
 
 
 def test_sources_that_disagree_are_refused_and_equal_ones_are_not(tmp_path):
@@ -250,9 +283,9 @@ def test_sources_that_disagree_are_refused_and_equal_ones_are_not(tmp_path):
 def test_equal_results_are_not_enough(tmp_path):
     manifest, _ = planted([6], 0.5)
     first = verdict(tmp_path, manifest, [1.0] * 6).answer()[0]
-    assert first == "Not enough results to tell whether the screen works here: all accuracies are equal."
+    assert first == "Not enough results to say whether the screen works: all accuracies are equal."
     one = verdict(tmp_path, manifest, [1.0] * 6, known=lambda c: c.rank == 1).answer()[0]
-    assert one.endswith("here: fewer than two checkpoints to compare.")
+    assert one.endswith("works: fewer than two checkpoints to compare.")
 
 
 @pytest.mark.parametrize("form", ["table", "markdown", "csv", "json", "html"])
@@ -267,24 +300,24 @@ def test_every_format_holds_the_verdict(tmp_path, form):
         assert [line["results"] for line in content["groups"]] == [7, 7]
         assert content["hours_saved"] == 2.0 * 7
     elif form == "csv":
-        assert text.splitlines()[0].startswith("group,outcome,candidates,listed,audited,results")
+        assert text.splitlines()[0].startswith("group,outcome,results,candidates,spearman,p,right,low,high")
         assert len(text.splitlines()) == 4
     else:
-        assert "in the right order" in text
+        assert "correctly ordered" in text
 
 
 def test_the_schema_of_a_verdict_holds_and_a_renamed_or_missing_key_fails(tmp_path):
     given = [
         (planted([12, 9], 0.8, audit=3), {"known": chosen, "hours": 2.0}),
-        (planted([25], 0.5, extra=strong_rival), {}),
+        (planted([25], 0.5, ratio=noisy), {}),
         (planted([6], 0.5), {"known": lambda c: c.rank == 1}),
         (planted([6, 6], 0.5), {"known": lambda c: c.group[1] == "1B"}),
     ]
     contents = [json.loads(render(verdict(tmp_path, *a, **b).document(), "json")) for a, b in given]
     assert [faults(content) for content in contents] == [[]] * len(contents)
-    assert {content["exploration"] is None for content in contents} == {True, False}
+    assert {bool(content["figures"]) for content in contents} == {True, False}
     for change in ("renamed", "missing"):
-        for one, where in changed(contents[0] | {"exploration": contents[1]["exploration"]}, change):
+        for one, where in changed(contents[0] | {"figures": contents[1]["figures"]}, change):
             assert where == "$.schema" or faults(one), f"{where} {change}"
 
 
@@ -298,7 +331,7 @@ def test_the_demos_list_is_written_and_verified_by_both_commands(tmp_path, capsy
     from lmeval_dispersion.paths import data_folder
 
     monkeypatch.chdir(tmp_path)
-    words = ["--demo", "--controls", "--shortlist", "2", "--audit-sample", "3", "--emit", "list"]
+    words = ["--demo", "--shortlist", "2", "--audit-sample", "3", "--emit", "list"]
     assert screen_checkpoints(words) == 0
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == 5
@@ -316,12 +349,9 @@ def test_the_demos_list_is_written_and_verified_by_both_commands(tmp_path, capsy
         assert command(["verify", *words]) == 0
         found.append(json.loads(capsys.readouterr().out))
     assert found[0] == found[1]
-    assert found[0]["answer"][0].startswith("The screen works here: ")
+    assert found[0]["answer"][0].startswith("The screen works on these ")
     assert found[0]["groups"][0]["regret"] == 0
     assert found[0]["hours_saved"] == 12
-    names = {figure["name"] for figure in found[0]["exploration"]["figures"]}
-    assert {"G", "within(R)", "norm of the rows", "effective rank of T", "G of centred rows"} <= names
-    assert not [name for name in names if "random" in name]
     # A second list does not mix with the first.
     assert screen_checkpoints(["--demo", "--shortlist", "2", "--emit", "list"]) == 2
     assert "new or empty folder, got list" in capsys.readouterr().err

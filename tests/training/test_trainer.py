@@ -9,8 +9,12 @@ from transformers import Trainer, TrainingArguments
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.training import losses
-from lmeval_dispersion.training.settings import weight_factor
-from lmeval_dispersion.training.trainer import DispersionConfig, DispersionTrainer, DispersionTrainerMixin
+from lmeval_dispersion.training.trainer import (
+    DispersionConfig,
+    DispersionTrainer,
+    DispersionTrainerMixin,
+    weight_factor,
+)
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*pin_memory.*:UserWarning",

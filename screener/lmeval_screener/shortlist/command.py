@@ -26,9 +26,6 @@ def add_shortlist_options(parser: argparse.ArgumentParser) -> None:
         "line, or a report of them with --format or the suffix of --output (default: all)",
     )
     group.add_argument(
-        "--diverse", action="store_true", help="K and N in all, K shared out over the groups in turn"
-    )
-    group.add_argument(
         "--audit-sample",
         type=int,
         default=0,
@@ -61,7 +58,6 @@ def check_shortlist_options(args: argparse.Namespace) -> None:
     """
     if args.shortlist is None:
         given = {
-            "--diverse": args.diverse,
             "--audit-sample": args.audit_sample,
             "--seed": args.seed,
             "--emit": args.emit is not None,
@@ -88,19 +84,17 @@ def shortlist_of(args: argparse.Namespace, result: Result) -> Shortlist | None:
     from lmeval_screener.shortlist.choice import shortlist
 
     return shortlist(
-        result, args.shortlist, diverse=args.diverse, audit_sample=args.audit_sample, seed=args.seed
+        result.groups, result.metric, args.shortlist, audit_sample=args.audit_sample, seed=args.seed
     )
 
 
 def print_names(chosen: Shortlist, output: Output) -> None:
     """The names of the list as a user writes them; how it came about goes to stderr, past any pipe."""
-    from lmeval_screener.reports.answer import title
-
     lines: list[str] = []
-    for one in chosen.groups:
-        names = [c.name for c in one.chosen]
-        audit = f" ({', '.join(c.label for c in one.audit)})" if one.audit else ""
-        print(f"{title(one.group)}: {one.sentence()}{audit}", file=sys.stderr, flush=True)
+    for choice in chosen.groups:
+        names = [c.name for c in choice.chosen]
+        audit = f" ({', '.join(c.label for c in choice.audit)})" if choice.audit else ""
+        print(f"{choice.group.title}: {choice.sentence()}{audit}", file=sys.stderr, flush=True)
         if output.path is None:
             output.write_text("".join(f"{line}\n" for line in names))
         lines += names

@@ -1,7 +1,7 @@
-"""The manifest of a short list: the whole screening as it was before any model ran, with what was chosen.
+"""The manifest of a short list: the whole screening as it was before any model ran, with the choice.
 
-A verdict needs all candidates, those that were not chosen too, and the probability with which each was. It
-is written before the results exist, so that nobody can choose afterwards.
+A verdict needs all candidates, those that were not chosen too, and the probability with which each was. The
+manifest is written before the results exist, so that no choice can follow them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.version import __version__
-from lmeval_screener.ranking.controls import NAMES, Control, Controls
-from lmeval_screener.result import Result, Screened
+from lmeval_screener.screened import Screened
 from lmeval_screener.shortlist.choice import Shortlist
 from lmeval_screener.targets.target import Target, label
 
-SCHEMA = "screen-checkpoints-shortlist/1"
+SCHEMA = "screen-checkpoints-shortlist/2"
+_READ = (SCHEMA, "screen-checkpoints-shortlist/1")
 FILE = "manifest.json"
 
 
@@ -37,7 +37,8 @@ class Candidate:
         rank: In the group, by G.
         chosen: ``rank``, ``tied`` or ``audit``; None where it was not to be evaluated.
         probability: With which it was to be evaluated, in [0, 1].
-        scores: G under ``G``, and what else was measured of it, by name.
+        G: Of the metric that ranked.
+        ratio: The other figure; None where it is not known.
     """
 
     repo: str
@@ -48,7 +49,8 @@ class Candidate:
     rank: int
     chosen: str | None
     probability: float
-    scores: Mapping[str, float]
+    G: float
+    ratio: float | None = None
 
     @property
     def label(self) -> str:
@@ -57,7 +59,7 @@ class Candidate:
 
     @property
     def target(self) -> Target:
-        """What results are matched to."""
+        """The target that results are matched to."""
         return Target(self.repo, self.requested_revision, local=self.revision is None, file=self.file)
 
 
@@ -68,9 +70,8 @@ class Manifest:
     Attributes:
         domain: Name of T.
         metric: Which G ranked.
-        k: How many were asked for.
-        audit_sample: How many others were asked for at random.
-        diverse: Whether both were of all groups together.
+        k: How many were asked for of each group.
+        audit_sample: How many others of each group were asked for at random.
         candidates: All that were screened, group by group, best first.
         place: Where it was read.
     """
@@ -79,18 +80,17 @@ class Manifest:
     metric: str
     k: int
     audit_sample: int
-    diverse: bool
     candidates: tuple[Candidate, ...]
     place: str
 
 
 def manifest_dict(
-    result: Result, chosen: Shortlist, *, tasks: tuple[str, ...], command: str
+    head: Mapping[str, Any], chosen: Shortlist, *, tasks: tuple[str, ...], command: str
 ) -> dict[str, Any]:
     """The manifest as plain values.
 
     Args:
-        result: The screening.
+        head: What the screening says of itself (`Result.head`).
         chosen: Its short list.
         tasks: What lm-eval is to run.
         command: The command that screened.
@@ -99,9 +99,7 @@ def manifest_dict(
         "schema": SCHEMA,
         "version": __version__,
         "command": command,
-        "domain": result.domain,
-        "reference": result.reference,
-        "metric": result.metric,
+        **{name: head[name] for name in ("domain", "reference", "metric")},
         "tasks": list(tasks),
         **chosen.to_dict(),
         "candidates": [
@@ -115,14 +113,15 @@ def manifest_dict(
                 "rank": c.rank,
                 "chosen": chosen.why(c),
                 "inclusion_probability": chosen.probability(c),
-                "scores": scores(c, result.metric),
+                "G": c.gaps[head["metric"]].mean,
+                "ratio": None if c.ratio is None else c.ratio.mean,
             }
-            for one in chosen.groups
-            for c in one.group.checkpoints
+            for choice in chosen.groups
+            for c in choice.group.checkpoints
         ],
         "failed": [
-            {"repo": f.repo, "revision": f.revision, "error": f.error, "message": f.message}
-            for f in result.failed
+            {name: failure[name] for name in ("repo", "revision", "error", "message")}
+            for failure in head["failed"]
         ],
     }
 
@@ -131,28 +130,6 @@ def _place(checkpoint: Screened) -> str:
     """The repository, or the whole path of a folder: results are read somewhere else."""
     is_folder = checkpoint.revision is None and "://" not in checkpoint.repo
     return str(Path(checkpoint.repo).resolve()) if is_folder else checkpoint.repo
-
-
-def scores(checkpoint: Screened, metric: str) -> dict[str, float]:
-    """G and everything else of a checkpoint that could have ranked it, by name; only what is known."""
-    found: dict[str, float] = {}
-    for name, gap in checkpoint.gaps.items():
-        own = "G" if name == metric else f"{name} G"
-        found |= {own: gap.mean}
-        if name == metric:
-            found |= {"within(T)": gap.within_domain.mean, "within(R)": gap.within_reference.mean}
-    if (told := checkpoint.step_or_date) is not None:
-        found[told[0]] = told[1]
-    if isinstance(checkpoint.controls, Controls):
-        own_controls = checkpoint.controls
-        for control, called in NAMES.items():
-            if isinstance(figure := getattr(own_controls, control), Control):
-                found[called] = figure.mean
-        found["norm of the rows"] = own_controls.row_norm
-        if not isinstance(own_controls.effective_rank, str):
-            found["effective rank of T"] = own_controls.effective_rank
-        # Not G among random tokens: it is shown, and nothing is ranked by it.
-    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -172,38 +149,51 @@ def read_manifest(path: Path) -> Manifest:
     except ValueError as error:
         raise UsageError(f"{file}: expected the manifest of a short list as JSON, got: {error}") from error
     schema = content.get("schema") if isinstance(content, dict) else None
-    if schema != SCHEMA:
+    if schema not in _READ:
         raise UsageError(
             f"{file}: expected a manifest with the schema {SCHEMA}, got {schema or 'other JSON'}; "
             "`screen-checkpoints … --shortlist K --emit FOLDER` writes one"
         )
+    return manifest_of(content, str(file))
+
+
+def manifest_of(content: Mapping[str, Any], place: str) -> Manifest:
+    """The manifest in plain values.
+
+    Args:
+        content: As :func:`manifest_dict` gives them.
+        place: Where they were read, for messages.
+
+    Raises:
+        UsageError: A part is missing or of another type.
+    """
     try:
         candidates = tuple(_candidate(entry) for entry in content["candidates"])
-        found = Manifest(
+        manifest = Manifest(
             str(content["domain"]),
             str(content["metric"]),
             int(content["k"]),
             int(content["audit_sample"]),
-            bool(content["diverse"]),
             candidates,
-            str(file),
+            place,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
-            f"{file}: expected a whole manifest, and {type(error).__name__} {error} says that a part is "
+            f"{place}: expected a whole manifest, and {type(error).__name__} {error} says that a part is "
             "missing or of another type; write it anew with --emit"
         ) from error
     if not candidates:
-        raise UsageError(f"{file}: expected at least one candidate, got none; screen checkpoints first")
-    return found
+        raise UsageError(f"{place}: expected at least one candidate, got none; screen checkpoints first")
+    return manifest
 
 
 def _candidate(entry: Mapping[str, Any]) -> Candidate:
     chosen, probability = entry["chosen"], float(entry["inclusion_probability"])
     if chosen not in ("rank", "tied", "audit", None) or not 0 <= probability <= 1:
         raise ValueError(f"in chosen {chosen!r} or inclusion_probability {probability}")
-    values = {str(name): float(value) for name, value in entry["scores"].items()}
-    if not math.isfinite(values["G"]):
+    figures = entry.get("scores", entry)  # version 1 had more figures beside G
+    gap, ratio = float(figures["G"]), figures.get("ratio")
+    if not math.isfinite(gap):
         raise ValueError("in a G that is not finite")
     return Candidate(
         str(entry["repo"]),
@@ -214,5 +204,6 @@ def _candidate(entry: Mapping[str, Any]) -> Candidate:
         int(entry["rank"]),
         chosen,
         probability,
-        values,
+        gap,
+        None if ratio is None else float(ratio),
     )

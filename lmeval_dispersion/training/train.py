@@ -1,0 +1,634 @@
+"""``dispersion train``: a base model against those trained with a loss, as one resumable command."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import errno
+import json
+import logging
+import math
+import os
+import shlex
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from lmeval_dispersion.errors import TrainingError, UsageError
+from lmeval_dispersion.geometry import Dispersion
+from lmeval_dispersion.model.layer_names import states_after_blocks
+from lmeval_dispersion.model.texts import Texts
+from lmeval_dispersion.options import Output, add_examples, add_output, write_whole
+from lmeval_dispersion.report import render
+from lmeval_dispersion.training.comparison import BASE, Comparison
+
+if TYPE_CHECKING:
+    from lmeval_dispersion.training.trainer import DispersionConfig
+
+Blocks = NDArray[np.int32]
+# Written out, not taken from the table of losses: `--help` does without torch.
+LOSS_NAMES = (
+    "push_away",
+    "cross_domain_push_away",
+    "squeeze",
+    "angular_spread",
+    "orthogonalization",
+    "l2_repel",
+    "decorrelation",
+)
+
+
+def _option(metavar: str, text: str, default: Any = None) -> Any:
+    return field(default=default, metadata={"metavar": metavar, "help": text})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One comparison: base and every loss, with every seed. Field names are the flags' with underscores.
+
+    Tuples are flags that may be repeated, lists in a settings file.
+    """
+
+    model: str = _option("MODEL", "base model: Hub id or folder")
+    data: tuple[str, ...] = _option(
+        "FILE|HUB_ID",
+        "texts to train on: .txt, .jsonl, .parquet or a Hub data set; repeated: domains, mixed one to one",
+        (),
+    )
+    output_dir: str = _option(
+        "FOLDER", "folder of the trained models; the same command goes on in it after an interruption"
+    )
+    eval_data: tuple[str, ...] = _option(
+        "FILE|HUB_ID", "held-out texts, for each --data in its order (default: the end of --data)", ()
+    )
+    loss: tuple[str, ...] = _option(
+        "NAME",
+        f"loss to train with, of {', '.join(LOSS_NAMES)}; may be repeated",
+        ("angular_spread",),
+    )
+    seed: tuple[int, ...] = _option("N", "train all once with this seed; may be repeated", (0,))
+    tokens: int = _option("N", "tokens that each model sees, such as 200M", 200_000_000)
+    block: int = _option("N", "tokens of a sequence", 512)
+    batch_size: int = _option("N", "sequences of a micro-batch, in each process", 8)
+    accumulate: int = _option("N", "micro-batches of an optimizer step", 1)
+    lr: float = _option("X", "peak learning rate; 5 %% linear warm-up, then linear decay to 0", 5e-5)
+    weight: float = _option("X", "weight of the loss", 0.1)
+    layer: tuple[str, ...] = _option(
+        "LAYER", "last, all, early_half, late_half, layer.3 or 3, ...; may be repeated", ("last",)
+    )
+    max_tokens: int = _option("N", "tokens drawn of each sequence for the loss; 0 takes all", 256)
+    from_scratch: bool = _option("", "start from random weights with the model's configuration", False)
+    bf16: bool = _option("", "train under bf16 autocast", False)
+    eval_tokens: int = _option("N", "tokens of each domain to evaluate on", 50_000)
+    save_every: int = _option("N", "steps between checkpoints", 200)
+    column: str = _option("FIELD", "field of the text in JSONL, parquet and Hub data sets", "text")
+    data_config: str | None = _option("NAME", "configuration of Hub data sets")
+    # How many processes train together: no flag, the launcher (torchrun, accelerate) says it.
+    processes: int = 1
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of an optimizer step, over all processes."""
+        return self.block * self.batch_size * self.accumulate * self.processes
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of a training."""
+        return self.tokens // self.step_tokens
+
+
+_FLAGS = {setting.name: setting for setting in fields(Settings) if setting.metadata}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``dispersion train``."""
+    parser.add_argument(
+        "--settings", metavar="FILE", help="YAML file of the options below; flags win (default: none)"
+    )
+    for name, setting in _FLAGS.items():
+        flag, text, default = "--" + name.replace("_", "-"), setting.metadata["help"], setting.default
+        if isinstance(default, bool):
+            parser.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=text)
+            continue
+        if "(default" not in text and name not in ("model", "data", "output_dir"):
+            text += f" (default: {','.join(map(str, default)) if isinstance(default, tuple) else default})"
+        parser.add_argument(
+            flag,
+            metavar=setting.metadata["metavar"],
+            action="append" if isinstance(default, tuple) else "store",
+            default=argparse.SUPPRESS,
+            help=text.replace("(default: None)", "(default: none)"),
+        )
+    add_output(parser)
+    add_examples(
+        parser,
+        "--model gpt2 --data texts.txt --output-dir trained --tokens 1M",
+        "--model gpt2 --data texts.txt --output-dir trained --loss squeeze --seed 0 --seed 1 --layer all",
+    )
+
+
+def settings_from(flags: dict[str, Any], file: str | None = None) -> Settings:
+    """Settings from a YAML file and from flags, which win.
+
+    Raises:
+        UsageError: The file cannot be read, a name is unknown, or a value cannot be used.
+    """
+    given = {**(_read(file) if file else {}), **flags}
+    for name in given:
+        if name not in _FLAGS and name != "processes":
+            near = difflib.get_close_matches(name, _FLAGS, n=1)
+            raise UsageError(f"there is no setting {name!r}" + (f"; did you mean {near[0]}?" if near else ""))
+    missing = [name for name in ("model", "data", "output_dir") if not given.get(name)]
+    if missing:
+        flags_missing = ", ".join("--" + name.replace("_", "-") for name in missing)
+        raise UsageError(f"expected {flags_missing}; see `dispersion train --help`")
+    defaults = {setting.name: setting.default for setting in fields(Settings)}
+    settings = Settings(**{name: _converted(name, value, defaults[name]) for name, value in given.items()})
+    _check(settings)
+    return settings
+
+
+def count(text: Any) -> int:
+    """A number such as ``200M``, ``1.5k``, ``2e6`` or ``4096``.
+
+    >>> count("200M")
+    200000000
+    """
+    word = str(text).strip().replace("_", "")
+    factor = {"k": 10**3, "m": 10**6, "b": 10**9}.get(word[-1:].lower(), 1)
+    return int(float(word[:-1] if factor > 1 else word) * factor)
+
+
+def _read(file: str) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(Path(file).expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"the settings file {file} cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"expected YAML in {file}: {str(error).splitlines()[0]}") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"expected names and values in {file}, got {type(content).__name__}")
+    return {str(name).replace("-", "_"): value for name, value in content.items()}
+
+
+def _converted(name: str, value: Any, default: Any) -> Any:
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise UsageError(f"expected true or false for {name}, got {value!r}")
+        return value
+    try:
+        if isinstance(default, tuple):
+            values = value if isinstance(value, (list, tuple)) else [value]
+            return tuple(int(v) if name == "seed" else str(v) for v in values)
+        if isinstance(default, int):
+            return count(value)
+        return float(value) if isinstance(default, float) else str(value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"expected a number such as 200M, 50k or 0.1 for {name}, got {value!r}") from error
+
+
+def _check(s: Settings) -> None:
+    for loss in s.loss:
+        if loss not in LOSS_NAMES:
+            near = difflib.get_close_matches(loss, LOSS_NAMES, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UsageError(f"expected a loss of {', '.join(LOSS_NAMES)}, got {loss!r}{hint}")
+    states_after_blocks(s.layer)
+    least = {"block": 2, "batch_size": 1, "accumulate": 1, "save_every": 1, "eval_tokens": 1, "max_tokens": 0}
+    for name, low in least.items():
+        if getattr(s, name) < low:
+            raise UsageError(f"expected {name} of at least {low}, got {getattr(s, name)}")
+    if s.max_tokens == 1:
+        raise UsageError("expected max_tokens of at least 2, which make a pair, or 0 for all, got 1")
+    for name in ("weight", "lr"):
+        if not 0 <= getattr(s, name) < math.inf:
+            raise UsageError(f"expected {name} of at least 0 and finite, got {getattr(s, name)}")
+    if not all(0 <= seed < 2**32 for seed in s.seed):
+        raise UsageError(f"expected seeds from 0 to {2**32 - 1}, got {', '.join(map(str, s.seed))}")
+    if len(set(s.loss)) < len(s.loss) or len(set(s.seed)) < len(s.seed):
+        raise UsageError("expected each loss and each seed once")
+    if not s.steps:
+        raise UsageError(f"expected tokens for at least one step of {s.step_tokens}, got {s.tokens}")
+    if s.eval_data and len(s.eval_data) != len(s.data):
+        raise UsageError(f"expected eval_data for each of {len(s.data)} data, got {len(s.eval_data)}")
+    if "cross_domain_push_away" in s.loss and len(s.data) < 2:
+        raise UsageError("expected two --data with cross_domain_push_away, whose pairs are of two domains")
+    for source in (*s.data, *s.eval_data):
+        Texts(source, column=s.column, config=s.data_config)
+
+
+def given_settings(args: argparse.Namespace) -> Settings:
+    """The settings of the flags and of the file that they name; see :func:`settings_from`."""
+    flags = {name: value for name, value in vars(args).items() if name in _FLAGS}
+    return settings_from(flags | {"processes": int(os.environ.get("WORLD_SIZE", "1"))}, args.settings)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train base and every loss with every seed, and report how they compare."""
+    settings = given_settings(args)
+    output = Output.of(args)
+    import torch
+    from accelerate import PartialState
+    from transformers.utils.logging import disable_progress_bar
+
+    if settings.processes == 1 and torch.cuda.device_count() > 1:
+        raise UsageError(
+            f"expected one GPU a process, got {torch.cuda.device_count()}; launch with `torchrun "
+            "--nproc-per-node N --no-python dispersion train …`, or set CUDA_VISIBLE_DEVICES"
+        )
+    # Accelerate takes several processes without a GPU for single ones unless it is told.
+    processes = PartialState(cpu=settings.processes > 1 and not torch.cuda.is_available())
+    tokenizer = checked_tokenizer(settings)
+    try:
+        with processes.main_process_first():
+            folder = claimed_folder(settings)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            logging.getLogger("transformers").setLevel(logging.ERROR)
+            disable_progress_bar()  # transformers' own, for every checkpoint
+            results = _all_trained(settings, folder, tokenizer, output)
+        if not processes.is_main_process:
+            return 0
+        document = Comparison.of(results, settings.data).document()
+        document = dataclasses.replace(document, command=command_of(settings))
+        for name, form in (("comparison.json", "json"), ("comparison.md", "markdown")):
+            (folder / name).write_text(render(document, form))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise TrainingError(
+            f"expected room for checkpoints in {settings.output_dir}, got a full disk; free some, and the "
+            "same command goes on from the last whole checkpoint"
+        ) from error
+    finally:
+        processes.destroy_process_group()
+    output.write(document)
+    output.say(f"models and the comparison are in {folder}")
+    return 0
+
+
+def checked_tokenizer(settings: Settings) -> Any:
+    """The tokenizer of the base model, once that, the losses and the layers are known to fit each other.
+
+    The model is built without weights, so that they are tried on its real structure.
+
+    Raises:
+        UsageError: There is no such model or tokenizer, or they do not fit the block, a layer or a loss.
+        CaptureError: The model is no decoder.
+    """
+    import torch
+    import transformers
+
+    from lmeval_dispersion.training.regularizer import DispersionRegularizer
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(settings.model)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(settings.model)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError, KeyError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UsageError(
+            f"expected a causal language model with a tokenizer, got {settings.model}: {first}"
+        ) from error
+    text = config.get_text_config()
+    longest = getattr(text, "max_position_embeddings", None)
+    if longest is not None and settings.block > longest:
+        raise UsageError(
+            f"expected a block of at most {longest}, the positions of {settings.model}, got {settings.block}"
+        )
+    if len(tokenizer) > text.vocab_size:
+        raise UsageError(
+            f"expected a tokenizer of at most {text.vocab_size} tokens, that of {settings.model}, "
+            f"got {len(tokenizer)}"
+        )
+    for loss in settings.loss:
+        chosen = _dispersion(settings, loss, 0)
+        DispersionRegularizer(model, loss, chosen.layers, chosen.weight, **chosen.options).detach()
+    return tokenizer
+
+
+def claimed_folder(settings: Settings) -> Path:
+    """The folder of the models, with the settings in it.
+
+    Raises:
+        UsageError: It holds models of other settings, or files that are none of ours, or cannot be written.
+    """
+    folder = Path(settings.output_dir).expanduser()
+    path = folder / "settings.json"
+    ours = json.loads(json.dumps(dataclasses.asdict(settings) | {"output_dir": ""}))
+    try:
+        before = json.loads(path.read_text()) if path.is_file() else None
+        if before is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(f"expected a new or empty folder, got {folder}; choose another --output-dir")
+        # A start that failed before anything was trained must not block the next one.
+        if before is not None and any(file.is_file() for file in folder.glob("*-seed*/**/*")):
+            other = [f"{k} {before.get(k)!r} -> {v!r}" for k, v in ours.items() if before.get(k) != v]
+            if other:
+                changed = "; ".join(other)
+                raise UsageError(f"{folder} holds models of other settings ({changed}); name another folder")
+        elif before != ours:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "blocks.npz").unlink(missing_ok=True)
+            path.write_text(json.dumps(ours, indent=1) + "\n")
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UsageError(
+            f"expected --output-dir where folders and files can be made, got {folder}: "
+            f"{error.strerror or error}"
+        ) from error
+    return folder
+
+
+def domain_blocks(settings: Settings, folder: Path, tokenizer: Any) -> list[tuple[Blocks, Blocks]]:
+    """Training and held-out blocks of each domain, (n, block) and (m, block) int32.
+
+    No more texts are read than a training needs. They are kept in the folder, so that a resumed training sees
+    the same ones.
+
+    Raises:
+        UsageError: A source cannot be read, or is too short for one block of each kind.
+    """
+    path = folder / "blocks.npz"
+    if not path.is_file():
+        need = -(-(settings.tokens // len(settings.data) + 1) // settings.block)
+        held = -(-settings.eval_tokens // settings.block)
+        parts: dict[str, Blocks] = {}
+        for number, source in enumerate(settings.data):
+            if settings.eval_data:
+                train = text_blocks(settings, source, tokenizer, need)
+                held_out = text_blocks(settings, settings.eval_data[number], tokenizer, held)
+            else:
+                both = text_blocks(settings, source, tokenizer, need + held)
+                # A short source gives at most a fifth away.
+                cut = min(held, max(1, len(both) // 5))
+                train, held_out = both[:-cut], both[-cut:]
+            if not len(train) or not len(held_out):
+                raise UsageError(
+                    f"expected at least two blocks of {settings.block} tokens in {source}, got "
+                    f"{len(train) + len(held_out)}; pass more text or a smaller --block"
+                )
+            parts |= {f"train{number}": train, f"held_out{number}": held_out}
+        partial = path.with_suffix(".partial.npz")
+        np.savez(partial, **parts)  # type: ignore[arg-type]
+        os.replace(partial, path)
+    with np.load(path) as stored:
+        return [(stored[f"train{n}"], stored[f"held_out{n}"]) for n in range(len(settings.data))]
+
+
+def text_blocks(settings: Settings, source: str, tokenizer: Any, most: int) -> Blocks:
+    """The first blocks of a source, at most ``most`` of them, (n, settings.block) int32.
+
+    Documents are joined by the end-of-text token and cut without regard to their ends, as in the papers.
+    """
+    end = tokenizer.eos_token_id
+    ids: list[int] = []
+    document = None
+    for text in Texts(source, column=settings.column, config=settings.data_config):
+        if document is not None and text.document == document:
+            ids += tokenizer("\n\n", add_special_tokens=False)["input_ids"]
+        elif document is not None and end is not None:
+            ids.append(end)
+        document = text.document
+        ids += tokenizer(text.text, add_special_tokens=False, verbose=False)["input_ids"]
+        if len(ids) >= most * settings.block:
+            break
+    whole = min(most, len(ids) // settings.block)
+    return np.array(ids[: whole * settings.block], dtype=np.int32).reshape(whole, settings.block)
+
+
+def _all_trained(settings: Settings, folder: Path, tokenizer: Any, output: Output) -> list[dict[str, Any]]:
+    from accelerate import PartialState
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    processes = PartialState()
+    main = processes.is_main_process
+    with processes.main_process_first():
+        domains = domain_blocks(settings, folder, tokenizer)
+    for source, (train, held) in zip(settings.data, domains, strict=True):
+        if main:
+            output.say(f"{source}: {train.size} tokens to train on, {held.size} held out")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    results = []
+    console = Console(stderr=True, quiet=not main)
+    with Progress(*columns, console=console, disable=output.quiet) as progress:
+        for seed in settings.seed:
+            for arm in (BASE, *settings.loss):
+                task = progress.add_task(f"{arm}, seed {seed}", total=settings.steps)
+
+                def on_step(step: int, task: Any = task) -> None:
+                    progress.update(task, completed=step)
+
+                results.append(trained(settings, folder, arm, seed, domains, tokenizer, on_step))
+                progress.update(task, completed=settings.steps)
+    return results
+
+
+def trained(
+    settings: Settings,
+    folder: Path,
+    arm: str,
+    seed: int,
+    domains: list[tuple[Blocks, Blocks]],
+    tokenizer: Any,
+    on_step: Callable[[int], None],
+) -> dict[str, Any]:
+    """Train base or a loss, or go on from the last whole checkpoint, and write ``result.json``; its contents.
+
+    The same seed gives the same start and the same order of data to all, and a training that was killed ends
+    with the numbers of one that was not.
+    """
+    import torch
+    import transformers
+    from accelerate import PartialState
+
+    from lmeval_dispersion.training.trainer import DispersionTrainer
+
+    class Progress(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            on_step(state.global_step)
+
+    here = folder / f"{arm}-seed{seed}"
+    if (here / "result.json").is_file():
+        return json.loads((here / "result.json").read_text())  # type: ignore[no-any-return]
+    processes = PartialState()
+    with processes.main_process_first():
+        here.mkdir(exist_ok=True)
+        checkpoint = _last_whole(here, settings.steps)
+    warmup = max(1, settings.steps // 20)
+    try:
+        arguments = transformers.TrainingArguments(
+            output_dir=str(here),
+            max_steps=settings.steps,
+            per_device_train_batch_size=settings.batch_size,
+            gradient_accumulation_steps=settings.accumulate,
+            learning_rate=settings.lr,
+            lr_scheduler_type="linear",
+            warmup_steps=warmup,
+            seed=seed,
+            data_seed=seed,
+            bf16=settings.bf16,
+            # A divisor of the steps between checkpoints: resuming forgets half a mean.
+            logging_steps=math.gcd(settings.save_every, max(1, min(10, settings.steps // 10))),
+            save_steps=settings.save_every,
+            save_total_limit=2,
+            # Without this transformers refuses bf16 where there is no accelerator.
+            use_cpu=processes.device.type == "cpu",
+            ddp_find_unused_parameters=False if settings.processes > 1 else None,
+            report_to="none",
+            disable_tqdm=True,
+            dataloader_pin_memory=torch.cuda.is_available(),
+        )
+    except ValueError as error:  # such as bf16 on a device that has none
+        raise UsageError(f"transformers refuses to train so: {str(error).splitlines()[0]}") from error
+    trainer = DispersionTrainer(
+        model=start_model(settings, seed),
+        args=arguments,
+        train_dataset=mixed([train for train, _ in domains]),
+        callbacks=[Progress()],
+        dispersion=None if arm == BASE else _dispersion(settings, arm, seed),
+    )
+    trainer.remove_callback(transformers.PrinterCallback)  # its table on stdout is not ours
+    result: dict[str, Any] = {"arm": arm, "seed": seed, "steps": settings.steps}
+    result["before"] = [evaluated(trainer.model, held, settings.batch_size) for _, held in domains]
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    result["after"] = [evaluated(trainer.model, held, settings.batch_size) for _, held in domains]
+    if processes.is_main_process:
+        trainer.model.save_pretrained(here / "model")
+        tokenizer.save_pretrained(here / "model")
+        log = [entry for entry in trainer.state.log_history if "loss" in entry]
+        write_whole(here / "result.json", json.dumps(result | {"log": log}, indent=1).encode())
+        for left in here.glob("checkpoint-*"):
+            shutil.rmtree(left)
+    processes.wait_for_everyone()
+    return result
+
+
+def mixed(domains: list[Blocks]) -> list[dict[str, Any]]:
+    """Training rows with their domain; of several domains as many each as the smallest has."""
+    rows = []
+    for blocks in zip(*domains, strict=False):
+        for number, block in enumerate(blocks):
+            ids = block.astype(np.int64)
+            rows.append({"input_ids": ids, "labels": ids, "domains": number})
+    return rows
+
+
+def evaluated(model: Any, blocks: Blocks, batch: int) -> dict[str, Any]:
+    """Perplexity and dispersion by layer of ``model`` on ``blocks`` (n, t), in float32.
+
+    The model's mode and the random states stay as they are.
+
+    Returns:
+        ``perplexity``: exp of the mean negative log-likelihood over all predicted tokens, n (t - 1) of them.
+        ``tokens``: for each layer the mean cosine distance between the tokens of a block, averaged over
+        blocks (1 - it is LD's condensation). ``texts``: for each layer the dispersion over blocks (RD eq. 1)
+        of the state at the last position that predicts a token, None for one block: the very last has no
+        label in training, so that there a loss on states alone decides. Layers are the outputs of the
+        blocks of the model, the last one after the final norm. LD and RD are the papers of
+        :mod:`lmeval_dispersion.training.losses`.
+    """
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from lmeval_dispersion.model.capture import Decoder, capture
+    from lmeval_dispersion.training.losses import push_away
+
+    decoder = Decoder.of(model)
+    names = [f"layer.{k}" for k in range(len(decoder))]
+    if decoder.norm is not None:
+        names[-1] = "norm"
+    device = next(model.parameters()).device
+    within: dict[str, float] = dict.fromkeys(names, 0.0)
+    over: dict[str, Dispersion] = {}
+    nll, training = 0.0, model.training
+
+    def see(name: str, state: Any) -> None:
+        # One mean a block: their sum is kept, so that the last, smaller batch weighs what it should.
+        within[name] -= float(push_away(state, pairs="sequence")) * len(state)
+        last = state[:, -2].float().cpu().numpy()
+        over.setdefault(name, Dispersion(last.shape[1])).update(last)
+
+    model.eval()
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False), capture(model, names, see):
+            for start in range(0, len(blocks), batch):
+                ids = torch.as_tensor(blocks[start : start + batch], dtype=torch.long, device=device)
+                logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+                nll += float(cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum"))
+    finally:
+        model.train(training)
+    return {
+        "perplexity": math.exp(min(700.0, nll / (len(blocks) * (blocks.shape[1] - 1)))),
+        "tokens": [within[name] / len(blocks) for name in names],
+        "texts": [over[name].mean() if len(blocks) > 1 else None for name in names],
+    }
+
+
+def start_model(settings: Settings, seed: int) -> Any:
+    """The model that base and every loss start from with this seed, in float32."""
+    import torch
+    import transformers
+
+    from lmeval_dispersion.model.loading import load_model
+
+    if settings.from_scratch:
+        config = transformers.AutoConfig.from_pretrained(settings.model)
+        transformers.set_seed(seed)
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return load_model(settings.model, dtype="float32", device="cpu").model.requires_grad_(True)
+
+
+def _dispersion(settings: Settings, loss: str, seed: int) -> DispersionConfig:
+    from lmeval_dispersion.training.trainer import DispersionConfig
+
+    options = {"max_tokens": settings.max_tokens} if settings.max_tokens else {}
+    return DispersionConfig(loss, ",".join(settings.layer), settings.weight, seed=seed, options=options)
+
+
+def _last_whole(here: Path, steps: int) -> Path | None:
+    """The newest checkpoint before the last step that was written to its end; others are removed.
+
+    A training that is killed after its last checkpoint and before its result does the steps since the one
+    before again: the Trainer would take one step too many from the last.
+    """
+    whole = {}
+    for path in here.glob("checkpoint-*"):
+        try:
+            # The Trainer writes this file last.
+            step = json.loads((path / "trainer_state.json").read_text())["global_step"]
+        except (OSError, ValueError, KeyError):
+            step = steps
+        if step < steps:
+            whole[step] = path
+        else:
+            shutil.rmtree(path)
+    return whole[max(whole)] if whole else None
+
+
+def command_of(settings: Settings) -> str:
+    """The command with these settings, in flags."""
+    words = ["dispersion", "train"]
+    if settings.processes > 1:
+        words = ["torchrun", "--nproc-per-node", str(settings.processes), "--no-python", *words]
+    for name, setting in _FLAGS.items():
+        value = getattr(settings, name)
+        if value == setting.default:
+            continue
+        flag = "--" + name.replace("_", "-")
+        for word in value if isinstance(value, tuple) else [value]:
+            words += [flag] if word is True else [flag, str(word)]
+    return shlex.join(words)
+
+
+COMMANDS = {"train": (add_arguments, run)}
