@@ -281,7 +281,6 @@ def test_faults_on_the_way(hub, tmp_path, name, times):
     write(place, {"output.weight": ("F32", full)})
     hub.add("org/model", place.parent)
     hub.fault("cdn", fault, times=times)
-    monkeypatch.setattr(http, "FIRST_WAIT", 0.0)
     # One bad answer is asked for again; a whole small file in place of a range is cut to it.
     if times == 1 or name == "whole file":
         rows, ids, _ = remote(hub, tmp_path / "cache")
