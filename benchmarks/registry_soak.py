@@ -1,16 +1,14 @@
 """A whole registry under faults and kills: `python benchmarks/registry_soak.py [--count 10000]`.
 
 A server process holds generated tiny checkpoints of 30 families and 40 tokenizers (ten are the same
-vocabulary, saved again), each with values of its own: on a Hub (`--storage hub`), where 2 % of all answers
-are faulty in one of nine ways, 1 % of the repositories are gated, 1 % asked for by an old name, 1 % broken,
-and the quotas are scaled down; or in buckets of moto's S3 server (`--storage s3`), where 1 % are broken. A
-bucket holds a thousand: moto goes through every key of a bucket for each listing, of which a checkpoint takes
-one (25 ms of its CPU with 10,000 checkpoints in one bucket, which says nothing of S3).
+vocabulary, saved again), each with values of its own, on a Hub where 2 % of all answers are faulty in one of
+nine ways, 1 % of the repositories are gated, 1 % asked for by an old name, 1 % broken, and the quotas are
+scaled down.
 
 The real command screens all of them into a registry. It is killed three times (`kill -9`, at random times)
 and then run until nothing is left that may pass. Then every row is compared with G over the full matrix,
 every failure with what was planted, the ranks with the order of the true G, and nothing may be missing or
-there twice. Printed are each run, memory while the last one goes on, and requests for each checkpoint.
+there twice. Printed are each run and the requests for each checkpoint.
 
 Exit status 1 and the problems where anything is wrong.
 """
@@ -18,16 +16,17 @@ Exit status 1 and the problems where anything is wrong.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import random
 import resource
+import sqlite3
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -44,28 +43,25 @@ ROWS, WIDTH = 1320, 8
 DTYPES = ("BF16", "F32", "F16")
 #: Requests in a window of so many seconds.
 QUOTAS = {"resolvers": (1500, 10.0), "api": (200, 10.0), "pages": (100, 10.0)}
-IN_A_BUCKET = 1000  # checkpoints
 PASSING = frozenset({"Unreachable", "ServerError", "RateLimited", "BadResponse", "Timeout", "Interrupted"})
 
 
 class Checkpoint:
     """One generated checkpoint: what it is, and what a screening of it must say."""
 
-    def __init__(self, number: int, storage: str) -> None:
+    def __init__(self, number: int) -> None:
         self.number, self.family = number, number % FAMILIES
         # The first families have two tokenizers: one vocabulary in two files.
         again = self.family < SAVED_AGAIN and number // FAMILIES % 2 == 1
         self.tokenizer = self.family + FAMILIES * again
         self.dtype = DTYPES[self.family % len(DTYPES)]
         kind = number % 100
-        hub = storage == "hub"
-        self.kind = {7: "gated" if hub else "", 17: "renamed" if hub else "", 27: "broken"}.get(kind, "")
+        self.kind = {7: "gated", 17: "renamed", 27: "broken"}.get(kind, "")
         self.error = {"gated": "GatedRepo", "broken": "BadHeader"}.get(self.kind)
         # Those with a new name are in no list that is asked for.
         renamed = self.kind == "renamed"
         self.name = f"{'moved' if renamed else 'zoo'}/model-{number:05d}"
         self.asked = f"old/model-{number:05d}" if renamed else self.name
-        self.bucket = f"box-{number // IN_A_BUCKET:02d}"
 
     def matrix(self, rows: int) -> Any:
         """Its output projection, float64."""
@@ -145,7 +141,7 @@ def write(one: Checkpoint, folder: Path, shared: list[Path]) -> Path:
     return place
 
 
-def serve(count: int, storage: str, share: float, folder: Path) -> None:
+def serve(count: int, share: float, folder: Path) -> None:
     """Serve until standard input ends; each line there is answered by what was asked for so far."""
     shared = []
     for number, content in enumerate(tokenizers()):
@@ -153,33 +149,12 @@ def serve(count: int, storage: str, share: float, folder: Path) -> None:
         shared[-1].write_bytes(content)
     shared.append(folder / "config.json")
     shared[-1].write_text(json.dumps({"model_type": "llama", "tie_word_embeddings": False}))
-    all_of_them = (Checkpoint(number, storage) for number in range(count))
-    if storage == "s3":
-        import logging
-
-        from moto.core import DEFAULT_ACCOUNT_ID
-        from moto.s3.models import s3_backends
-        from storages import moto
-
-        logging.getLogger("werkzeug").setLevel(logging.ERROR)
-        with moto() as store:
-            # What the server holds is put there without its protocol, which would take longer than the soak.
-            held = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
-            for one in all_of_them:
-                if one.number % IN_A_BUCKET == 0:
-                    store.client.create_bucket(Bucket=one.bucket)
-                for path in write(one, folder, shared).iterdir():
-                    held.put_object(one.bucket, f"{one.name}/{path.name}", path.read_bytes())
-            print(f"http://127.0.0.1:{store.port}", flush=True)
-            for _ in sys.stdin:
-                print("{}", flush=True)
-        return
     from hub_server import HubServer
 
     with HubServer(latency=0.005, quotas=QUOTAS) as server:
         counts, faults, draw = Counts(), Counter[str](), random.Random(1)
         server.requests = counts
-        for one in all_of_them:
+        for one in map(Checkpoint, range(count)):
             server.add(one.name, write(one, folder, shared), gated=one.kind == "gated", parameters=10_560)
             if one.kind == "renamed":
                 server.rename(one.asked, one.name)
@@ -227,18 +202,14 @@ def mixture(share: float, draw: random.Random, told: Counter[str]) -> Any:
 class Runs:
     """The command over all checkpoints, as often as it takes."""
 
-    def __init__(self, server: ServerProcess, storage: str, asked: list[str], folder: Path) -> None:
-        self.registry, self.lines = folder / "registry.duckdb", folder / "out.jsonl"
+    def __init__(self, endpoint: str, asked: list[str], folder: Path) -> None:
+        self.registry, self.lines = folder / "registry.db", folder / "out.jsonl"
         names = folder / "names.txt"
         names.write_text("\n".join(asked))
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "AWS_"))}
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
         path = os.pathsep.join([str(ROOT), str(ROOT / "screener")])
         self._env = kept | {"PYTHONPATH": path, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(folder / "hf")}
-        if storage == "hub":
-            self._env |= {"HF_ENDPOINT": server.endpoint}
-        else:
-            self._env |= {"AWS_ENDPOINT_URL": server.endpoint, "AWS_REGION": "us-east-1"}
-            self._env |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_ALLOW_HTTP": "true"}
+        self._env |= {"HF_ENDPOINT": endpoint}
         self._command = [sys.executable, "-m", "lmeval_screener", "--from", str(names), "--timeout", "600"]
         self._command += ["--registry", str(self.registry), "--output", str(self.lines), "--quiet"]
 
@@ -246,70 +217,52 @@ class Runs:
         """Start one; its process id."""
         return os.posix_spawn(sys.executable, self._command, self._env)
 
-    def journal(self, but: Collection[Path] = ()) -> int:
-        """Checkpoints in the journal, without some of its segments."""
-        found = 0
-        for path in self.segments() - set(but):
-            with contextlib.suppress(OSError), path.open("rb") as file:
-                found += sum(line.startswith(b'{"k":"seen"') for line in file)
-        return found
+    def rows(self, statement: str) -> list[Any]:
+        """What the registry answers; nothing before it has tables."""
+        try:
+            with closing(sqlite3.connect(self.registry, timeout=60)) as connection:
+                return connection.execute(statement).fetchall()
+        except sqlite3.OperationalError:
+            return []
 
-    def segments(self) -> set[Path]:
-        """The journal's files."""
-        return set(self.registry.with_name(self.registry.name + ".journal").glob("*.jsonl"))
+    def kept(self) -> int:
+        """Checkpoints in the registry, failed ones too."""
+        return sum(count for (count,) in self.rows("SELECT count(*) FROM seen"))
 
     def killed(self, after: int, pause: float) -> int:
-        """Kill a run a moment after it kept so many checkpoints; how many it had kept."""
-        before = self.segments()
-        pid = self.start()
-        while self.journal(before) < after:
+        """Kill a run a moment after it kept so many more checkpoints; how many are kept."""
+        before, pid = self.kept(), self.start()
+        while self.kept() < before + after:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 code = os.waitstatus_to_exitcode(status)
                 print(self.lines.read_text()[:1000] if self.lines.exists() else "it wrote nothing")
                 raise SystemExit(f"the command ended by itself (exit {code}) before {after} were kept")
-            time.sleep(0.2)
+            time.sleep(0.05)
         time.sleep(pause)
-        kept = self.journal(before)
         os.kill(pid, 9)
         os.waitpid(pid, 0)
-        return kept
+        return self.kept()
 
-    def finished(self, *, curve: bool) -> tuple[float, Any]:
-        """Run to the end; seconds, and what it used. Prints memory as it goes on, if asked to."""
-        pid, begun, told = self.start(), time.perf_counter(), 0.0
-        while True:
-            found, status, usage = os.wait4(pid, os.WNOHANG)
-            if found:
-                code = os.waitstatus_to_exitcode(status)
-                print(f"  exit {code}, peak memory {usage.ru_maxrss / 1024:.0f} MB", flush=True)
-                return time.perf_counter() - begun, usage
-            time.sleep(0.5)
-            if curve and time.perf_counter() - told > max(2.0, 0.1 * (time.perf_counter() - begun)):
-                told = time.perf_counter()
-                memory = memory_of(pid)
-                print(f"  {told - begun:6.0f} s: {self.journal():6} kept, {memory:4.0f} MB", flush=True)
-
-
-def memory_of(pid: int) -> float:
-    """Resident memory of a process, MB."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS"):
-                return float(line.split()[1]) / 1024
-    return 0.0
+    def finished(self) -> tuple[float, Any]:
+        """Run to the end; seconds, and what it used."""
+        pid, begun = self.start(), time.perf_counter()
+        _, status, usage = os.wait4(pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        print(f"  exit {code}, peak memory {usage.ru_maxrss / 1024:.0f} MB", flush=True)
+        return time.perf_counter() - begun, usage
 
 
 # --- what must come out ---------------------------------------------------------------------------------
 
 
-def truth(count: int, storage: str) -> Iterator[tuple[Checkpoint, float | None]]:
+def truth(count: int) -> Iterator[tuple[Checkpoint, float | None]]:
     """Every checkpoint with its G over the full matrix as it is stored; None where it has to fail."""
     from checkpoints import stored
 
     rows = [rows_of_sets(content) for content in tokenizers()]
     for number in range(count):
-        one = Checkpoint(number, storage)
+        one = Checkpoint(number)
         if one.error is not None:
             yield one, None
             continue
@@ -354,10 +307,10 @@ def problems(
             found.append(f"{name}: {results[one.name]} results in the registry")
         elif abs(gaps[one.name] - gap) > 1e-6 or abs(by_name[name]["gap"]["cosine"]["mean"] - gap) > 1e-6:
             found.append(f"{name}: G {gaps[one.name]:.9f}, in truth {gap:.9f}")
-        true[one.name] = gap
+        true[one.asked] = gap
     ranked: Counter[str] = Counter()
     for group in summary["groups"]:
-        names = [entry["checkpoint"].partition("@")[0] for entry in group["ranking"]]
+        names = [entry["label"].partition("@")[0] for entry in group["ranking"]]
         ranked.update(names)
         order = [true.get(name, np.nan) for name in names]
         if any(not after <= before + 1e-6 for before, after in pairwise(order)):
@@ -372,33 +325,21 @@ def problems(
     return found
 
 
-def short(address: str) -> str:
-    """A checkpoint's name without its bucket."""
-    return "/".join(address.split("/")[3:])
-
-
-def soak(count: int, storage: str, share: float, kills: int, seed: int, folder: Path) -> list[str]:
+def soak(count: int, share: float, kills: int, seed: int, folder: Path) -> list[str]:
     """All of it; what is wrong."""
-    import duckdb
-
     draw = random.Random(seed)
     started = time.perf_counter()
     (folder / "zoo").mkdir()
-    server = ServerProcess(__file__, count, storage, share, folder / "zoo")
+    server = ServerProcess(__file__, count, share, folder / "zoo")
     try:
-        everything = [Checkpoint(number, storage) for number in range(count)]
-        if storage == "hub":
-            asked = ["zoo/*", *(one.asked for one in everything if one.kind == "renamed")]
-        else:
-            asked = [f"s3://{bucket}/zoo/*" for bucket in sorted({one.bucket for one in everything})]
+        renamed = [one.asked for one in map(Checkpoint, range(count)) if one.kind == "renamed"]
         print(f"{count} checkpoints made in {time.perf_counter() - started:.0f} s", flush=True)
-        runs = Runs(server, storage, asked, folder)
+        runs = Runs(server.endpoint, ["zoo/*", *renamed], folder)
         for _ in range(kills):
             after = draw.randint(1, max(1, count // (kills + 2)))
             print(f"killed after {runs.killed(after, draw.random())} kept", flush=True)
-        before = server.counts()
         for attempt in range(5):
-            seconds, usage = runs.finished(curve=attempt == 0)
+            seconds, usage = runs.finished()
             cpu = usage.ru_utime + usage.ru_stime
             print(f"run {attempt + 1} to the end: {seconds:.0f} s, {cpu:.0f} s of CPU")
             lines = [json.loads(line) for line in runs.lines.read_text().splitlines()]
@@ -409,26 +350,13 @@ def soak(count: int, storage: str, share: float, kills: int, seed: int, folder: 
             if not passing:
                 break
             print(f"  for example {passing[0]['repo']}: {passing[0]['message']}", flush=True)
-        after_all = server.counts()
-        print(f"server, in all: {after_all}")
-        if storage == "hub":
-            asked_for = sum(v for k, v in after_all.items() if k in ("resolve", "cdn", "api", "list", "raw"))
-            said = [f"{asked_for / count:.1f} requests a checkpoint, kills and repeats included"]
-            said += [f"{after_all.get('resolve', 0) / count:.2f} to the resolver"]
-            said += [f"{after_all.get('api', 0)} API calls and {after_all.get('list', 0)} pages of lists"]
-            print("; ".join(said))
-        since = {part: n - before.get(part, 0) for part, n in after_all.items() if isinstance(n, int)}
-        print(f"since the last kill: {since}")
-        with duckdb.connect(str(runs.registry), read_only=True) as connection:
-            stored = connection.execute("SELECT repo, gap_cosine FROM results").fetchall()
-        if storage == "s3":
-            stored = [(short(name), gap) for name, gap in stored]
-            for line in lines:
-                line["repo"] = short(line["repo"])
-            for group in summary["groups"]:
-                for entry in group["ranking"]:
-                    entry["checkpoint"] = short(entry["checkpoint"])
-        return problems(truth(count, storage), stored, lines, summary)
+        counts = server.counts()
+        asked_for = sum(v for k, v in counts.items() if k in ("resolve", "cdn", "api", "list", "raw"))
+        print(f"server, in all: {counts}")
+        print(f"{asked_for / count:.1f} requests a checkpoint, kills and repeats included")
+        stored = runs.rows("SELECT repo, gap_cosine FROM results")
+        sound = [] if runs.rows("PRAGMA integrity_check") == [("ok",)] else ["the registry is damaged"]
+        return sound + problems(truth(count), stored, lines, summary)
     finally:
         server.close()
 
@@ -437,20 +365,19 @@ def main() -> int:
     """Print what happened; 1 where anything is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=10_000, help="checkpoints (default: 10000)")
-    parser.add_argument("--storage", choices=("hub", "s3"), default="hub")
     parser.add_argument("--faults", type=float, default=0.02, help="share of answers (default: 0.02)")
     parser.add_argument("--kills", type=int, default=3, help="default: 3")
     parser.add_argument("--seed", type=int, default=0, help="of the times of the kills (default: 0)")
-    parser.add_argument("--serve", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        count, storage, share, folder = args.serve
-        serve(int(count), storage, float(share), Path(folder))
+        count, share, folder = args.serve
+        serve(int(count), float(share), Path(folder))
         return 0
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        wrong = soak(args.count, args.storage, args.faults, args.kills, args.seed, Path(folder))
+        wrong = soak(args.count, args.faults, args.kills, args.seed, Path(folder))
     for problem in wrong[:50]:
         print(f"WRONG {problem}")
     print(f"{len(wrong)} problems" if wrong else "every row right, nothing lost, nothing twice")

@@ -34,8 +34,8 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
         ),
         "registry": (
             "lmeval_screener.registry.command",
-            "registry",
-            "ask a database of screenings, and keep it in order",
+            "",
+            "ask what screenings found, and what has moved",
         ),
     },
     "evaluate with dispersion": {
@@ -81,7 +81,7 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
             "models",
             "train with a dispersion loss, against a base",
         ),
-        "watch": ("lmeval_dispersion.watching.command", "", "how G moved over a watched training run"),
+        "watch": ("lmeval_dispersion.watching.report", "", "how G moved over a watched training run"),
     },
 }
 COMMANDS = {name: command for commands in JOBS.values() for name, command in commands.items()}

@@ -30,7 +30,6 @@ import importlib.util
 LIBRARIES = {
     "audit": ("pandas", "pyarrow", "safetensors", "scipy", "sklearn"),
     "models": ("torch", "transformers", "accelerate", "datasets", "lm_eval"),
-    "registry": ("duckdb", "filelock"),
 }
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
-from pathlib import Path
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -21,8 +23,6 @@ from safetensors.numpy import load_file, save_file
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.paths import data_folder
-
-duckdb = pytest.importorskip("duckdb", reason="the extra [registry] is not installed")
 
 TOKENIZER = data_folder("demo") / "sums-00"
 
@@ -105,21 +105,23 @@ def registry(capsys):
 
 
 def rows_of(store, statement):
-    with duckdb.connect(str(store), read_only=True) as connection:
+    with closing(sqlite3.connect(store)) as connection:
         return connection.execute(statement).fetchall()
 
 
 def kept(store):
-    """Lines of results in the journal."""
-    places = list(Path(f"{store}.journal").glob("*.jsonl"))
-    return sum(place.read_bytes().count(b'{"k":"results"') for place in places)
+    """Results so far, which a run may be adding to."""
+    try:
+        return rows_of(store, "SELECT count(*) FROM results")[0][0]
+    except sqlite3.OperationalError:
+        return 0  # it has no tables yet
 
 
 def test_killed_three_times_nothing_is_lost_or_doubled(hub, add, start, run, tmp_path):
     names = [f"org/model-{number:02d}" for number in range(40)]
     for number, name in enumerate(names):
         add(name, 1 + number / 40)
-    store = tmp_path / "nightly.duckdb"
+    store = tmp_path / "nightly.db"
     hub.latency = 0.1
     before = 0
     stored = set()
@@ -127,7 +129,7 @@ def test_killed_three_times_nothing_is_lost_or_doubled(hub, add, start, run, tmp
         first = len(hub.requests)
         process = start(*names, "--registry", store, "--format", "json")
         deadline = time.monotonic() + 60
-        while kept(store) < 1 and process.poll() is None and time.monotonic() < deadline:
+        while kept(store) <= before and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         process.communicate()
@@ -135,18 +137,14 @@ def test_killed_three_times_nothing_is_lost_or_doubled(hub, add, start, run, tmp
         # What an earlier, killed run had read is not read again.
         assert not [path for path in read for name in stored if f"/{name}/" in path]
         assert run("registry", "query", store, module="lmeval_dispersion").returncode == 0
-        assert kept(store) == 0
         stored = {row[0] for row in rows_of(store, "SELECT repo FROM results")}
         assert len(stored) > before
         before = len(stored)
-    # A torn last line, as a kill in the middle of a write leaves it.
-    torn = Path(f"{store}.journal") / "0-torn.jsonl"
-    torn.write_bytes(b'{"k":"results","identity":"hf://org/half","fi')
     done = run(*names, "--registry", store, "--format", "json")
     assert done.returncode == 0, done.stderr
     assert f"{before} of 40 taken from" in done.stderr
     assert rows_of(store, "SELECT count(*), count(DISTINCT identity) FROM results") == [(40, 40)]
-    assert not list(Path(f"{store}.journal").glob("*.jsonl"))
+    assert rows_of(store, "PRAGMA integrity_check") == [("ok",)]
     fresh = json.loads(run(*names, "--format", "json").stdout)["checkpoints"]
     again = json.loads(done.stdout)["checkpoints"]
     same = (
@@ -167,7 +165,7 @@ def test_killed_three_times_nothing_is_lost_or_doubled(hub, add, start, run, tmp
 def test_only_what_is_new_or_changed_is_read(hub, add, run, tmp_path):
     for name in ("org/a", "org/b"):
         add(name)
-    store = tmp_path / "s.duckdb"
+    store = tmp_path / "s.db"
     assert run("org/a", "org/b", "--registry", store).returncode == 0
     first = len(hub.requests)
     again = run("org/a", "org/b", "--registry", store, "--format", "json")
@@ -198,7 +196,7 @@ def test_only_what_is_new_or_changed_is_read(hub, add, run, tmp_path):
 
 def test_a_folder_that_was_saved_again_is_read_again(add, run, tmp_path):
     add("org/a")
-    folder, store = tmp_path / "repos" / "0", tmp_path / "s.duckdb"
+    folder, store = tmp_path / "repos" / "0", tmp_path / "s.db"
     run(folder, "--registry", store)
     assert "1 of 1 taken" in run(folder, "--registry", store).stderr
     weights = folder / "model.safetensors"
@@ -215,7 +213,7 @@ def test_failures_are_kept_and_tried_again_by_kind(hub, add, run, registry, tmp_
     (broken / "model.safetensors").write_bytes(b"\xff" * 4096)
     hub.fault("cdn", status(503), match="*busy*")
     hub.fault("resolve", status(503), match="*busy*")
-    store = tmp_path / "s.duckdb"
+    store = tmp_path / "s.db"
     names = ("org/good", "org/broken", "org/busy", "org/none")
     first = json.loads(run(*names, "--registry", store, "--format", "json", "--timeout", "4").stdout)[
         "failed"
@@ -244,7 +242,7 @@ def test_two_processes_on_one_store(add, start, tmp_path):
     names = [f"org/m{number}" for number in range(12)]
     for name in names:
         add(name)
-    store = tmp_path / "s.duckdb"
+    store = tmp_path / "s.db"
     both = [start(*names[:8], "--registry", store), start(*names[4:], "--registry", store)]
     for process in both:
         process.communicate(timeout=120)
@@ -254,7 +252,7 @@ def test_two_processes_on_one_store(add, start, tmp_path):
 
 
 def test_query_ranks_across_runs_and_diff_says_what_moved(hub, add, run, registry, tmp_path):
-    store = tmp_path / "s.duckdb"
+    store = tmp_path / "s.db"
     add("org/a", 2.0)
     add("org/b", 1.0)
     add("org/gone", 0.7)
@@ -262,59 +260,113 @@ def test_query_ranks_across_runs_and_diff_says_what_moved(hub, add, run, registr
     run("org/b", "org/gone", "--registry", store)
     answer = json.loads(registry("query", store, "--format", "json").stdout)
     assert answer["answer"][0].startswith("3 checkpoints in 1 group for math")
-    rows = answer["tables"]["checkpoints"]["rows"]
+    rows = answer["rows"]
     together = json.loads(run("org/a", "org/b", "org/gone", "--format", "json").stdout)["checkpoints"]
     assert [(row["checkpoint"], row["rank"], row["G"]) for row in rows] == [
         (c["repo"], c["rank"], c["gap"]["cosine"]["mean"]) for c in together
     ]
-    (last,) = rows_of(store, "SELECT max_by(run, started) FROM runs")[0]
+    (last,) = rows_of(store, "SELECT run FROM runs ORDER BY started DESC")[0]
     assert "nothing moved" in registry("diff", store, "--since", last).stdout.splitlines()[0]
 
     add("org/b", 9.0)  # the same repository, trained on
     add("org/new", 0.5)
     del hub.repositories["org/gone"]
     assert run("org/a", "org/b", "org/gone", "org/new", "--registry", store).returncode == 3
-    moved = json.loads(registry("diff", store, "--since", last, "--format", "json").stdout)["tables"][
-        "moved"
-    ]["rows"]
+    moved = json.loads(registry("diff", store, "--since", last, "--format", "json").stdout)["rows"]
     by_kind = {row["what"]: row for row in moved}
     assert {(row["what"], row["checkpoint"]) for row in moved} == {
-        *(("new", "org/new"), ("changed", "org/b"), ("vanished", "org/gone"), ("leader", "org/b")),
+        *(("new", "org/new"), ("changed", "org/b"), ("deleted", "org/gone"), ("leader", "org/b")),
     }
-    assert by_kind["changed"]["apart"] == "yes"
+    assert by_kind["changed"]["apart"] is True
     assert by_kind["leader"]["gain"] > 0
     best = registry("query", store, "--top", "1", "--format", "csv").stdout.splitlines()
     assert [line.split(",")[0] for line in best] == ["checkpoint", "org/b"]
 
-    # Superseded commits go, the latest stays.
-    assert rows_of(store, "SELECT count(*) FROM results") == [(5,)]
-    pruned = registry("prune", store)
-    assert pruned.stdout.startswith("Forgot 1 superseded result,")
-    left = {row[0] for row in rows_of(store, "SELECT repo FROM results")}
-    assert left == {"org/a", "org/b", "org/new", "org/gone"}
-    assert rows_of(store, "SELECT count(*) FROM results WHERE repo = 'org/b'") == [(1,)]
+
+def test_since_answers_what_is_new_and_worth_evaluating(add, tmp_path, capsys):
+    for number, spread in enumerate((1.0, 2.0, 9.0, 0.5)):
+        add(f"org/{number}", spread)
+    store, folders = tmp_path / "s.db", [str(tmp_path / "repos" / str(number)) for number in range(4)]
+
+    def news(*places, since="yesterday"):
+        words = ["--registry", str(store), "--since", since, "--format", "json", "--quiet"]
+        assert screen_checkpoints([*places, *words]) == 0
+        document = json.loads(capsys.readouterr().out)
+        rows = {row["checkpoint"]: (row["what"], row["rank"], row["apart"]) for row in document["rows"]}
+        return document["answer"], rows
+
+    answer, rows = news(*folders[:2])
+    assert answer[0] == "Best of a new group: 1."
+    assert rows == {"1": ("new", 1, None), "0": ("new", 2, None)}
+    (last,) = rows_of(store, "SELECT run FROM runs")[0]
+    answer, rows = news(*folders, since=last)
+    assert answer[0] == "Worth evaluating: 2 (rank 1), above the former best."
+    assert answer[1].endswith(": 2 new.")
+    assert rows == {"2": ("new", 1, True), "3": ("new", 4, True)}
+    # Nothing is read, and nothing is lost, where the time is none.
+    assert screen_checkpoints([*folders, "--registry", str(store), "--since", "soon"]) == 2
+    assert "expected --since as a date, a time, yesterday or a run" in capsys.readouterr().err
+    assert screen_checkpoints([*folders, "--registry", str(store), "--since", last, "--shortlist", "1"]) == 2
 
 
-def test_export_and_read_only_sql(add, run, registry, tmp_path):
-    store, table = tmp_path / "s.duckdb", tmp_path / "all.csv"
+def test_sql_is_read_only_and_shows_every_column(add, run, registry, tmp_path):
+    store, other = tmp_path / "s.db", tmp_path / "other.txt"
     add("org/a")
     run("org/a", "--registry", store)
-    assert registry("export", store, table).returncode == 0
-    with table.open() as file:
-        (row,) = csv.DictReader(file)
-    assert (row["repo"], row["domain"]) == ("org/a", "math")
-    assert registry("export", store, tmp_path / "all.parquet").returncode == 0
-    assert duckdb.sql(f"SELECT repo FROM '{tmp_path}/all.parquet'").fetchall() == [("org/a",)]
-    for statement in ("DROP TABLE seen", f"COPY seen TO '{tmp_path}/x.csv'", f"SELECT * FROM '{table}'"):
+    for statement in ("DROP TABLE seen", "DELETE FROM seen", f"ATTACH '{other}' AS other", "no SQL"):
         done = registry("query", store, statement)
         assert done.returncode == 2, statement
         assert "could not answer" in done.stderr
-    assert not (tmp_path / "x.csv").exists()
+    assert not other.exists()
     assert rows_of(store, "SELECT count(*) FROM seen") == [(1,)]
-    table.write_text("no database")
-    assert registry("query", table).returncode in (1, 2)
-    assert table.read_text() == "no database"
-    assert registry("query", tmp_path / "none.duckdb").returncode == 2
+    every = "SELECT * FROM checkpoints"
+    header, row = csv.reader(registry("query", store, every, "--format", "csv").stdout.splitlines())
+    assert row[header.index("repo")] == "org/a"
+    shown = registry("query", store, every).stdout
+    assert [name for name in header if f" {name}" not in shown] == []
+    assert "hf://org/a" in shown
+
+
+def test_what_is_no_registry_is_refused_and_left_alone(registry, tmp_path, capsys):
+    wrong = {
+        "text": (b"no database, but a text", "expected a registry of screen-checkpoints"),
+        "old.duckdb": (b"checksumDUCK" + bytes(4096), "made by an earlier version, in DuckDB's format"),
+        "cut.db": (b"SQLite format 3\0" + bytes(50), "begin a new one"),
+    }
+    for name, (content, sentence) in wrong.items():
+        place = tmp_path / name
+        place.write_bytes(content)
+        assert registry("query", place).returncode in (1, 2)
+        assert screen_checkpoints([str(TOKENIZER), "--registry", str(place)]) in (1, 2)
+        assert sentence in capsys.readouterr().err
+        assert place.read_bytes() == content
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as connection:
+        connection.execute("CREATE TABLE runs (name)")
+    assert "expected a registry of screen" in registry("query", tmp_path / "mlflow.db").stderr
+    assert registry("query", tmp_path / "none.db").returncode == 2
+    assert registry("query", tmp_path).returncode == 2
+
+
+def test_a_deleted_folder_is_marked_and_does_not_rank(add, registry, tmp_path, capsys):
+    for number in range(3):
+        add(f"org/{number}", 1 + number)
+    store, folders = tmp_path / "s.db", [tmp_path / "repos" / str(number) for number in range(3)]
+    assert again(capsys, *folders, "--registry", store)[0] == 0
+    shutil.rmtree(folders[1])
+    for _ in range(2):  # before and after a run notices
+        rows = json.loads(registry("query", store, "--format", "json").stdout)["rows"]
+        assert {row["checkpoint"]: (row["rank"], row["note"]) for row in rows} == {
+            "0": (2, None), "1": (None, "deleted"), "2": (1, None),
+        }  # fmt: skip
+        assert again(capsys, folders[0], folders[2], "--registry", store)[0] == 0
+    (last,) = rows_of(store, "SELECT run FROM runs ORDER BY started")[0]
+    moved = json.loads(registry("diff", store, "--since", last, "--format", "json").stdout)["rows"]
+    assert [(row["what"], row["checkpoint"]) for row in moved] == [("deleted", "1")]
+    # By the label that was printed, by the path, and a label that several share.
+    for name in ("1", str(folders[1]), f"repos/{1}"):
+        assert "FolderNotFound" in registry("show", store, name).stdout
+    again(capsys, shutil.copytree(folders[0], tmp_path / "else" / "0"), "--registry", store)
+    assert "which is the name of 2" in registry("show", store, "0").stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -323,7 +375,7 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(hub, add, start, 
     for name in names:
         add(name)
     hub.latency = 0.2
-    store, lines = tmp_path / "s.duckdb", tmp_path / "out.jsonl"
+    store, lines = tmp_path / "s.db", tmp_path / "out.jsonl"
     process = start(*names, "--registry", store, "--output", lines)
     deadline = time.monotonic() + 60
     while not (lines.exists() and b"\n" in lines.read_bytes()) and time.monotonic() < deadline:
@@ -350,7 +402,7 @@ def again(capsys, *args):
 
 def test_an_adapter_is_read_again_when_its_base_changed(add, tmp_path, capsys):
     add("org/base")
-    base, folder, store = tmp_path / "repos" / "0", tmp_path / "adapter", tmp_path / "s.duckdb"
+    base, folder, store = tmp_path / "repos" / "0", tmp_path / "adapter", tmp_path / "s.db"
     rows = np.random.default_rng(0).normal(
         size=(load_file(base / "model.safetensors")["lm_head.weight"].shape[0], 2)
     )
@@ -374,7 +426,7 @@ def test_an_adapter_is_read_again_when_its_base_changed(add, tmp_path, capsys):
 
 def test_a_checkpoint_is_read_again_when_the_tokenizer_that_was_named_changed(add, tmp_path, capsys):
     add("org/a")
-    folder, store = tmp_path / "repos" / "0", tmp_path / "s.duckdb"
+    folder, store = tmp_path / "repos" / "0", tmp_path / "s.db"
     place = tmp_path / "tokenizer.json"
     (folder / "tokenizer.json").rename(place)
     args = (folder, "--tokenizer", place, "--registry", store)

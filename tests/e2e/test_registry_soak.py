@@ -6,10 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("duckdb", reason="the extra [registry] is not installed")
-
 from benchmarks import registry_soak  # its folder in sys.path would hide the package `coverage`
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,13 +24,13 @@ def test_a_small_registry_survives_faults_and_kills():
 
 
 def test_what_is_wrong_is_seen():
-    truth = [(registry_soak.Checkpoint(number, "hub"), 2.0 - number / 100) for number in (0, 30, 60)]
-    truth.append((registry_soak.Checkpoint(27, "hub"), None))
+    truth = [(registry_soak.Checkpoint(number), 2.0 - number / 100) for number in (0, 30, 60)]
+    truth.append((registry_soak.Checkpoint(27), None))
     names = [one.name for one, _ in truth]
     stored = [(name, 2.0 - number / 100) for name, number in zip(names, (0, 30, 60), strict=False)]
     lines = [{"repo": name, "gap": {"cosine": {"mean": gap}}} for name, gap in stored]
     lines.append({"repo": names[3], "error": "BadHeader"})
-    group = {"family": "f", "scale": "1B", "ranking": [{"checkpoint": name} for name in names[:3]]}
+    group = {"family": "f", "scale": "1B", "ranking": [{"label": name} for name in names[:3]]}
     summary = {"groups": [group]}
 
     def wrong(stored=stored, lines=lines, groups=(group,)):

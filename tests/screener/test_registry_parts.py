@@ -1,22 +1,25 @@
-"""Parts of a registry: merges in parts, what it knows, groups that stay one, the Python call, buckets."""
+"""Parts of a registry: several writers, groups that stay one, the Python call, buckets, file systems."""
 
 from __future__ import annotations
 
 import csv
-import dataclasses
 import json
 import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
 from checkpoints import write_checkpoint
 from hub_server import HubServer
 from lmeval_screener import screen
+from lmeval_screener.registry import database
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.paths import data_folder
-
-duckdb = pytest.importorskip("duckdb", reason="the extra [registry] is not installed")
 
 TOKENIZER = data_folder("demo") / "sums-00" / "tokenizer.json"
 
@@ -38,36 +41,8 @@ def many(tmp_path):
     return [str(make(tmp_path / f"m{number:02d}", number)) for number in range(7)]
 
 
-@pytest.mark.parametrize("lines", [1, 3, 1000])
-def test_a_segment_is_merged_alike_in_parts_of_any_size(many, tmp_path, monkeypatch, lines):
-    from lmeval_screener.registry import schema
-
-    monkeypatch.setattr(schema, "_LINES", lines)
-    first = screen(many, registry=tmp_path / "r.duckdb")
-    with duckdb.connect(str(tmp_path / "r.duckdb"), read_only=True) as connection:
-        rows = connection.execute("SELECT repo, gap_cosine FROM results").fetchall()
-        assert connection.execute("SELECT count(*), max(screened) FROM runs").fetchall() == [(1, 7)]
-    assert len(rows) == 7
-    assert dict(rows) == means(first)
-
-
-def test_a_merge_that_needs_more_memory_gets_it(many, tmp_path, monkeypatch):
-    from lmeval_screener.registry import schema
-
-    monkeypatch.setattr(schema, "_MERGING", ("2MB",))
-    with pytest.raises(DispersionError, match="Out of Memory"):
-        screen(many, registry=tmp_path / "short.duckdb")
-    monkeypatch.setattr(schema, "_MERGING", ("2MB", "64MB"))
-    for place in ("short.duckdb", "new.duckdb"):  # what was measured lies in the journal, and is not lost
-        found = screen(many, registry=tmp_path / place)
-        with duckdb.connect(str(tmp_path / place), read_only=True) as connection:
-            rows = connection.execute("SELECT repo, gap_cosine FROM results").fetchall()
-        assert len(rows) == 7
-        assert dict(rows) == means(found)
-
-
 def test_the_python_call_reads_only_what_is_new(many, tmp_path):
-    place = tmp_path / "r.duckdb"
+    place = tmp_path / "r.db"
     first = screen(many[:5], registry=place)
     assert all(c.seconds > 0 for c in first.checkpoints)
     second = screen(many, registry=str(place))
@@ -79,19 +54,65 @@ def test_the_python_call_reads_only_what_is_new(many, tmp_path):
         screen(many, refresh=True)
 
 
-def test_what_is_known_is_found_by_place_and_the_last_counts():
-    from lmeval_screener.registry.known import KnownRows
+_WRITER = """
+import sys
+from pathlib import Path
+from lmeval_screener import screen
+screen(sys.argv[2:], registry=Path(sys.argv[1]))
+"""
 
-    known = KnownRows()
-    known.take([(("a", "", "1"), [1.5, None]), (("a", "", "2"), "two")])
-    known.take([(("a", "", "1"), ("BadRows", "why"))])
-    assert known.find(("a", "", "1")) == ("BadRows", "why")
-    assert known.find(("a", "", "2")) == "two"
-    assert known.find(("a", "1", "")) is None
+
+def test_writers_that_begin_at_once_lose_nothing(many, tmp_path):
+    place = tmp_path / "r.db"
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _WRITER, place, *many[begin : begin + 3]], stderr=subprocess.PIPE
+        )
+        for begin in range(5)
+    ]
+    for writer in writers:
+        _, err = writer.communicate()
+        assert writer.returncode == 0, err
+    with closing(sqlite3.connect(place)) as connection:
+        assert connection.execute("SELECT count(*) FROM results").fetchone() == (7,)
+        assert connection.execute("SELECT count(*), min(screened) FROM runs").fetchone() == (5, 3)
+
+
+def test_runs_that_find_the_same_are_one_row_of_what_was_seen(many, tmp_path):
+    place = tmp_path / "r.db"
+    for _ in range(3):
+        screen(many[:2], registry=place)
+    with closing(sqlite3.connect(place)) as connection:
+        rows = connection.execute("SELECT runs, first < last, state <> '' FROM seen").fetchall()
+    assert rows == [(3, 1, 1)] * 2
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("ext4", "wal"), ("nfs4", "delete")])
+def test_a_file_that_machines_share_has_no_log_in_memory(many, tmp_path, monkeypatch, kind, mode):
+    monkeypatch.setattr(database, "file_system", lambda path: kind)
+    screen(many[:2], registry=tmp_path / "r.db")
+    with closing(sqlite3.connect(tmp_path / "r.db")) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == (mode,)
+    assert len(screen(many, registry=tmp_path / "r.db").checkpoints) == 7
+
+
+def test_a_file_that_cannot_be_locked_is_refused_by_name(many, tmp_path, monkeypatch):
+    screen(many[:1], registry=tmp_path / "r.db")
+    monkeypatch.setattr(database, "_WAIT", 0.0)
+    monkeypatch.setattr(database, "file_system", lambda path: "lustre")
+    with closing(sqlite3.connect(tmp_path / "r.db")) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(DispersionError, match=r"\(lustre\) cannot lock files: name a --registry"):
+            screen(many, registry=tmp_path / "r.db")
+
+
+def test_the_type_of_the_file_system_is_that_of_the_nearest_mount(tmp_path):
+    assert database.file_system(Path("/proc/self/mounts")) == "proc"
+    assert database.file_system(tmp_path) not in ("", "proc")
 
 
 def test_the_demo_and_its_folders_by_name_are_one_group(tmp_path, capsys):
-    place = tmp_path / "r.duckdb"
+    place = tmp_path / "r.db"
     folders = sorted(str(f) for f in data_folder("demo").glob("sums-*"))[:3]
     screen(demo=True, registry=place)
     screen(folders, registry=place)
@@ -119,7 +140,7 @@ def test_a_second_run_over_an_organisation_reads_nothing_new(tmp_path, monkeypat
         for number in range(3):
             folder = make(tmp_path / f"m{number}", number)
             hub.add(f"acme/m{number}", folder, changed=changed.format(number + 1))
-        first = screen(["acme/*"], registry=tmp_path / "r.duckdb")
+        first = screen(["acme/*"], registry=tmp_path / "r.db")
         # Where no name tells a step or a date, the list's date of the last change is taken.
         dates = {c.repo: c.step_or_date for c in first.checkpoints}
         assert [dates[f"acme/m{n}"][0] for n in range(3)] == ["date"] * 3
@@ -127,7 +148,7 @@ def test_a_second_run_over_an_organisation_reads_nothing_new(tmp_path, monkeypat
         assert screen(["acme/m0"]).checkpoints[0].step_or_date is None
         monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets-1"))
         hub.requests.clear()
-        second = screen(["acme/*"], registry=tmp_path / "r.duckdb")
+        second = screen(["acme/*"], registry=tmp_path / "r.db")
         assert {request.part for request in hub.requests} == {"list"}
         assert means(second) == means(first)
 
@@ -137,7 +158,7 @@ def test_a_renamed_repository_is_known_by_both_names(tmp_path, monkeypatch, caps
 
     from lmeval_dispersion.cli import main
 
-    place = tmp_path / "r.duckdb"
+    place = tmp_path / "r.db"
     with HubServer() as hub:
         monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
         caches = iter(range(10))
@@ -165,7 +186,7 @@ def test_a_renamed_repository_is_known_by_both_names(tmp_path, monkeypatch, caps
         again, parts = asked("acme/old", "acme/new")
         assert means(again) == means(both)
         assert not parts & {"cdn", "resolve"}
-    with duckdb.connect(str(place), read_only=True) as connection:
+    with closing(sqlite3.connect(place)) as connection:
         assert connection.execute("SELECT asked, identity FROM names").fetchall() == [
             ("hf://acme/old", "hf://acme/old")
         ]
@@ -187,12 +208,12 @@ def test_a_second_run_over_a_bucket_reads_no_object(tmp_path, monkeypatch):
             server.put(make(tmp_path / f"m{number}", number), f"zoo/m{number}")
         address = f"s3://{server.bucket}/zoo/*"
         monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets-0"))
-        first = screen([address], registry=tmp_path / "r.duckdb")
+        first = screen([address], registry=tmp_path / "r.db")
         assert len(first.checkpoints) == 6
         assert proxy.ranges()
         monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets-1"))
         proxy.requests.clear()
-        second = screen([address], registry=tmp_path / "r.duckdb")
+        second = screen([address], registry=tmp_path / "r.db")
         assert [request.path for request in proxy.ranges()] == []
         assert means(second) == means(first)
         # The user's limit of bytes holds for buckets too: some are read, the others are not tried.
@@ -202,20 +223,6 @@ def test_a_second_run_over_a_bucket_reads_no_object(tmp_path, monkeypatch):
         assert 1 <= len(limited.checkpoints) < 6
         assert limited.bytes_read <= 4 * one
         assert all("--max-bytes" in failed.message for failed in limited.failed)
-
-
-def test_json_in_pieces_is_the_contract(many):
-    from lmeval_screener.reports.document import json_text, report
-
-    result = screen(many)
-    whole = {**result.to_dict()}
-    text = json_text(result)
-    assert json.loads(text) == whole | {"answer": json.loads(text)["answer"]}
-    assert text == json.dumps(json.loads(text), indent=2, ensure_ascii=False) + "\n"
-    assert "".join(report(result).contract()) == text
-    nothing = dataclasses.replace(result, checkpoints=())
-    text = json_text(nothing)
-    assert text == json.dumps(json.loads(text), indent=2, ensure_ascii=False) + "\n"
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "config.json", "model.safetensors"])

@@ -1,8 +1,7 @@
-"""The file of a registry: what was measured of every checkpoint, in a DuckDB file; runs add to it.
+"""The file of a registry: what was measured of every checkpoint, in an SQLite database that runs add to.
 
-One process at a time opens the file, behind a lock, for as long as a merge or a query takes. A run itself
-only appends to a segment of its own (`journal`), so any number of them may go on side by side, and one that
-is killed loses no more than what was being read.
+Every checkpoint is written as soon as it is read, in a transaction of its own: any number of runs may go on
+side by side, and one that is killed loses no more than what was being read.
 """
 
 from __future__ import annotations
@@ -10,31 +9,30 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
+import json
 import math
 import os
 import re
+import sqlite3
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
+from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.geometry import METRICS
 from lmeval_dispersion.version import __version__
 from lmeval_screener.checkpoints.local import LocalSnapshot
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.checkpoints.source import WithTokenizer
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.ranking.controls import Control, Controls, RandomTokens
-from lmeval_screener.ranking.measured import Gaps, Measured
-from lmeval_screener.registry.kept_controls import complete, controls_of, controls_text
-from lmeval_screener.registry.known import KnownRows
-from lmeval_screener.registry.schema import METHOD, check, load, prepare
+from lmeval_screener.ranking.figures import figures_of, numbers_of
+from lmeval_screener.reading import Reading
 from lmeval_screener.targets.target import Target
 from lmeval_screener.tokens.cache import resolution_of, resolution_text
 from lmeval_screener.tokens.resolution import Resolution
@@ -42,16 +40,10 @@ from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
 
 if TYPE_CHECKING:
-    import duckdb
-
     from lmeval_screener.result import Result
 
-_ROWS = 500  # rows that are taken out of the database at once
-# A merge is no analysis: it needs neither many cores nor the share of memory that DuckDB would take.
-_MODEST = {"threads": 1, "memory_limit": "256MB", "preserve_insertion_order": False}
-_ROW_GROUP = 2048
-_WAIT = 600.0  # seconds that a process waits for another one's merge or query
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+#: Raised when G or the rule that picks rows changes: what an older method measured is read again.
+METHOD = 2
 #: Errors of a checkpoint as it is stored: the same commit fails the same way again.
 LASTING = frozenset(
     {
@@ -60,117 +52,196 @@ LASTING = frozenset(
         *("BadHeader", "BadRows", "BadTokenizer", "TokenizerNotFound", "TooFewTokens"),
     }
 )
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_WAIT = 120.0  # seconds that a statement waits for another process; each holds the file for milliseconds
+_APPLICATION, _LAYOUT = 0x4C4D5352, 1  # marks in the file's header; the layout is raised with the tables
+#: File systems that several machines share: SQLite's write-ahead log needs memory that all writers share.
+_NETWORK = frozenset(
+    {
+        *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "glusterfs"),
+        *("beegfs", "fuse.sshfs", "fuse.glusterfs", "virtiofs"),
+    }
+)
+
+_FIGURES = [*(f"gap_{metric}{end}" for metric in METRICS for end in ("", "_se")), "ratio", "ratio_se"]
+# Absent texts that identify are '' and never NULL. A row of `seen` stands for all runs in a row that found a
+# checkpoint alike.
+_TABLES = f"""
+CREATE TABLE runs (
+    run TEXT PRIMARY KEY, started TEXT, ended TEXT, command TEXT, version TEXT, domain TEXT, reference TEXT,
+    metric TEXT, tokens TEXT, screened INTEGER, failed INTEGER, bytes INTEGER, requests INTEGER, seconds REAL
+);
+CREATE TABLE tokenizers (
+    tokenizer TEXT, tokens TEXT, resolution TEXT, PRIMARY KEY (tokenizer, tokens)
+);
+CREATE TABLE names (asked TEXT PRIMARY KEY, identity TEXT, stamp TEXT);
+CREATE TABLE results (
+    identity TEXT, file TEXT, state TEXT, tokens TEXT, method INTEGER, run TEXT, stamp TEXT, repo TEXT,
+    revision TEXT, tokenizer TEXT, tensor TEXT, tensor_file TEXT, dtype TEXT, v_rows INTEGER, width INTEGER,
+    tied INTEGER, parameters INTEGER, {", ".join(f"{name} REAL" for name in _FIGURES)}, warnings TEXT,
+    bytes INTEGER, requests INTEGER, seconds REAL, split INTEGER, numbers BLOB, no_ratio TEXT,
+    PRIMARY KEY (identity, file, state, tokens, method)
+);
+CREATE TABLE seen (
+    identity TEXT, requested TEXT, file TEXT, tokens TEXT, first TEXT, last TEXT, runs INTEGER, run TEXT,
+    state TEXT, family TEXT, scale TEXT, negative_control INTEGER, method INTEGER, version TEXT, error TEXT,
+    message TEXT, PRIMARY KEY (identity, requested, file, tokens, first)
+);
+CREATE VIEW checkpoints AS
+SELECT s.identity, s.requested AS requested_revision, s.file, coalesce(r.revision, s.state) AS revision,
+       u.domain, u.reference, s.family, s.scale, s.last AS seen, s.run, s.error, s.message, r.repo,
+       r.tokenizer, r.tensor, r.tensor_file, r.dtype, r.v_rows, r.width, r.tied, r.parameters,
+       {", ".join(f"r.{name}" for name in _FIGURES)}, r.warnings, r.bytes, r.requests, r.seconds
+FROM seen s
+LEFT JOIN results r ON s.error IS NULL AND r.identity = s.identity AND r.file = s.file
+          AND r.state = s.state AND r.tokens = s.tokens AND r.method = s.method
+LEFT JOIN runs u ON u.run = s.run
+WHERE s.first = (SELECT max(first) FROM seen o WHERE o.identity = s.identity
+                 AND o.requested = s.requested AND o.file = s.file AND o.tokens = s.tokens)
+"""
 
 
-class Registry:
-    """A registry's file.
-
-    Args:
-        path: The DuckDB file; made where it is not there yet, if somebody writes.
+@contextmanager
+def written(path: Path) -> Iterator[sqlite3.Connection]:
+    """A registry to read and write; made where it is not there yet.
 
     Raises:
-        MissingExtraError: duckdb or filelock is not installed.
-        UsageError: The file cannot be in that folder.
+        UsageError: The file is something else, or cannot be there.
+        DispersionError: It cannot be written, or the file system cannot lock it.
     """
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise UsageError(f"expected --registry to be a file in an existing folder, got {path}")
+    _check_kind(path)
+    with _sentences(path), closing(_connect(f"{path.absolute().as_uri()}?mode=rwc")) as connection:
+        # Two that begin at once both find nothing: the second waits, and finds the tables.
+        with transaction(connection):
+            if _is_empty(connection):
+                for statement in _TABLES.split(";"):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+                connection.execute(f"PRAGMA user_version = {_LAYOUT}")
+            _check(connection, path)
+        # Where machines share the file, its journal is one that needs no memory of theirs.
+        mode = "DELETE" if file_system(path) in _NETWORK else "WAL"
+        connection.execute(f"PRAGMA journal_mode = {mode}")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        yield connection
 
-    def __init__(self, path: Path) -> None:
-        try:
-            import duckdb  # noqa: F401
-            import filelock  # noqa: F401
-        except ImportError as error:
-            raise MissingExtraError(
-                f"a registry needs {error.name}: pip install 'lmeval-dispersion[registry]'"
-            ) from error
-        if path.is_dir() or not path.absolute().parent.is_dir():
-            raise UsageError(f"expected --registry to be a file in an existing folder, got {path}")
-        self.path = path
 
-    @contextmanager
-    def written(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """The database, to read and write, with all segments of ended processes merged.
+@contextmanager
+def read(path: Path) -> Iterator[sqlite3.Connection]:
+    """A registry, for reading only: no statement can change it, or reach another file.
 
-        Raises:
-            DispersionError: It cannot be opened, or another process holds it for too long.
-        """
-        from lmeval_screener.registry.journal import abandoned
+    Raises:
+        UsageError: There is no such registry.
+        DispersionError: It cannot be read.
+    """
+    if not path.is_file():
+        raise UsageError(f"expected a registry, got {path}, which is not there; --registry makes one")
+    _check_kind(path)
+    # Where nothing can be written no process writes, and SQLite could keep no account of its readers.
+    free = os.access(path, os.W_OK) and os.access(path.absolute().parent, os.W_OK)
+    mode = "rw" if free else "ro&immutable=1"
+    with _sentences(path), closing(_connect(f"{path.absolute().as_uri()}?mode={mode}")) as connection:
+        _check(connection, path)
+        allowed = {
+            *(sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
+        }
+        connection.set_authorizer(
+            lambda act, *_: sqlite3.SQLITE_OK if act in allowed else sqlite3.SQLITE_DENY
+        )
+        yield connection
 
-        with self._alone(), self._opened(read_only=False) as connection:
-            prepare(connection, self.path)
-            for segment, _ in abandoned(self.path):
-                load(connection, segment)
-                # Only what the database has on disk may go.
-                connection.execute("CHECKPOINT")
-                segment.unlink()
-                segment.with_name(segment.name + ".lock").unlink(missing_ok=True)
-            yield connection
 
-    def check_there(self) -> None:
-        """Whether there is a registry yet.
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All that is written inside, or nothing of it; no other process writes meanwhile."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
 
-        Raises:
-            UsageError: There is none.
-        """
-        if not self.path.exists():
-            raise UsageError(
-                f"expected a registry, got {self.path}, which is not there; --registry makes one"
+
+def file_system(path: Path) -> str:
+    """The type of the file system that a path lies on, as Linux names it; empty where that is not known."""
+    place, best, kind = str(path.resolve()), "", ""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/mounts").read_text("utf-8", "replace").splitlines():
+            mount, this = line.split(" ")[1:3]
+            mount = mount.replace("\\040", " ")
+            inside = place == mount or place.startswith(mount.rstrip("/") + "/")
+            if inside and len(mount) >= len(best):
+                best, kind = mount, this
+    return kind
+
+
+def _connect(address: str) -> sqlite3.Connection:
+    # What a notebook's thread began another may end.
+    connection = sqlite3.connect(
+        address, uri=True, timeout=_WAIT, isolation_level=None, check_same_thread=False
+    )
+    connection.row_factory = sqlite3.Row
+    return connection
+
+
+@contextmanager
+def _sentences(path: Path) -> Iterator[None]:
+    """Errors of SQLite as sentences."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        reason = str(error)
+        if "readonly" in reason or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+            raise UsageError(f"expected --registry where writing is allowed, got {path}") from error
+        if "locked" in reason or "locking" in reason:
+            advice = (
+                f"waited {_WAIT:.0f} seconds for another process; try again when it ended, and if there is "
+                f"none, its file system{f' ({file_system(path)})' if file_system(path) else ''} cannot lock "
+                "files: name a --registry on a local disk"
             )
+        elif "full" in reason or "disk I/O" in reason:
+            advice = "free some space, or name a --registry on another disk"
+        else:
+            advice = "if it is damaged, begin a new one: what it held is then read again"
+        raise DispersionError(f"the registry {path} failed ({reason}): {advice}") from error
 
-    @contextmanager
-    def read(self, memory: str = "256MB") -> Iterator[duckdb.DuckDBPyConnection]:
-        """The database, for reading only: no statement can change it, or reach another file.
 
-        Args:
-            memory: What DuckDB may hold; what it needs beyond goes to a temporary folder.
+def _check_kind(path: Path) -> None:
+    """Whether a file may be a database of SQLite; one that is not there may become one."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(16)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(f"expected a registry that can be read, got {path}: {error.strerror}") from error
+    if head[8:12] == b"DUCK":
+        raise UsageError(
+            f"{path} was made by an earlier version, in DuckDB's format, which is no longer read; name a "
+            "new file and run the same screenings again: they fill it"
+        )
+    if head and head != b"SQLite format 3\0":
+        raise UsageError(f"expected a registry of screen-checkpoints, got {path}; name another file")
 
-        Raises:
-            UsageError: There is no such registry.
-            DispersionError: As :meth:`written`.
-        """
-        self.check_there()
-        if os.access(self.path, os.W_OK) and os.access(self.path.absolute().parent, os.W_OK):
-            with self.written():
-                pass
-        with self._alone(), self._opened(read_only=True) as connection:
-            check(connection, self.path)
-            connection.execute(f"SET memory_limit = '{memory}'")
-            connection.execute("SET enable_external_access = false")
-            connection.execute("SET lock_configuration = true")
-            yield connection
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        from filelock import FileLock, Timeout
+def _is_empty(connection: sqlite3.Connection) -> bool:
+    return connection.execute("SELECT name FROM sqlite_master").fetchone() is None
 
-        try:
-            with FileLock(f"{self.path}.lock", timeout=_WAIT):
-                yield
-        except Timeout as error:
-            raise DispersionError(
-                f"waited {_WAIT:.0f} seconds for another process that uses {self.path}; "
-                "try again when it ended"
-            ) from error
-        except PermissionError as error:
-            raise UsageError(f"expected --registry where writing is allowed, got {self.path}") from error
 
-    @contextmanager
-    def _opened(self, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
-        import duckdb
-
-        try:
-            connection = duckdb.connect(config=_MODEST)
-            place = str(self.path).replace("'", "''")
-            # A group of rows is read and written as a whole: DuckDB's own groups would hold 250 MB.
-            mode = "READ_ONLY" if read_only else f"ROW_GROUP_SIZE {_ROW_GROUP}"
-            connection.execute(f"ATTACH '{place}' AS registry ({mode})")
-            connection.execute("USE registry")
-        except duckdb.Error as error:
-            raise DispersionError(f"could not open the registry {self.path}: {error}") from error
-        try:
-            yield connection
-        except duckdb.Error as error:
-            raise DispersionError(f"the registry {self.path} failed: {error}") from error
-        finally:
-            connection.close()
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    """Whether a database is a registry of this layout."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (layout,) = connection.execute("PRAGMA user_version").fetchone()
+    if application != _APPLICATION:
+        raise UsageError(f"expected a registry of screen-checkpoints, got {path}; name another file")
+    if layout != _LAYOUT:
+        raise UsageError(
+            f"expected a registry of layout {_LAYOUT}, got {layout} in {path}; use the version of "
+            "lmeval-dispersion that wrote it, or begin a new registry"
+        )
 
 
 def tokens_key(domain: TokenSet, reference: TokenSet) -> str:
@@ -178,44 +249,27 @@ def tokens_key(domain: TokenSet, reference: TokenSet) -> str:
     return hashlib.sha256(f"{domain.digest} {reference.digest}".encode()).hexdigest()[:32]
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What a run found of one checkpoint.
-
-    Attributes:
-        identity: The repository, folder or address.
-        requested: Branch, tag or commit that was asked for; empty for the default.
-        file: The GGUF file that was asked for; empty for none.
-        state: The commit, or a hash of a folder's listing; empty where it was not reached.
-        error: Its code, empty where it was measured.
-        message: And its sentence.
-        measured: What was measured, where it was.
-    """
-
-    identity: str
-    requested: str
-    file: str
-    state: str
-    error: str
-    message: str
-    measured: Measured | None
-
-
 class Session:
     """One run that takes from a registry what it has and adds what it reads.
 
     Args:
-        registry: The registry.
+        connection: Of :func:`written`.
         domain: T.
         reference: R.
         metric: Which gap ranks.
         command: The command, for the list of runs.
         refresh: Whether to read everything again.
+
+    Attributes:
+        connection: The registry.
+        tokens: What identifies the pair of token sets.
+        run: Its name in the registry.
+        reused: Checkpoints that were taken from the registry.
     """
 
     def __init__(
         self,
-        registry: Registry,
+        connection: sqlite3.Connection,
         domain: TokenSet,
         reference: TokenSet,
         *,
@@ -223,63 +277,19 @@ class Session:
         command: str = "",
         refresh: bool = False,
     ) -> None:
-        from lmeval_screener.registry.journal import Segment
-
-        self.registry, self.refresh = registry, refresh
+        self.connection, self._refresh = connection, refresh
         self.tokens = tokens_key(domain, reference)
         self.run = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
-        #: Checkpoints that were taken from the registry.
         self.reused = 0
-        self._known = KnownRows()
-        self._controls = KnownRows()
-        #: Identity and state of what was kept, where controls are to be kept too.
-        self._places: dict[Target, tuple[str, str]] | None = None
-        self._resolutions: Mapping[str, Resolution] = {}
-        #: What addresses that were asked for turned out to be, where that is another one.
-        self._names: dict[str, str] = {}
+        self._resolutions: dict[str, Resolution] = {}
         self._opened: dict[Target, tuple[str, str]] = {}
         self._taken: set[Target] = set()
-        self._told: set[str] = set()
-        with registry.written():  # to fail before anything is read
-            pass
-        self._segment = Segment(registry.path)
-        self._entry = {
-            "k": "runs", "run": self.run, "started": _now(), "command": command, "version": __version__,
-            "domain": domain.name, "reference": reference.name, "metric": metric, "tokens": self.tokens,
-        }  # fmt: skip
-        self._segment.append(self._entry)
+        _put(
+            connection, "runs", run=self.run, started=_now(), command=command, version=__version__,
+            domain=domain.name, reference=reference.name, metric=metric, tokens=self.tokens,
+        )  # fmt: skip
 
-    def prepare(self, targets: Sequence[Target], *, controls: bool = False) -> None:
-        """Take in what the registry knows of some repositories and folders, their controls too if asked."""
-        if controls:
-            self._places = {}
-        if self.refresh:
-            return
-        wanted = sorted({identity_of(item, item.repo) for item in targets})
-        with self.registry.read(memory="64MB") as connection:
-            self._resolutions = _resolutions(connection, self.tokens)
-            connection.execute("CREATE TEMP TABLE wanted AS SELECT unnest(?) AS identity", [wanted])
-            names = "SELECT asked, identity FROM names WHERE asked IN (SELECT identity FROM wanted)"
-            self._names = dict(connection.execute(names).fetchall())
-            connection.execute("INSERT INTO wanted SELECT unnest(?)", [sorted(set(self._names.values()))])
-            self._known.take(((row[0], row[2], row[3]), row) for row in _every_state(connection, self.tokens))
-            # What a checkpoint failed with in this version counts more than what an earlier one measured.
-            failed = connection.execute(
-                "SELECT identity, file, state, error, message FROM seen WHERE tokens = ? AND version = ? "
-                "AND identity IN (SELECT identity FROM wanted) AND list_contains(?, error) AND state <> ''",
-                [self.tokens, __version__, sorted(LASTING)],
-            )
-            while rows := failed.fetchmany(_ROWS):
-                self._known.take(((row[0], row[1], row[2]), row[3:]) for row in rows)
-            if controls:
-                self._controls.take(
-                    (tuple(row[:4]), row[5])
-                    for row in _every_controls(connection, self.tokens)
-                    # What this version could not read an other one may.
-                    if row[4] == __version__ or complete(row[5])
-                )
-
-    def pinned(self, target: Target) -> Measured | None:
+    def pinned(self, target: Target) -> Reading | None:
         """What is known of a target whose commit is known before anything is asked.
 
         Raises:
@@ -288,11 +298,11 @@ class Session:
         commit = target.listing.commit if target.listing else target.revision
         if not target.on_hub or target.tokenizer or commit is None or not _COMMIT.fullmatch(commit):
             return None
-        asked = identity_of(target, target.repo)
         # The commit says what it is, whatever its repository is called now.
-        return self._find(target, self._names.get(asked, asked), commit)
+        asked = identity_of(target, target.repo)
+        return self._find(target, self._name(asked) or asked, commit)
 
-    def known(self, target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> Measured | None:
+    def find(self, target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> Reading | None:
         """What is known of a checkpoint as it was opened.
 
         Raises:
@@ -302,133 +312,120 @@ class Session:
         self._opened[target] = identity, state
         return self._find(target, identity, state)
 
-    def _find(self, target: Target, identity: str, state: str) -> Measured | None:
-        place = identity, target.file or "", state
-        found = self._known.find(place)
-        if found is None:
+    def _name(self, asked: str) -> str | None:
+        """What an address that was asked for turned out to be, where that is another one."""
+        row = self.connection.execute("SELECT identity FROM names WHERE asked = ?", [asked]).fetchone()
+        return None if row is None else str(row[0])
+
+    def _find(self, target: Target, identity: str, state: str) -> Reading | None:
+        if self._refresh:
             return None
-        if len(found) == 2:
+        place = [identity, target.file or "", state, self.tokens]
+        # What a checkpoint failed with in this version counts more than what an earlier one measured.
+        failed = self.connection.execute(
+            "SELECT error, message FROM seen WHERE identity = ? AND file = ? AND state = ? AND tokens = ? "
+            "AND version = ? AND error IS NOT NULL ORDER BY last DESC",
+            [*place, __version__],
+        ).fetchone()
+        if failed is not None and failed["error"] in LASTING:
             self._opened[target] = identity, state
-            raise ScreeningError(*found)
-        measured = _seen(found, self._resolutions).measured
-        if measured is None:
+            raise ScreeningError(*failed)
+        row = self.connection.execute(
+            "SELECT * FROM results WHERE identity = ? AND file = ? AND state = ? AND tokens = ? "
+            "AND method = ?",
+            [*place, METHOD],
+        ).fetchone()
+        if row is None:
             return None
+        if row["tokenizer"] not in self._resolutions:
+            self._resolutions |= resolutions(self.connection, self.tokens)
         self._opened[target] = identity, state
         self._taken.add(target)
         self.reused += 1
-        return replace(measured, target=target)
+        return measured_of(row, target, self._resolutions)
 
-    def keep(self, target: Target, outcome: Measured | ScreeningError) -> None:
-        """Put what came of a checkpoint on its way to the registry."""
-        identity, state = self._opened.pop(target, (identity_of(target, target.repo), ""))
-        failed = isinstance(outcome, ScreeningError)
-        if isinstance(outcome, ScreeningError):
-            if outcome.code == "Interrupted":
-                return
-        elif target in self._taken:
-            self._taken.discard(target)
-        else:
-            if outcome.tokenizer not in self._told:
-                self._told.add(outcome.tokenizer)
-                text = resolution_text(outcome.resolution).decode()
-                self._segment.append(
-                    {
-                        "k": "tokenizers",
-                        "tokenizer": outcome.tokenizer,
-                        "tokens": self.tokens,
-                        "resolution": text,
-                    }
-                )
-            self._segment.append(self._result(outcome, identity, target.file or "", state))
-        if self._places is not None and not failed:
-            self._places[target] = identity, state
+    def keep(self, target: Target, outcome: Reading | ScreeningError) -> None:
+        """Write what came of a checkpoint."""
         asked = identity_of(target, target.repo)
-        if not failed and self._names.get(asked, asked) != identity:
-            self._names[asked] = identity
-            self._segment.append({"k": "names", "asked": asked, "identity": identity, "stamp": _now()})
-        self._segment.append(
-            {
-                "k": "seen", "run": self.run, "identity": identity, "requested": target.revision or "",
-                "file": target.file or "", "tokens": self.tokens, "stamp": _now(), "state": state,
-                "family": target.family, "scale": target.scale, "negative_control": target.negative_control,
-                "method": METHOD, "version": __version__,
-                "error": outcome.code if isinstance(outcome, ScreeningError) else None,
-                "message": str(outcome) if failed else None,
-            }
+        identity, state = self._opened.pop(target, (asked, ""))
+        error, message = None, None
+        if isinstance(outcome, ScreeningError):
+            error, message = outcome.code, str(outcome)
+            if error == "Interrupted":
+                return
+        with transaction(self.connection):
+            if isinstance(outcome, Reading):
+                if target in self._taken:
+                    self._taken.discard(target)
+                else:
+                    self._keep_result(outcome, identity, target.file or "", state)
+                if (self._name(asked) or asked) != identity:
+                    _put(self.connection, "names", asked=asked, identity=identity, stamp=_now())
+            self._keep_seen(target, identity, state, error, message)
+
+    def _keep_result(self, measured: Reading, identity: str, file: str, state: str) -> None:
+        if measured.tokenizer not in self._resolutions:
+            self._resolutions[measured.tokenizer] = measured.resolution
+            text = resolution_text(measured.resolution).decode()
+            _put(
+                self.connection, "tokenizers",
+                tokenizer=measured.tokenizer, tokens=self.tokens, resolution=text,
+            )  # fmt: skip
+        gaps, ratio = measured.gaps, measured.ratio
+        values = [value for metric in METRICS for value in (gaps[metric].mean, gaps[metric].se)]
+        values += [math.nan, math.nan] if ratio is None else [ratio.mean, ratio.se]
+        figures = [value if math.isfinite(value) else None for value in values]
+        _put(
+            self.connection, "results", identity=identity, file=file, state=state, tokens=self.tokens,
+            method=METHOD, run=self.run, stamp=_now(), repo=measured.repo, revision=measured.revision,
+            tokenizer=measured.tokenizer, tensor=measured.tensor, tensor_file=measured.file,
+            dtype=measured.dtype, v_rows=measured.shape[0], width=measured.shape[1], tied=measured.tied,
+            parameters=measured.parameters, **dict(zip(_FIGURES, figures, strict=True)),
+            warnings=json.dumps(measured.warnings), bytes=measured.bytes_read, requests=measured.requests,
+            seconds=round(measured.seconds, 3), split=len(measured.resolution.domain),
+            numbers=numbers_of(gaps, ratio).astype("<f8").tobytes(), no_ratio=measured.no_ratio,
         )  # fmt: skip
 
-    def controls(self, target: Target, sample: str) -> Controls | str | None:
-        """Controls of a checkpoint that was kept in this run, over the rows of a sample's key.
-
-        A sentence where that commit has none; None where the registry does not know them.
-        """
-        place = None if self._places is None else self._places.get(target)
-        if place is None:
-            return None
-        identity, state = place
-        found = self._controls.find((identity, target.file or "", state, sample))
-        return None if found is None else controls_of(found)
-
-    def keep_controls(
-        self, target: Target, read_of: str, sample: str, outcome: Controls | tuple[str, str]
+    def _keep_seen(
+        self, target: Target, identity: str, state: str, error: str | None, message: str | None
     ) -> None:
-        """Put controls on their way to the registry; a failure only if that commit always fails so.
-
-        Args:
-            target: The checkpoint.
-            read_of: Its state when they were read; empty where nobody opened it.
-            sample: What tells their rows apart.
-            outcome: They, or code and sentence of why there are none.
-        """
-        identity, state = (self._places or {}).get(target, ("", ""))
-        if not state or read_of != state:
-            return  # the folder was written meanwhile: they are not those of the figures
-        if not isinstance(outcome, Controls) and outcome[0] not in LASTING:
-            return
-        kept = outcome if isinstance(outcome, Controls) else outcome[1]
-        self._segment.append(
-            {
-                "k": "controls", "identity": identity, "file": target.file or "", "state": state,
-                "tokens": self.tokens, "method": METHOD, "sample": sample, "run": self.run, "stamp": _now(),
-                "version": __version__, **_figures_of(kept), "content": controls_text(kept),
-            }
-        )  # fmt: skip
-
-    def _result(self, one: Measured, identity: str, file: str, state: str) -> dict[str, Any]:
-        gaps = one.gaps if isinstance(one.gaps, Gaps) else Gaps.of(one.gaps)
-        numbers: dict[str, float] = {}
-        for metric in METRICS:
-            gap = gaps[metric]
-            numbers |= {f"gap_{metric}": gap.mean, f"gap_{metric}_se": gap.se}
-            for name in ("within_domain", "between", "within_reference"):
-                part = getattr(gap, name)
-                numbers |= {f"{name}_{metric}": part.mean, f"{name}_{metric}_se": part.se}
-        return {
-            "k": "results", "identity": identity, "file": file, "state": state, "tokens": self.tokens,
-            "method": METHOD, "run": self.run, "stamp": _now(), "repo": one.repo, "revision": one.revision,
-            "tokenizer": one.tokenizer, "tensor": one.tensor, "tensor_file": one.file, "dtype": one.dtype,
-            "v_rows": one.shape[0], "width": one.shape[1], "tied": one.tied, "parameters": one.parameters,
-            **{name: _number(value) for name, value in numbers.items()},
-            "warnings": list(one.warnings), "bytes": one.bytes_read, "requests": one.requests,
-            "seconds": round(one.seconds, 3), "split": gaps.domain,
-            "numbers": [_number(value) for value in gaps.packed.tolist()],
+        """Add to the last row of a checkpoint that was found as it is now, or begin another."""
+        place = {
+            "identity": identity, "requested": target.revision or "", "file": target.file or "",
+            "tokens": self.tokens,
         }  # fmt: skip
-
-    def finished(self, result: Result) -> None:
-        """Say of the run that it reached its end; one that did not was broken off."""
-        self._segment.append(
-            {
-                **self._entry, "ended": _now(), "screened": len(result.checkpoints),
-                "failed": len(result.failed), "bytes": result.bytes_read, "requests": result.requests,
-                "seconds": round(result.seconds, 3),
-            }
+        now = _now()
+        last = self.connection.execute(
+            "SELECT * FROM seen WHERE identity = :identity AND requested = :requested AND file = :file "
+            "AND tokens = :tokens ORDER BY first DESC",
+            place,
+        ).fetchone()
+        alike = last is not None and (last["state"], last["error"]) == (state, error)
+        _put(
+            self.connection, "seen", **place, first=last["first"] if alike else now, last=now,
+            runs=last["runs"] + (last["run"] != self.run) if alike else 1, run=self.run, state=state,
+            family=target.family or (last["family"] if last else None),
+            scale=target.scale or (last["scale"] if last else None),
+            negative_control=target.negative_control, method=METHOD, version=__version__, error=error,
+            message=message,
         )  # fmt: skip
 
-    def end(self) -> None:
-        """Merge what was kept."""
-        self._segment.close()
-        with self.registry.written():
-            pass
+    def finish(self, result: Result) -> None:
+        """Say of the run that it reached its end, and which folders that it knew are no longer there."""
+        for one in stored(self.connection, self.tokens):
+            if one.measured is not None and folder_is_gone(one.identity):
+                with transaction(self.connection):
+                    self._keep_seen(
+                        one.target, one.identity, "", "FolderNotFound", "the folder is no longer there"
+                    )
+        self.connection.execute(
+            "UPDATE runs SET ended = ?, screened = ?, failed = ?, bytes = ?, requests = ?, seconds = ? "
+            "WHERE run = ?",
+            [
+                *(_now(), len(result.checkpoints), len(result.failed), result.bytes_read, result.requests),
+                *(round(result.seconds, 3), self.run),
+            ],
+        )
 
 
 def identity_of(target: Target, repo: str) -> str:
@@ -436,6 +433,15 @@ def identity_of(target: Target, repo: str) -> str:
     if target.local:
         return f"file://{Path(target.repo).resolve()}"
     return repo if "://" in repo else f"hf://{repo}"
+
+
+def folder_is_gone(identity: str) -> bool:
+    """Whether a folder or file is no longer there, though a folder above it is.
+
+    Where there is none of these either, the registry has come to another machine.
+    """
+    place = Path(identity.removeprefix("file://"))
+    return identity.startswith("file://") and not place.exists() and place.parent.parent.exists()
 
 
 def state_of(target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> str:
@@ -471,113 +477,94 @@ def _state(snapshot: Snapshot) -> str:
     return "files:" + hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
 
 
-def stored(connection: duckdb.DuckDBPyConnection, tokens: str, *, until: str = "") -> list[Seen]:
+@dataclass(frozen=True)
+class Seen:
+    """What was last found of one checkpoint.
+
+    Attributes:
+        target: As it was asked for, by its present name.
+        identity: The repository, folder or address.
+        state: The commit, or a hash of a folder's listing; empty where it was not reached.
+        first: When it was first found so (UTC).
+        error: Its code, empty where it was measured.
+        message: And its sentence.
+        measured: What was measured, where it was.
+    """
+
+    target: Target
+    identity: str
+    state: str
+    first: str
+    error: str
+    message: str
+    measured: Reading | None
+
+    def called(self, target: Target) -> Seen:
+        """The same with a target that has a label."""
+        measured = None if self.measured is None else replace(self.measured, target=target)
+        return replace(self, target=target, measured=measured)
+
+
+def stored(connection: sqlite3.Connection, tokens: str, *, until: str = "9") -> list[Seen]:
     """What was last seen of every checkpoint with some token sets.
 
     Args:
-        connection: Of :meth:`Registry.read`.
+        connection: Of :func:`read`.
         tokens: See :func:`tokens_key`.
-        until: Only by runs that began until this time (UTC, as the registry writes it); empty for all.
+        until: As it was at this time (UTC, as the registry writes it); the default: now.
     """
-    resolutions = _resolutions(connection, tokens)
-    cursor = connection.execute(
-        "SELECT s.identity, s.requested, s.file, s.state, s.error, s.message, s.family, s.scale, "
-        # A folder or repository that was once screened as one of a family stays in it when it is named alone.
-        f"s.negative_control, {_FIGURES} FROM (SELECT * REPLACE ("
-        "coalesce(family, arg_max(family, stamp) OVER same) AS family, "
-        "coalesce(scale, arg_max(scale, stamp) OVER same) AS scale, "
-        "bool_or(negative_control) OVER same AS negative_control) FROM seen WHERE tokens = ? "
-        + ("AND run IN (SELECT run FROM runs WHERE started <= CAST(? AS TIMESTAMP)) " if until else "")
-        + "WINDOW same AS (PARTITION BY identity) "
-        + "QUALIFY row_number() OVER (PARTITION BY identity, requested, file "
-        + "ORDER BY stamp DESC, run DESC) = 1) s "
-        "LEFT JOIN results r ON s.error IS NULL AND r.identity = s.identity AND r.file = s.file "
-        "AND r.state = s.state AND r.tokens = s.tokens AND r.method = s.method "
-        "ORDER BY s.identity, s.requested, s.file",
-        [tokens, until] if until else [tokens],
-    )
-    found = []
-    while rows := cursor.fetchmany(_ROWS):
-        found += [_seen(row, resolutions) for row in rows]
-    return found
-
-
-_FIGURES = (
-    "r.repo, r.revision, r.tensor, r.tensor_file, r.dtype, r.v_rows, r.width, r.tied, r.parameters, "
-    "r.tokenizer, r.split, r.numbers, r.warnings"
-)
-
-
-def _resolutions(connection: duckdb.DuckDBPyConnection, tokens: str) -> dict[str, Resolution]:
-    """The rows of T and R in every tokenizer that was met."""
+    known = resolutions(connection, tokens)
     rows = connection.execute(
-        "SELECT tokenizer, resolution FROM tokenizers WHERE tokens = ?", [tokens]
-    ).fetchall()
+        "SELECT s.*, r.* FROM (SELECT identity, requested, file, state, first, error, message, method, "
+        # A folder or repository that was once screened as one of a family stays in it when it is named alone.
+        "coalesce(family, max(family) OVER same) AS family, coalesce(scale, max(scale) OVER same) AS scale, "
+        "max(negative_control) OVER same AS negative_control, row_number() OVER "
+        "(PARTITION BY identity, requested, file ORDER BY first DESC) AS age "
+        "FROM seen WHERE tokens = :tokens AND first <= :until WINDOW same AS (PARTITION BY identity)) s "
+        "LEFT JOIN results r ON s.error IS NULL AND r.identity = s.identity AND r.file = s.file "
+        "AND r.state = s.state AND r.tokens = :tokens AND r.method = s.method WHERE s.age = 1 "
+        "ORDER BY s.identity, s.requested, s.file",
+        {"tokens": tokens, "until": until},
+    )
+    return [_seen(row, known) for row in rows]
+
+
+def _seen(row: sqlite3.Row, known: dict[str, Resolution]) -> Seen:
+    identity = row["identity"]
+    target = Target(
+        re.sub("^(hf|file)://", "", identity), row["requested"] or None, row["family"], row["scale"],
+        local=identity.startswith("file://"), negative_control=bool(row["negative_control"]),
+        file=row["file"] or None,
+    )  # fmt: skip
+    measured = None if row["repo"] is None else measured_of(row, target, known)
+    return Seen(
+        target, identity, row["state"], row["first"], row["error"] or "", row["message"] or "", measured
+    )
+
+
+def resolutions(connection: sqlite3.Connection, tokens: str) -> dict[str, Resolution]:
+    """The rows of T and R in every tokenizer that was met."""
+    rows = connection.execute("SELECT tokenizer, resolution FROM tokenizers WHERE tokens = ?", [tokens])
     return {tokenizer: resolution_of(text) for tokenizer, text in rows}
 
 
-def _every_state(connection: duckdb.DuckDBPyConnection, tokens: str) -> Iterator[Sequence[Any]]:
-    """Rows for `_seen` of all that was ever measured of the checkpoints in the table ``wanted``."""
-    last = connection.execute("SELECT coalesce(max(rowid), -1) FROM results").fetchone()
-    # A query's answer is held as a whole: so it is asked for in parts.
-    for begin in range(0, (last or (-1,))[0] + 1, _ROWS):
-        yield from connection.execute(
-            "SELECT r.identity, '', r.file, r.state, NULL, NULL, NULL, NULL, false, "
-            f"{_FIGURES} FROM results r WHERE r.rowid >= ? AND r.rowid < ? "
-            "AND r.tokens = ? AND r.method = ? AND r.identity IN (SELECT identity FROM wanted)",
-            [begin, begin + _ROWS, tokens, METHOD],
-        ).fetchall()
+def measured_of(row: sqlite3.Row, target: Target, known: dict[str, Resolution]) -> Reading:
+    """What a row of the table ``results`` says of a checkpoint; reading it cost nothing this time."""
+    gaps, ratio = figures_of(np.frombuffer(row["numbers"], dtype="<f8"), row["split"])
+    return Reading(
+        target, row["repo"], row["revision"], row["tensor"], row["tensor_file"], row["dtype"],
+        (row["v_rows"], row["width"]), bool(row["tied"]), row["parameters"], row["tokenizer"],
+        known[row["tokenizer"]], gaps, tuple(json.loads(row["warnings"])), 0, 0, 0.0, ratio,
+        row["no_ratio"],
+    )  # fmt: skip
 
 
-def _every_controls(connection: duckdb.DuckDBPyConnection, tokens: str) -> Iterator[Sequence[Any]]:
-    """Place, version and content of all controls of the checkpoints in the table ``wanted``."""
-    last = connection.execute("SELECT coalesce(max(rowid), -1) FROM controls").fetchone()
-    for begin in range(0, (last or (-1,))[0] + 1, _ROWS):
-        yield from connection.execute(
-            "SELECT identity, file, state, sample, version, content FROM controls WHERE rowid >= ? "
-            "AND rowid < ? AND tokens = ? AND method = ? AND identity IN (SELECT identity FROM wanted)",
-            [begin, begin + _ROWS, tokens, METHOD],
-        ).fetchall()
-
-
-def _figures_of(found: Controls | str) -> dict[str, float | None]:
-    """The figures that a query can ask for; NULL where there is a reason instead."""
-    if isinstance(found, str):
-        return {}
-    rank, null = found.effective_rank, found.random_tokens
-    figures = {
-        "centred": found.centred.mean if isinstance(found.centred, Control) else math.nan,
-        "final_norm": found.final_norm.mean if isinstance(found.final_norm, Control) else math.nan,
-        "row_norm": found.row_norm,
-        "effective_rank": math.nan if isinstance(rank, str) else rank,
-        "z": null.z if isinstance(null, RandomTokens) else math.nan,
-    }
-    return {name: _number(value) for name, value in figures.items()}
-
-
-def _seen(row: Sequence[Any], resolutions: Mapping[str, Resolution]) -> Seen:
-    identity, requested, file, state, error, message, family, scale, control, *figures = row
-    seen = Seen(identity, requested, file, state, error or "", message or "", None)
-    resolution = resolutions.get(figures[9])
-    if error is not None or figures[0] is None or resolution is None:
-        return seen
-    repo, revision, tensor, tensor_file, dtype, rows, width, tied, parameters, tokenizer, split, *rest = (
-        figures
+def _put(connection: sqlite3.Connection, table: str, **values: Any) -> None:
+    """Insert a row, or replace the one of the same key."""
+    marks = ", ".join("?" * len(values))
+    connection.execute(
+        f"INSERT OR REPLACE INTO {table} ({', '.join(values)}) VALUES ({marks})", list(values.values())
     )
-    target = Target(
-        repo, requested or None, family, scale, local=identity.startswith("file://"),
-        negative_control=bool(control), file=file or None,
-    )  # fmt: skip
-    numbers = np.array([math.nan if value is None else value for value in rest[0]], dtype=np.float64)
-    measured = Measured(
-        target, repo, revision, tensor, tensor_file, dtype, (rows, width), tied, parameters, tokenizer,
-        resolution, Gaps(numbers, split), tuple(rest[1] or ()), 0, 0, 0.0,
-    )  # fmt: skip
-    return replace(seen, measured=measured)
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _now() -> str:

@@ -23,7 +23,7 @@ def add_registry_options(parser: argparse._ActionsContainer) -> None:
         "--registry",
         type=Path,
         metavar="FILE",
-        help="keep what is measured in this DuckDB file, and read only what is new (default: none)",
+        help="keep what is measured in this SQLite file, and read only what is new (default: none)",
     )
     parser.add_argument("--refresh", action="store_true", help="read again what the registry has")
     parser.add_argument(
@@ -71,22 +71,17 @@ def kept_in(
     refresh: bool,
     command: str,
 ) -> Iterator[Session | None]:
-    """A run's session, None without a registry; however it ends, what it kept is merged.
+    """A run's session; None without a registry.
 
     Raises:
         UsageError: ``--refresh`` without a registry, or a file that is none.
-        MissingExtraError: duckdb is not installed.
     """
     if registry is None:
         if refresh:
             raise UsageError("expected --registry FILE with --refresh, got none; without one all is read")
         yield None
         return
-    from lmeval_screener.registry.database import Registry, Session
+    from lmeval_screener.registry.database import Session, written
 
-    file = Registry(registry)
-    session = Session(file, domain, reference, metric=metric, command=command, refresh=refresh)
-    try:
-        yield session
-    finally:
-        session.end()
+    with written(registry) as connection:
+        yield Session(connection, domain, reference, metric=metric, command=command, refresh=refresh)

@@ -1,25 +1,28 @@
-"""What a registry is asked: checkpoints ranked anew across runs, a repository's history, what has moved."""
+"""What a registry is asked: checkpoints ranked anew across runs, a checkpoint's history, what has moved."""
 
 from __future__ import annotations
 
+import datetime
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Annotated
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Metric
+from lmeval_dispersion.report import Col
+from lmeval_screener.ranking import groups
 from lmeval_screener.ranking.gap import difference
-from lmeval_screener.ranking.groups import rank_measured
-from lmeval_screener.ranking.measured import Measured
-from lmeval_screener.registry.database import Seen, stored
-from lmeval_screener.result import Screened
+from lmeval_screener.reading import Reading
+from lmeval_screener.registry.database import Seen, folder_is_gone, stored
+from lmeval_screener.screened import Screened
 from lmeval_screener.targets.target import labelled
 
-if TYPE_CHECKING:
-    import duckdb
-
-#: Errors that say that a repository or a revision is no longer there.
+#: Errors that say that a repository, a revision or a folder is no longer there.
 _GONE = frozenset({"RepoNotFound", "RevisionNotFound", "FolderNotFound"})
+#: Chance that G of any changed checkpoint is said to differ from before although it does not.
+_ERROR_RATE = 0.05
 
 
 @dataclass(frozen=True)
@@ -32,194 +35,273 @@ class Sets:
     count: int
 
 
-def sets_of(connection: duckdb.DuckDBPyConnection, domain: str | None) -> list[Sets]:
-    """The pairs of token sets, of a domain or of all, the ones with most results first.
+def sets_of(connection: sqlite3.Connection, domain: str | None) -> Sets:
+    """The pair of token sets with most results, of a domain or of all.
 
     Raises:
         UsageError: The registry has none, or none of the domain.
     """
     rows = connection.execute(
-        "SELECT u.tokens, max_by(u.domain, u.started), max_by(u.reference, u.started), "
-        "(SELECT count(*) FROM results r WHERE r.tokens = u.tokens) AS number "
+        "SELECT u.tokens, u.domain, u.reference, "
+        "(SELECT count(*) FROM results r WHERE r.tokens = u.tokens) AS number, max(u.started) "
         "FROM runs u GROUP BY u.tokens ORDER BY number DESC, u.tokens"
-    ).fetchall()
-    found = [Sets(*row) for row in rows]
-    if domain is not None:
-        chosen = [one for one in found if one.domain == domain]
-        if not chosen:
-            names = ", ".join(sorted({one.domain for one in found})) or "none"
-            raise UsageError(f"expected a domain that the registry has, got {domain!r}; it has {names}")
-        return chosen
-    if not found:
+    )
+    sets = [Sets(*row[:4]) for row in map(tuple, rows)]
+    if not sets:
         raise UsageError("the registry has no results yet; `screen-checkpoints … --registry FILE` adds some")
-    return found
+    chosen = next((pair for pair in sets if domain in (None, pair.domain)), None)
+    if chosen is None:
+        names = ", ".join(sorted({pair.domain for pair in sets}))
+        raise UsageError(f"expected a domain that the registry has, got {domain!r}; it has {names}")
+    return chosen
 
 
-def ranked(found: Sequence[Seen], metric: Metric) -> list[Screened]:
-    """All that was measured, ranked anew in groups of one tokenizer and scale, whichever run read it.
+def named(seen: Sequence[Seen]) -> list[Seen]:
+    """The same with the labels that tell them apart."""
+    targets = labelled([one.target for one in seen])
+    return [one.called(target) for one, target in zip(seen, targets, strict=True)]
+
+
+def is_gone(seen: Seen) -> bool:
+    """Whether a checkpoint was there and is not any more: a folder is looked for, others were asked for."""
+    return seen.error in _GONE or (not seen.error and folder_is_gone(seen.identity))
+
+
+def ranked(seen: Sequence[Seen], metric: Metric) -> list[Screened]:
+    """All that was measured, ranked in groups of one tokenizer and scale.
 
     Two tokenizers are one where every token compared is the same piece at the same row.
     """
     rows: dict[int, tuple[object, ...]] = {}
-    first: dict[tuple[object, ...], Measured] = {}
+    first: dict[tuple[object, ...], Reading] = {}
     of_family: dict[str, tuple[object, ...]] = {}
-    pairs, named = [], []
-    for one in (seen.measured for seen in found if seen.measured is not None):
-        resolution, family = one.resolution, one.target.family
-        own = rows.setdefault(
+    pairs = []
+    for measured in (one.measured for one in seen if one.measured is not None):
+        resolution, family = measured.resolution, measured.target.family
+        tokens = rows.setdefault(
             id(resolution), tuple((t.piece, t.id) for t in (*resolution.domain, *resolution.reference))
         )
-        if family is not None and of_family.setdefault(family, own) != own:
+        if family is not None and of_family.setdefault(family, tokens) != tokens:
             # Other rows than its family's: a group of its tokenizer.
-            one = replace(one, target=replace(one.target, family=None))
-        pairs.append((one, first.setdefault(own, one)))
-    for (one, common), target in zip(pairs, labelled([one.target for one, _ in pairs]), strict=True):
-        named.append((replace(one, target=target), common))
-    return rank_measured(named, metric)
-
-
-def group_rows(found: Sequence[Screened], metric: Metric) -> list[dict[str, Any]]:
-    """Ranked checkpoints as rows of a table."""
-    return [
-        {
-            "checkpoint": c.label,
-            "revision": c.revision,
-            "group": f"{c.family} · {c.scale}",
-            "rank": c.rank,
-            "tied_with": " ".join(map(str, c.tied_with)),
-            "G": c.gaps[metric].mean,
-            "se": c.gaps[metric].se,
-        }
-        for c in found
-    ]
-
-
-def history(connection: duckdb.DuckDBPyConnection, repo: str) -> list[dict[str, Any]]:
-    """All that was seen of a repository or folder, the latest first; runs that found the same are one row.
-
-    A repository is found by a name that it had, too, if it was asked for by it.
-    """
-    tables = connection.execute("SELECT table_name FROM information_schema.tables").fetchall()
-    if ("names",) in tables:  # not where a registry of before may only be read
-        now = connection.execute("SELECT identity FROM names WHERE asked = 'hf://' || ?", [repo]).fetchone()
-        repo = now[0] if now else repo
-    rows = connection.execute(
-        "SELECT s.requested, s.file, s.state, u.domain, u.reference, min(s.stamp), max(s.stamp), count(*), "
-        "any_value(r.gap_cosine), any_value(r.gap_cosine_se), any_value(r.gap_euclidean), "
-        "any_value(r.gap_euclidean_se), any_value(r.tensor), any_value(r.dtype), s.error, max(s.message) "
-        "FROM seen s LEFT JOIN results r ON s.error IS NULL AND r.identity = s.identity "
-        "AND r.file = s.file AND r.state = s.state AND r.tokens = s.tokens AND r.method = s.method "
-        "LEFT JOIN runs u ON u.run = s.run "
-        "WHERE s.identity = ? OR s.identity = 'hf://' || ? OR s.identity = 'file://' || ? "
-        "GROUP BY ALL ORDER BY max(s.stamp) DESC",
-        [repo, repo, repo],
-    ).fetchall()
-    names = (
-        *("requested", "file", "state", "domain", "reference", "first", "last", "runs", "cosine"),
-        *("cosine_se", "euclidean", "euclidean_se", "tensor", "dtype", "error", "message"),
-    )
-    return [dict(zip(names, row, strict=True)) for row in rows]
-
-
-def since_time(connection: duckdb.DuckDBPyConnection, since: str) -> str:
-    """The time that ``--since`` names: the start of a run, or a date or time as DuckDB reads it (UTC).
-
-    Raises:
-        UsageError: It is neither.
-    """
-    import duckdb
-
-    rows = connection.execute("SELECT CAST(started AS VARCHAR) FROM runs WHERE run = ?", [since]).fetchall()
-    if rows:
-        return str(rows[0][0])
-    try:
-        (found,) = connection.execute("SELECT CAST(CAST(? AS TIMESTAMP) AS VARCHAR)", [since]).fetchall()
-    except duckdb.Error as error:
-        raise UsageError(
-            f"expected --since as a date, a time or a run of the registry, got {since!r}; "
-            '`dispersion registry query STORE "SELECT * FROM runs"` lists the runs'
-        ) from error
-    return str(found[0])
+            measured = replace(measured, target=replace(measured.target, family=None))
+        pairs.append((measured, first.setdefault(tokens, measured)))
+    return groups.ranked(pairs, metric)
 
 
 @dataclass(frozen=True)
-class Moved:
+class Ranked:
+    """A checkpoint of a registry, as `query` shows it; ``rank`` and G are None for one that is gone."""
+
+    checkpoint: Annotated[str, Col("Checkpoint")]
+    group: Annotated[str | None, Col("Group", drop=2)]
+    rank: Annotated[int | None, Col("Rank", "d", short="#")]
+    tied_with: Annotated[tuple[int, ...], Col("No clear order with", drop=1)]
+    G: Annotated[float | None, Col("G", ".4f", error="se")]
+    se: float | None
+    revision: Annotated[str | None, Col("Commit", drop=3)]
+    note: Annotated[str | None, Col("Note")]
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A state in which a checkpoint was found, by however many runs in a row."""
+
+    requested: Annotated[str, Col("Revision")]
+    file: Annotated[str, Col("File")]
+    state: Annotated[str, Col("Commit")]
+    domain: Annotated[str, Col("Domain")]
+    reference: str
+    cosine: Annotated[float | None, Col("G cosine", ".4f", error="cosine_se")]
+    cosine_se: float | None
+    euclidean: Annotated[float | None, Col("G euclidean", ".4f", error="euclidean_se", drop=1)]
+    euclidean_se: float | None
+    tensor: str | None
+    dtype: str | None
+    first: Annotated[str, Col("First seen", drop=2)]
+    last: Annotated[str, Col("Last seen")]
+    runs: Annotated[int, Col("Runs", "d", drop=3)]
+    error: Annotated[str | None, Col("Error")]
+    message: Annotated[str | None, Col("Why", drop=4)]
+
+
+def history(connection: sqlite3.Connection, identity: str) -> list[Sighting]:
+    """All that was seen of a repository, folder or address, the latest first."""
+    rows = connection.execute(
+        "SELECT s.requested, s.file, s.state, u.domain, u.reference, r.gap_cosine, r.gap_cosine_se, "
+        "r.gap_euclidean, r.gap_euclidean_se, r.tensor, r.dtype, s.first, s.last, s.runs, s.error, s.message "
+        "FROM seen s LEFT JOIN results r ON s.error IS NULL AND r.identity = s.identity "
+        "AND r.file = s.file AND r.state = s.state AND r.tokens = s.tokens AND r.method = s.method "
+        "LEFT JOIN runs u ON u.run = s.run WHERE s.identity = ? ORDER BY s.last DESC",
+        [identity],
+    )
+    return [Sighting(*row) for row in rows]
+
+
+def identity_named(connection: sqlite3.Connection, text: str) -> str:
+    """The identity of the checkpoint that a user names: by a label that was printed, a path or an address.
+
+    Raises:
+        UsageError: The registry has none of that name, or several.
+    """
+    identities = [row[0] for row in connection.execute("SELECT DISTINCT identity FROM seen")]
+    place = str(Path(text).expanduser().resolve())
+    renamed = connection.execute("SELECT identity FROM names WHERE asked = ?", [f"hf://{text}"]).fetchone()
+    exact = {text, f"hf://{text}", f"file://{place}", *(renamed or ())}
+    matches = [identity for identity in identities if identity in exact]
+    if not matches:
+        # A label is the end of a path, with a revision or a file behind it.
+        by_label = {
+            one.identity
+            for (tokens,) in connection.execute("SELECT DISTINCT tokens FROM seen").fetchall()
+            for one in named(stored(connection, tokens))
+            if text in (one.target.label, one.target.name)
+        }
+        matches = sorted(by_label) or [one for one in identities if one.endswith(f"/{text.strip('/')}")]
+    if not matches:
+        raise UsageError(f"expected a checkpoint that the registry has seen, got {text}; query lists them")
+    if len(matches) > 1:
+        names = ", ".join(matches[:5])
+        raise UsageError(f"expected one checkpoint, got {text}, which is the name of {len(matches)}: {names}")
+    return str(matches[0])
+
+
+def since_time(connection: sqlite3.Connection, since: str) -> str:
+    """The time that ``--since`` names: the end of a run, ``yesterday``, or a date or time (UTC).
+
+    Raises:
+        UsageError: It is none of these.
+    """
+    row = connection.execute(
+        "SELECT coalesce(ended, (SELECT max(last) FROM seen WHERE run = runs.run), started) FROM runs "
+        "WHERE run = ?",
+        [since],
+    ).fetchone()
+    if row is not None:
+        return str(row[0])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    if since == "yesterday":
+        # The whole of yesterday counts: who asks in the morning means the night before as well.
+        return f"{now.date() - datetime.timedelta(days=1)} 00:00:00.000000"
+    try:
+        time = datetime.datetime.fromisoformat(since.replace("Z", "+00:00"))
+    except ValueError as error:
+        raise UsageError(
+            f"expected --since as a date, a time, yesterday or a run of the registry, got {since!r}; "
+            '`dispersion registry query FILE "SELECT * FROM runs"` lists the runs'
+        ) from error
+    if time.tzinfo is not None:
+        time = time.astimezone(datetime.timezone.utc)
+    return f"{time:%Y-%m-%d %H:%M:%S.%f}"
+
+
+@dataclass(frozen=True)
+class Move:
     """One thing that is not as it was.
 
     Attributes:
-        what: ``new``, ``changed`` (another commit), ``vanished``, ``failed``, ``recovered`` or ``leader``.
-        label: The checkpoint.
-        text: In words.
-        gain: G now minus G then, of one whose commit changed; None for others.
+        what: ``new``, ``changed`` (another commit), ``deleted``, ``failed``, ``recovered`` or ``leader``.
+        checkpoint: Its label.
+        group: Family and scale; None where it is not ranked.
+        rank: Its rank there now.
+        G: Its gap now.
+        gain: G minus that of the former best of its group (new ones, leaders), or of its former commit.
         se: Its paired error.
-        apart: Whether that difference is more than chance of the tokens at 5 %, all changed ones counted.
+        apart: Whether that difference is more than chance of the tokens; None where there is none.
+        text: In words.
     """
 
-    what: str
-    label: str
-    text: str
-    gain: float | None = None
-    se: float | None = None
-    apart: bool | None = None
+    what: Annotated[str, Col("What")]
+    checkpoint: Annotated[str, Col("Checkpoint")]
+    group: Annotated[str | None, Col("Group", drop=2)]
+    rank: Annotated[int | None, Col("Rank", "d", short="#")]
+    G: Annotated[float | None, Col("G", ".3f", drop=1)]
+    gain: Annotated[float | None, Col("Δ G", ".4f", error="se")]
+    se: float | None
+    apart: Annotated[bool | None, Col("Clear", drop=1)]
+    text: Annotated[str, Col("How")]
 
 
-def moved(connection: duckdb.DuckDBPyConnection, tokens: str, since: str, metric: Metric) -> list[Moved]:
-    """What is not as it was at a time: new, changed, failed and vanished checkpoints, and new leaders."""
+def moved(connection: sqlite3.Connection, tokens: str, since: str, metric: Metric) -> list[Move]:
+    """What is not as it was at a time: new checkpoints, best first, then new leaders, then what changed."""
+    now = {_place(one): one for one in named(stored(connection, tokens))}
     then = {_place(one): one for one in stored(connection, tokens, until=since)}
-    now = {_place(one): one for one in stored(connection, tokens)}
-    found: list[Moved] = []
-    changes: list[tuple[str, Measured, Measured]] = []
+    ranks = {c.label: c for c in ranked([one for one in now.values() if not is_gone(one)], metric)}
+    known = {one.target.label for place, one in now.items() if place in then and then[place].measured}
+    best_known: dict[tuple[str, str], Screened] = {}
+    for ranked_now in ranks.values():
+        if ranked_now.label in known:
+            best_known.setdefault((ranked_now.family, ranked_now.scale), ranked_now)
+    moves: list[Move] = []
+    changes: list[tuple[Screened, Reading, Reading]] = []
     for place, one in now.items():
-        old, called = then.get(place), _label(one)
-        if old is None:
-            what = "new" if one.measured is not None else "failed"
-            found.append(Moved(what, called, one.message if one.error else "first seen"))
-        elif one.error and one.error != old.error:
-            what = "vanished" if one.error in _GONE and old.measured is not None else "failed"
-            found.append(Moved(what, called, f"{one.error}: {one.message}"))
-        elif old.error and one.measured is not None:
-            found.append(Moved("recovered", called, f"was {old.error}"))
-        elif one.measured is not None and old.measured is not None and one.state != old.state:
-            changes.append((called, old.measured, one.measured))
-    for called, before, after in changes:
-        if before.resolution != after.resolution:
-            found.append(Moved("changed", called, "its tokenizer changed too: not compared"))
-            continue
-        change = difference(after.gaps[metric], before.gaps[metric])
-        apart = change.p < 0.05 / len(changes)
-        commits = f"{(before.revision or 'before')[:8]} → {(after.revision or 'now')[:8]}"
-        found.append(Moved("changed", called, commits, change.mean, change.se, apart))
-    return [*found, *_leaders(list(then.values()), list(now.values()), metric)]
+        old, label, c = then.get(place), one.target.label, ranks.get(one.target.label)
+        if old is not None and old.measured is not None and is_gone(one):
+            moves.append(_unranked("deleted", label, one.message or "the folder is no longer there"))
+        elif one.error and (old is None or one.error != old.error):
+            moves.append(_unranked("failed", label, f"{one.error}: {one.message}"))
+        elif c is not None and (old is None or old.measured is None):
+            moves.append(
+                _against(c, best_known.get((c.family, c.scale)), "recovered" if old else "new", metric)
+            )
+        elif c is not None and old and old.measured and one.measured and one.state != old.state:
+            changes.append((c, old.measured, one.measured))
+    moves += [_changed(*change, metric, len(changes)) for change in changes]
+    moves += _new_leaders(then, now, ranks, known, metric)
+    order = ("new", "leader", "changed", "recovered", "deleted", "failed")
+    return sorted(moves, key=lambda move: (order.index(move.what), move.rank or 0))
 
 
-def _leaders(then: Sequence[Seen], now: Sequence[Seen], metric: Metric) -> list[Moved]:
-    """Groups whose best is another one; said to be apart only where the new one is not tied with the old."""
-    old = {(c.family, c.scale): c.label for c in ranked(then, metric) if c.rank == 1}
-    found = []
-    by_group: dict[tuple[str, str], list[Screened]] = {}
-    for c in ranked(now, metric):
-        by_group.setdefault((c.family, c.scale), []).append(c)
-    for key, members in by_group.items():
-        best, before = members[0], old.get(key)
-        if before is None or any(c.label == before for c in members if c.rank == 1):
+def _unranked(what: str, label: str, text: str) -> Move:
+    return Move(what, label, None, None, None, None, None, None, text)
+
+
+def _against(c: Screened, former: Screened | None, what: str, metric: Metric) -> Move:
+    """A checkpoint beside the best one of its group that was there before."""
+    group = f"{c.family} · {c.scale}"
+    if former is None or former.label == c.label:
+        return Move(what, c.label, group, c.rank, c.gaps[metric].mean, None, None, None, "first of its group")
+    gain, clear = difference(c.gaps[metric], former.gaps[metric]), not c.tied_to(former.rank)
+    words = ("above" if gain.mean > 0 else "below") if clear else "no clear order with"
+    text = f"{words} the former best, {former.label}"
+    return Move(what, c.label, group, c.rank, c.gaps[metric].mean, gain.mean, gain.se, clear, text)
+
+
+def _changed(c: Screened, before: Reading, after: Reading, metric: Metric, count: int) -> Move:
+    """A checkpoint beside its former commit, where so many changed."""
+    group = f"{c.family} · {c.scale}"
+    if before.resolution != after.resolution:
+        text = "its tokenizer changed too: not compared"
+        return Move("changed", c.label, group, c.rank, c.gaps[metric].mean, None, None, None, text)
+    gain = difference(after.gaps[metric], before.gaps[metric])
+    commits = f"{(before.revision or 'before')[:8]} → {(after.revision or 'now')[:8]}"
+    clear = gain.p < _ERROR_RATE / count
+    return Move("changed", c.label, group, c.rank, c.gaps[metric].mean, gain.mean, gain.se, clear, commits)
+
+
+def _new_leaders(
+    then: dict[tuple[str, str, str], Seen],
+    now: dict[tuple[str, str, str], Seen],
+    ranks: dict[str, Screened],
+    known: set[str],
+    metric: Metric,
+) -> list[Move]:
+    """Groups whose best was there before and was not the best."""
+    # By the labels of now, so that a checkpoint has one name.
+    before = ranked([old.called(now[place].target) for place, old in then.items()], metric)
+    former = {(c.family, c.scale): c.label for c in before if c.rank == 1}
+    best = {c.label for c in ranks.values() if c.rank == 1}
+    moves = []
+    for c in ranks.values():
+        old = former.get((c.family, c.scale))
+        if c.label not in best & known or old is None or old in best:
             continue
-        former = next((c for c in members if c.label == before), None)
-        if former is None:
-            text = f"best of {key[0]} · {key[1]}, where {before} was, which is gone"
-            found.append(Moved("leader", best.label, text))
-            continue
-        apart = not best.tied_to(former.rank)
-        text = f"best of {key[0]} · {key[1]}, where {before} was" + ("" if apart else "; the two are tied")
-        change = difference(best.gaps[metric], former.gaps[metric])
-        found.append(Moved("leader", best.label, text, change.mean, change.se, apart))
-    return found
+        if old in ranks:
+            moves.append(_against(c, ranks[old], "leader", metric))
+        else:
+            group, text = f"{c.family} · {c.scale}", f"{old}, the former best, is gone"
+            moves.append(Move("leader", c.label, group, 1, c.gaps[metric].mean, None, None, None, text))
+    return moves
 
 
 def _place(seen: Seen) -> tuple[str, str, str]:
-    return seen.identity, seen.requested, seen.file
-
-
-def _label(seen: Seen) -> str:
-    name = seen.identity.removeprefix("hf://").removeprefix("file://")
-    name = f"{name}@{seen.requested}" if seen.requested else name
-    return f"{name}:{seen.file}" if seen.file else name
+    return seen.identity, seen.target.revision or "", seen.target.file or ""

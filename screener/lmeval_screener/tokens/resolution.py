@@ -80,9 +80,9 @@ def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Re
     """
     tokens, dropped, doubled = _lookup(domain, vocabulary)
     rows_of_domain = {token.id for token in tokens}
-    found, dropped_reference, doubled_reference = _lookup(reference, vocabulary)
-    kept = tuple(token for token in found if token.id not in rows_of_domain)
-    shared = tuple(token for token in found if token.id in rows_of_domain)
+    everyday, dropped_reference, doubled_reference = _lookup(reference, vocabulary)
+    kept = tuple(token for token in everyday if token.id not in rows_of_domain)
+    shared = tuple(token for token in everyday if token.id in rows_of_domain)
     _enough(domain, len(tokens), dropped)
     _enough(
         reference, len(kept), dropped_reference, f", {len(shared)} belong to {domain.name}" if shared else ""
@@ -143,13 +143,13 @@ def _told(text: str, vocabulary: Vocabulary) -> str:
     return text if why is None else f"{text} ({why})"
 
 
-def _enough(words: TokenSet, found: int, dropped: list[str], also: str = "") -> None:
-    if found < words.min_tokens:
+def _enough(words: TokenSet, count: int, dropped: list[str], also: str = "") -> None:
+    if count < words.min_tokens:
         asked = len({text for group in words.groups.values() for text in group.texts()})
         missing = f"; no single token: {_shown(dropped)}" if dropped else ""
         raise ScreeningError(
             "TooFewTokens",
-            f"{words.name}: expected at least {words.min_tokens} single tokens, found {found} of {asked}"
+            f"{words.name}: expected at least {words.min_tokens} single tokens, found {count} of {asked}"
             f"{also}{missing}; take more groups or a token set made for this vocabulary",
         )
 

@@ -1,0 +1,192 @@
+"""The answers of a registry as reports."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.geometry import Metric
+from lmeval_dispersion.report import Column, Report, Table
+from lmeval_dispersion.report.declared import count, json_value, listed
+from lmeval_screener.registry.database import stored
+from lmeval_screener.registry.queries import (
+    Move,
+    Ranked,
+    history,
+    identity_named,
+    is_gone,
+    moved,
+    named,
+    ranked,
+    sets_of,
+)
+
+_WIDE = 100  # characters of a line from which on each value of a row has a line of its own
+
+
+@dataclass(frozen=True, repr=False)
+class Answer(Report):
+    """Sentences and rows.
+
+    Attributes:
+        title: Its heading.
+        name: Name of its table.
+        sentences: The answer.
+        entries: Rows, of one dataclass or mappings.
+    """
+
+    template = "answer.jinja"
+    schema = "dispersion-registry/1"
+    guide = "docs/reference/registry.md"
+
+    title: str
+    name: str
+    sentences: Sequence[str]
+    entries: Sequence[Any]
+
+    def tables(self) -> Mapping[str, Table]:
+        """The rows; as one line a value where they are too wide."""
+        if not self.entries or not isinstance(self.entries[0], dict):
+            return {self.name: Table.of(self.entries, self.title, name=self.name)}
+        names = list(self.entries[0])
+        width = sum(2 + max(len(name), *(len(str(row[name])) for row in self.entries)) for name in names)
+        if width <= _WIDE:
+            columns = [Column(name, name) for name in names]
+            return {self.name: Table(self.entries, columns, self.title, self.name)}
+        columns = [Column("row", "Row", "d"), Column("column", "Column"), Column("value", "Value")]
+        lines = [
+            {"row": number, "column": name, "value": value}
+            for number, row in enumerate(self.entries, 1)
+            for name, value in row.items()
+        ]
+        return {self.name: Table(lines, columns, self.title, self.name)}
+
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        """The rows as CSV has them: whatever their table looks like, ranks with spaces."""
+        plain = self.entries if self.entries and isinstance(self.entries[0], dict) else super().rows()
+        return [
+            {
+                key: " ".join(map(str, value)) if isinstance(value, tuple) else value
+                for key, value in row.items()
+            }
+            for row in plain
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form: the answer and the rows."""
+        return {"schema": self.schema, "answer": list(self.sentences), "rows": json_value(self.entries)}
+
+
+def query(
+    connection: sqlite3.Connection,
+    metric: Metric,
+    domain: str | None,
+    family: str | None,
+    scale: str | None,
+    top: int | None,
+) -> Answer:
+    """The latest of every checkpoint, ranked across runs."""
+    sets = sets_of(connection, domain)
+    seen = named(stored(connection, sets.tokens))
+    gone = {one.target.label: one for one in seen if is_gone(one)}
+    checkpoints = [
+        c
+        for c in ranked([one for one in seen if one.target.label not in gone], metric)
+        if (family is None or c.family == family) and (scale is None or c.scale == scale)
+    ]
+    groups: Counter[tuple[str, str]] = Counter()
+    rows = []
+    for c in checkpoints:
+        groups[c.family, c.scale] += 1
+        if top is None or groups[c.family, c.scale] <= top:
+            rows.append(
+                Ranked(
+                    c.label, f"{c.family} · {c.scale}", c.rank, c.tied_with, c.gaps[metric].mean,
+                    c.gaps[metric].se, c.revision, None,
+                )
+            )  # fmt: skip
+    if family is None and scale is None and top is None:
+        rows += [Ranked(label, None, None, (), None, None, None, "deleted") for label in gone]
+    failed = sum(bool(one.error) and one.target.label not in gone for one in seen)
+    counts = f"{count(len(checkpoints), 'checkpoint')} in {count(len(groups), 'group')}"
+    sentence = f"{counts} for {sets.domain} against {sets.reference}"
+    others = [
+        f"{number} {what}" for number, what in ((len(gone), "deleted"), (failed, "failed when last seen"))
+    ]
+    return Answer("Checkpoints of the registry", "checkpoints", [f"{sentence}; {', '.join(others)}."], rows)
+
+
+def answered(connection: sqlite3.Connection, statement: str) -> Answer:
+    """The answer to SQL.
+
+    Raises:
+        UsageError: The statement is none, or would change something.
+    """
+    try:
+        rows = [dict(row) for row in connection.execute(statement)]
+    except (sqlite3.Error, sqlite3.Warning) as error:
+        raise UsageError(
+            f"the registry could not answer: {error}; it takes one SELECT of SQLite's"
+        ) from error
+    rows = [{key: _plain(value) for key, value in row.items()} for row in rows]
+    return Answer("Answer of the registry", "answer", [f"{count(len(rows), 'row')}."], rows)
+
+
+def _plain(value: Any) -> Any:
+    """A value as text forms can show it."""
+    return f"{len(value)} bytes" if isinstance(value, bytes) else value
+
+
+def shown(connection: sqlite3.Connection, text: str) -> Answer:
+    """All that was seen of the checkpoint that a user names."""
+    rows = history(connection, identity_named(connection, text))
+    commits = len({row.state for row in rows if row.state})
+    sentence = f"{text}: {count(commits, 'commit')} seen, last on {rows[0].last[:16]}"
+    sentence += f"; it failed then ({rows[0].error})." if rows[0].error else "."
+    return Answer(f"History of {text}", "history", [sentence], rows)
+
+
+def diff(connection: sqlite3.Connection, tokens: str, time: str, metric: Metric) -> Answer:
+    """What is not as it was, and which of what is new is worth an evaluation.
+
+    Args:
+        connection: A registry.
+        tokens: What identifies the pair of token sets.
+        time: See `since_time`.
+        metric: Which gap ranks.
+    """
+    moves = moved(connection, tokens, time, metric)
+    kinds = Counter(move.what for move in moves)
+    listed_kinds = ", ".join(
+        count(number, "new leader") if kind == "leader" else f"{number} {kind}"
+        for kind, number in kinds.items()
+    )
+    sentences = [f"Since {time[:16]} UTC: {listed_kinds or 'nothing moved'}."]
+    arrived = [
+        move for move in moves if move.what in ("new", "leader", "recovered") and move.gain is not None
+    ]
+    above = [move for move in arrived if move.apart and move.gain is not None and move.gain > 0]
+    level = [move for move in arrived if not move.apart]
+    if above:
+        sentences.insert(0, f"Worth evaluating: {_names(above)}, above the former best.")
+    if level:
+        sentences.insert(len(sentences) - 1, f"No clear order with the former best: {_names(level)}.")
+    first = [move for move in moves if move.what == "new" and move.gain is None and move.rank == 1]
+    if first:
+        sentences.insert(0, f"Best of a new group: {listed([move.checkpoint for move in first[:5]])}.")
+    if arrived and not above and not level:
+        sentences.insert(0, "Nothing new is level with the former best.")
+    differ = sum(bool(move.apart) for move in moves if move.what == "changed")
+    if differ:
+        sentences.append(f"G of {differ} of the changed differs from before.")
+    return Answer("What moved", "moved", sentences, moves)
+
+
+def _names(moves: Sequence[Move]) -> str:
+    """Their labels, the first five by name."""
+    names = [f"{move.checkpoint} (rank {move.rank})" for move in moves]
+    return listed(names if len(names) <= 5 else [*names[:5], f"{len(names) - 5} others"])
