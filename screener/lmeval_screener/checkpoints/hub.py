@@ -391,7 +391,7 @@ class Hub:
         if _EARLY[0] not in kept.files or not transport.quota(url).affords():
             return False
         with contextlib.suppress(ScreeningError, AgainError):
-            async with transport.request("HEAD", url, {}, meter, budget) as response:
+            async with await transport.request("HEAD", url, {}, meter, budget) as response:
                 transport.raise_if_passing(response)
                 if response.status < 400:
                     return kept.repo == repo and response.headers.get("X-Repo-Commit") == kept.commit
@@ -549,7 +549,7 @@ class HubSnapshot(RemoteSnapshot):
             return False
 
         gzip = {"Accept-Encoding": "gzip"}
-        async with transport.followed("GET", url, gzip, self.meter, self._budget, believed) as response:
+        async with await transport.followed("GET", url, gzip, self.meter, self._budget, believed) as response:
             there = response.url.raw_path == direct.raw_path and "ETag" in response.headers
             if response.status != 200 or (at_once and not there):
                 await drained(response, self.meter)
@@ -585,7 +585,7 @@ class HubSnapshot(RemoteSnapshot):
             return entry.size is not None and transport.leads_away(response)
 
         asked = transport.followed("HEAD", self._url(path), {}, self.meter, self._budget, far_enough)
-        async with asked as response:
+        async with await asked as response:
             if is_redirect(response):
                 return await transport.redirect(response, self.meter)
             if not 200 <= response.status < 300:

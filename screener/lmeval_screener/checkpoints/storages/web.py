@@ -159,7 +159,7 @@ async def _probed(
 async def _probe(
     transport: Transport, name: str, start: URL, meter: Meter, *, must: bool
 ) -> tuple[FileEntry, str | None] | None:
-    async with transport.followed("GET", start, {"Range": "bytes=0-0"}, meter) as response:
+    async with await transport.followed("GET", start, {"Range": "bytes=0-0"}, meter) as response:
         total = response.headers.get("Content-Range", "").rpartition("/")[2]
         if response.status == 200:
             total = response.headers.get("Content-Length", "")
