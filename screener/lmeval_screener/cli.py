@@ -164,6 +164,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "'EleutherAI/pythia-410m@step*' --output pythia.html",
         "run1 --accuracy results/:gsm8k",
         "--base-model Qwen/Qwen2.5-7B --since 2026-09-01 --dry-run",
+        "'our-org/*' --registry nightly.db --since yesterday",
         more=_MORE,
     )
 
@@ -183,6 +184,10 @@ def run(args: argparse.Namespace) -> int:
     if lines and args.shortlist is not None:
         raise UsageError(
             "expected --format jsonl without --shortlist, got both; its last line has every rank"
+        )
+    if args.registry is not None and args.since is not None and (lines or args.shortlist is not None):
+        raise UsageError(
+            "expected --since with --registry without --shortlist and --format jsonl: it answers what is new"
         )
     output = Output.of(argparse.Namespace(**vars(args) | {"format": "json"}) if lines else args)
 
@@ -241,6 +246,11 @@ def run(args: argparse.Namespace) -> int:
                 if listener is not None:
                     listener.ended(outcome, done, count)
 
+        since = None
+        if session is not None and args.since is not None:
+            from lmeval_screener.registry.queries import since_time
+
+            since = since_time(session.connection, args.since)
         result = screen_targets(
             targets,
             domain=domain,
@@ -261,6 +271,11 @@ def run(args: argparse.Namespace) -> int:
         )
         if session is not None:
             session.finish(result)
+        news = None
+        if session is not None and since is not None:
+            from lmeval_screener.registry.reports import diff
+
+            news = diff(session.connection, session.tokens, since, args.metric)
     if session is not None and session.reused:
         output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.registry}")
     from lmeval_screener.reports.document import report
@@ -274,6 +289,8 @@ def run(args: argparse.Namespace) -> int:
     only_names = chosen is not None and args.format is None and output.format == "table"
     if written is not None:
         written.finish(result)
+    elif news is not None:
+        output.write(news.document())
     elif chosen is not None and only_names:
         print_names(chosen, output)
     else:

@@ -283,6 +283,32 @@ def test_query_ranks_across_runs_and_diff_says_what_moved(hub, add, run, registr
     assert [line.split(",")[0] for line in best] == ["checkpoint", "org/b"]
 
 
+def test_since_answers_what_is_new_and_worth_evaluating(add, tmp_path, capsys):
+    for number, spread in enumerate((1.0, 2.0, 9.0, 0.5)):
+        add(f"org/{number}", spread)
+    store, folders = tmp_path / "s.db", [str(tmp_path / "repos" / str(number)) for number in range(4)]
+
+    def news(*places, since="yesterday"):
+        words = ["--registry", str(store), "--since", since, "--format", "json", "--quiet"]
+        assert screen_checkpoints([*places, *words]) == 0
+        document = json.loads(capsys.readouterr().out)
+        rows = {row["checkpoint"]: (row["what"], row["rank"], row["apart"]) for row in document["rows"]}
+        return document["answer"], rows
+
+    answer, rows = news(*folders[:2])
+    assert answer[0] == "Best of a new group: 1."
+    assert rows == {"1": ("new", 1, None), "0": ("new", 2, None)}
+    (last,) = rows_of(store, "SELECT run FROM runs")[0]
+    answer, rows = news(*folders, since=last)
+    assert answer[0] == "Worth evaluating: 2 (rank 1), above the former best."
+    assert answer[1].endswith(": 2 new.")
+    assert rows == {"2": ("new", 1, True), "3": ("new", 4, True)}
+    # Nothing is read, and nothing is lost, where the time is none.
+    assert screen_checkpoints([*folders, "--registry", str(store), "--since", "soon"]) == 2
+    assert "expected --since as a date, a time, yesterday or a run" in capsys.readouterr().err
+    assert screen_checkpoints([*folders, "--registry", str(store), "--since", last, "--shortlist", "1"]) == 2
+
+
 def test_sql_is_read_only_and_shows_every_column(add, run, registry, tmp_path):
     store, other = tmp_path / "s.db", tmp_path / "other.txt"
     add("org/a")

@@ -62,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if args.top is not None and args.top < 1:
         raise UsageError(f"expected --top of at least 1, got {args.top}")
     from lmeval_screener.registry.database import read
+    from lmeval_screener.registry.queries import sets_of, since_time
     from lmeval_screener.registry.reports import answered, diff, query, shown
 
     output = Output.of(args)
@@ -69,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
         if args.action == "show":
             answer = shown(connection, args.what)
         elif args.action == "diff":
-            answer = diff(connection, args.since, args.metric, args.domain)
+            tokens = sets_of(connection, args.domain).tokens
+            answer = diff(connection, tokens, since_time(connection, args.since), args.metric)
         elif args.what is not None:
             answer = answered(connection, args.what)
         else:

@@ -260,6 +260,8 @@ class Session:
         refresh: Whether to read everything again.
 
     Attributes:
+        connection: The registry.
+        tokens: What identifies the pair of token sets.
         run: Its name in the registry.
         reused: Checkpoints that were taken from the registry.
     """
@@ -274,7 +276,7 @@ class Session:
         command: str = "",
         refresh: bool = False,
     ) -> None:
-        self._connection, self._refresh = connection, refresh
+        self.connection, self._refresh = connection, refresh
         self.tokens = tokens_key(domain, reference)
         self.run = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
         self.reused = 0
@@ -311,7 +313,7 @@ class Session:
 
     def _name(self, asked: str) -> str | None:
         """What an address that was asked for turned out to be, where that is another one."""
-        row = self._connection.execute("SELECT identity FROM names WHERE asked = ?", [asked]).fetchone()
+        row = self.connection.execute("SELECT identity FROM names WHERE asked = ?", [asked]).fetchone()
         return None if row is None else str(row[0])
 
     def _find(self, target: Target, identity: str, state: str) -> Measured | None:
@@ -319,7 +321,7 @@ class Session:
             return None
         place = [identity, target.file or "", state, self.tokens]
         # What a checkpoint failed with in this version counts more than what an earlier one measured.
-        failed = self._connection.execute(
+        failed = self.connection.execute(
             "SELECT error, message FROM seen WHERE identity = ? AND file = ? AND state = ? AND tokens = ? "
             "AND version = ? AND error IS NOT NULL ORDER BY last DESC",
             [*place, __version__],
@@ -327,7 +329,7 @@ class Session:
         if failed is not None and failed["error"] in LASTING:
             self._opened[target] = identity, state
             raise ScreeningError(*failed)
-        row = self._connection.execute(
+        row = self.connection.execute(
             "SELECT * FROM results WHERE identity = ? AND file = ? AND state = ? AND tokens = ? "
             "AND method = ?",
             [*place, METHOD],
@@ -335,7 +337,7 @@ class Session:
         if row is None:
             return None
         if row["tokenizer"] not in self._resolutions:
-            self._resolutions |= resolutions(self._connection, self.tokens)
+            self._resolutions |= resolutions(self.connection, self.tokens)
         self._opened[target] = identity, state
         self._taken.add(target)
         self.reused += 1
@@ -350,14 +352,14 @@ class Session:
             error, message = outcome.code, str(outcome)
             if error == "Interrupted":
                 return
-        with transaction(self._connection):
+        with transaction(self.connection):
             if isinstance(outcome, Measured):
                 if target in self._taken:
                     self._taken.discard(target)
                 else:
                     self._keep_result(outcome, identity, target.file or "", state)
                 if (self._name(asked) or asked) != identity:
-                    _put(self._connection, "names", asked=asked, identity=identity, stamp=_now())
+                    _put(self.connection, "names", asked=asked, identity=identity, stamp=_now())
             self._keep_seen(target, identity, state, error, message)
 
     def _keep_result(self, measured: Measured, identity: str, file: str, state: str) -> None:
@@ -365,14 +367,14 @@ class Session:
             self._resolutions[measured.tokenizer] = measured.resolution
             text = resolution_text(measured.resolution).decode()
             _put(
-                self._connection, "tokenizers",
+                self.connection, "tokenizers",
                 tokenizer=measured.tokenizer, tokens=self.tokens, resolution=text,
             )  # fmt: skip
         gaps = measured.gaps if isinstance(measured.gaps, Gaps) else Gaps.of(measured.gaps)
         values = [value for metric in METRICS for value in (gaps[metric].mean, gaps[metric].se)]
         figures = [value if math.isfinite(value) else None for value in values]
         _put(
-            self._connection, "results", identity=identity, file=file, state=state, tokens=self.tokens,
+            self.connection, "results", identity=identity, file=file, state=state, tokens=self.tokens,
             method=METHOD, run=self.run, stamp=_now(), repo=measured.repo, revision=measured.revision,
             tokenizer=measured.tokenizer, tensor=measured.tensor, tensor_file=measured.file,
             dtype=measured.dtype, v_rows=measured.shape[0], width=measured.shape[1], tied=measured.tied,
@@ -391,14 +393,14 @@ class Session:
             "tokens": self.tokens,
         }  # fmt: skip
         now = _now()
-        last = self._connection.execute(
+        last = self.connection.execute(
             "SELECT * FROM seen WHERE identity = :identity AND requested = :requested AND file = :file "
             "AND tokens = :tokens ORDER BY first DESC",
             place,
         ).fetchone()
         alike = last is not None and (last["state"], last["error"]) == (state, error)
         _put(
-            self._connection, "seen", **place, first=last["first"] if alike else now, last=now,
+            self.connection, "seen", **place, first=last["first"] if alike else now, last=now,
             runs=last["runs"] + (last["run"] != self.run) if alike else 1, run=self.run, state=state,
             family=target.family or (last["family"] if last else None),
             scale=target.scale or (last["scale"] if last else None),
@@ -408,13 +410,13 @@ class Session:
 
     def finish(self, result: Result) -> None:
         """Say of the run that it reached its end, and which folders that it knew are no longer there."""
-        for one in stored(self._connection, self.tokens):
+        for one in stored(self.connection, self.tokens):
             if one.measured is not None and folder_is_gone(one.identity):
-                with transaction(self._connection):
+                with transaction(self.connection):
                     self._keep_seen(
                         one.target, one.identity, "", "FolderNotFound", "the folder is no longer there"
                     )
-        self._connection.execute(
+        self.connection.execute(
             "UPDATE runs SET ended = ?, screened = ?, failed = ?, bytes = ?, requests = ?, seconds = ? "
             "WHERE run = ?",
             [

@@ -203,6 +203,7 @@ class Move:
         checkpoint: Its label.
         group: Family and scale; None where it is not ranked.
         rank: Its rank there now.
+        G: Its gap now.
         gain: G minus that of the former best of its group (new ones, leaders), or of its former commit.
         se: Its paired error.
         apart: Whether that difference is more than chance of the tokens; None where there is none.
@@ -213,6 +214,7 @@ class Move:
     checkpoint: Annotated[str, Col("Checkpoint")]
     group: Annotated[str | None, Col("Group", drop=2)]
     rank: Annotated[int | None, Col("Rank", "d", short="#")]
+    G: Annotated[float | None, Col("G", ".3f", drop=1)]
     gain: Annotated[float | None, Col("Δ G", ".4f", error="se")]
     se: float | None
     apart: Annotated[bool | None, Col("Clear", drop=1)]
@@ -250,18 +252,18 @@ def moved(connection: sqlite3.Connection, tokens: str, since: str, metric: Metri
 
 
 def _unranked(what: str, label: str, text: str) -> Move:
-    return Move(what, label, None, None, None, None, None, text)
+    return Move(what, label, None, None, None, None, None, None, text)
 
 
 def _against(c: Screened, former: Screened | None, what: str, metric: Metric) -> Move:
     """A checkpoint beside the best one of its group that was there before."""
     group = f"{c.family} · {c.scale}"
     if former is None or former.label == c.label:
-        return Move(what, c.label, group, c.rank, None, None, None, "the first of its group")
+        return Move(what, c.label, group, c.rank, c.gaps[metric].mean, None, None, None, "first of its group")
     gain, clear = difference(c.gaps[metric], former.gaps[metric]), not c.tied_to(former.rank)
     words = ("above" if gain.mean > 0 else "below") if clear else "no clear order with"
     text = f"{words} the former best, {former.label}"
-    return Move(what, c.label, group, c.rank, gain.mean, gain.se, clear, text)
+    return Move(what, c.label, group, c.rank, c.gaps[metric].mean, gain.mean, gain.se, clear, text)
 
 
 def _changed(c: Screened, before: Measured, after: Measured, metric: Metric, count: int) -> Move:
@@ -269,11 +271,11 @@ def _changed(c: Screened, before: Measured, after: Measured, metric: Metric, cou
     group = f"{c.family} · {c.scale}"
     if before.resolution != after.resolution:
         text = "its tokenizer changed too: not compared"
-        return Move("changed", c.label, group, c.rank, None, None, None, text)
+        return Move("changed", c.label, group, c.rank, c.gaps[metric].mean, None, None, None, text)
     gain = difference(after.gaps[metric], before.gaps[metric])
     commits = f"{(before.revision or 'before')[:8]} → {(after.revision or 'now')[:8]}"
     clear = gain.p < _ERROR_RATE / count
-    return Move("changed", c.label, group, c.rank, gain.mean, gain.se, clear, commits)
+    return Move("changed", c.label, group, c.rank, c.gaps[metric].mean, gain.mean, gain.se, clear, commits)
 
 
 def _new_leaders(
@@ -296,10 +298,8 @@ def _new_leaders(
         if old in ranks:
             moves.append(_against(c, ranks[old], "leader", metric))
         else:
-            group = f"{c.family} · {c.scale}"
-            moves.append(
-                Move("leader", c.label, group, 1, None, None, None, f"{old}, the former best, is gone")
-            )
+            group, text = f"{c.family} · {c.scale}", f"{old}, the former best, is gone"
+            moves.append(Move("leader", c.label, group, 1, c.gaps[metric].mean, None, None, None, text))
     return moves
 
 

@@ -23,7 +23,6 @@ from lmeval_screener.registry.queries import (
     named,
     ranked,
     sets_of,
-    since_time,
 )
 
 _WIDE = 100  # characters of a line from which on each value of a row has a line of its own
@@ -151,11 +150,16 @@ def shown(connection: sqlite3.Connection, text: str) -> Answer:
     return Answer(f"History of {text}", "history", [sentence], rows)
 
 
-def diff(connection: sqlite3.Connection, since: str, metric: Metric, domain: str | None = None) -> Answer:
-    """What is not as it was, and which of what is new is worth an evaluation."""
-    sets = sets_of(connection, domain)
-    time = since_time(connection, since)
-    moves = moved(connection, sets.tokens, time, metric)
+def diff(connection: sqlite3.Connection, tokens: str, time: str, metric: Metric) -> Answer:
+    """What is not as it was, and which of what is new is worth an evaluation.
+
+    Args:
+        connection: A registry.
+        tokens: What identifies the pair of token sets.
+        time: See `since_time`.
+        metric: Which gap ranks.
+    """
+    moves = moved(connection, tokens, time, metric)
     kinds = Counter(move.what for move in moves)
     listed_kinds = ", ".join(
         count(number, "new leader") if kind == "leader" else f"{number} {kind}"
@@ -171,6 +175,9 @@ def diff(connection: sqlite3.Connection, since: str, metric: Metric, domain: str
         sentences.insert(0, f"Worth evaluating: {_names(above)}, above the former best.")
     if level:
         sentences.insert(len(sentences) - 1, f"No clear order with the former best: {_names(level)}.")
+    first = [move for move in moves if move.what == "new" and move.gain is None and move.rank == 1]
+    if first:
+        sentences.insert(0, f"Best of a new group: {listed([move.checkpoint for move in first[:5]])}.")
     if arrived and not above and not level:
         sentences.insert(0, "Nothing new is level with the former best.")
     differ = sum(bool(move.apart) for move in moves if move.what == "changed")

@@ -167,7 +167,10 @@ def add_selection_options(parser: argparse._ActionsContainer) -> None:
         help="models of a collection, as its address names it (default: none)",
     )
     parser.add_argument(
-        "--since", metavar="DATE", help="of what is listed: changed then or later (default: all)"
+        "--since",
+        metavar="DATE",
+        help="of what is listed: changed then or later; with --registry all is screened, and the answer is "
+        "what is new since then: a date, yesterday, or a run of the registry (default: all)",
     )
     parser.add_argument(
         "--limit", type=int, metavar="N", help="of what is listed: the N that changed last (default: all)"
@@ -210,7 +213,7 @@ def selection_of(args: argparse.Namespace) -> Selection:
         queries = []
     queries += [Query(collection=slug) for slug in args.collection]
     since = None
-    if args.since is not None:
+    if args.since is not None and getattr(args, "registry", None) is None:
         try:
             since = datetime.date.fromisoformat(args.since)
         except ValueError:
