@@ -81,7 +81,7 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
             "models",
             "train with a dispersion loss, against a base",
         ),
-        "watch": ("lmeval_dispersion.watching.command", "", "how G moved over a watched training run"),
+        "watch": ("lmeval_dispersion.watching.report", "", "how G moved over a watched training run"),
     },
 }
 COMMANDS = {name: command for commands in JOBS.values() for name, command in commands.items()}
