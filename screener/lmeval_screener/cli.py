@@ -48,7 +48,7 @@ checkpoints:
   ORG/NAME:Q4_K_M           a GGUF model of it; also FOLDER:Q8_0 and path/to/FILE.gguf
   path/to/run               a training run: its checkpoint-*, step_*, iter_* or global_step* folders
   'ORG/*'                   all models of an organisation; 'ORG/NAME-*' those whose name matches
-  https://huggingface.co/…  a page of the Hub: a model, an organisation, a collection, a search for models
+  https://huggingface.co/…  a model's page on the Hub, of a revision or not
   -                         a list from standard input, as with --from
   path/to/FILE.safetensors  a file of weights, also pytorch_model.bin; --tokenizer for what lies alone
   's3://BUCKET/RUN/step*'   folders, runs and files in S3; likewise gs://, az://, abfss:// (extra cloud)
@@ -227,7 +227,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         from lmeval_screener.planning import plan_document
 
-        output.write(plan_document(selected, named, domain, reference, timeout=args.timeout))
+        output.write(plan_document(selected, named, domain, reference))
         return 0
     accuracies = None
     if args.accuracy is not None:

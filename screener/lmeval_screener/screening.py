@@ -109,9 +109,8 @@ def screen(
     """Rank checkpoints by their dispersion gap, reading only the rows that it needs.
 
     Args:
-        checkpoints: One or several of ``REPO``, ``REPO@REVISION``, ``REPO@GLOB``, ``ORG/*``, pages of the
-            Hub, folders, folders of training runs, files of weights, or addresses such as
-            ``s3://bucket/run/checkpoint-*``.
+        checkpoints: One or several of ``REPO``, ``REPO@REVISION``, ``REPO@GLOB``, ``ORG/*``, folders, folders
+            of training runs, files of weights, or addresses such as ``s3://bucket/run/checkpoint-*``.
         family: Name of a family whose checkpoints are added.
         families: A family file of your own in place of the bundled one.
         domain: Bundled token set or a YAML file.
