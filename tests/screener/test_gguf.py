@@ -402,21 +402,20 @@ def test_without_the_gguf_package_the_sentence_names_the_extra(tmp_path, monkeyp
     ("architecture", "extra", "takes_mean"),
     [("llama", {}, False), ("command-r", {}, True), ("gpt2", {"output_norm.bias": np.zeros(WIDTH)}, True)],
 )
-def test_controls_are_those_of_the_safetensors_sibling(tmp_path, architecture, extra, takes_mean):
-    """llama.cpp's own norm, by the definition of the control on the whole matrix."""
+def test_the_ratio_is_that_of_llama_cpps_norm(tmp_path, architecture, extra, takes_mean):
+    """By the definition on the whole matrix."""
     full, gamma = matrix(), np.random.default_rng(3).uniform(0.5, 2.0, WIDTH).astype(np.float32)
     tensors = {"output.weight": ("F32", full), "output_norm.weight": ("F32", gamma)}
     tensors |= {name: ("F32", values.astype(np.float32)) for name, values in extra.items()}
     write(tmp_path / "m.gguf", tensors, architecture=architecture)
-    (found,) = screening.screen([str(tmp_path / "m.gguf")], controls=True).checkpoints
+    (found,) = screen(str(tmp_path / "m.gguf")).checkpoints
     tokens, _ = vocabulary("Ġ")
     seen = full.astype(float) * gamma
     seen = seen - seen.mean(axis=1, keepdims=True) if takes_mean else seen
     t = seen[[tokens.index(digit) for digit in "0123456789"]]
     r = seen[[tokens.index("Ġ" + word.strip()) for word in WORDS]]
     ratio = within(t, metric="euclidean").mean / within(r, metric="euclidean").mean
-    assert found.controls.final_norm.mean == pytest.approx(ratio, abs=1e-6)
-    assert found.controls.tensor == "output_norm.weight"
+    assert found.ratio.mean == pytest.approx(ratio, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -431,13 +430,12 @@ def test_controls_are_those_of_the_safetensors_sibling(tmp_path, architecture, e
 def test_where_a_file_tells_no_final_norm_a_reason_stands(tmp_path, norm, architecture, reason):
     tensors = {"output.weight": ("F32", matrix())} | ({} if norm is None else {"output_norm.weight": norm})
     write(tmp_path / "m.gguf", tensors, architecture=architecture)
-    (found,) = screening.screen([str(tmp_path / "m.gguf")], controls=True).checkpoints
+    (found,) = screen(str(tmp_path / "m.gguf")).checkpoints
     if reason is None:
-        assert found.controls.tensor is None
-        assert found.controls.final_norm.mean > 0
+        assert found.ratio.mean > 0
     else:
-        assert reason in found.controls.final_norm
-    assert found.controls.centred.mean > 0
+        assert found.ratio is None
+        assert reason in found.no_ratio
 
 
 def test_json_says_which_file(tmp_path):

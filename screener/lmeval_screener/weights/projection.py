@@ -92,15 +92,12 @@ async def read_rows_and_norm(
     return rows, known
 
 
-async def read_rows(
-    projection: OutputProjection, ids: Sequence[int], *, directions: bool = True
-) -> NDArray[np.float32]:
+async def read_rows(projection: OutputProjection, ids: Sequence[int]) -> NDArray[np.float32]:
     """Rows of the output projection.
 
     Args:
         projection: From `find_projection`, `adapted_projection` or `read_gguf`.
         ids: Token ids, in any order, repetitions allowed.
-        directions: Whether every row must have a direction; a sample for a mean may hold zero rows.
 
     Returns:
         Array of shape (len(ids), d) in the order of `ids`, exactly the stored numbers; for quantised blocks
@@ -122,9 +119,9 @@ async def read_rows(
     if not finite.all():
         raise _bad_rows(projection, wanted[~finite], "hold NaN or Inf", "the checkpoint is damaged")
     zero = ~matrix.any(axis=1)
-    if directions and zero.any():
+    if zero.any():
         raise _bad_rows(projection, wanted[zero], "are zero", "these tokens were never trained")
-    if directions and len(wanted) > 1 and _parallel(matrix):
+    if len(wanted) > 1 and _parallel(matrix):
         why = "the matrix was never trained, or is damaged"
         raise _bad_rows(projection, wanted, "all point the same way", why)
     result: NDArray[np.float32] = matrix[place]
