@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from lmeval_screener.errors import ScreeningError
+from lmeval_screener.errors import ScreeningError, printable
 from lmeval_screener.targets.names import parse_name
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ class Target:
 
     @property
     def shown(self) -> str:
-        """``repo`` as a report may show it: without the signature of a signed address, which is a secret."""
-        return self.repo.partition("?")[0] if self.scheme in ("http", "https") else self.repo
+        """``repo`` as a report may show it: no control characters, nor the signature of a signed address."""
+        return printable(self.repo.partition("?")[0] if self.scheme in ("http", "https") else self.repo)
 
     @property
     def is_glob(self) -> bool:
@@ -134,7 +134,7 @@ def labelled(targets: Sequence[Target]) -> list[Target]:
 
 def _path(target: Target) -> str:
     if target.local:
-        path = os.path.abspath(target.repo).replace("\\", "/")  # so that `.` has a name
+        path = printable(os.path.abspath(target.repo)).replace("\\", "/")  # so that `.` has a name
     else:
         path = target.shown.partition(":/")[2].strip("/")
     if target.file is None:
