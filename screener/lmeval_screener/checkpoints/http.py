@@ -378,6 +378,8 @@ class _named:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        import aiohttp
+
         host = self._url.host
         if isinstance(error, aiohttp.ClientConnectorCertificateError):
             raise ScreeningError(
