@@ -169,6 +169,7 @@ def test_json_is_the_documented_contract(command, small):
         "tied_with": list,
         "next": dict,
         "gap": dict,
+        "ratio": dict,
         "within_domain": dict,
         "between": dict,
         "within_reference": dict,
@@ -186,7 +187,7 @@ def test_json_is_the_documented_contract(command, small):
     assert set(first["gap"]["cosine"]) == {"mean", "se"}
     assert set(first["tensor"]) == {"name", "file", "dtype", "shape", "tied"}
     assert set(first["tokens"]) == {"domain", "reference", "dropped", "digit_scheme"}
-    assert document["answer"][0].startswith("Best: org/a (G ")
+    assert document["answer"][0].startswith("Evaluate first: org/a (")
     assert document["failed"][0].keys() == {"label", "repo", "revision", "error", "message"}
     assert document["totals"].keys() == {"checkpoints", "bytes_read", "requests", "seconds"}
     assert document["totals"]["checkpoints"] == 2
