@@ -21,6 +21,7 @@ from lmeval_screener.accuracies import Rated, find_accuracies
 from lmeval_screener.agreement import Agreement, agreement
 from lmeval_screener.shortlist.estimates import GroupResults, decision_accuracy, missed
 from lmeval_screener.shortlist.manifest import Candidate, Manifest
+from lmeval_screener.targets.target import labelled
 
 Outcome = Literal["works", "misleads", "chance", "unknown"]
 LEVEL = 0.05
@@ -225,7 +226,11 @@ def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = 
         figures=_figures(compared),
         results=tuple(meaning),
         without=tuple(
-            c.label for c, value in zip(candidates, values, strict=True) if c.chosen and math.isnan(value)
+            item.label
+            for c, item, value in zip(
+                candidates, labelled([c.target for c in candidates]), values, strict=True
+            )
+            if c.chosen and math.isnan(value)
         ),
         hours_per_model=hours,
         hours_saved=hours and hours * (overall.candidates - overall.listed - overall.audited),
