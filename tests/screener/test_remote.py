@@ -12,7 +12,7 @@ import pytest
 from checkpoints import head_and_embedding, header, write_checkpoint
 from hub_client import FILE, HEAD, IDS, full_matrix, ours, read
 from hub_server import HubServer
-from lmeval_screener.checkpoints.http import Budget
+from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.local import read_ranges
 from lmeval_screener.errors import ScreeningError
 
