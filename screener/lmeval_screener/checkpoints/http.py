@@ -12,6 +12,7 @@ import functools
 import ipaddress
 import os
 import random
+import re
 import ssl
 import urllib.request
 import zlib
@@ -349,7 +350,10 @@ class _named:
                 "network's, name its issuer's file in SSL_CERT_FILE or REQUESTS_CA_BUNDLE",
             ) from error
         if isinstance(error, (aiohttp.ClientError, asyncio.TimeoutError, OSError)):
-            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            text = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
+            # One line, and no signature of an address.
+            text = re.sub(r"\?\S*", "", " ".join(text.split())[:200])
+            reason = f"{type(error).__name__}: {text}".rstrip(": ")
             what = f"the connection to {host} failed ({reason}); check the network and the address"
             raise AgainError(ScreeningError("Unreachable", what)) from error
 
