@@ -190,7 +190,7 @@ def run(args: argparse.Namespace) -> int:
         )
     output = Output.of(argparse.Namespace(**vars(args) | {"format": "json"}) if lines else args)
 
-    from lmeval_screener.registry.options import reader_type_of, session_of
+    from lmeval_screener.registry.options import kept_in, reader_type_of
     from lmeval_screener.reports.answer import not_screened
     from lmeval_screener.reports.progress import JsonLines
     from lmeval_screener.screening import Screening, screen_targets
@@ -236,7 +236,11 @@ def run(args: argparse.Namespace) -> int:
         accuracies = read_accuracies(args.accuracy, named)
     reader_type = reader_type_of(args.engine, targets)
     written = JsonLines(args.output) if lines else None
-    with session_of(args, domain, reference) as session, _progress(args.quiet) as show:
+    run_of = {"metric": args.metric, "refresh": args.refresh, "command": args.command}
+    with (
+        kept_in(args.registry, domain, reference, **run_of) as session,
+        _progress(args.quiet) as show,
+    ):
 
         def on_done(outcome: Reading | Failed, done: int, count: int) -> None:
             if written is not None:

@@ -20,10 +20,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-import aiohttp
 from yarl import URL
 
 from lmeval_dispersion.errors import UsageError
@@ -56,6 +55,9 @@ from lmeval_screener.checkpoints.remote import SMALL, RemoteSnapshot
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.target import matching, step_key
+
+if TYPE_CHECKING:
+    import aiohttp
 
 T = TypeVar("T")
 

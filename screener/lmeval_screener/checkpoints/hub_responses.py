@@ -6,12 +6,13 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
-
-import aiohttp
+from typing import TYPE_CHECKING, Any
 
 from lmeval_screener.checkpoints.snapshot import FileEntry
 from lmeval_screener.errors import ScreeningError
+
+if TYPE_CHECKING:
+    import aiohttp
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

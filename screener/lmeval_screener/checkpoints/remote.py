@@ -12,8 +12,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import aiohttp
 from multidict import CIMultiDictProxy
 from yarl import URL
 
@@ -34,6 +34,9 @@ from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.local import read_ranges
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, check_ranges
 from lmeval_screener.errors import ScreeningError
+
+if TYPE_CHECKING:
+    import aiohttp
 
 #: Small files are at most so long: the largest tokenizers have some 40 MB.
 SMALL = 64 * 2**20
