@@ -207,9 +207,7 @@ def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = 
     }
     names = {group: " · ".join(group) for group in places}
     results = {group: _group(candidates, values, members) for group, members in places.items()}
-    lines = agreement(
-        [c.G for c in candidates], values.tolist(), [names[c.group] for c in candidates], kendall=False
-    )
+    lines = agreement([c.G for c in candidates], values.tolist(), [names[c.group] for c in candidates])
     of_group = {line.group: line for line in lines if line.scope == "group"}
     groups = _holm(
         [group_verdict(names[g], [group_results], of_group[names[g]]) for g, group_results in results.items()]
