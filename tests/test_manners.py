@@ -213,13 +213,3 @@ def test_quiet_leaves_standard_error_empty(words, tmp_path, monkeypatch, capsys)
     assert quiet.err == ""
     assert main([*words]) == 0
     assert capsys.readouterr().out == quiet.out
-
-
-def test_the_command_of_a_training_gives_its_settings_again():
-    from lmeval_dispersion.training.train import command_of, given_settings
-
-    words = "--model m --data d --output-dir o --layer last --layer layer.0 --seed 3 --seed 1 --bf16"
-    settings = given_settings(parser_of("train")[0].parse_args(words.split()))
-    assert (settings.layer, settings.seed, settings.bf16) == (("last", "layer.0"), (3, 1), True)
-    command = shlex.split(command_of(settings))
-    assert given_settings(parser_of("train")[0].parse_args(command[2:])) == settings
