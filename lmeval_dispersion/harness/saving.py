@@ -27,6 +27,7 @@ from lmeval_dispersion.model.identity import (
     settings_identity,
     weights_identity,
 )
+from lmeval_dispersion.model.parts import depth
 from lmeval_dispersion.store import begin_store, write_store
 
 if TYPE_CHECKING:
@@ -205,6 +206,7 @@ def model_manifest(lm: Any, arguments: Any) -> dict[str, Any]:
     return {
         "model": name if isinstance(name, str) else getattr(loaded, "_name_or_path", ""),
         "revision": _commit(name, lm, arguments) if isinstance(name, str) else None,
+        "depth": None if loaded is None else depth(loaded),
         "versions": {
             "lm_eval": _version("lm_eval"),
             "transformers": _version("transformers"),

@@ -31,7 +31,8 @@ from lmeval_screener.checkpoints.local import LocalSnapshot
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.checkpoints.source import WithTokenizer
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.ranking.measured import Gaps, Measured
+from lmeval_screener.ranking.figures import figures_of, numbers_of
+from lmeval_screener.reading import Reading
 from lmeval_screener.targets.target import Target
 from lmeval_screener.tokens.cache import resolution_of, resolution_text
 from lmeval_screener.tokens.resolution import Resolution
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from lmeval_screener.result import Result
 
 #: Raised when G or the rule that picks rows changes: what an older method measured is read again.
-METHOD = 1
+METHOD = 2
 #: Errors of a checkpoint as it is stored: the same commit fails the same way again.
 LASTING = frozenset(
     {
@@ -62,7 +63,7 @@ _NETWORK = frozenset(
     }
 )
 
-_FIGURES = [f"gap_{metric}{end}" for metric in METRICS for end in ("", "_se")]
+_FIGURES = [*(f"gap_{metric}{end}" for metric in METRICS for end in ("", "_se")), "ratio", "ratio_se"]
 # Absent texts that identify are '' and never NULL. A row of `seen` stands for all runs in a row that found a
 # checkpoint alike.
 _TABLES = f"""
@@ -78,7 +79,7 @@ CREATE TABLE results (
     identity TEXT, file TEXT, state TEXT, tokens TEXT, method INTEGER, run TEXT, stamp TEXT, repo TEXT,
     revision TEXT, tokenizer TEXT, tensor TEXT, tensor_file TEXT, dtype TEXT, v_rows INTEGER, width INTEGER,
     tied INTEGER, parameters INTEGER, {", ".join(f"{name} REAL" for name in _FIGURES)}, warnings TEXT,
-    bytes INTEGER, requests INTEGER, seconds REAL, split INTEGER, numbers BLOB,
+    bytes INTEGER, requests INTEGER, seconds REAL, split INTEGER, numbers BLOB, no_ratio TEXT,
     PRIMARY KEY (identity, file, state, tokens, method)
 );
 CREATE TABLE seen (
@@ -288,7 +289,7 @@ class Session:
             domain=domain.name, reference=reference.name, metric=metric, tokens=self.tokens,
         )  # fmt: skip
 
-    def pinned(self, target: Target) -> Measured | None:
+    def pinned(self, target: Target) -> Reading | None:
         """What is known of a target whose commit is known before anything is asked.
 
         Raises:
@@ -301,7 +302,7 @@ class Session:
         asked = identity_of(target, target.repo)
         return self._find(target, self._name(asked) or asked, commit)
 
-    def find(self, target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> Measured | None:
+    def find(self, target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> Reading | None:
         """What is known of a checkpoint as it was opened.
 
         Raises:
@@ -316,7 +317,7 @@ class Session:
         row = self.connection.execute("SELECT identity FROM names WHERE asked = ?", [asked]).fetchone()
         return None if row is None else str(row[0])
 
-    def _find(self, target: Target, identity: str, state: str) -> Measured | None:
+    def _find(self, target: Target, identity: str, state: str) -> Reading | None:
         if self._refresh:
             return None
         place = [identity, target.file or "", state, self.tokens]
@@ -343,7 +344,7 @@ class Session:
         self.reused += 1
         return measured_of(row, target, self._resolutions)
 
-    def keep(self, target: Target, outcome: Measured | ScreeningError) -> None:
+    def keep(self, target: Target, outcome: Reading | ScreeningError) -> None:
         """Write what came of a checkpoint."""
         asked = identity_of(target, target.repo)
         identity, state = self._opened.pop(target, (asked, ""))
@@ -353,7 +354,7 @@ class Session:
             if error == "Interrupted":
                 return
         with transaction(self.connection):
-            if isinstance(outcome, Measured):
+            if isinstance(outcome, Reading):
                 if target in self._taken:
                     self._taken.discard(target)
                 else:
@@ -362,7 +363,7 @@ class Session:
                     _put(self.connection, "names", asked=asked, identity=identity, stamp=_now())
             self._keep_seen(target, identity, state, error, message)
 
-    def _keep_result(self, measured: Measured, identity: str, file: str, state: str) -> None:
+    def _keep_result(self, measured: Reading, identity: str, file: str, state: str) -> None:
         if measured.tokenizer not in self._resolutions:
             self._resolutions[measured.tokenizer] = measured.resolution
             text = resolution_text(measured.resolution).decode()
@@ -370,8 +371,9 @@ class Session:
                 self.connection, "tokenizers",
                 tokenizer=measured.tokenizer, tokens=self.tokens, resolution=text,
             )  # fmt: skip
-        gaps = measured.gaps if isinstance(measured.gaps, Gaps) else Gaps.of(measured.gaps)
+        gaps, ratio = measured.gaps, measured.ratio
         values = [value for metric in METRICS for value in (gaps[metric].mean, gaps[metric].se)]
+        values += [math.nan, math.nan] if ratio is None else [ratio.mean, ratio.se]
         figures = [value if math.isfinite(value) else None for value in values]
         _put(
             self.connection, "results", identity=identity, file=file, state=state, tokens=self.tokens,
@@ -380,8 +382,8 @@ class Session:
             dtype=measured.dtype, v_rows=measured.shape[0], width=measured.shape[1], tied=measured.tied,
             parameters=measured.parameters, **dict(zip(_FIGURES, figures, strict=True)),
             warnings=json.dumps(measured.warnings), bytes=measured.bytes_read, requests=measured.requests,
-            seconds=round(measured.seconds, 3), split=gaps.domain,
-            numbers=gaps.packed.astype("<f8").tobytes(),
+            seconds=round(measured.seconds, 3), split=len(measured.resolution.domain),
+            numbers=numbers_of(gaps, ratio).astype("<f8").tobytes(), no_ratio=measured.no_ratio,
         )  # fmt: skip
 
     def _keep_seen(
@@ -495,7 +497,7 @@ class Seen:
     first: str
     error: str
     message: str
-    measured: Measured | None
+    measured: Reading | None
 
     def called(self, target: Target) -> Seen:
         """The same with a target that has a label."""
@@ -546,13 +548,14 @@ def resolutions(connection: sqlite3.Connection, tokens: str) -> dict[str, Resolu
     return {tokenizer: resolution_of(text) for tokenizer, text in rows}
 
 
-def measured_of(row: sqlite3.Row, target: Target, known: dict[str, Resolution]) -> Measured:
+def measured_of(row: sqlite3.Row, target: Target, known: dict[str, Resolution]) -> Reading:
     """What a row of the table ``results`` says of a checkpoint; reading it cost nothing this time."""
-    return Measured(
+    gaps, ratio = figures_of(np.frombuffer(row["numbers"], dtype="<f8"), row["split"])
+    return Reading(
         target, row["repo"], row["revision"], row["tensor"], row["tensor_file"], row["dtype"],
         (row["v_rows"], row["width"]), bool(row["tied"]), row["parameters"], row["tokenizer"],
-        known[row["tokenizer"]], Gaps(np.frombuffer(row["numbers"], dtype="<f8"), row["split"]),
-        tuple(json.loads(row["warnings"])), 0, 0, 0.0,
+        known[row["tokenizer"]], gaps, tuple(json.loads(row["warnings"])), 0, 0, 0.0, ratio,
+        row["no_ratio"],
     )  # fmt: skip
 
 

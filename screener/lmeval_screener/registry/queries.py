@@ -12,11 +12,11 @@ from typing import Annotated
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Col
+from lmeval_screener.ranking import groups
 from lmeval_screener.ranking.gap import difference
-from lmeval_screener.ranking.groups import rank_measured
-from lmeval_screener.ranking.measured import Measured
+from lmeval_screener.reading import Reading
 from lmeval_screener.registry.database import Seen, folder_is_gone, stored
-from lmeval_screener.result import Screened
+from lmeval_screener.screened import Screened
 from lmeval_screener.targets.target import labelled
 
 #: Errors that say that a repository, a revision or a folder is no longer there.
@@ -73,7 +73,7 @@ def ranked(seen: Sequence[Seen], metric: Metric) -> list[Screened]:
     Two tokenizers are one where every token compared is the same piece at the same row.
     """
     rows: dict[int, tuple[object, ...]] = {}
-    first: dict[tuple[object, ...], Measured] = {}
+    first: dict[tuple[object, ...], Reading] = {}
     of_family: dict[str, tuple[object, ...]] = {}
     pairs = []
     for measured in (one.measured for one in seen if one.measured is not None):
@@ -85,7 +85,7 @@ def ranked(seen: Sequence[Seen], metric: Metric) -> list[Screened]:
             # Other rows than its family's: a group of its tokenizer.
             measured = replace(measured, target=replace(measured.target, family=None))
         pairs.append((measured, first.setdefault(tokens, measured)))
-    return rank_measured(pairs, metric)
+    return groups.ranked(pairs, metric)
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def moved(connection: sqlite3.Connection, tokens: str, since: str, metric: Metri
         if ranked_now.label in known:
             best_known.setdefault((ranked_now.family, ranked_now.scale), ranked_now)
     moves: list[Move] = []
-    changes: list[tuple[Screened, Measured, Measured]] = []
+    changes: list[tuple[Screened, Reading, Reading]] = []
     for place, one in now.items():
         old, label, c = then.get(place), one.target.label, ranks.get(one.target.label)
         if old is not None and old.measured is not None and is_gone(one):
@@ -266,7 +266,7 @@ def _against(c: Screened, former: Screened | None, what: str, metric: Metric) ->
     return Move(what, c.label, group, c.rank, c.gaps[metric].mean, gain.mean, gain.se, clear, text)
 
 
-def _changed(c: Screened, before: Measured, after: Measured, metric: Metric, count: int) -> Move:
+def _changed(c: Screened, before: Reading, after: Reading, metric: Metric, count: int) -> Move:
     """A checkpoint beside its former commit, where so many changed."""
     group = f"{c.family} · {c.scale}"
     if before.resolution != after.resolution:

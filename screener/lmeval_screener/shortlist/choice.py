@@ -7,6 +7,7 @@ K-th too, up to a cap. An audit sample is drawn at random from the others: only 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -14,7 +15,8 @@ from typing import Any, Literal
 import numpy as np
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_screener.result import Group, Result, Screened
+from lmeval_dispersion.geometry import Metric
+from lmeval_screener.screened import Group, Screened
 
 Why = Literal["rank", "tied", "audit"]
 CAP = 2  # times K: what a list holds at most
@@ -165,11 +167,14 @@ class Shortlist:
         )
 
 
-def shortlist(result: Result, k: int, *, audit_sample: int = 0, seed: int = 0) -> Shortlist:
+def shortlist(
+    groups: Sequence[Group], metric: Metric, k: int, *, audit_sample: int = 0, seed: int = 0
+) -> Shortlist:
     """The short list of a screening.
 
     Args:
-        result: The screening.
+        groups: Those of the screening.
+        metric: Which gap ranks.
         k: How many of each group.
         audit_sample: How many others of each group to add at random.
         seed: Of the sample. A group's sample depends on its name and members and on no other group.
@@ -182,14 +187,18 @@ def shortlist(result: Result, k: int, *, audit_sample: int = 0, seed: int = 0) -
     if audit_sample < 0:
         raise UsageError(f"expected --audit-sample of at least 0, got {audit_sample}")
     return Shortlist(
-        k, audit_sample, seed, tuple(_chosen(group, k, audit_sample, seed) for group in result.groups)
+        k, audit_sample, seed, tuple(_chosen(group, metric, k, audit_sample, seed) for group in groups)
     )
 
 
-def _chosen(group: Group, k: int, audit_sample: int, seed: int) -> GroupChoice:
+def _chosen(group: Group, metric: Metric, k: int, audit_sample: int, seed: int) -> GroupChoice:
     members = group.checkpoints
     tied = [c for c in members[k:] if members[k - 1].tied_to(c.rank)]
-    choice = GroupChoice(group, k, members[:k], tuple(tied[: (CAP - 1) * k]), len(tied))
+    listed = tied[: (CAP - 1) * k]
+    if (rival := group.rival(metric)) is not None and rival not in (*members[:k], *listed):
+        listed = [*listed[: (CAP - 1) * k - 1], rival]  # the best by the ratio, where the two disagree
+        tied = tied if rival in tied else [*tied, rival]
+    choice = GroupChoice(group, k, members[:k], tuple(listed), len(tied))
     others = sorted((c for c in members if choice.why(c) is None), key=lambda c: (c.name, c.revision or ""))
     draw = np.random.default_rng([seed, zlib.crc32(f"{group.family}\n{group.scale}".encode())])
     places = draw.choice(len(others), min(audit_sample, len(others)), replace=False) if others else ()

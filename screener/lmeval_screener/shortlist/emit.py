@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_screener.result import Result, Screened
+from lmeval_screener.screened import Screened
 from lmeval_screener.shortlist.choice import Shortlist
 from lmeval_screener.shortlist.manifest import FILE, manifest_dict
 from lmeval_screener.targets.target import Target
@@ -145,7 +145,9 @@ def check_emit(folder: Path, tasks: str | None, domain: str, targets: Sequence[T
     return chosen
 
 
-def emit(folder: Path, result: Result, chosen: Shortlist, *, tasks: tuple[str, ...], command: str) -> Path:
+def emit(
+    folder: Path, head: Mapping[str, Any], chosen: Shortlist, *, tasks: tuple[str, ...], command: str
+) -> Path:
     """Write the folder; returns the manifest's path.
 
     ``models/001-NAME.yaml`` are lm-eval's configurations (``lm_eval run --config``), each pinned to the
@@ -158,7 +160,7 @@ def emit(folder: Path, result: Result, chosen: Shortlist, *, tasks: tuple[str, .
     members = chosen.chosen
     width = max(3, len(str(len(members))))
     manifest = json.dumps(
-        manifest_dict(result, chosen, tasks=tasks, command=command),
+        manifest_dict(head, chosen, tasks=tasks, command=command),
         indent=1,
         ensure_ascii=False,
         allow_nan=False,
