@@ -213,3 +213,13 @@ def test_quiet_leaves_standard_error_empty(words, tmp_path, monkeypatch, capsys)
     assert quiet.err == ""
     assert main([*words]) == 0
     assert capsys.readouterr().out == quiet.out
+
+
+def test_the_surface_stays_small():
+    """Commands, and the options that a reader of their help meets; what several analyses share counts once."""
+    entries: dict[str, set[str]] = {}
+    for name in COMMANDS:
+        shown = [action.option_strings for action in parser_of(name)[0]._actions]
+        entries.setdefault(name.split()[0], set()).update(names[-1] for names in shown if names)
+    assert len(entries) <= 15  # 13 once `budget` and `rank` are parts of `audit`
+    assert sum(map(len, entries.values())) <= 201
