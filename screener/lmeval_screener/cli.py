@@ -48,7 +48,7 @@ checkpoints:
   ORG/NAME:Q4_K_M           a GGUF model of it; also FOLDER:Q8_0 and path/to/FILE.gguf
   path/to/run               a training run: its checkpoint-*, step_*, iter_* or global_step* folders
   'ORG/*'                   all models of an organisation; 'ORG/NAME-*' those whose name matches
-  https://huggingface.co/…  a page of the Hub: a model, an organisation, a collection, a search for models
+  https://huggingface.co/…  a model's page on the Hub, of a revision or not
   -                         a list from standard input, as with --from
   path/to/FILE.safetensors  a file of weights, also pytorch_model.bin; --tokenizer for what lies alone
   's3://BUCKET/RUN/step*'   folders, runs and files in S3; likewise gs://, az://, abfss:// (extra cloud)
@@ -190,7 +190,7 @@ def run(args: argparse.Namespace) -> int:
         )
     output = Output.of(argparse.Namespace(**vars(args) | {"format": "json"}) if lines else args)
 
-    from lmeval_screener.registry.options import reader_type_of, session_of
+    from lmeval_screener.registry.options import kept_in, reader_type_of
     from lmeval_screener.reports.answer import not_screened
     from lmeval_screener.reports.progress import JsonLines
     from lmeval_screener.screening import Screening, screen_targets
@@ -227,7 +227,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         from lmeval_screener.planning import plan_document
 
-        output.write(plan_document(selected, named, domain, reference, timeout=args.timeout))
+        output.write(plan_document(selected, named, domain, reference))
         return 0
     accuracies = None
     if args.accuracy is not None:
@@ -236,7 +236,11 @@ def run(args: argparse.Namespace) -> int:
         accuracies = read_accuracies(args.accuracy, named)
     reader_type = reader_type_of(args.engine, targets)
     written = JsonLines(args.output) if lines else None
-    with session_of(args, domain, reference) as session, _progress(args.quiet) as show:
+    run_of = {"metric": args.metric, "refresh": args.refresh, "command": args.command}
+    with (
+        kept_in(args.registry, domain, reference, **run_of) as session,
+        _progress(args.quiet) as show,
+    ):
 
         def on_done(outcome: Reading | Failed, done: int, count: int) -> None:
             if written is not None:

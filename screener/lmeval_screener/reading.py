@@ -14,7 +14,7 @@ from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.snapshot import Meter, Snapshot
 from lmeval_screener.checkpoints.source import Sources
-from lmeval_screener.errors import ScreeningError
+from lmeval_screener.errors import ScreeningError, printable
 from lmeval_screener.ranking.gap import Gap, gaps
 from lmeval_screener.ranking.ratio import Ratio, ratio
 from lmeval_screener.targets.names import REPOSITORY
@@ -163,7 +163,7 @@ class Reader:
         meters = [place.meter for place in (snapshot, base) if place is not None]
         return Reading(
             target=target,
-            repo=snapshot.repo,
+            repo=printable(snapshot.repo),
             revision=snapshot.revision,
             tensor=projection.name,
             file=projection.file,

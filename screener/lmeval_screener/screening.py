@@ -109,9 +109,8 @@ def screen(
     """Rank checkpoints by their dispersion gap, reading only the rows that it needs.
 
     Args:
-        checkpoints: One or several of ``REPO``, ``REPO@REVISION``, ``REPO@GLOB``, ``ORG/*``, pages of the
-            Hub, folders, folders of training runs, files of weights, or addresses such as
-            ``s3://bucket/run/checkpoint-*``.
+        checkpoints: One or several of ``REPO``, ``REPO@REVISION``, ``REPO@GLOB``, ``ORG/*``, folders, folders
+            of training runs, files of weights, or addresses such as ``s3://bucket/run/checkpoint-*``.
         family: Name of a family whose checkpoints are added.
         families: A family file of your own in place of the bundled one.
         domain: Bundled token set or a YAML file.
@@ -194,7 +193,7 @@ def screen_targets(targets: Sequence[Target], settings: Screening, on_done: OnDo
     async def screened() -> Result:
         start = time.perf_counter()
         domain, reference, session = settings.domain, settings.reference, settings.session
-        async with Hub(allowance=settings.allowance) as hub:
+        async with Hub(offline=_at_hand(targets) or None, allowance=settings.allowance) as hub:
             known = session.find if session is not None else None
             reader = settings.reader_type(hub, domain, reference, ResolutionCache(hub.cache), known)
             with contextlib.closing(reader):
@@ -227,6 +226,14 @@ def screen_targets(targets: Sequence[Target], settings: Screening, on_done: OnDo
 
     _in_a_loop_or_not(lambda: asyncio.run(kept()))
     return results[0]
+
+
+def _at_hand(targets: Sequence[Target]) -> bool:
+    """Whether all lie in folders, and none needs another place: then no connection and no token is needed."""
+    return all(
+        target.local and target.tokenizer is None and not Path(target.repo, "adapter_config.json").exists()
+        for target in targets
+    )
 
 
 def _in_a_loop_or_not(act: Callable[[], T]) -> T:

@@ -42,6 +42,7 @@ def _quick_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
     before = logger.handlers[:], logger.level
     yield
     saving.written.clear()
+    saving.remarks.clear()
     logger.handlers[:], logger.level = before
 
 
@@ -72,6 +73,24 @@ def test_a_second_run_into_a_store_says_how_to_go_on(
         f"dispersion run: {tmp_path / 'store/arc_easy_dispersion'} holds a finished store already: read it "
         "with `dispersion audit`, remove it, or choose another place for this run (dispersion_store, -o)"
     )
+
+
+def test_what_concerns_many_tasks_is_one_warning(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(model_folder, "mmlu_stem_dispersion", tmp_path / "store") == 0
+    assert "is NaN" not in capsys.readouterr().err
+    saving.tell()
+    said = capsys.readouterr().err.splitlines()
+    warnings = [line for line in said if "dispersion_correct is NaN" in line]
+    few = sum(
+        (read_store(store).documents["correct"] > 0.5).sum() < 2 for store in (tmp_path / "store").iterdir()
+    )
+    assert few > 3
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"warning: {few} tasks (mmlu_")
+    assert warnings[0].endswith(", …): dispersion_correct is NaN (fewer than two correct documents)")
+    assert said[-1] == f"next: dispersion audit {tmp_path / 'store'}"
 
 
 def test_a_missing_chat_template_is_a_sentence(

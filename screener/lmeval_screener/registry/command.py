@@ -13,7 +13,7 @@ _MORE = """
 actions:
   query FILE [SQL]      the latest of every checkpoint, ranked across runs; with SQL, its answer
   show FILE CHECKPOINT  all that was seen of a checkpoint, by a label that was printed, a path or an address
-  diff FILE             what moved since --since: new, changed, deleted, failed, new leaders
+  diff FILE             what moved since --since: new, changed, recovered, deleted, failed
 
 SQL is read-only. Tables: runs, seen, results, tokenizers; the view checkpoints has the latest of each.
 """
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         if args.action == "show":
             answer = shown(connection, args.what)
         elif args.action == "diff":
-            tokens = sets_of(connection, args.domain).tokens
+            tokens = sets_of(connection, args.domain)[0]
             answer = diff(connection, tokens, since_time(connection, args.since), args.metric)
         elif args.what is not None:
             answer = answered(connection, args.what)

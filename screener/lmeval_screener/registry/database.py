@@ -485,7 +485,6 @@ class Seen:
         target: As it was asked for, by its present name.
         identity: The repository, folder or address.
         state: The commit, or a hash of a folder's listing; empty where it was not reached.
-        first: When it was first found so (UTC).
         error: Its code, empty where it was measured.
         message: And its sentence.
         measured: What was measured, where it was.
@@ -494,7 +493,6 @@ class Seen:
     target: Target
     identity: str
     state: str
-    first: str
     error: str
     message: str
     measured: Reading | None
@@ -515,7 +513,7 @@ def stored(connection: sqlite3.Connection, tokens: str, *, until: str = "9") -> 
     """
     known = resolutions(connection, tokens)
     rows = connection.execute(
-        "SELECT s.*, r.* FROM (SELECT identity, requested, file, state, first, error, message, method, "
+        "SELECT s.*, r.* FROM (SELECT identity, requested, file, state, error, message, method, "
         # A folder or repository that was once screened as one of a family stays in it when it is named alone.
         "coalesce(family, max(family) OVER same) AS family, coalesce(scale, max(scale) OVER same) AS scale, "
         "max(negative_control) OVER same AS negative_control, row_number() OVER "
@@ -537,9 +535,7 @@ def _seen(row: sqlite3.Row, known: dict[str, Resolution]) -> Seen:
         file=row["file"] or None,
     )  # fmt: skip
     measured = None if row["repo"] is None else measured_of(row, target, known)
-    return Seen(
-        target, identity, row["state"], row["first"], row["error"] or "", row["message"] or "", measured
-    )
+    return Seen(target, identity, row["state"], row["error"] or "", row["message"] or "", measured)
 
 
 def resolutions(connection: sqlite3.Connection, tokens: str) -> dict[str, Resolution]:

@@ -14,9 +14,6 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import DigitScheme, Vocabulary
 
-#: Rows of the sample for a matrix's mean.
-SAMPLE = 256
-
 
 class Token(NamedTuple):
     """One word that resolved: its surface form, the vocabulary's piece, the row's id, and its group."""
@@ -41,7 +38,6 @@ class Resolution:
         one_row: Words of one set that the vocabulary puts on one row, which counts once.
         digit_scheme: How numbers are cut up; see ``Vocabulary.digit_scheme``.
         vocabulary: Rows that the tokenizer names: its last id + 1. A matrix has more where it is padded.
-        sample: A fixed random sample of rows, for what concerns the whole matrix; see ``Vocabulary.sample``.
     """
 
     domain: tuple[Token, ...]
@@ -53,7 +49,6 @@ class Resolution:
     one_row: tuple[str, ...]
     digit_scheme: DigitScheme
     vocabulary: int
-    sample: tuple[int, ...]
 
     @property
     def domain_ids(self) -> list[int]:
@@ -101,7 +96,6 @@ def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Re
         (*doubled, *doubled_reference),
         vocabulary.digit_scheme(),
         vocabulary.size,
-        tuple(vocabulary.sample(SAMPLE)),
     )
 
 

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NoReturn, cast
 
-import numpy as np
-
 from lmeval_screener.errors import ScreeningError
 
 Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
@@ -140,18 +138,6 @@ class Vocabulary:
     def size(self) -> int:
         """Rows that the tokenizer names: its last id + 1, added tokens included."""
         return 1 + max((*self._pieces.values(), *(token.id for token in self._added.values())), default=-1)
-
-    def sample(self, count: int) -> list[int]:
-        """A fixed random sample of the model's pieces' rows, in a fixed order: no added token, no padding.
-
-        An id is taken by the hash of its number, so a smaller sample is the beginning of a larger one.
-        """
-        ids = np.unique(np.fromiter(self._pieces.values(), dtype=np.uint64))
-        mixed = ids + np.uint64(0x9E3779B97F4A7C15)  # splitmix64's finaliser
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-        mixed ^= mixed >> np.uint64(31)
-        return [int(i) for i in ids[np.argsort(mixed)[:count]]]
 
     @classmethod
     def from_parts(

@@ -13,7 +13,6 @@ hold slices, and `adapters` those that change another checkpoint's matrix):
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +33,7 @@ from lmeval_screener.weights.architectures import (
 )
 from lmeval_screener.weights.files import WeightFiles
 from lmeval_screener.weights.final_norm import FinalNorm, StoredNorm, find_norm
-from lmeval_screener.weights.rows import BRIDGE, Matrix, Rows, ScaledRows
+from lmeval_screener.weights.rows import BRIDGE, Matrix, Rows, ScaledRows, side_by_side
 from lmeval_screener.weights.scales import SCALES, Blocks, blocks_of, companions, packed
 from lmeval_screener.weights.slices import joined, slice_files, sliced
 from lmeval_screener.weights.tensors import DTYPE_BITS, FLOAT_DTYPES, SCALED_DTYPES, Header, Tensor
@@ -86,23 +85,19 @@ async def read_rows_and_norm(
     Raises:
         ScreeningError: As `read_rows`.
     """
+    norm, width = projection.norm, projection.shape[1]
+    if isinstance(norm, str):
+        return await read_rows(projection, ids), FinalNorm(reason=norm)
+    rows, known = await side_by_side(read_rows(projection, ids), norm.read(width))
+    return rows, known
 
-    async def norm() -> FinalNorm:
-        place = projection.norm
-        return FinalNorm(reason=place) if isinstance(place, str) else await place.read(projection.shape[1])
 
-    return await asyncio.gather(read_rows(projection, ids), norm())
-
-
-async def read_rows(
-    projection: OutputProjection, ids: Sequence[int], *, directions: bool = True
-) -> NDArray[np.float32]:
+async def read_rows(projection: OutputProjection, ids: Sequence[int]) -> NDArray[np.float32]:
     """Rows of the output projection.
 
     Args:
         projection: From `find_projection`, `adapted_projection` or `read_gguf`.
         ids: Token ids, in any order, repetitions allowed.
-        directions: Whether every row must have a direction; a sample for a mean may hold zero rows.
 
     Returns:
         Array of shape (len(ids), d) in the order of `ids`, exactly the stored numbers; for quantised blocks
@@ -124,9 +119,9 @@ async def read_rows(
     if not finite.all():
         raise _bad_rows(projection, wanted[~finite], "hold NaN or Inf", "the checkpoint is damaged")
     zero = ~matrix.any(axis=1)
-    if directions and zero.any():
+    if zero.any():
         raise _bad_rows(projection, wanted[zero], "are zero", "these tokens were never trained")
-    if directions and len(wanted) > 1 and _parallel(matrix):
+    if len(wanted) > 1 and _parallel(matrix):
         why = "the matrix was never trained, or is damaged"
         raise _bad_rows(projection, wanted, "all point the same way", why)
     result: NDArray[np.float32] = matrix[place]
@@ -206,7 +201,7 @@ async def find_projection(snapshot: Snapshot) -> OutputProjection:
 async def _joined_slices(files: WeightFiles, config: Mapping[str, Any], names: list[str]) -> OutputProjection:
     """The output projection of a distributed checkpoint, from the slices that its files hold."""
     snapshot = files.snapshot
-    headers = dict(zip(names, await asyncio.gather(*(files.header(n, 16_384) for n in names)), strict=True))
+    headers = dict(zip(names, await side_by_side(*(files.header(n, 16_384) for n in names)), strict=True))
     holders: dict[str, list[str]] = {}
     for file, header in headers.items():
         for tensor in header.tensors:

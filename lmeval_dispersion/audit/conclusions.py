@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lmeval_dispersion.audit.run import FEWEST
+
+if TYPE_CHECKING:
+    from lmeval_dispersion.audit.report import Audit
 
 Relation = Literal["same", "reversed", "between", "open", "alone"]
 
@@ -58,23 +61,22 @@ def inside_figure(part: Mapping[str, Any], key: str) -> tuple[str, Figure | None
     return "", None
 
 
-def slices_sentence(report: Mapping[str, Any], *, judged: bool = True) -> str:
+def slices_sentence(found: Audit, *, judged: bool = True) -> str:
     """How dispersed the run is, its least dispersed slice, and whether accuracy follows dispersion."""
-    whole, count = report["overall"], report["run"]["documents"]
+    whole, count = found.overall, found.run["documents"]
     if math.isnan(whole["dispersion"]):
         return f"The run has {count} document{'s' if count > 1 else ''}: {whole['reason']}."
     start = f"The {count} documents have a dispersion of {whole['dispersion']:.4f}"
     if not math.isnan(whole["accuracy"]):
         start += f" at {100 * whole['accuracy']:.1f} % accuracy"
-    name = next(iter(report["slices"]), None)
+    name = next(iter(found.slices), None)
     if name is None:
         return f"{start}, and nothing divides them into slices."
-    table = report["slices"][name]
+    table = found.slices[name]
     text = f"{start}; {_least(name, table['least_dispersed'])}"
-    found = table["association"]
-    if "missing" in found or not judged:
+    if "missing" in table["association"] or not judged:
         return f"{text}."
-    return f"{text}. {_order(found)}."
+    return f"{text}. {_order(table['association'])}."
 
 
 def _least(name: str, found: Mapping[str, Any]) -> str:
@@ -212,3 +214,16 @@ def interval_text(found: Mapping[str, Any]) -> str:
     if math.isnan(found["low"]):
         return f"Spearman {found['spearman']:.2f}, too few slices for an interval"
     return f"Spearman {found['spearman']:.2f}, 95 % {found['low']:.2f} to {found['high']:.2f}"
+
+
+def association_sentence(found: Mapping[str, Any]) -> str:
+    """The correlation of dispersion with accuracy over slices, and inside tasks, as numbers."""
+    if "missing" in found:
+        return f"No correlation with accuracy is given: {found['missing']}."
+    text = f"Dispersion with accuracy over these {found['slices']} slices: {interval_text(found)}."
+    if inside := found.get("inside_tasks"):
+        text += (
+            f" Over the {inside['slices']} slices inside {inside['tasks']} tasks: Spearman "
+            f"{inside['spearman']:.2f}, p = {inside['p']:.3f} (permutations inside tasks)."
+        )
+    return text

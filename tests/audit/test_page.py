@@ -1,23 +1,26 @@
 """The audit as a document: its text, and its page in a real browser that asks nothing of the network."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from browser import Browser
 from synthetic import documents, planted_store, vectors
 
-from lmeval_dispersion.audit.reports.document import audit_document
-from lmeval_dispersion.audit.reports.report import audit_report
+from lmeval_dispersion.audit.report import audit
 from lmeval_dispersion.audit.run import read_run
 from lmeval_dispersion.report import render
 from lmeval_dispersion.store import write_store
 
+audit_report = partial(audit, extent="all")
+
 
 def report_html(report):
-    return render(audit_document(report), "html")
+    return render(report.document(), "html")
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory):
+def store(tmp_path_factory):
     """57 subjects whose accuracies differ, and a text that tries to break out."""
     rng = np.random.default_rng(0)
     n = 5700
@@ -30,7 +33,12 @@ def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("s")
     x = vectors(np.where(right, 1.3, 1.0), rng=rng, d=16)
     write_store(folder, documents=frame, vectors={"last": x}, manifest={"model": "org/model"})
-    return audit_report(read_run(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(store):
+    return audit_report(read_run(store))
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +56,9 @@ def browser(page):
 
 
 def test_every_chart_is_drawn_and_described(browser):
-    states = browser.value("[...document.querySelectorAll('.chart')].map(c => c.dataset.state)")
-    assert states == ["drawn"] * 7
-    marks = browser.value(
-        "[...document.querySelectorAll('.chart')].map(c => c.querySelectorAll('svg path').length)"
-    )
+    drawn = "[...document.querySelectorAll('.chart')].map(c => c.querySelectorAll('.wide svg path').length)"
+    marks = browser.value(drawn)
+    assert len(marks) == 7
     assert min(marks) > 10
     assert marks[0] >= 57
     labels = browser.value("[...document.querySelectorAll('.chart')].map(c => c.getAttribute('aria-label'))")
@@ -68,12 +74,12 @@ def test_nothing_is_asked_of_the_network_and_nothing_complains(browser, page):
 def test_the_table_of_slices_sorts_by_keyboard(browser, report):
     table = "document.querySelector('table')"
     names = f"[...{table}.tBodies[0].rows].map(r => r.cells[0].textContent)"
-    rows = report["slices"]["subject"]["rows"]
+    rows = report.slices["subject"]["rows"]
     by_dispersion = [r["slice"] for r in sorted(rows, key=lambda r: r["dispersion"])]
     assert browser.value(names) == [*by_dispersion, "all documents"]
     browser.value(f"{table}.querySelectorAll('th > button')[3].focus()")
     browser.press("Enter", 13, "\r")
-    accuracies = {row["slice"]: row["accuracy"] for row in [*rows, report["overall"]]}
+    accuracies = {row["slice"]: row["accuracy"] for row in [*rows, report.overall]}
     shown = [accuracies[name] for name in browser.value(names)]
     assert shown == sorted(shown)
     browser.press("Enter", 13, "\r")
@@ -111,17 +117,6 @@ def test_texts_of_documents_are_shown_and_not_run(browser):
     assert browser.value("document.querySelectorAll('td b').length") == 0
 
 
-def test_hovering_a_slice_names_it(browser):
-    """The tooltip of a point says which subject it is."""
-    place = browser.value(
-        """(() => { const p = [...document.querySelectorAll('.chart')][0]
-             .querySelector('.mark-symbol path'); p.scrollIntoView({block: 'center'});
-             const b = p.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"""
-    )
-    browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=place[0], y=place[1])
-    browser.wait("document.querySelector('#vg-tooltip-element')?.textContent.includes('subject_')")
-
-
 def test_a_report_with_gaps_still_makes_a_page(tmp_path):
     run = read_run(planted_store(tmp_path / "s", n=3, correct=np.nan, query_perplexity=np.nan))
     text = report_html(audit_report(run))
@@ -133,23 +128,25 @@ def test_equal_reports_give_equal_bytes(report):
     assert report_html(report) == report_html(report)
 
 
-def test_a_terminal_shows_the_least_dispersed_slices_and_says_how_many_more(report):
-    short, whole = (
-        audit_document(report, most_slices=most).tables()["slices-subject"] for most in (20, None)
-    )
-    assert [row["slice"] for row in short.rows] == [
-        *[row["slice"] for row in whole.rows[:20]],
-        "all documents",
-    ]
-    assert len(whole.rows) == 58
-    assert short.more.startswith("37 more")
-    assert whole.more == ""
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_default_answer_fits_one_look(report, width, store):
+    short = audit(read_run(store), extent="answer")
+    text = render(short.document(), "table", width=width)
+    lines = text.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= width
+    shown = [row["slice"] for row in report.tables()["slices-subject"].rows]
+    for name in [*shown[:5], *shown[-5:]]:
+        assert any(line.startswith(f"{name} ") and "●" in line for line in lines), name
+    assert not any(line.startswith(f"{shown[20]} ") for line in lines)
+    assert "11 of 58 rows" in text or "10 of 58 rows" in text
+    assert short.answer() == report.answer()
 
 
 def test_every_number_of_a_slice_is_in_the_text(report):
-    text = render(audit_document(report), "table")
+    text = render(report.document(), "table", width=160, details=True)
     assert text.splitlines()[0].startswith("The 5700 documents have a dispersion of")
-    row = report["slices"]["subject"]["rows"][3]
+    row = report.slices["subject"]["rows"][3]
     line = next(line for line in text.splitlines() if line.startswith(row["slice"]))
     for number in (
         f"{row['dispersion']:.4f} ± {row['dispersion_se']:.4f}",
@@ -161,5 +158,5 @@ def test_every_number_of_a_slice_is_in_the_text(report):
 
 
 def test_the_csv_holds_every_slice_of_every_slicing(report):
-    lines = render(audit_document(report, most_slices=20), "csv").splitlines()
-    assert len(lines) == 2 + sum(len(table["rows"]) for table in report["slices"].values())
+    lines = render(report.document(), "csv").splitlines()
+    assert len(lines) == 2 + sum(len(table["rows"]) for table in report.slices.values())
