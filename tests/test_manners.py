@@ -216,7 +216,7 @@ def test_quiet_leaves_standard_error_empty(words, tmp_path, monkeypatch, capsys)
 
 
 def test_the_surface_stays_small():
-    """Commands, and the options that a reader of their help meets; what several analyses share counts once."""
+    """Commands, and the options in their help; what several analyses share counts once."""
     entries: dict[str, set[str]] = {}
     for name in COMMANDS:
         shown = [action.option_strings for action in parser_of(name)[0]._actions]
