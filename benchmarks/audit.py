@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 PARTS = ["imports", "read", "slices", "mixtures", "calibration", "paper protocol", "ranking", "hard_tail"]
-PARTS += ["whole audit", "page", "pairwise"]
+PARTS += ["default answer", "whole audit", "page", "pairwise"]
 GROWTH = [(n, 1024) for n in (1_000, 3_000, 10_000, 30_000, 100_000)]
 
 
@@ -79,8 +79,8 @@ def run_part(part: str, path: str) -> None:
 
 def audit_part(part: str, run) -> None:
     from lmeval_dispersion.audit import mixtures, ranking, slices, tail
-    from lmeval_dispersion.audit.calibration import evaluation, paper_protocol
-    from lmeval_dispersion.audit.reports import document, report
+    from lmeval_dispersion.audit.calibration import calibration, paper
+    from lmeval_dispersion.audit.report import audit
     from lmeval_dispersion.report import render
 
     if part == "slices":
@@ -89,17 +89,19 @@ def audit_part(part: str, run) -> None:
     elif part == "mixtures":
         mixtures.mixture_curves(run)
     elif part == "calibration":
-        evaluation.calibration_report(run)
+        calibration.calibrate(run)
     elif part == "paper protocol":
-        paper_protocol.paper_protocol_report(run)
+        paper.paper_protocol(run)
     elif part == "ranking":
         ranking.ranking_report(run)
     elif part == "hard_tail":
         tail.hard_tail(run)
+    elif part == "default answer":
+        render(audit(run, extent="answer").document(), "table")
     elif part == "whole audit":
-        report.report_json(report.audit_report(run))
+        render(audit(run, extent="all").document(), "json")
     elif part == "page":
-        render(document.audit_document(report.audit_report(run)), "html")
+        render(audit(run).document(), "html")
 
 
 def pairwise(u: np.ndarray) -> float:

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -23,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from synthetic import subjects_store
 
+from lmeval_dispersion.audit import conclusions
 from lmeval_dispersion.audit.answers import answers_report
-from lmeval_dispersion.audit.calibration.evaluation import calibration_report
+from lmeval_dispersion.audit.calibration.calibration import calibrate
 from lmeval_dispersion.audit.mixtures import mixture_curves
 from lmeval_dispersion.audit.ranking import ranking_report
-from lmeval_dispersion.audit.reports import conclusions
-from lmeval_dispersion.audit.reports.report import part_of
+from lmeval_dispersion.audit.report import part_of
 from lmeval_dispersion.audit.run import Run, read_run
 from lmeval_dispersion.audit.slices import all_documents, slice_row, slice_table, slicings
 
@@ -41,41 +42,41 @@ NOISE = {
 }
 
 
-def parts(run: Run) -> dict[str, object]:
+def parts(run: Run) -> SimpleNamespace:
     """The parts of a report that its own sentences are made from."""
-    return {
-        "run": run.describe(),
-        "overall": slice_row(run, all_documents(run)),
-        "slices": {name: slice_table(run, found) for name, found in slicings(run).items()},
-        "mixtures": mixture_curves(run),
-        "ranking": ranking_report(run),
-        "answers": answers_report(run),
-        "calibration": part_of(calibration_report, run),
-    }
+    return SimpleNamespace(
+        run=run.describe(),
+        overall=slice_row(run, all_documents(run)),
+        slices={name: slice_table(run, slices) for name, slices in slicings(run).items()},
+        mixtures=mixture_curves(run),
+        ranking=ranking_report(run),
+        answers=answers_report(run),
+        calibration=part_of(calibrate, run),
+    )
 
 
-def claims(report: dict) -> dict[str, bool]:
+def claims(report: SimpleNamespace) -> dict[str, bool]:
     """Which sentences claim something."""
     slices = conclusions.slices_sentence(report)
-    pools = conclusions.pools_sentence(report["mixtures"])
-    ranking = conclusions.ranking_sentence(report["ranking"])
-    against = [row["verdict"] for row in report["ranking"]["against"]]
+    pools = conclusions.pools_sentence(report.mixtures)
+    ranking = conclusions.ranking_sentence(report.ranking)
+    against = [row["verdict"] for row in report.ranking["against"]]
     return {
         "accuracy rises or falls with dispersion": " rises with " in slices or " falls with " in slices,
         "right answers are more or less dispersed": "Right answers are" in pools,
         "... it lies between subjects": "lies between" in pools,
         "a low contribution points at answers": "points at" in ranking,
         "... the difference lies between subjects": "lies between" in ranking,
-        "the best other signal is": "best other signal is" in conclusions.found_sentence(report["ranking"]),
+        "the best other signal is": "best other signal is" in conclusions.found_sentence(report.ranking),
         "contribution better or worse than a signal": any(verdict != "not separated" for verdict in against),
-        "accuracy can be read off unlabelled slices": report["calibration"].get("better", False),
-        "a caution (guessing, one answer, repeats)": bool(report["answers"]["cautions"]),
+        "accuracy can be read off unlabelled slices": getattr(report.calibration, "better", False),
+        "a caution (guessing, one answer, repeats)": bool(report.answers["cautions"]),
     }
 
 
-def covered(report: dict) -> dict[str, bool]:
+def covered(report: SimpleNamespace) -> dict[str, bool]:
     """Which intervals hold what is true of noise."""
-    mixtures, ours = report["mixtures"], report["ranking"]["signals"][0]
+    mixtures, ours = report.mixtures, report.ranking["signals"][0]
     figures = {
         "pools": (0.0, mixtures["pools"], "difference"),
         "perplexity pools": (0.0, mixtures["perplexity_pools"], "difference"),
@@ -89,7 +90,7 @@ def covered(report: dict) -> dict[str, bool]:
         name: bool(part[f"{key}_low"] <= truth <= part[f"{key}_high"])
         for name, (truth, part, key) in figures.items()
     }
-    order = report["slices"]["subject"]["association"]
+    order = report.slices["subject"]["association"]
     return {**found, "Spearman over slices": bool(order["low"] <= 0 <= order["high"])}
 
 

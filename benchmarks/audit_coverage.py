@@ -28,8 +28,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from synthetic import sliced_store
 
-from lmeval_dispersion.audit.calibration.calibrator import fit_calibrator, predict_slices
+from lmeval_dispersion.audit.calibration.calibrator import fit_calibrator
 from lmeval_dispersion.audit.calibration.features import FEWEST_SLICES
+from lmeval_dispersion.audit.calibration.prediction import predict_slices
 from lmeval_dispersion.audit.calibration.selection import labels_of
 from lmeval_dispersion.audit.run import read_run
 from lmeval_dispersion.errors import UsageError
@@ -52,20 +53,20 @@ KINDS = {
 def one(folder, seed, options, *, force=False):
     run = read_run(sliced_store(folder / str(seed), seed=seed, **options))
     labelled = np.flatnonzero(run.documents["part"] == "labelled")
-    found = fit_calibrator(labels_of(run, labelled))
-    whole, *rows = predict_slices(found, run, force=force)["slices"]
-    given = [row for row in rows if row["reason"] is None]
-    error = np.array([row["predicted"] - row["true"] for row in given])
-    blind = np.array([found["labelled"]["accuracy"] - row["true"] for row in given])
+    found = fit_calibrator(labels_of(run, labelled)).content
+    whole, *rows = predict_slices(found, run, force=force).slices
+    given = [row for row in rows if row.reason is None]
+    error = np.array([row.predicted - row.true for row in given])
+    blind = np.array([found["labelled"]["accuracy"] - row.true for row in given])
     return {
         "used": found["beats_trivial"],
         "refused": 1 - len(given) / len(rows),
-        "covered": [row["low"] <= row["true"] <= row["high"] for row in given],
-        "whole": [whole["low"] <= whole["true"] <= whole["high"]] if whole["reason"] is None else [],
+        "covered": [row.low <= row.true <= row.high for row in given],
+        "whole": [whole.low <= whole.true <= whole.high] if whole.reason is None else [],
         "error": 100 * np.abs(error),
         "blind": 100 * np.abs(blind),
         "claimed": found["worth"]["labels"],
-        "scores": [run.score[run.documents["subject"] == row["slice"]] for row in given],
+        "scores": [run.score[run.documents["subject"] == row.slice] for row in given],
     }
 
 
@@ -118,21 +119,21 @@ def halves(store, repeats=10):
             half = labels_of(run, labelled)
             if len({*subject[labelled]}) < FEWEST_SLICES:
                 raise UsageError(f"{store} has too few subjects to be halved")
-            found = fit_calibrator(half, seed=seed)
+            found = fit_calibrator(half, seed=seed).content
             rows = np.setdiff1d(np.arange(len(run.vectors)), labelled)
-            whole, *parts = predict_slices(found, run, rows=rows, force=True)["slices"]
-            given = [row for row in parts if row["reason"] is None]
+            whole, *parts = predict_slices(found, run, rows=rows, force=True).slices
+            given = [row for row in parts if row.reason is None]
             blind = found["labelled"]["accuracy"]
             table.append(
                 [
                     found["beats_trivial"],
                     1 - len(given) / len(parts),
-                    100 * abs(whole["predicted"] - whole["true"]),
-                    100 * abs(blind - whole["true"]),
-                    100 * np.mean([abs(row["predicted"] - row["true"]) for row in given]),
-                    100 * np.mean([abs(blind - row["true"]) for row in given]),
-                    np.mean([row["low"] <= row["true"] <= row["high"] for row in given]),
-                    whole["low"] <= whole["true"] <= whole["high"],
+                    100 * abs(whole.predicted - whole.true),
+                    100 * abs(blind - whole.true),
+                    100 * np.mean([abs(row.predicted - row.true) for row in given]),
+                    100 * np.mean([abs(blind - row.true) for row in given]),
+                    np.mean([row.low <= row.true <= row.high for row in given]),
+                    whole.low <= whole.true <= whole.high,
                 ]
             )
         used, refused, *errors, covered, of_whole = np.array(table, dtype=float).T

@@ -5,6 +5,7 @@ from lmeval_dispersion.audit import audit_run as audit_run
 from lmeval_dispersion.audit import calibrate_run as calibrate_run
 from lmeval_dispersion.audit import compare_runs as compare_runs
 from lmeval_dispersion.audit import predict_run as predict_run
+from lmeval_dispersion.audit import rank_run as rank_run
 from lmeval_dispersion.errors import DispersionError as DispersionError
 from lmeval_dispersion.geometry import Dispersion as Dispersion
 from lmeval_dispersion.geometry import contributions as contributions

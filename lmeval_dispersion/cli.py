@@ -48,24 +48,14 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
             "judge a finished run: slices, calibration, ranking",
         ),
         "calibrate": (
-            "lmeval_dispersion.audit.calibration.command",
+            "lmeval_dispersion.audit.commands",
             "audit",
             "learn accuracy from a run's labelled part",
         ),
         "predict": (
-            "lmeval_dispersion.audit.calibration.command",
-            "audit",
-            "accuracy of unlabelled slices, or why not",
-        ),
-        "budget": (
-            "lmeval_dispersion.audit.calibration.budget",
-            "audit",
-            "how many labelled documents dispersion is worth",
-        ),
-        "rank": (
             "lmeval_dispersion.audit.commands",
             "audit",
-            "documents or texts, suspected hard ones first",
+            "accuracy of unlabelled slices, or why not",
         ),
         "compare": ("lmeval_dispersion.compare", "audit", "runs or studies side by side, with intervals"),
     },
@@ -81,7 +71,7 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
             "models",
             "train with a dispersion loss, against a base",
         ),
-        "watch": ("lmeval_dispersion.watching.command", "", "how G moved over a watched training run"),
+        "watch": ("lmeval_dispersion.watching.report", "", "how G moved over a watched training run"),
     },
 }
 COMMANDS = {name: command for commands in JOBS.values() for name, command in commands.items()}

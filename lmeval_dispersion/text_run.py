@@ -24,6 +24,7 @@ import torch
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.model.capture import capture, resolve, split_names
 from lmeval_dispersion.model.loading import DTYPES, LoadedModel, load_model
+from lmeval_dispersion.model.parts import depth
 from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.options import add_column, add_examples, add_layers, add_quiet
 from lmeval_dispersion.store import COLUMNS, write_store
@@ -93,6 +94,7 @@ def write_text_run(
     manifest = {
         "model": loaded.name,
         "revision": loaded.revision,
+        "depth": depth(loaded.model.config),
         "model_args": {"dtype": str(next(loaded.model.parameters()).dtype).removeprefix("torch.")},
         "tasks": {name: None},
         "num_fewshot": 0,

@@ -21,7 +21,7 @@ def printed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("outputs")
     some = [str(DEMO / name) for name in ("sums-80", "sums-45", "sums-00")]
     runs = {
-        "demo": ["--demo", "--controls"],
+        "demo": ["--demo"],
         "gate": [*some, str(folder / "none"), "--fail-if-below", some[0]],
         "list": [*some, "--shortlist", "1", "--audit-sample", "1", "--emit", str(folder / "list")],
     }
@@ -45,7 +45,7 @@ def test_every_schema_has_the_address_at_which_it_is_published():
 def test_what_the_screener_writes_is_valid(printed):
     assert [faults(document) for document in printed] == [[]] * 4
     demo, gate, listed, manifest = printed
-    assert {"agreement", "control_warnings"} <= set(demo)
+    assert "agreement" in demo
     assert gate["failed"]
     assert "gate" in gate
     assert "shortlist" in listed
@@ -54,8 +54,7 @@ def test_what_the_screener_writes_is_valid(printed):
 
 def test_a_renamed_or_missing_key_of_the_screener_fails(printed):
     free = ("pieces.",)  # named by the tokenizer
-    optional = {"answer", "agreement", "control_warnings", "gate", "shortlist", "row_norm", "effective_rank"}
-    optional |= {"controls", "random_tokens", "chosen", "inclusion_probability"}
+    optional = {"answer", "agreement", "gate", "shortlist", "chosen", "inclusion_probability"}
     several = ("checkpoints", "candidates")
     names = {"schema", "format"}  # the schema is found by it
     for document in (printed[0], printed[1], printed[3]):

@@ -64,14 +64,14 @@ def null_gaps(rows: Rows, reference: list[int], pool: NDArray[np.int64], size: i
 
 
 def screened(folders: list[Path]) -> dict[str, dict[Path, Screened]]:
-    """Every folder by every domain, through the public function, gauge controls included.
+    """Every folder by every domain, through the public function.
 
     Raises:
         RuntimeError: A folder could not be screened.
     """
     found: dict[str, dict[Path, Screened]] = {}
     for domain in DOMAINS:
-        result = screen([str(folder) for folder in folders], domain=domain, controls=True)
+        result = screen([str(folder) for folder in folders], domain=domain)
         if result.failed:
             raise RuntimeError("; ".join(f"{failed.label}: {failed.message}" for failed in result.failed))
         found[domain] = {Path(c.repo): c for c in result.checkpoints}
@@ -107,6 +107,7 @@ def measured(folders: list[Path], common: NDArray[np.int64]) -> list[dict[str, f
             r = [token.id for token in own.tokens.reference_tokens]
             cosine, euclid = own.gaps["cosine"], own.gaps["euclidean"]
             folded = rows * gamma
+            centred = rows - rows[common].mean(0)
             centred_folded = folded - folded[common].mean(0)
             null = null_gaps(rows, r, np.setdiff1d(common, [*t, *r]), len(t))
             row |= {
@@ -117,8 +118,8 @@ def measured(folders: list[Path], common: NDArray[np.int64]) -> list[dict[str, f
                 f"between_{domain}": cosine.between.mean,
                 "within_R": cosine.within_reference.mean,
                 "euclidean_within_R": euclid.within_reference.mean,
-                f"centred_{domain}": own.controls.centred.mean,
-                f"ratio_folded_{domain}": own.controls.final_norm.mean,
+                f"centred_{domain}": within(centred[t]).mean + between(centred[t], centred[r]).mean,
+                f"ratio_folded_{domain}": own.ratio.mean if own.ratio else float("nan"),
                 f"ratio_cosine_{domain}": cosine.within_domain.mean / cosine.within_reference.mean,
                 f"folded_{domain}": within(folded[t]).mean + between(folded[t], folded[r]).mean,
                 f"centred_folded_{domain}": within(centred_folded[t]).mean

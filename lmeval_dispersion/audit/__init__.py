@@ -7,12 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from lmeval_dispersion.audit.reports.results import AuditResult
+from lmeval_dispersion.audit.calibration.calibration import Calibration, calibrate
+from lmeval_dispersion.audit.calibration.calibrator import check_fits, check_worth, read_calibrator
+from lmeval_dispersion.audit.calibration.prediction import Predictions, predict_slices, run_for
+from lmeval_dispersion.audit.calibration.selection import labels_of, rows_where
+from lmeval_dispersion.audit.compare import Comparison, compare
+from lmeval_dispersion.audit.report import Audit, audit
+from lmeval_dispersion.audit.run import read_run
+from lmeval_dispersion.audit.worst import Worst, worst
 
-__all__ = ["audit_run", "calibrate_run", "compare_runs", "predict_run"]
+__all__ = ["audit_run", "calibrate_run", "compare_runs", "predict_run", "rank_run"]
 
 
 def audit_run(
@@ -22,7 +28,8 @@ def audit_run(
     slices: Sequence[str] = (),
     metrics: Literal["dispersion", "all"] = "dispersion",
     seed: int = 0,
-) -> AuditResult:
+    details: bool = False,
+) -> Audit:
     """The audit of the run whose store is at ``path``: what ``dispersion audit`` reports.
 
     Args:
@@ -31,18 +38,18 @@ def audit_run(
         slices: Columns of the documents to slice by; default: those that the run itself suggests.
         metrics: ``all``: also RankMe, effective rank, participation ratio and stable rank of every slice.
         seed: Of everything that is drawn.
+        details: Whether to compute the parts that are no finding too.
 
     Returns:
-        The report ``dispersion-audit/3`` (``docs/reference/audit.md``) as a dict, where undefined numbers are
-        None; ``to_markdown()``, ``to_html()``, ``to_frame()`` and ``plot()`` show it.
+        The report ``dispersion-audit/3`` (``docs/reference/audit.md``); ``to_dict()``, ``to_frame()``,
+        ``to_markdown()``, ``to_html()`` and ``plot()`` give its forms.
 
     Raises:
         StoreError: ``path`` is no store, or one that cannot be read.
         UsageError: The layer or a column is not there.
     """
-    from lmeval_dispersion.audit.reports.results import audited
-
-    return audited(path, layer=layer, slices=slices, metrics=metrics, seed=seed)
+    extent: Literal["all", "findings"] = "all" if details else "findings"
+    return audit(read_run(path, layer), slices=slices, metrics=metrics, seed=seed, extent=extent)
 
 
 def calibrate_run(
@@ -52,7 +59,7 @@ def calibrate_run(
     layer: str | None = None,
     slice_size: int | None = None,
     seed: int = 0,
-) -> AuditResult:
+) -> Calibration:
     """A calibrator fitted to a labelled run: what ``dispersion calibrate`` writes.
 
     Args:
@@ -65,20 +72,21 @@ def calibrate_run(
     Raises:
         UsageError: Too few labelled documents, or all correct or all incorrect.
     """
-    from lmeval_dispersion.audit.reports.results import calibrated
-
-    return calibrated(path, where=where, layer=layer, slice_size=slice_size, seed=seed)
+    run = read_run(path, layer)
+    if where is not None:
+        run = labels_of(run, rows_where(run, where))
+    return calibrate(run, slice_size=slice_size, seed=seed)
 
 
 def predict_run(
-    calibrator: Mapping[str, Any] | str | Path,
+    calibrator: Calibration | Mapping[str, Any] | str | Path,
     path: str | Path,
     *,
     where: str | None = None,
     by: str | None = None,
     force: bool = False,
     seed: int = 0,
-) -> AuditResult:
+) -> Predictions:
     """The accuracy of the slices of a run, read off their dispersion: what ``dispersion predict`` reports.
 
     Args:
@@ -93,17 +101,37 @@ def predict_run(
     Raises:
         UsageError: The calibrator does not fit the run, or did not beat knowing nothing.
     """
-    from lmeval_dispersion.audit.reports.results import predicted
+    name: str | Path = "the calibrator"
+    if isinstance(calibrator, Calibration):
+        content = calibrator.calibrator
+    elif isinstance(calibrator, Mapping):
+        content = calibrator
+    else:
+        name, content = calibrator, read_calibrator(calibrator)
+    run = run_for(content, path)
+    check_fits(content, run)
+    if not force:
+        check_worth(content, name)
+    rows = None if where is None else rows_where(run, where)
+    return predict_slices(content, run, by=by, rows=rows, force=force, seed=seed)
 
-    return predicted(calibrator, path, where=where, by=by, force=force, seed=seed)
+
+def rank_run(path: str | Path, *, layer: str | None = None, count: int = 20, seed: int = 0) -> Worst:
+    """Documents by their contribution, lowest first: what ``dispersion audit --worst`` reports.
+
+    Args:
+        path: As in :func:`audit_run`.
+        layer: Layer of the vectors; default: the store's own.
+        count: How many documents a table shows; ``to_frame()`` and CSV hold all.
+        seed: Of the clusters of the lowest tenth.
+
+    Raises:
+        TooFewVectorsError: One document.
+    """
+    return worst(read_run(path, layer), count=count, seed=seed)
 
 
-def compare_runs(
-    paths: Sequence[str | Path],
-    *,
-    by: str = "subject",
-    layer: str | None = None,
-) -> AuditResult:
+def compare_runs(paths: Sequence[str | Path], *, by: str = "subject", layer: str | None = None) -> Comparison:
     """Runs beside the first of them, with paired intervals: what ``dispersion compare`` reports.
 
     Args:
@@ -115,6 +143,4 @@ def compare_runs(
         UsageError: Fewer than two runs.
         MixedStoresError: No shared documents, or other prompts or documents under the same ids.
     """
-    from lmeval_dispersion.audit.reports.results import compared
-
-    return compared(paths, by=by, layer=layer)
+    return compare(paths, by=by, layer=layer)

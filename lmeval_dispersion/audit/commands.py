@@ -1,145 +1,240 @@
-"""The commands ``dispersion audit`` and ``dispersion rank``."""
+"""The commands ``dispersion audit``, ``dispersion calibrate`` and ``dispersion predict``."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
+import numpy as np
+from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.ranking import ranked_documents, ranking_report
-from lmeval_dispersion.audit.reports.document import (
-    audit_document,
-    ranking_document,
+from lmeval_dispersion.audit.calibration.calibration import calibrate
+from lmeval_dispersion.audit.calibration.calibrator import (
+    calibrator_json,
+    check_fits,
+    check_worth,
+    read_calibrator,
 )
-from lmeval_dispersion.audit.reports.report import audit_report, part_of
+from lmeval_dispersion.audit.calibration.features import CLUSTERS, FEATURES, FEWEST_DOCUMENTS
+from lmeval_dispersion.audit.calibration.prediction import predict_slices, run_for
+from lmeval_dispersion.audit.calibration.selection import labels_of, rows_of_file, rows_where
+from lmeval_dispersion.audit.report import Extent, audit
 from lmeval_dispersion.audit.run import Run, read_run
-from lmeval_dispersion.audit.tail import hard_tail
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import (
     Output,
-    add_column,
     add_examples,
+    add_format,
     add_layer,
     add_metrics,
+    add_one_slice,
     add_output,
+    add_quiet,
     add_seed,
     add_slice,
     report_beside,
-    write_whole,
 )
-from lmeval_dispersion.store import is_store
 
-_MOST_SLICES = 20  # of one table on a terminal
-_DATA = (".parquet", ".csv", ".jsonl")  # files that `rank` writes every document to
+Rows = NDArray[np.int64]
 
 
 def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``dispersion audit``."""
-    _add_run(parser)
+    parser.add_argument(
+        "runs",
+        nargs="*",
+        metavar="RUN",
+        help="folder of a finished run (its store), or of several of one model; a second RUN is compared "
+        "with the first",
+    )
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument(
+        "--worst", type=int, metavar="N", help="the N documents that the model tells least from the others"
+    )
+    kind.add_argument(
+        "--budget", action="store_true", help="how many labelled documents the run's estimates are worth"
+    )
+    add_layer(parser)
     add_slice(parser)
     add_metrics(parser)
     add_output(parser)
     add_seed(parser)
-    add_examples(parser, "RUN -o report.html", "RUN --slice category --layer last --metrics all")
+    add_examples(parser, "RUN -o report.html", "RUN --worst 20", "RUN --budget", "BASELINE_RUN RUN")
 
 
 def run_audit(args: argparse.Namespace) -> int:
     """Run ``dispersion audit``; 3 where a part of the report is missing."""
     output = Output.of(args)
-    with _doing(f"auditing {args.run}", args.quiet):
-        report = audit_report(
-            read_run(args.run, args.layer), slices=args.slice, metrics=args.metrics, seed=args.seed
-        )
-    output.write(audit_document(report, most_slices=_MOST_SLICES if output.format == "table" else None))
-    parts = ("mixtures", "calibration", "paper_protocol", "ranking")
-    missing = [name for name in parts if "missing" in report[name]]
-    for name in missing:
-        print(
-            f"dispersion audit: {name.replace('_', ' ')} not available: {report[name]['missing']}",
-            file=sys.stderr,
-        )
-    return 3 if missing else 0
+    if not args.runs:
+        raise UsageError("expected a RUN, the folder of a finished run")
+    path, *others = args.runs
+    short = output.format == "table" and not output.details
+    if others:
+        from lmeval_dispersion.audit.compare import compare
+
+        if args.worst or args.budget or len(args.slice) > 1:
+            raise UsageError("--worst, --budget and several --slice are for one run, got two")
+        by = args.slice[0] if args.slice else "subject"
+        output.write(compare(args.runs, by=by, layer=args.layer, short=short).document())
+        return 0
+    run = read_run(path, args.layer)
+    if args.worst is not None:
+        from lmeval_dispersion.audit.worst import worst
+
+        if args.worst < 1:
+            raise UsageError(f"expected --worst to be 1 or more, got {args.worst}")
+        output.write(worst(run, count=args.worst, seed=args.seed).document())
+        return 0
+    if args.budget:
+        by = args.slice[0] if args.slice else None
+        output.write(calibrate(run, by=by, seed=args.seed).document())
+        return 0
+    extent: Extent = "all" if output.details else "answer" if short else "findings"
+    with _doing(f"auditing {path}", args.quiet):
+        report = audit(run, slices=args.slice, metrics=args.metrics, seed=args.seed, extent=extent)
+    output.write(report.document())
+    for name, reason in report.missing.items():
+        output.say(f"dispersion audit: {name.replace('_', ' ')} not available: {reason}")
+    return 3 if report.missing else 0
 
 
-def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``dispersion rank``."""
-    parser.add_argument(
-        "source",
-        metavar="RUN|FILE",
-        help="folder of a run, or a text, JSONL or parquet file (then with --model)",
-    )
-    parser.add_argument(
-        "--model", metavar="MODEL", help="Hub id or folder of the model to run over texts (default: none)"
-    )
-    add_layer(parser, default="the run's own; last for texts")
-    add_column(parser)
-    add_output(parser)
-    add_seed(parser)
-    add_examples(
-        parser,
-        "RUN -o ranked.parquet",
-        "questions.jsonl --model Qwen/Qwen2.5-0.5B --column question",
-        more=f"-o with the suffix {', '.join(_DATA)} writes every document and prints the report.",
-    )
-
-
-def run_rank(args: argparse.Namespace) -> int:
-    """Run ``dispersion rank``."""
-    if args.output is not None and args.output.suffix in _DATA:
-        output, file = report_beside(args, "csv")
-    else:
-        output, file = Output.of(args), None
-    with tempfile.TemporaryDirectory() as folder:
-        if is_store(args.source):
-            run = read_run(args.source, args.layer)
-        elif args.model is None and not Path(args.source).exists():
-            raise UsageError(f"expected a run or a file of texts, got {args.source}, which does not exist")
-        elif args.model is None:
-            raise UsageError(
-                f"{args.source} is no run; texts need a model: dispersion rank {args.source} --model MODEL"
-            )
-        else:
-            run = _run_of_texts(args, Path(folder))
-        frame = ranked_documents(run)
-        if file is not None:
-            write_whole(args.output, _file_content(frame, args.output.suffix))
-            output.say(f"{len(frame)} documents, low tail first: {args.output}")
-        rows: Any = frame.to_dict("records")
-        tail = hard_tail(run, seed=args.seed)
-        output.write(ranking_document(run.store.model, rows, part_of(ranking_report, run), tail))
-    return 0
-
-
-def _file_content(frame: pd.DataFrame, suffix: str) -> bytes:
-    if suffix == ".parquet":
-        return bytes(frame.to_parquet(None, index=False))
-    if suffix == ".csv":
-        return frame.to_csv(None, index=False).encode()
-    return str(frame.to_json(None, orient="records", lines=True, force_ascii=False)).encode()
-
-
-def _run_of_texts(args: argparse.Namespace, folder: Path) -> Run:
-    from lmeval_dispersion.model.loading import load_model
-    from lmeval_dispersion.model.texts import Texts
-    from lmeval_dispersion.text_run import write_text_run
-
-    texts = Texts(args.source, column=args.column)
-    with _doing(f"running {args.model} over {args.source}", args.quiet):
-        write_text_run(load_model(args.model), texts, folder / "store", layers=[args.layer or "last"])
-    return read_run(folder / "store")
-
-
-def _add_run(parser: argparse.ArgumentParser) -> None:
+def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``dispersion calibrate``."""
     parser.add_argument(
         "run", metavar="RUN", help="folder of a finished run (its store), or of several of one model"
     )
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="the calibrator to write, JSON"
+    )
+    add_format(parser, default="table")
+    parser.add_argument("--details", action="store_true", help="show every table on the terminal")
+    add_quiet(parser)
+    _add_selection(parser, "learn only from documents that satisfy this", "documents that count as labelled")
+    add_one_slice(parser, default=None, otherwise=f"subject; {CLUSTERS} where too few")
+    parser.add_argument(
+        "--feature",
+        action="append",
+        default=[],
+        metavar="FEATURE",
+        choices=list(FEATURES),
+        help=f"what to estimate from: {', '.join(FEATURES)}; may be repeated (default: all)",
+    )
+    parser.add_argument(
+        "--slice-size",
+        type=_slice_size,
+        metavar="N",
+        help="documents of the slices to be estimated (default: slices as they are)",
+    )
     add_layer(parser)
+    add_seed(parser)
+    add_examples(
+        parser,
+        "RUN -o calibrator.json",
+        "RUN -o calibrator.json --where \"subject in ('anatomy', 'virology')\" --slice-size 50",
+    )
+
+
+def run_calibrate(args: argparse.Namespace) -> int:
+    """Run ``dispersion calibrate``."""
+    output, file = report_beside(args, "json")
+    run = read_run(args.run, args.layer)
+    chosen = _chosen(args, run)
+    if chosen is not None:
+        run = labels_of(run, chosen)
+    found = calibrate(run, by=args.slice, features=args.feature, slice_size=args.slice_size, seed=args.seed)
+    file.write_text(calibrator_json(found.calibrator))
+    output.write(found.document())
+    output.say(f"next: dispersion predict {args.output} RUN")
+    return 0
+
+
+def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``dispersion predict``."""
+    parser.add_argument("calibrator", metavar="CALIBRATOR", help="file of `dispersion calibrate`")
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", help="folder of the run whose accuracy is to be estimated"
+    )
+    _add_selection(parser, "estimate only documents that satisfy this", "documents to leave out")
+    add_one_slice(parser, default=None, otherwise="those that the calibrator was fitted on")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="also where the calibrator did not beat knowing nothing, or the slices differ from the labelled",
+    )
+    add_output(parser)
+    add_seed(parser)
+    add_examples(parser, "calibrator.json RUN", "calibrator.json RUN --slice category -o predicted.csv")
+    # Optional for argparse alone, which would name RUN where the calibrator is missing.
+    parser.usage = parser.format_usage().removeprefix("usage: ").replace("[RUN]", "RUN").rstrip()
+
+
+def run_predict(args: argparse.Namespace) -> int:
+    """Run ``dispersion predict``; 3 where some slices have no estimate, 1 where none has."""
+    output = Output.of(args)
+    if args.run is None:
+        lacking = "RUN" if Path(args.calibrator).is_file() else "CALIBRATOR"
+        raise UsageError(
+            f"expected CALIBRATOR and RUN, got no {lacking}; `dispersion calibrate` writes a calibrator"
+        )
+    calibrator = read_calibrator(args.calibrator)
+    run = run_for(calibrator, args.run)
+    check_fits(calibrator, run)
+    if not args.force:
+        check_worth(calibrator, args.calibrator)
+    short = output.format == "table" and not output.details
+    result = predict_slices(
+        calibrator, run, by=args.slice, rows=_left(args, run), force=args.force, seed=args.seed, short=short
+    )
+    output.write(result.document())
+    refused = [row.reason is not None for row in result.slices]
+    return 1 if all(refused) else 3 if any(refused) else 0
+
+
+def _add_selection(parser: argparse.ArgumentParser, where: str, labelled: str) -> None:
+    parser.add_argument(
+        "--where",
+        metavar="EXPR",
+        help=f"{where}, such as \"subject in ('anatomy', 'virology')\" (default: all)",
+    )
+    parser.add_argument(
+        "--labelled",
+        metavar="FILE",
+        help=f"{labelled}: one doc_id a line, or CSV with task,doc_id (default: none)",
+    )
+
+
+def _chosen(args: argparse.Namespace, run: Run) -> Rows | None:
+    """The rows that both --where and --labelled allow; None where neither is given."""
+    allowed = [rows_where(run, args.where)] if args.where else []
+    if args.labelled:
+        allowed.append(rows_of_file(run, args.labelled))
+    if not allowed:
+        return None
+    rows = np.intersect1d(allowed[0], allowed[-1])
+    if not len(rows):
+        raise UsageError("no document is both in --labelled and satisfies --where; drop one of them")
+    return rows
+
+
+def _left(args: argparse.Namespace, run: Run) -> Rows | None:
+    """The rows that --where allows and --labelled does not list; None where neither is given."""
+    if not args.where and not args.labelled:
+        return None
+    rows = rows_where(run, args.where) if args.where else np.arange(len(run.vectors))
+    if args.labelled:
+        rows = np.setdiff1d(rows, rows_of_file(run, args.labelled))
+    if not len(rows):
+        raise UsageError("--labelled lists every document that --where allows; nothing is left to estimate")
+    return rows
+
+
+def _slice_size(text: str) -> int:
+    value = int(text)
+    if value < FEWEST_DOCUMENTS:
+        raise argparse.ArgumentTypeError(f"expected at least {FEWEST_DOCUMENTS} documents a slice")
+    return value
 
 
 @contextmanager
@@ -157,5 +252,6 @@ def _doing(what: str, quiet: bool) -> Iterator[None]:
 
 COMMANDS = {
     "audit": (add_audit_arguments, run_audit),
-    "rank": (add_rank_arguments, run_rank),
+    "calibrate": (add_calibrate_arguments, run_calibrate),
+    "predict": (add_predict_arguments, run_predict),
 }

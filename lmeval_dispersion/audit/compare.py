@@ -7,43 +7,147 @@ are subtracted before their spread is taken.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.reports.charts import difference_chart
-from lmeval_dispersion.audit.reports.document import GUIDE, LIBRARIES
-from lmeval_dispersion.audit.reports.report import report_json
+from lmeval_dispersion.audit.charts import axis
+from lmeval_dispersion.audit.report import GUIDE, LIBRARIES
 from lmeval_dispersion.audit.run import Run, read_run
 from lmeval_dispersion.audit.slices import Slice, by_column
 from lmeval_dispersion.audit.vectors import left_out
 from lmeval_dispersion.errors import MixedStoresError, UsageError
-from lmeval_dispersion.report import Column, Document, Note, Part, Section, Table
-from lmeval_dispersion.statistics import jackknife_se, normal_bounds
+from lmeval_dispersion.report import Chart, Col, Report, Table
+from lmeval_dispersion.statistics import NORMAL_975, jackknife_se, normal_bounds
 from lmeval_dispersion.store import check_comparable
 
-FORMAT = "dispersion-comparison/1"
 Rows = NDArray[np.int64]
 
 _KEY = ["task", "doc_id"]
+_ENDS = 5  # slices of each end that a short table shows
+_WIDE = ("dispersion", "dispersion_low", "dispersion_high", "accuracy", "accuracy_low", "accuracy_high")
 
 
-def compared_stores(
+@dataclass(frozen=True)
+class Difference:
+    """One slice of a run beside the same slice of the first run; NaN where undefined."""
+
+    slice: Annotated[str, Col("Slice")]
+    documents: Annotated[int, Col("Documents", "d", drop=2, short="Docs")]
+    dispersion: Annotated[float, Col("Dispersion", ".4f", drop=4)] = math.nan
+    dispersion_baseline: float = math.nan
+    dispersion_difference: Annotated[
+        float, Col("Difference", "+.4f", dots="both", reach="dispersion_reach")
+    ] = math.nan
+    dispersion_reach: float = math.nan
+    dispersion_low: Annotated[float, Col("95 % from", "+.4f", drop=5)] = math.nan
+    dispersion_high: Annotated[float, Col("to", "+.4f", drop=5)] = math.nan
+    accuracy: Annotated[float, Col("Accuracy", ".3f", drop=3)] = math.nan
+    accuracy_baseline: float = math.nan
+    accuracy_difference: Annotated[float, Col("Difference", "+.3f", error="accuracy_reach")] = math.nan
+    accuracy_reach: float = math.nan
+    accuracy_low: Annotated[float, Col("95 % from", "+.3f", drop=1)] = math.nan
+    accuracy_high: Annotated[float, Col("to", "+.3f", drop=1)] = math.nan
+    reason: Annotated[str | None, Col("Remark")] = None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One run beside the first; the slices begin with all documents."""
+
+    run: str
+    layer: str
+    slices: Sequence[Difference]
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Report):
+    """Runs beside the first of them.
+
+    Attributes:
+        baseline, layer: The first run, and the layer of its vectors.
+        by: What made the slices.
+        documents: Shared by all runs.
+        left_out: Documents of each run that others lack.
+        others: The other runs.
+        notes: What else differs between the runs.
+    """
+
+    template = "comparison.jinja"
+    schema = "dispersion-comparison/2"
+    libraries = LIBRARIES
+    guide = GUIDE
+
+    baseline: str
+    layer: str
+    by: str
+    documents: int
+    left_out: Sequence[int]
+    others: Sequence[Compared]
+    notes: Sequence[str]
+    _short: bool = False
+
+    def rows(self) -> list[Mapping[str, Any]]:
+        """Every slice of every other run."""
+        return [
+            {"run": other.run, **{f.name: getattr(row, f.name) for f in fields(row)}}
+            for other in self.others
+            for row in other.slices
+        ]
+
+    def tables(self) -> dict[str, Table]:
+        """The slices of each run, all documents first, then by their difference."""
+        return {f"run-{i}": self._table(other) for i, other in enumerate(self.others)}
+
+    def _table(self, other: Compared) -> Table:
+        whole, *parts = other.slices
+        parts.sort(key=lambda row: -row.dispersion_difference if row.reason is None else math.inf)
+        rows, last = [whole, *parts], len(parts)
+        some = [*range(_ENDS + 1), *range(last - _ENDS + 1, last + 1)]
+        return Table.of(
+            rows,
+            f"{other.run} (layer {other.layer}) minus {self.baseline}",
+            headings={"slice": self.by.capitalize(), "dispersion_difference": "Δ dispersion",
+                      "accuracy_difference": "Δ accuracy ± 95 %"},
+            hide=_WIDE if self._short else (),
+            excerpt=some if self._short and last > 2 * _ENDS + 2 else (),
+        )  # fmt: skip
+
+    def charts(self) -> dict[str, Chart]:
+        """Differences of dispersion with their intervals, a row a slice; none where none is known."""
+        charts = {}
+        for i, other in enumerate(self.others):
+            rows = [row for row in other.slices if math.isfinite(row.dispersion_low)]
+            clear = sum(row.dispersion_low > 0 or row.dispersion_high < 0 for row in rows)
+            if rows:
+                charts[f"run-{i}"] = Chart(
+                    _specification(rows),
+                    "Difference of dispersion, slice by slice; the dashed line is no difference",
+                    f"{clear} of {len(rows)} intervals leave out 0; by chance about one in twenty does.",
+                )
+        return charts
+
+
+def compare(
     paths: Sequence[str | Path],
     *,
     by: str = "subject",
     layer: str | None = None,
-) -> dict[str, Any]:
+    short: bool = False,
+) -> Comparison:
     """Compare runs with the first of them, over all shared documents and per slice.
 
     Args:
         paths: Folders of at least two stores.
         by: Column whose values are the slices; see :func:`lmeval_dispersion.audit.slices.by_column`.
         layer: Layer of all of them; by default each store's own default.
+        short: Whether texts show only the slices that differ most.
 
     Raises:
         UsageError: Fewer than two stores.
@@ -54,31 +158,31 @@ def compared_stores(
     runs = [read_run(path, layer) for path in paths]
     rows = shared_rows(runs)
     first = runs[0]
-    everything = Slice("all documents", np.arange(len(rows[0])))
     position = {row: i for i, row in enumerate(rows[0].tolist())}
-    slices = [
-        Slice(part.name, np.array([position[r] for r in part.rows.tolist() if r in position], dtype=np.int64))
-        for part in by_column(first, by)
+    parts = [
+        Slice("all documents", np.arange(len(rows[0]))),
+        *(
+            Slice(
+                part.name,
+                np.array([position[r] for r in part.rows.tolist() if r in position], dtype=np.int64),
+            )
+            for part in by_column(first, by)
+        ),
     ]
     names = _names(runs, paths)
-    parts = (everything, *slices)
-    others: list[dict[str, Any]] = [
-        {
-            "run": names[k],
-            "layer": runs[k].layer,
-            "slices": [_difference(part, first, rows[0], runs[k], rows[k]) for part in parts],
-        }
-        for k in range(1, len(runs))
-    ]
-    return {
-        "format": FORMAT,
-        "baseline": {"run": names[0], "layer": first.layer},
-        "by": by,
-        "documents": len(rows[0]),
-        "left_out": [len(run.vectors) - len(rows[0]) for run in runs],
-        "others": others,
-        "notes": _notes(runs),
-    }
+    return Comparison(
+        baseline=names[0],
+        layer=first.layer,
+        by=by,
+        documents=len(rows[0]),
+        left_out=[len(run.vectors) - len(rows[0]) for run in runs],
+        others=[
+            Compared(name, run.layer, [_difference(part, first, rows[0], run, shared) for part in parts])
+            for name, run, shared in zip(names[1:], runs[1:], rows[1:], strict=True)
+        ],
+        notes=_notes(runs),
+        _short=short,
+    )
 
 
 def shared_rows(runs: Sequence[Run]) -> list[Rows]:
@@ -109,99 +213,27 @@ def shared_rows(runs: Sequence[Run]) -> list[Rows]:
     return [first[f"row_{k}"].to_numpy(dtype=np.int64) for k in range(len(runs))]
 
 
-def comparison_document(comparison: Mapping[str, Any]) -> Document:
-    """A comparison of :func:`compared_stores` as a report."""
-    base = comparison["baseline"]["run"]
-    answer = [
-        f"{comparison['documents']} shared documents; every difference is RUN minus {base} (layer "
-        f"{comparison['baseline']['layer']})."
-    ]
-    return Document(
-        title=f"Runs compared with {base}",
-        answer=[*(_answer(other, base) for other in comparison["others"]), *answer],
-        sections=[
-            *(_section(other, comparison) for other in comparison["others"]),
-            Section("Notes", [Note(note) for note in comparison["notes"]]),
-        ],
-        limits=[
-            "Intervals are for the documents that were drawn. With many slices some leave out 0 by chance: "
-            "about one in twenty.",
-            "Widths and tokenizers must match for dispersions to be comparable.",
-        ],
-        rows=[{"run": other["run"], **row} for other in comparison["others"] for row in other["slices"]],
-        contract=lambda: f"{report_json(comparison)}\n",
-        float_format="%.9g",
-        libraries=LIBRARIES,
-        guide=GUIDE,
-    )
-
-
-def _answer(other: Mapping[str, Any], base: str) -> str:
-    whole = other["slices"][0]
-    if whole["reason"]:
-        return f"{other['run']} against {base}: {whole['reason']}."
-    text = f"{other['run']} against {base}: dispersion {_signed(whole, 'dispersion', '.4f')}"
-    if np.isfinite(whole["accuracy_difference"]):
-        text += f", accuracy {_signed(whole, 'accuracy', '.3f')}"
-    return f"{text}."
-
-
-def _signed(row: Mapping[str, Any], name: str, spec: str) -> str:
-    difference, low, high = (row[f"{name}_{key}"] for key in ("difference", "low", "high"))
-    return f"{difference:+{spec}} (95 % {low:+{spec}} to {high:+{spec}})"
-
-
-def _section(other: Mapping[str, Any], comparison: Mapping[str, Any]) -> Section:
-    columns = [
-        Column("slice", str(comparison["by"]).capitalize()),
-        Column("documents", "Documents", "d", drop=2),
-        Column("dispersion", "Dispersion", ".4f", drop=3),
-        Column("dispersion_difference", "Difference", "+.4f"),
-        Column("dispersion_low", "95 % from", "+.4f"),
-        Column("dispersion_high", "to", "+.4f"),
-        Column("accuracy", "Accuracy", ".3f", drop=4),
-        Column("accuracy_difference", "Difference", "+.3f"),
-        Column("accuracy_low", "95 % from", "+.3f", drop=1),
-        Column("accuracy_high", "to", "+.3f", drop=1),
-    ]
-    if any(row["reason"] for row in other["slices"]):
-        columns.append(Column("reason", "Remark"))
-    chart = difference_chart(other["slices"])
-    charts: list[Part] = [chart] if chart else []
-    caption = f"{other['run']} (layer {other['layer']}) and {comparison['baseline']['run']}"
-    return Section(str(other["run"]), [*charts, Table(other["slices"], columns, caption)])
-
-
-def _difference(part: Slice, a: Run, rows_a: Rows, b: Run, rows_b: Rows) -> dict[str, Any]:
+def _difference(part: Slice, a: Run, rows_a: Rows, b: Run, rows_b: Rows) -> Difference:
     n = len(part.rows)
-    nan = float("nan")
-    row: dict[str, Any] = {"slice": part.name, "documents": n, "reason": None}
-    keys = ("baseline", "", "difference", "low", "high")
-    row |= {_name("dispersion", key): nan for key in keys} | {_name("accuracy", key): nan for key in keys}
     in_a, in_b = rows_a[part.rows], rows_b[part.rows]
-    if n < 3:
-        row["reason"] = f"a paired error needs three shared documents, got {n}"
-    else:
+    numbers: dict[str, float] = {}
+    if n >= 3:
         first, second = a.vectors.contributions(in_a), b.vectors.contributions(in_b)
         error = jackknife_se(left_out(second) - left_out(first))
-        row |= _interval("dispersion", float(first.mean()), float(second.mean()), error)
+        numbers |= _interval("dispersion", float(first.mean()), float(second.mean()), error)
     both = ~np.isnan(a.score[in_a]) & ~np.isnan(b.score[in_b])
     x, y = a.score[in_a][both], b.score[in_b][both]
     if len(x) >= 2:
         error = float((y - x).std(ddof=1) / np.sqrt(len(x)))
-        row |= _interval("accuracy", float(x.mean()), float(y.mean()), error)
-    return row
+        numbers |= _interval("accuracy", float(x.mean()), float(y.mean()), error)
+    reason = None if n >= 3 else f"a paired error needs three shared documents, got {n}"
+    return Difference(part.name, n, reason=reason, **numbers)
 
 
 def _interval(name: str, first: float, second: float, error: float) -> dict[str, float]:
-    difference = second - first
-    values = (first, second, difference, *normal_bounds(difference, error))
-    keys = ("baseline", "", "difference", "low", "high")
-    return {_name(name, key): value for key, value in zip(keys, values, strict=True)}
-
-
-def _name(name: str, key: str) -> str:
-    return f"{name}_{key}" if key else name
+    low, high = normal_bounds(second - first, error)
+    values = {"": second, "_baseline": first, "_difference": second - first, "_reach": NORMAL_975 * error}
+    return {f"{name}{key}": value for key, value in {**values, "_low": low, "_high": high}.items()}
 
 
 def _names(runs: Sequence[Run], paths: Sequence[str | Path]) -> list[str]:
@@ -228,3 +260,28 @@ def _notes(runs: Sequence[Run]) -> list[str]:
     if any(pd.notna(run.documents["truncated"]).any() and run.documents["truncated"].any() for run in runs):
         notes.append("some prompts were truncated, and not necessarily the same ones in every run.")
     return notes
+
+
+def _specification(rows: Sequence[Difference]) -> dict[str, Any]:
+    values = [
+        {
+            "slice": r.slice,
+            "difference": r.dispersion_difference,
+            "low": r.dispersion_low,
+            "high": r.dispersion_high,
+        }
+        for r in rows
+    ]
+    return {
+        "data": {"values": values},
+        "height": 18 * len(rows) + 20,
+        "encoding": {"y": {"field": "slice", "type": "nominal", "title": None, "sort": None,
+                           "axis": {"labelOverlap": False}}},
+        "layer": [
+            {"data": {"values": [{"x": 0.0}]}, "mark": {"type": "rule", "strokeDash": [4, 4]},
+             "encoding": {"x": axis("x"), "y": None}},
+            {"mark": "rule", "encoding": {"x": axis("low", "Difference, with 95 % interval"),
+                                          "x2": {"field": "high"}}},
+            {"mark": {"type": "point", "filled": True}, "encoding": {"x": axis("difference")}},
+        ],
+    }  # fmt: skip

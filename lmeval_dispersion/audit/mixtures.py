@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lmeval_dispersion.audit.calibration.batches import SEEDS, SIZE, SMALLEST, Pools, mixture_size, pools
 from lmeval_dispersion.audit.run import FEWEST, Run
 from lmeval_dispersion.audit.slices import Slice, strata
 from lmeval_dispersion.errors import UsageError
@@ -30,6 +29,49 @@ from lmeval_dispersion.statistics import normal_bounds, rank_correlations
 Rows = NDArray[np.int64]
 
 TARGETS = tuple(range(0, 101, 10))
+SIZE, SEEDS = 100, 10  # documents a mixture, draws of each
+SMALLEST = 20  # documents a mixture may shrink to
+
+
+class Mixture(NamedTuple):
+    """One drawn slice: its rows and how many of them are correct."""
+
+    rows: Rows
+    correct: int
+
+
+class Pools(NamedTuple):
+    """Correct and incorrect documents to draw mixtures from, without replacement inside a mixture."""
+
+    correct: Rows
+    incorrect: Rows
+
+    def reaches(self, size: int, correct: int) -> bool:
+        """Whether ``correct`` of ``size`` documents can be drawn correct, and the others incorrect."""
+        return correct <= len(self.correct) and size - correct <= len(self.incorrect)
+
+    def draw(self, rng: np.random.Generator, size: int, correct: int) -> Mixture:
+        """A mixture of exactly ``correct`` correct documents among ``size``."""
+        parts = (
+            rng.choice(self.correct, size=correct, replace=False),
+            rng.choice(self.incorrect, size=size - correct, replace=False),
+        )
+        return Mixture(np.concatenate(parts), correct)
+
+
+def pools(run: Run, rows: Rows) -> Pools:
+    """The labelled ones of ``rows``, split by whether the model answered them correctly."""
+    labelled = rows[~np.isnan(run.score[rows])]
+    right = run.right[labelled]
+    return Pools(labelled[right], labelled[~right])
+
+
+def mixture_size(smaller: int, wanted: int = SIZE) -> int:
+    """Documents a mixture: ``wanted``, or less where the smaller of the two pools holds fewer.
+
+    A multiple of ten, so that every share in steps of 10 % is exact, and at least :data:`SMALLEST`.
+    """
+    return max(min(wanted, smaller // 10 * 10), min(SMALLEST, wanted))
 
 
 class Step(NamedTuple):
@@ -81,8 +123,10 @@ def trend(levels: ArrayLike, means: ArrayLike, errors: ArrayLike) -> Trend:
     return Trend(rho, shape, against)
 
 
-def mixture_curves(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int = 0) -> dict[str, Any]:
-    """The two curves over target accuracies with their trends.
+def mixture_curves(
+    run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int = 0, curves: bool = True
+) -> dict[str, Any]:
+    """The two curves over target accuracies with their trends; without ``curves`` only their ends, the pools.
 
     Raises:
         UsageError: No labels, or all documents correct or all incorrect.
@@ -96,6 +140,18 @@ def mixture_curves(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int 
         raise UsageError(
             f"mixtures need right and wrong answers, and all {len(run.labelled)} were answered {side}"
         )
+    ends = {
+        "correct_documents": len(pool.correct),
+        "incorrect_documents": len(pool.incorrect),
+        "pools": pool_contrast(run, pool),
+        "perplexity_pools": perplexity_contrast(run, pool),
+        "inside": {
+            name: _inside(run, parts, size, seeds if curves else 0, np.random.default_rng([seed, 7]))
+            for name, parts in strata(run).items()
+        },
+    }
+    if not curves:
+        return {**ends, "curve": []}
     size_used = mixture_size(smaller, size)
     # Shares are multiples of 10 %, and sizes multiples of ten: every count is whole.
     counts = {target: round(target * size_used / 100) for target in TARGETS}
@@ -112,10 +168,7 @@ def mixture_curves(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int 
         "documents_per_mixture": size_used,
         "asked_documents_per_mixture": size,
         "seeds": seeds,
-        "correct_documents": len(pool.correct),
-        "incorrect_documents": len(pool.incorrect),
-        "pools": pool_contrast(run, pool),
-        "perplexity_pools": perplexity_contrast(run, pool),
+        **ends,
         "unreachable_targets": [target for target in TARGETS if target not in reached],
         # Near 1 the draws are nearly the same documents, and their spread says nothing.
         "share_of_smaller_pool": min(size_used / smaller, 1.0),
@@ -129,10 +182,6 @@ def mixture_curves(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int 
         ],
         "dispersion_trend": _trend(reached, dispersions),
         "query_perplexity_trend": _trend(reached, perplexities),
-        "inside": {
-            name: _inside(run, parts, size, seeds, np.random.default_rng([seed, 7]))
-            for name, parts in strata(run).items()
-        },
     }
 
 
@@ -194,6 +243,15 @@ def _inside(run: Run, parts: list[Slice], size: int, seeds: int, rng: np.random.
     shares = smaller / total
     correct = run.vectors.composed([pool.correct for pool in kept], shares)
     incorrect = run.vectors.composed([pool.incorrect for pool in kept], shares)
+    ends = {
+        "parts": len(kept),
+        "of_parts": len(parts),
+        "correct_documents": correct.n,
+        "incorrect_documents": incorrect.n,
+        "pools": _contrast(correct, incorrect),
+    }
+    if not seeds:
+        return {**ends, "curve": []}
     size = mixture_size(total, size)
     places = np.repeat(np.arange(len(kept)), smaller)
     composition = [rng.choice(places, size, replace=False) for _ in range(seeds)]
@@ -201,12 +259,8 @@ def _inside(run: Run, parts: list[Slice], size: int, seeds: int, rng: np.random.
     drawn = [_of_composition(kept, chosen, count, rng) for count in counts for chosen in composition]
     values = run.vectors.dispersions(drawn).reshape(len(TARGETS), seeds)
     return {
-        "parts": len(kept),
-        "of_parts": len(parts),
-        "correct_documents": correct.n,
-        "incorrect_documents": incorrect.n,
+        **ends,
         "documents_per_mixture": size,
-        "pools": _contrast(correct, incorrect),
         "curve": [
             {"target_accuracy": target, **_point("dispersion", values[i])} for i, target in enumerate(TARGETS)
         ],

@@ -9,6 +9,7 @@ Source: RD section 3.1.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,12 +47,26 @@ def signals(run: Run) -> dict[str, Array]:
     return {name: values for name, values in found.items() if not np.isnan(values).all()}
 
 
-def ranked_documents(run: Run) -> pd.DataFrame:
-    """One row a document, lowest contribution first.
+@dataclass(frozen=True)
+class RankedDocument:
+    """One document by its contribution; None where the store knows nothing."""
 
-    Columns: ``rank`` from 1, ``contribution``, ``percentile`` in (0, 100], who it is (``task``, ``doc_id``,
-    ``subject``), ``correct`` and ``prediction`` where known, the model's confidence, ``query_perplexity``,
-    ``text``.
+    rank: int
+    contribution: float
+    percentile: float
+    task: str
+    doc_id: int
+    subject: str | None
+    category: str | None
+    correct: float | None
+    prediction: str | None
+    top_probability: float | None
+    query_perplexity: float | None
+    text: str | None
+
+
+def ranked_documents(run: Run) -> list[RankedDocument]:
+    """Every document, lowest contribution first; ``percentile`` is in (0, 100].
 
     Raises:
         TooFewVectorsError: One document.
@@ -60,7 +75,7 @@ def ranked_documents(run: Run) -> pd.DataFrame:
     order = np.argsort(contribution, kind="stable")
     documents = run.documents.iloc[order]
     rank = np.arange(1, len(order) + 1)
-    return pd.DataFrame(
+    frame = pd.DataFrame(
         {
             "rank": rank,
             "contribution": contribution[order],
@@ -72,7 +87,8 @@ def ranked_documents(run: Run) -> pd.DataFrame:
             "query_perplexity": run.perplexity[order],
             "text": documents["text"].to_numpy(),
         }
-    )
+    ).astype(object)
+    return [RankedDocument(*row) for row in frame.where(frame.notna(), None).itertuples(index=False)]
 
 
 def ranking_report(run: Run) -> dict[str, Any]:

@@ -48,8 +48,7 @@ def _enable(args: argparse.Namespace) -> int:
             "`dispersion enable --undo`",
             file=sys.stderr,
         )
-    if not now.owned:
-        print("uninstalling leaves this folder: run `dispersion enable --undo` before it", file=sys.stderr)
+    print("before uninstalling: dispersion enable --undo", file=sys.stderr)
     print("try: lm_eval --model hf --model_args pretrained=... --tasks mmlu_dispersion", file=sys.stderr)
     return 0
 

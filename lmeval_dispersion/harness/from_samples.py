@@ -246,9 +246,8 @@ def _store_task(run: _Run, task: LoggedTask) -> None:
         by = name or by
         records.append(_record(task, document, one.state, correct, _filter(task, run.judge)))
     metrics = TaskMetrics(task.store_name, records, run.layers)
-    metrics.warn()
     judged = f"{_filter(task, run.judge)}/{by}" if by is not None and len(task.filters) > 1 else by
-    told = [*task.notes, *run.notes, *remark]
+    notes = [*task.notes, *run.notes, *remark]
     manifest = {
         **model_manifest(run.lm, dict(run.arguments)),
         "model_args": dict(run.arguments),
@@ -256,7 +255,7 @@ def _store_task(run: _Run, task: LoggedTask) -> None:
         **shape,
         "limit": (run.logged.results.get("config") or {}).get("limit"),
         "figures": {**metrics.summary(), "correct_by": judged},
-        "samples": {**source, **run.engine, **agreement, "notes": told},
+        "samples": {**source, **run.engine, **agreement, "notes": notes},
     }
     write(folder, metrics, task.category, manifest)
     shutil.rmtree(folder / FOLDER, ignore_errors=True)
@@ -265,7 +264,7 @@ def _store_task(run: _Run, task: LoggedTask) -> None:
         + "".join(f"; {key.replace('_', ' ')} {value:.3g}" for key, value in agreement.items()),
         file=sys.stderr,
     )
-    for note in told:
+    for note in [*notes, *(sentence for _, sentence in metrics.remarks())]:
         print(f"{task.name}: note: {note}", file=sys.stderr)
 
 

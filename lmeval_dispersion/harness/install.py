@@ -7,16 +7,13 @@ be imported for any of this.
 
 from __future__ import annotations
 
-import base64
-import csv
 import hashlib
-import io
 import json
 import os
 import re
 import shutil
 import tempfile
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -29,7 +26,6 @@ TASKS = "tasks"  # the last part of the entry point's name, see lmeval_dispersio
 _PATTERN = re.compile(r"^# for NAME in ([^;\n]+)(?:; CATEGORY = (\w+))?\n", re.MULTILINE)
 _INCLUDE = re.compile(r"^(\s*(?:- )?include: |\s+- )(\.\./\.\./)(\S+)$", re.MULTILINE)
 
-# Beside saying whose this is, a file at the top makes pip remove the whole folder and not only what is in it.
 _NOTE = "README.md"
 _NOTE_TEXT = "Written by `dispersion enable` of lmeval-dispersion; `dispersion enable --undo` removes it.\n"
 
@@ -44,14 +40,12 @@ class Status(NamedTuple):
         folder: Where they are or would be.
         files: How many this version has.
         editable: Whether lm-eval is a checkout, which then shows the files as untracked.
-        owned: Whether uninstalling this package removes the files: they are in its RECORD.
     """
 
     state: State
     folder: Path
     files: int
     editable: bool
-    owned: bool
 
 
 def task_files() -> dict[str, str]:
@@ -105,7 +99,7 @@ def status() -> Status:
         for path in sorted(folder.rglob("*.yaml"))
     }
     state: State = "disabled" if not there else "enabled" if there == wanted else "out of date"
-    return Status(state, folder, len(wanted), _editable(), _owned(folder))
+    return Status(state, folder, len(wanted), _editable())
 
 
 def enable() -> Status:
@@ -129,7 +123,6 @@ def enable() -> Status:
                 f"{before.folder} cannot be written: {error.strerror}; use `dispersion run` in place of "
                 '`lm_eval`, or `--include_path "$(dispersion enable --path)"`'
             ) from error
-    _enter_in_record(before.folder, [before.folder / _NOTE, *sorted(before.folder.rglob("*.yaml"))])
     return status()
 
 
@@ -146,7 +139,6 @@ def disable() -> Status:
         raise UsageError(
             f"{before.folder} cannot be removed: {error.strerror}; remove it as its owner"
         ) from error
-    _enter_in_record(before.folder, [])
     return before
 
 
@@ -195,58 +187,9 @@ def _remove(folder: Path) -> None:
         folder.rmdir()
 
 
-def _own() -> Distribution | None:
-    try:
-        return distribution("lmeval-dispersion")
-    except PackageNotFoundError:
-        return None
-
-
 def _editable() -> bool:
     try:
         text = distribution("lm_eval").read_text("direct_url.json")
     except PackageNotFoundError:
         return True  # on the path without being installed
     return bool(text and json.loads(text).get("dir_info", {}).get("editable"))
-
-
-def _owned(folder: Path) -> bool:
-    own = _own()
-    files = own.files if own is not None and folder.is_dir() else None
-    return any(f.parts[:3] == ("lm_eval", "tasks", FOLDER) for f in files or [])
-
-
-def _enter_in_record(folder: Path, files: list[Path]) -> None:
-    """Make our RECORD list exactly ``files`` under ``folder``, as if they had come with our wheel.
-
-    pip and uv then remove them when this package is uninstalled, upgraded or reinstalled, and leave a user's
-    own files there alone (tried with pip 23.2 and uv 0.13). Not done where lm-eval is in another place than
-    this package: an entry that leaves the environment is skipped by both, and uv calls the RECORD invalid.
-    """
-    own = _own()
-    text = own.read_text("RECORD") if own is not None else None
-    site = Path(str(own.locate_file(""))).resolve() if own is not None else None
-    if own is None or text is None or site is None or not folder.resolve().is_relative_to(site):
-        return
-    record = next((Path(str(own.locate_file(f))) for f in own.files or [] if f.name == "RECORD"), None)
-    if record is None:
-        return
-    prefix = folder.resolve().relative_to(site).as_posix() + "/"
-    rows = [row for row in csv.reader(io.StringIO(text)) if row and not row[0].startswith(prefix)]
-    for path in files:
-        digest = base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).rstrip(b"=").decode()
-        place = prefix + path.relative_to(folder).as_posix()
-        rows.append([place, f"sha256={digest}", str(path.stat().st_size)])
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(rows)
-    if out.getvalue() == text:
-        return
-    try:
-        temporary = record.with_name("RECORD.tmp")
-        temporary.write_text(out.getvalue(), "utf-8")
-        temporary.replace(record)
-    except OSError as error:
-        raise UsageError(
-            f"{record} cannot be written: {error.strerror}; `pip uninstall` would leave {folder} behind: run "
-            "`dispersion enable --undo` before it"
-        ) from error

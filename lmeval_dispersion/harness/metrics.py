@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,8 +15,6 @@ from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.geometry import Estimate, streamed_dispersion_estimate, valid_rows
 from lmeval_dispersion.harness.compat import pooled
 from lmeval_dispersion.harness.records import DocRecord, Vectors
-
-log = logging.getLogger(__name__)
 
 # Metric -> which documents it is over, by their score.
 METRICS = {"dispersion": "all", "dispersion_correct": "correct", "dispersion_incorrect": "incorrect"}
@@ -123,31 +120,24 @@ class TaskMetrics:
         self.valid: dict[str, NDArray[np.bool_]] = {n: valid_rows(rows) for n, rows in self.vectors.items()}
         self.truncated = sum(any(record.state.truncated) for record in self.records)
 
-    def warn(self) -> None:
-        """Say what a metric cannot show by itself."""
+    def remarks(self) -> list[tuple[str, str]]:
+        """Warnings about the metrics: words that many tasks share, and the same with this task's figures."""
+        found = []
         labelled = any(not math.isnan(record.correct) for record in self.records)
         for metric, which in METRICS.items():
             n = self._estimate(metric, self.layers[0]).n
             if n < 2 and (labelled or which == "all"):
                 kind = "" if which == "all" else f"{which} "
-                log.warning("%s: %s is NaN: %d %sdocuments, two are needed", self.task, metric, n, kind)
+                shared = f"{metric} is NaN (fewer than two {kind}documents)"
+                found.append((shared, f"{metric} is NaN: {n} {kind}documents, two are needed"))
         for layer, valid in self.valid.items():
             if not valid.all():
-                log.warning(
-                    "%s: %d of %d states of %s are zero or not finite and left out; try --model_args "
-                    "dtype=float32",
-                    self.task,
-                    int((~valid).sum()),
-                    len(valid),
-                    layer,
-                )
+                why = f"states of {layer} are zero or not finite and left out; try --model_args dtype=float32"
+                found.append((why, f"{int((~valid).sum())} of {len(valid)} {why}"))
         if self.truncated:
-            log.warning(
-                "%s: %d of %d prompts were longer than the model's context and cut on the left",
-                self.task,
-                self.truncated,
-                len(self.records),
-            )
+            why = "prompts were longer than the model's context and cut on the left"
+            found.append((why, f"{self.truncated} of {len(self.records)} {why}"))
+        return found
 
     def summary(self) -> dict[str, Any]:
         """The metrics of every layer for lm-eval's results JSON; NaN is null."""

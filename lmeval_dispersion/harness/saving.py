@@ -27,6 +27,7 @@ from lmeval_dispersion.model.identity import (
     settings_identity,
     weights_identity,
 )
+from lmeval_dispersion.model.parts import depth
 from lmeval_dispersion.store import begin_store, write_store
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ VARIABLE = "LMEVAL_DISPERSION_STORE"
 
 failures: list[Path] = []  # stores of this process that could not be written
 written: list[Path] = []  # stores of this process, told at its end
+remarks: dict[str, dict[str, str]] = {}  # shared words -> task -> its own, likewise
 
 log = logging.getLogger(__name__)
 _stamps: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -94,8 +96,6 @@ def save(run: Run, task: Any, metrics: TaskMetrics, summary: Mapping[str, Any]) 
         )
         return None
     if run.around.command_line:
-        if not written:
-            atexit.register(tell)
         written.append(run.folder)
     else:
         log.info("%s: the vectors are in %s", task.task_name, run.folder)
@@ -112,8 +112,25 @@ def write(folder: Path, metrics: TaskMetrics, category: str | None, manifest: Ma
     )
 
 
+def remark(run: Run, metrics: TaskMetrics) -> None:
+    """Pass a task's warnings on: at once, or under lm-eval's command at its end for all tasks together."""
+    for shared, sentence in metrics.remarks():
+        if run.around.command_line:
+            remarks.setdefault(shared, {})[metrics.task] = sentence
+        else:
+            log.warning("%s: %s", metrics.task, sentence)
+
+
+@atexit.register
 def tell() -> None:
-    """Say on stderr where the vectors of this process's runs are, and what can be done with them."""
+    """Say on stderr what lm-eval's command left to warn of, where the vectors are, and what is next."""
+    for shared, of_task in remarks.items():
+        tasks = list(of_task)
+        if len(tasks) == 1:
+            print(f"warning: {tasks[0]}: {of_task[tasks[0]]}", file=sys.stderr)
+        else:
+            named = ", ".join(tasks[:3]) + (", …" if len(tasks) > 3 else "")
+            print(f"warning: {len(tasks)} tasks ({named}): {shared}", file=sys.stderr)
     if written:
         folder = Path(os.path.commonpath(written))
         kept = f"vectors of {len(written)} tasks" if len(written) > 1 else "vectors"
@@ -205,6 +222,7 @@ def model_manifest(lm: Any, arguments: Any) -> dict[str, Any]:
     return {
         "model": name if isinstance(name, str) else getattr(loaded, "_name_or_path", ""),
         "revision": _commit(name, lm, arguments) if isinstance(name, str) else None,
+        "depth": None if loaded is None else depth(loaded),
         "versions": {
             "lm_eval": _version("lm_eval"),
             "transformers": _version("transformers"),

@@ -212,7 +212,7 @@ class DispersionTask(hooked_task()):  # type: ignore[misc]
         """Save the run; of several filters, which judge the same answers, that of the judge or the first."""
         chosen = split_judge(self._judge)[0] or next(iter(self._records))
         metrics = TaskMetrics(self.task_name, [*self._records[chosen].values()], self._layers)
-        metrics.warn()
+        saving.remark(self._run, metrics)
         by = self._correct_by
         several = by is not None and len(self.filter_names) > 1
         self._summary = {**metrics.summary(), "correct_by": f"{chosen}/{by}" if several else by}

@@ -73,7 +73,7 @@ class CondensationResult(StudyResult):
             known = self.summary.assign(
                 curve=self.summary["model"].map(curves).where(self.summary["control"] == "", ""),
             )
-            hidden = ("last_mean", "kendall", "texts")
+            hidden = ("curve", "last_mean", "kendall", "texts")
             caption = "Spearman of similarity and depth"
             tables["trends"] = table(_Trend, known, caption, most=_SHOWN, hide=hidden)
             tables["every_trend"] = table(_Trend, known, caption)

@@ -23,7 +23,7 @@ A result declares its rows, charts and sentences; every form comes from these th
     Output.of(args).write(Screening(rows).document())
 
 A terminal shows the answer and the sections that are no ``(details)``; ``--details`` shows all. A column
-with ``dots`` is drawn on one axis. The modules are private; the names are here.
+with ``dots`` is drawn on one axis. Its modules are private; the names are here.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ def cell(row: Row, column: Column) -> str:
     text = shown(value, column.format)
     error = row.get(column.error) if column.error else None
     if number(value) is not None and number(error) is not None:
-        text += f" ± {shown(error, column.format)}"
+        text += f" ± {shown(error, column.format.lstrip('+'))}"
     return text
 
 

@@ -31,7 +31,8 @@ def markdown_text(document: Document) -> str:
         blocks += ["### What this does not support", "\n".join(f"- {limit}" for limit in document.limits)]
     blocks.append("### How this was made")
     if document.command:
-        blocks.append(_fenced(document.command))
+        # Names of folders in it may hold control characters.
+        blocks.append(_fenced("".join(c if c.isprintable() else ascii(c)[1:-1] for c in document.command)))
     blocks.append("\n".join(f"- {name}: {value}" for name, value in document.origin().items()))
     return "\n\n".join(blocks) + "\n"
 

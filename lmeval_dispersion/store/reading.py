@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +30,16 @@ from lmeval_dispersion.store.identity import check_one_model, joint_identity
 if TYPE_CHECKING:
     import pandas as pd
 
+_FROM_THE_END = re.compile(r"layer\.-(\d+)(\.attn)?(?:\.ffn)?")
 _PLACES = ("*", "dispersion_*/*", "*/dispersion_*/*")  # sub-folders that may hold a store
 _SAME = ("model", "revision")  # what stores that are read as one must share
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Store:
     """A finished run, or several runs of one model read as one.
+
+    Layers are named as the run was asked for them: ``layer.-8`` is the eighth block from the end.
 
     Attributes:
         path: The folder that was read.
@@ -47,7 +51,14 @@ class Store:
     path: Path
     manifest: dict[str, Any]
     documents: pd.DataFrame
-    parts: list[tuple[Path, dict[str, Any]]] = field(repr=False)
+    parts: list[tuple[Path, dict[str, Any]]]
+
+    def __repr__(self) -> str:
+        tasks = self.documents["task"].nunique()
+        of = f" of {tasks} tasks" if tasks > 1 else ""
+        return (
+            f"<Store of {self.model}: {len(self.documents)} documents{of}, layers {', '.join(self.layers)}>"
+        )
 
     @property
     def model(self) -> str:
@@ -96,8 +107,40 @@ class Store:
                 found.append(_tensor_slice(tensors, path, f"{name}.norm", (manifest["n"],))[:])
         return np.concatenate(found)
 
+    def to_numpy(self, layer: str | None = None) -> NDArray[np.float32]:
+        """The states of one layer as the model gave them, shape (n, d), float32.
+
+        Unit rows (:meth:`vectors`) times their lengths, to float16's three digits; NaN without a direction.
+
+        Raises:
+            StoreError: As :meth:`vectors`.
+        """
+        return self.vectors(layer) * self.norms(layer)[:, None]
+
+    def to_frame(self, *layers: str) -> pd.DataFrame:
+        """The documents with a column ``state:LAYER`` of arrays (d,) for each named layer (default: one).
+
+        Raises:
+            StoreError: As :meth:`vectors`.
+        """
+        names = [self._layer(layer) for layer in layers or (None,)]
+        return self.documents.assign(**{f"state:{name}": list(self.to_numpy(name)) for name in names})
+
+    def to_parquet(self, path: str | Path, *layers: str) -> Path:
+        """Write :meth:`to_frame` as one Parquet file, which pandas, polars, DuckDB and `datasets` read.
+
+        Raises:
+            StoreError: As :meth:`vectors`.
+        """
+        file = Path(path)
+        self.to_frame(*layers).to_parquet(file, index=False)
+        return file
+
     def _layer(self, layer: str | None) -> str:
         name = self.default_layer if layer is None else layer
+        counted, depth = _FROM_THE_END.fullmatch(name), self.manifest.get("depth")
+        if counted and depth is not None:
+            name = f"layer.{depth - int(counted[1])}{counted[2] or ''}"
         if name not in self.layers:
             raise StoreError(f"{self.path} has no layer {name!r}; it has {', '.join(self.layers)}")
         return name

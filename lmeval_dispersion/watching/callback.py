@@ -9,7 +9,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.watching.watcher import SAVES, TEXTS, Watcher
+from lmeval_dispersion.watching.watcher import TEXTS, Watcher
 
 
 class DispersionCallback(TrainerCallback):  # type: ignore[misc]
@@ -29,7 +29,6 @@ class DispersionCallback(TrainerCallback):  # type: ignore[misc]
         texts: The fixed batch; default: eight short sentences.
         processing_class: The tokenizer; default: the trainer's own.
         folder: Of the JSONL; default: the trainer's output folder.
-        saves: A warning is logged where G of a domain fell by more than its paired error over so many saves.
 
     Raises:
         UsageError: The trainer has no tokenizer, or the model no output projection.
@@ -45,7 +44,6 @@ class DispersionCallback(TrainerCallback):  # type: ignore[misc]
         texts: Sequence[str] = TEXTS,
         processing_class: Any = None,
         folder: str | Path | None = None,
-        saves: int = SAVES,
     ) -> None:
         if not isinstance(trainer, Trainer):
             raise UsageError(
@@ -60,7 +58,6 @@ class DispersionCallback(TrainerCallback):  # type: ignore[misc]
             reference=reference,
             texts=texts,
             folder=trainer.args.output_dir if folder is None else folder,
-            saves=saves,
         )
         self._measured = -1
 

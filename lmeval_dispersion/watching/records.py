@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,8 @@ import numpy as np
 from lmeval_screener.ranking.gap import Difference, paired_difference
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.statistics import LEVEL
 
-FORMAT = "dispersion-watch/1"
+FORMAT = "dispersion-watch/2"  # 1 had warnings too
 FILE = "dispersion_watch.jsonl"
 MEASURES = ("dispersion", "condensation", "effective_rank")
 
@@ -49,20 +48,20 @@ def read_records(folder: str | Path) -> list[dict[str, Any]]:
             f"expected the folder of a watched run, with {FILE} in it, got {folder} ({reason}); add "
             "DispersionCallback to the trainer, or name another folder"
         ) from None
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     for line in lines:
         try:
             record = json.loads(line)
         except ValueError:
             continue  # half a line of a process that was killed
-        if not isinstance(record, dict) or record.get("format") != FORMAT:
+        if not isinstance(record, dict) or not str(record.get("format")).startswith("dispersion-watch/"):
             raise UsageError(f"expected lines of {FORMAT} in {path}, got {line[:60]!r}; name another folder")
-        while found and found[-1]["step"] >= record["step"]:
-            found.pop()
-        found.append(record)
-    if not found:
+        while records and records[-1]["step"] >= record["step"]:
+            records.pop()
+        records.append(record)
+    if not records:
         raise UsageError(f"{path} holds no measurement yet; wait for the first log, evaluation or save")
-    return found
+    return records
 
 
 def change(later: Mapping[str, Any], earlier: Mapping[str, Any], domain: str) -> Difference:
@@ -81,28 +80,3 @@ def change(later: Mapping[str, Any], earlier: Mapping[str, Any], domain: str) ->
         np.array(a[f"left_out_{side}"]) - np.array(b[f"left_out_{side}"]) for side in ("domain", "reference")
     )
     return paired_difference(a["gap"] - b["gap"], *sides)
-
-
-def falls(records: Sequence[Mapping[str, Any]], saves: int) -> list[str]:
-    """Sentences on domains whose G fell over the last ``saves`` saves by more than its paired error allows.
-
-    The k-th such look at a run spends 5 % / (k (k + 1)), shared by the domains, of Student's two-sided test:
-    a run where nothing but the noise of tokens moves has a warning in less than 5 % of cases, however long.
-    """
-    saved = [record for record in records if record["saved"]]
-    look = len(saved) - saves
-    if look < 1:
-        return []
-    now, then = saved[-1], saved[-1 - saves]
-    level = (1 - LEVEL) / (look * (look + 1)) / len(now["domains"])
-    sentences = []
-    for domain, found in now["domains"].items():
-        if domain not in then["domains"]:
-            continue
-        difference = change(now, then, domain)
-        if difference.mean < 0 and difference.p < level:
-            sentences.append(
-                f"G of {domain} fell by {-difference.mean:.4f} (paired error {difference.se:.4f}) from step "
-                f"{then['step']} to step {now['step']}, to {found['gap']:.4f}"
-            )
-    return sentences

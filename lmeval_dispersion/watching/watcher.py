@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -24,9 +23,7 @@ from lmeval_dispersion.errors import GeometryError, UsageError
 from lmeval_dispersion.geometry import dispersion, effective_rank
 from lmeval_dispersion.model.capture import Decoder, capture
 from lmeval_dispersion.model.parts import head, unwrapped
-from lmeval_dispersion.watching.records import FILE, FORMAT, append_record, falls, read_records
-
-log = logging.getLogger(__name__)
+from lmeval_dispersion.watching.records import FORMAT, append_record
 
 # The fixed batch where none is given: short, of several kinds, the same for every run.
 TEXTS = (
@@ -40,7 +37,6 @@ TEXTS = (
     "Bread is made of flour, water, salt and yeast.",
 )
 _TOKENS = 32  # of a text
-SAVES = 3
 
 
 class Watcher:
@@ -54,11 +50,9 @@ class Watcher:
         texts: The fixed batch; default: eight short sentences of the module. Empty: G alone.
         folder: Where ``dispersion_watch.jsonl`` is written; None writes nothing.
         every: Steps between two measurements of :meth:`step`.
-        saves: A warning compares G with that of so many saves before.
 
     Attributes:
         resolutions: The rows of each domain and the reference.
-        records: What was measured, by an earlier process of the run too.
 
     Raises:
         UsageError: An argument is not usable, or the model has no output projection in one piece.
@@ -75,16 +69,15 @@ class Watcher:
         texts: Sequence[str] = TEXTS,
         folder: str | Path | None = None,
         every: int = 100,
-        saves: int = SAVES,
     ) -> None:
         if isinstance(domains, str) or not domains:
             raise UsageError(f"expected a list of token sets such as ['math'], got {domains!r}")
-        if every < 1 or saves < 1:
-            raise UsageError(f"expected `every` and `saves` of at least 1, got {every} and {saves}")
+        if every < 1:
+            raise UsageError(f"expected `every` of at least 1, got {every}")
         if tokenizer is None:
             raise UsageError("watching needs the model's tokenizer, got none; pass tokenizer=...")
-        self.model, self.folder = model, None if folder is None else Path(folder)
-        self.every, self.saves = every, saves
+        self.model, self.every = model, every
+        self.folder = None if folder is None else Path(folder)
         vocabulary = _vocabulary(tokenizer)
         everyday = load_token_set(reference, "reference")
         self.resolutions: dict[str, Resolution] = {
@@ -97,9 +90,6 @@ class Watcher:
         ]
         if texts and len(self._batch) < 2:
             raise UsageError(f"expected at least 2 texts of 2 tokens to watch, got {len(self._batch)}")
-        self.records: list[dict[str, Any]] = []
-        if self.folder is not None and (self.folder / FILE).exists():
-            self.records = read_records(self.folder)  # of the run that this one goes on from
         self._steps = 0
         # States after the final norm need no logits; a few models have no such norm.
         self._place = "norm" if "norm" in Decoder.of(model).names() else "last"
@@ -117,7 +107,7 @@ class Watcher:
         return self.measure(self._steps, saved=saved)
 
     def measure(self, step: int, *, saved: bool = False, write: bool = True) -> dict[str, float]:
-        """Measure now, write the line, warn of falls; returns the numbers by the names that trackers get.
+        """Measure now and write the line; returns the numbers by the names that trackers get.
 
         With a sharded model every process has to call it; ``write`` is for one of them.
 
@@ -133,35 +123,24 @@ class Watcher:
             "step": step,
             "saved": saved,
             "seconds": round(seconds, 6),
-            "domains": {name: self._told(name, found) for name, found in gaps.items()},
+            "domains": {name: self._domain(name, gap) for name, gap in gaps.items()},
             **spread,
-            "warnings": [],
         }
-        while self.records and self.records[-1]["step"] >= step:
-            self.records.pop()
-        self.records.append(record)
-        if saved:
-            found = falls(self.records, self.saves)
-            record["warnings"] = found
-            for sentence in found if write else []:
-                log.warning("step %d: %s", step, sentence)
         if write and self.folder is not None:
             append_record(self.folder, record)
-        logs = {f"watch/gap_{name}": found.mean for name, found in gaps.items()}
-        logs |= {f"watch/gap_{name}_se": found.se for name, found in gaps.items()}
+        logs = {f"watch/gap_{name}": gap.mean for name, gap in gaps.items()}
+        logs |= {f"watch/gap_{name}_se": gap.se for name, gap in gaps.items()}
         return {**logs, **{f"watch/{name}": value for name, value in spread.items()}}
 
     def gaps(self) -> dict[str, Gap]:
         """G of every domain on the head as it is now, by the screener's formula (cosine)."""
-        needed = {i for found in self.resolutions.values() for i in (*found.domain_ids, *found.reference_ids)}
-        rows = self._rows(needed)
-        return {
-            name: gap(
-                np.stack([rows[i] for i in found.domain_ids]),
-                np.stack([rows[i] for i in found.reference_ids]),
-            )
-            for name, found in self.resolutions.items()
-        }
+        tokens = self.resolutions
+        rows = self._rows({i for sides in tokens.values() for i in (*sides.domain_ids, *sides.reference_ids)})
+
+        def picked(ids: Sequence[int]) -> NDArray[np.float64]:
+            return np.stack([rows[i] for i in ids])
+
+        return {name: gap(picked(t.domain_ids), picked(t.reference_ids)) for name, t in tokens.items()}
 
     def spread(self) -> dict[str, float]:
         """Of the fixed batch's last states: dispersion and effective rank of texts and tokens, condensation.
@@ -187,13 +166,14 @@ class Watcher:
         mask = (torch.arange(longest, device=device) < lengths[:, None]).long()
         with _evaluating(self.model), torch.no_grad(), capture(self.model, [self._place]) as states:
             self.model(input_ids=ids, attention_mask=mask, use_cache=False)
-        for text, found in zip(self._batch, states[self._place].float().cpu().numpy(), strict=True):
-            if not np.isfinite(found[: len(text)]).all():
+        for text, padded in zip(self._batch, states[self._place].float().cpu().numpy(), strict=True):
+            state = padded[: len(text)]
+            if not np.isfinite(state).all():
                 raise GeometryError(
                     "expected finite states of the watched texts, got NaN or infinity; the training has "
                     "diverged, lower its rate or go back to an earlier checkpoint"
                 )
-            yield found[: len(text)]
+            yield state
 
     def _rows(self, ids: set[int]) -> dict[int, NDArray[np.float64]]:
         """Rows of the output projection, in float64."""
@@ -218,18 +198,18 @@ class Watcher:
         matrix = picked.to("cpu", torch.float64).numpy()
         return dict(zip(order, matrix, strict=True))
 
-    def _told(self, name: str, found: Gap) -> dict[str, Any]:
+    def _domain(self, name: str, gap: Gap) -> dict[str, Any]:
         tokens = self.resolutions[name]
         ids = [*tokens.domain_ids, -1, *tokens.reference_ids]
         return {
-            "gap": found.mean,
-            "se": found.se,
-            "within": found.within_domain.mean,
-            "between": found.between.mean,
-            "within_reference": found.within_reference.mean,
+            "gap": gap.mean,
+            "se": gap.se,
+            "within": gap.within_domain.mean,
+            "between": gap.between.mean,
+            "within_reference": gap.within_reference.mean,
             "tokens": hashlib.sha256(str(ids).encode()).hexdigest()[:16],
-            "left_out_domain": found.left_out_domain.tolist(),
-            "left_out_reference": found.left_out_reference.tolist(),
+            "left_out_domain": gap.left_out_domain.tolist(),
+            "left_out_reference": gap.left_out_reference.tolist(),
         }
 
 

@@ -7,7 +7,8 @@ Neither imports torch or transformers. Its modules are private.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lmeval_screener.result import Failed, Group, Result, Screened
+    from lmeval_screener.result import Result
+    from lmeval_screener.screened import Failed, Group, Screened
     from lmeval_screener.screening import screen
 
 __all__ = ["Failed", "Group", "Result", "Screened", "screen"]
@@ -19,8 +20,12 @@ def __getattr__(name: str) -> Any:
         from lmeval_screener.screening import screen
 
         return screen
-    if name in __all__:
-        from lmeval_screener import result
+    if name == "Result":
+        from lmeval_screener.result import Result
 
-        return getattr(result, name)
+        return Result
+    if name in __all__:
+        from lmeval_screener import screened
+
+        return getattr(screened, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Accuracies that somebody supplied: read from lm-eval's results, a CSV file or the Hub, matched by name.
+"""Supplied accuracies: read from lm-eval's results, a CSV file or the Hub, matched by name.
 
 They are read and matched before anything is screened, so that a name that fits nothing costs no request.
 """
@@ -21,7 +21,7 @@ from lmeval_screener.targets.training_runs import run_and_step
 from lmeval_screener.yaml_fields import nearest
 
 HUB = "hub:"
-# What counts as a task's accuracy in lm-eval's results, the first that is there.
+# A task's accuracy in lm-eval's results: the first of these that is there.
 _METRICS = ("acc", "exact_match", "em", "pass@1", "pass_at_1", "acc_norm", "prompt_level_strict_acc")
 _FILTERS = ("none", "strict-match")
 _SEARCHES = 8  # repositories asked for their results at a time
@@ -68,38 +68,39 @@ class Accuracies:
         """
         taken: dict[str, Rated] = {}
         index, any_fits = _Index(targets), False
-        for one in self.rated:
-            found = index.matches(one, expanded=False)
-            any_fits |= bool(found)
-            if len(found) > 1:
-                names = ", ".join(target.label for target in found[:4])
+        for rated in self.rated:
+            fitting = index.matches(rated, expanded=False)
+            any_fits |= bool(fitting)
+            if len(fitting) > 1:
+                names = ", ".join(target.label for target in fitting[:4])
                 raise UsageError(
-                    f"{one.place}: {label(one.name, one.revision)} is screened {len(found)} times, as {names}"
-                    f"{', …' if len(found) > 4 else ''}; name one of them, a revision in `revision`"
+                    f"{rated.place}: {label(rated.name, rated.revision)} is screened "
+                    f"{len(fitting)} times, as {names}{', …' if len(fitting) > 4 else ''}; "
+                    "name one of them, a revision in `revision`"
                 )
-            if not found and self.complete:
-                name, known = label(one.name, one.revision), _short_names(targets)
+            if not fitting and self.complete:
+                name, known = label(rated.name, rated.revision), _short_names(targets)
                 raise UsageError(
-                    f"{one.place}: expected a checkpoint that is screened, got {name!r}"
+                    f"{rated.place}: expected a checkpoint that is screened, got {name!r}"
                     f"{nearest(name, known)}; screened: {_listed(known)}"
                 )
-            for target in found:
-                if not _is_several(target) and taken.setdefault(target.label, one) is not one:
+            for target in fitting:
+                if not _is_several(target) and taken.setdefault(target.label, rated) is not rated:
                     raise UsageError(
-                        f"{one.place}: {target.label} is there twice; expected one accuracy per checkpoint"
+                        f"{rated.place}: {target.label} is there twice; expected one accuracy per checkpoint"
                     )
         if not any_fits:
             raise UsageError(
                 f"expected accuracies of what is screened ({_listed(_short_names(targets))}), got those of "
-                f"{_listed([label(one.name, one.revision) for one in self.rated])}"
+                f"{_listed([label(rated.name, rated.revision) for rated in self.rated])}"
             )
 
     def of(self, targets: Sequence[Target]) -> list[Target]:
         """The targets, globs expanded, each with its accuracy of this source and of no other."""
         index = _Index(targets)
-        matches = ((one, index.matches(one)) for one in self.rated)
-        found = {places[0].label: one.accuracy for one, places in matches if len(places) == 1}
-        return [replace(target, accuracy=found.get(target.label)) for target in targets]
+        matches = ((rated, index.matches(rated)) for rated in self.rated)
+        accuracies = {places[0].label: rated.accuracy for rated, places in matches if len(places) == 1}
+        return [replace(target, accuracy=accuracies.get(target.label)) for target in targets]
 
 
 def read_accuracies(source: str, targets: Sequence[Target]) -> Accuracies:
@@ -116,9 +117,9 @@ def read_accuracies(source: str, targets: Sequence[Target]) -> Accuracies:
         UsageError: It cannot be read as one of these, holds no accuracy of the task, or fits no target; see
             :meth:`Accuracies.check`.
     """
-    found = find_accuracies(source, targets)
-    found.check(targets)
-    return found
+    accuracies = find_accuracies(source, targets)
+    accuracies.check(targets)
+    return accuracies
 
 
 def find_accuracies(source: str, targets: Sequence[Target]) -> Accuracies:
@@ -158,22 +159,24 @@ class _Index:
             for name in _names_of(target):
                 self._names.setdefault(name, []).append(target)
 
-    def matches(self, one: Rated, *, expanded: bool = True) -> list[Target]:
+    def matches(self, rated: Rated, *, expanded: bool = True) -> list[Target]:
         """The targets that a name stands for: that of just this label or folder, else all it may mean.
 
-        Before an address is expanded nobody knows which steps lie there: it may be any step's name.
+        Before an address is expanded its steps are unknown: the name may be any step's.
         """
-        if exact := self._labels.get(label(one.name, one.revision)):
+        if exact := self._labels.get(label(rated.name, rated.revision)):
             return exact
-        if one.revision is None and (there := self._paths.get(str(Path(one.name).expanduser().resolve()))):
+        if rated.revision is None and (
+            there := self._paths.get(str(Path(rated.name).expanduser().resolve()))
+        ):
             return there  # run1/final and run2/final have one name, and are two folders
-        repo = one.name.rsplit("@", 1)[0] if one.revision is None else one.name
-        keys = {one.name, repo, *_folder_names(repo)}
+        repo = rated.name.rsplit("@", 1)[0] if rated.revision is None else rated.name
+        keys = {rated.name, repo, *_folder_names(repo)}
         near = dict.fromkeys(target for key in keys for target in self._names.get(key, ()))
-        found = [target for target in (*near, *self._globs) if _may_mean(one, target)]
-        if not found and not expanded and (run_and_step(one.name) or one.name.startswith("models:/")):
-            found = [self._several] if self._several else []
-        return found
+        matching = [target for target in (*near, *self._globs) if _may_mean(rated, target)]
+        if not matching and not expanded and (run_and_step(rated.name) or rated.name.startswith("models:/")):
+            matching = [self._several] if self._several else []
+        return matching
 
 
 def _names_of(target: Target) -> set[str]:
@@ -191,12 +194,12 @@ def _names_of(target: Target) -> set[str]:
 
 
 def _is_several(target: Target) -> bool:
-    """Whether a target may stand for several checkpoints."""
+    """A target may stand for several checkpoints."""
     return target.is_glob or target.scheme is not None
 
 
-def _may_mean(one: Rated, target: Target) -> bool:
-    repo, revision = one.name, one.revision
+def _may_mean(rated: Rated, target: Target) -> bool:
+    repo, revision = rated.name, rated.revision
     if revision is None and "@" in repo:
         repo, revision = repo.rsplit("@", 1)
     names = {target.repo, target.repo.rpartition("/")[2]}
@@ -210,7 +213,7 @@ def _may_mean(one: Rated, target: Target) -> bool:
 
 
 def _folder_names(name: str) -> set[str]:
-    """What a path names wherever the folder lies now: lm-eval's results keep that of another machine."""
+    """Names of a folder wherever it lies now: lm-eval's results keep the path of another machine."""
     path = Path(name).expanduser()
     if not name.startswith(("/", ".", "~")):
         return {str(path.resolve())}
@@ -392,8 +395,8 @@ def _from_hub(task: str, targets: Sequence[Target]) -> Accuracies:
     wanted = task.casefold()
     rated: list[Rated] = []
     kinds: set[str] = set()
-    for repo, found in entries.items():
-        for entry in found:
+    for repo, results in entries.items():
+        for entry in results:
             if wanted in _called(entry):
                 kinds.add(f"{entry.dataset_id}/{entry.task_id}")
                 place = f".eval_results of {repo}"
@@ -401,7 +404,7 @@ def _from_hub(task: str, targets: Sequence[Target]) -> Accuracies:
     if len(kinds) > 1:
         raise UsageError(f"{HUB}{task} may be {_listed(sorted(kinds))}; name one of them after {HUB}")
     if not rated:
-        have = sorted({f"{e.dataset_id}/{e.task_id}" for found in entries.values() for e in found})
+        have = sorted({f"{e.dataset_id}/{e.task_id}" for results in entries.values() for e in results})
         raise UsageError(
             f"{HUB}{task}: none of the {len(repos)} repositories publishes it; they publish "
             f"{_listed(have) or 'no results'}"

@@ -1,6 +1,6 @@
 """Do gaps rank checkpoints as accuracies do? Rank correlations with permutation p-values.
 
-Only accuracies that somebody supplied enter. Checkpoints are ranked inside groups (family and scale), so the
+Checkpoints are ranked inside groups (family and scale), so the
 answer has one line per group, one over all groups that compares only inside them, and one across them all,
 which the published evidence does not support.
 """
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
+from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.statistics import rank_agreement
-from lmeval_screener.result import Result
+from lmeval_screener.screened import Group
 
 Scope = Literal["group", "within groups", "overall"]
 
@@ -92,9 +93,9 @@ def _line(
 ) -> Agreement:
     """One line of the result; orders are permuted inside each stratum."""
     n = sum(len(xs) for xs, _ in strata)
-    found = rank_agreement(strata, kendall=kendall)
-    if found is not None:
-        return Agreement(scope, group, n, **found._asdict())
+    figures = rank_agreement(strata, kendall=kendall)
+    if figures is not None:
+        return Agreement(scope, group, n, **figures._asdict())
     if all(len(xs) < 2 for xs, _ in strata):
         reason = "fewer than two checkpoints to compare"
     else:
@@ -102,20 +103,11 @@ def _line(
     return Agreement(scope, group, n, math.nan, math.nan, math.nan, math.nan, True, 0, reason)
 
 
-def agreements(result: Result) -> list[Agreement]:
+def agreements(groups: Sequence[Group], metric: Metric) -> list[Agreement]:
     """Agreement of G with the supplied accuracies, per group and overall; empty without any."""
-    rated = [(group, c) for group in result.groups for c in group.checkpoints if c.accuracy is not None]
+    rated = [(group, c) for group in groups for c in group.checkpoints if c.accuracy is not None]
     return agreement(
-        [c.gaps[result.metric].mean for _, c in rated],
+        [c.gaps[metric].mean for _, c in rated],
         [float(c.accuracy or 0.0) for _, c in rated],
         [f"{group.family} · {group.scale}" for group, _ in rated],
     )
-
-
-def agreement_dict(line: Agreement) -> dict[str, Any]:
-    """One line for JSON, where an undefined figure is null."""
-    values = asdict(line)
-    return {
-        key: None if isinstance(value, float) and math.isnan(value) else value
-        for key, value in values.items()
-    }

@@ -9,6 +9,7 @@ import argparse
 import os
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -17,7 +18,6 @@ from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.options import Output, add_examples, add_output, add_version, command_parser
 from lmeval_dispersion.report import FORMATS
 from lmeval_screener.planning import add_limit_options, allowance_of
-from lmeval_screener.ranking.gate import add_gate_options
 from lmeval_screener.registry.options import add_registry_options
 from lmeval_screener.shortlist.command import (
     add_shortlist_options,
@@ -30,11 +30,11 @@ from lmeval_screener.shortlist.command import (
 from lmeval_screener.targets.selection import add_selection_options
 
 if TYPE_CHECKING:
-    from lmeval_screener.ranking.measured import Measured
-    from lmeval_screener.reports.progress import Lines
-    from lmeval_screener.result import Failed
-    from lmeval_screener.screening import Progress
+    from lmeval_screener.reading import Reading
+    from lmeval_screener.screened import Failed
+    from lmeval_screener.screening import OnDone
 
+_PATIENCE = 1.0  # seconds without progress
 _ABOUT = (
     "Rank checkpoints by how well their output rows tell a domain's tokens apart: no labels, no data, no "
     "GPU, and only the few rows that are needed are read."
@@ -48,7 +48,7 @@ checkpoints:
   ORG/NAME:Q4_K_M           a GGUF model of it; also FOLDER:Q8_0 and path/to/FILE.gguf
   path/to/run               a training run: its checkpoint-*, step_*, iter_* or global_step* folders
   'ORG/*'                   all models of an organisation; 'ORG/NAME-*' those whose name matches
-  https://huggingface.co/…  a page of the Hub: a model, an organisation, a collection, a search for models
+  https://huggingface.co/…  a model's page on the Hub, of a revision or not
   -                         a list from standard input, as with --from
   path/to/FILE.safetensors  a file of weights, also pytorch_model.bin; --tokenizer for what lies alone
   's3://BUCKET/RUN/step*'   folders, runs and files in S3; likewise gs://, az://, abfss:// (extra cloud)
@@ -130,12 +130,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="which gap ranks (default: cosine)",
     )
     how.add_argument(
-        "--controls",
-        action="store_true",
-        help="read up to 1 MB more and show what of G moves although no prediction does, and what else "
-        "could rank",
-    )
-    how.add_argument(
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)"
     )
     add_limit_options(how)
@@ -154,7 +148,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(PATH:TASK where they hold several), a CSV file with the columns repo,accuracy, or hub:TASK "
         "(default: none)",
     )
-    add_gate_options(show)
+    show.add_argument(
+        "--fail-if-below",
+        metavar="CHECKPOINT",
+        help="end with status 4 if a checkpoint of its group is clearly below this one, which is screened "
+        "too; without a clear order it passes (default: none)",
+    )
     add_shortlist_options(parser)
     add_version(parser)
     add_examples(
@@ -164,6 +163,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "'EleutherAI/pythia-410m@step*' --output pythia.html",
         "run1 --accuracy results/:gsm8k",
         "--base-model Qwen/Qwen2.5-7B --since 2026-09-01 --dry-run",
+        "'our-org/*' --registry nightly.db --since yesterday",
         more=_MORE,
     )
 
@@ -184,11 +184,16 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             "expected --format jsonl without --shortlist, got both; its last line has every rank"
         )
+    if args.registry is not None and args.since is not None and (lines or args.shortlist is not None):
+        raise UsageError(
+            "expected --since with --registry without --shortlist and --format jsonl: it answers what is new"
+        )
     output = Output.of(argparse.Namespace(**vars(args) | {"format": "json"}) if lines else args)
 
-    from lmeval_screener.registry.options import reader_type_of, session_of
+    from lmeval_screener.registry.options import kept_in, reader_type_of
+    from lmeval_screener.reports.answer import not_screened
     from lmeval_screener.reports.progress import JsonLines
-    from lmeval_screener.screening import screen_targets
+    from lmeval_screener.screening import Screening, screen_targets
     from lmeval_screener.targets.demo import demo_targets
     from lmeval_screener.targets.families import load_family
     from lmeval_screener.targets.selection import select_targets, selection_of
@@ -222,7 +227,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         from lmeval_screener.planning import plan_document
 
-        output.write(plan_document(selected, named, domain, reference, timeout=args.timeout))
+        output.write(plan_document(selected, named, domain, reference))
         return 0
     accuracies = None
     if args.accuracy is not None:
@@ -231,54 +236,66 @@ def run(args: argparse.Namespace) -> int:
         accuracies = read_accuracies(args.accuracy, named)
     reader_type = reader_type_of(args.engine, targets)
     written = JsonLines(args.output) if lines else None
+    run_of = {"metric": args.metric, "refresh": args.refresh, "command": args.command}
     with (
-        session_of(args, domain, reference) as session,
-        _progress(args.quiet) as (progress, told),
+        kept_in(args.registry, domain, reference, **run_of) as session,
+        _progress(args.quiet) as show,
     ):
 
-        def ended(outcome: Measured | Failed, done: int, count: int) -> None:
-            for listener in (written, told):
-                if listener is not None:
-                    listener.ended(outcome, done, count)
+        def on_done(outcome: Reading | Failed, done: int, count: int) -> None:
+            if written is not None:
+                written.on_done(outcome)
+            show(outcome, done, count)
 
-        result = screen_targets(
-            targets,
-            domain=domain,
-            reference=reference,
+        since = None
+        if session is not None and args.since is not None:
+            from lmeval_screener.registry.queries import since_time
+
+            since = since_time(session.connection, args.since)
+        settings = Screening(
+            domain,
+            reference,
             metric=args.metric,
             timeout=args.timeout,
-            controls=args.controls,
+            tokenizer=args.tokenizer,
             accuracies=accuracies,
-            progress=progress,
-            ended=ended,
+            fail_if_below=args.fail_if_below,
             session=session,
             reader_type=reader_type,
-            keep_on_interrupt=True,
             allowance=allowance,
             selected=selected,
-            fail_if_below=args.fail_if_below,
-            tokenizer=args.tokenizer,
+            keep_on_interrupt=True,
         )
+        result = screen_targets(targets, settings, on_done)
         if session is not None:
             session.finish(result)
+        news = None
+        if session is not None and since is not None:
+            from lmeval_screener.registry.reports import diff
+
+            news = diff(session.connection, session.tokens, since, args.metric)
+    if not result.checkpoints and news is None and output.format not in ("json", "csv"):
+        # Programs get the failures as data; for readers there is nothing to report.
+        print(f"screen-checkpoints: {not_screened(result.failed)}", file=sys.stderr)
+        return 1
     if session is not None and session.reused:
         output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.registry}")
-    from lmeval_screener.reports.document import report
-
     chosen = shortlist_of(args, result)
     if chosen is not None and args.emit is not None and chosen.chosen:
         from lmeval_screener.shortlist.emit import emit
 
-        manifest = emit(args.emit, result, chosen, tasks=tasks, command=vars(args).get("command", ""))
+        manifest = emit(args.emit, result.head(), chosen, tasks=tasks, command=vars(args).get("command", ""))
         output.say(f"wrote {manifest}; evaluate with: bash {args.emit / 'run.sh'}")
     only_names = chosen is not None and args.format is None and output.format == "table"
     if written is not None:
         written.finish(result)
+    elif news is not None:
+        output.write(news.document())
     elif chosen is not None and only_names:
         print_names(chosen, output)
     else:
         meaning = accuracies.meaning if accuracies else "measured when the demo was trained" * args.demo
-        output.write(report(result, accuracy=meaning, chosen=chosen, tokens=args.show_tokens))
+        output.write(result.shown(chosen, accuracy=meaning, tokens=args.show_tokens).document())
     if only_names or output.format == "csv":
         # These forms have no place for failures, and nothing may be lost silently.
         for failed in result.failed:
@@ -293,29 +310,39 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _progress(quiet: bool) -> Iterator[tuple[Progress | None, Lines | None]]:
-    """A bar on a terminal's standard error, which disappears when all is read; elsewhere lines."""
+def _progress(quiet: bool) -> Iterator[OnDone]:
+    """A bar on a terminal's standard error, which disappears when all is read; elsewhere lines.
+
+    Either comes after a second only, when the total is known.
+    """
     if quiet:
-        yield None, None
+        yield lambda outcome, done, count: None
         return
     if not sys.stderr.isatty():
         from lmeval_screener.reports.progress import Lines
 
-        lines = Lines(lambda text: print(f"screen-checkpoints: {text}", file=sys.stderr, flush=True))
-        yield lines.progress, lines
+        yield Lines(lambda text: print(f"screen-checkpoints: {text}", file=sys.stderr, flush=True)).on_done
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
+    from lmeval_screener.screening import label_of
+
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("connecting")
+    bar = Bar(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task("")
+    start = time.monotonic()
 
-        def update(done: int, total: int, label: str) -> None:
-            bar.update(task, completed=done, total=total, description=label)
+    def update(outcome: Reading | Failed, done: int, count: int) -> None:
+        bar.update(task, completed=done, total=count, description=label_of(outcome))
+        if time.monotonic() - start > _PATIENCE:
+            bar.start()
 
-        yield update, None
+    try:
+        yield update
+    finally:
+        bar.stop()
 
 
 COMMANDS = {"screen": (add_arguments, run)}

@@ -49,6 +49,14 @@ SCREENING_CODES: dict[str, str] = {
 }
 
 
+def printable(text: str) -> str:
+    """A text as one line that does nothing to a terminal: control characters as their escapes.
+
+    Names of folders and objects, and the answers of servers, may hold anything.
+    """
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
 class ScreeningError(DispersionError):
     """One checkpoint cannot be screened.
 
@@ -59,5 +67,5 @@ class ScreeningError(DispersionError):
     def __init__(self, code: str, message: str) -> None:
         if code not in SCREENING_CODES:
             raise ValueError(f"{code!r} is not in SCREENING_CODES")
-        super().__init__(message)
+        super().__init__(printable(message))
         self.code = code

@@ -6,8 +6,9 @@ import argparse
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import UsageError
 
@@ -19,9 +20,8 @@ if TYPE_CHECKING:
     from lmeval_screener.tokens.sets import TokenSet
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)b?", re.IGNORECASE)
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 #: The Hub's quotas as it documents them (autumn 2026), requests in 300 s: anonymous, with a token.
-QUOTAS = {"api": (500, 1000), "resolvers": (3000, 5000), "pages": (100, 200)}
+QUOTAS = {"api": (500, 1000), "resolvers": (3000, 5000)}
 WINDOW = 300.0
 #: Bytes of a checkpoint beside its rows: header, configuration, index.
 _BESIDE = 40_000
@@ -34,8 +34,8 @@ def add_limit_options(parser: argparse._ActionsContainer) -> None:
         "--max-requests",
         type=int,
         metavar="N",
-        help="stop before more requests to the Hub, which its quota counts; several processes share a quota "
-        "by each having a part of it (default: no limit)",
+        help="stop before more requests to the Hub, which its quota counts; give each of several processes "
+        "its share (default: no limit)",
     )
     parser.add_argument(
         "--max-bytes", metavar="SIZE", help="stop before more is read, such as 500M or 2G (default: no limit)"
@@ -43,7 +43,7 @@ def add_limit_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="say what would be read, what it costs and how long the Hub's quota makes it, and stop",
+        help="say what would be read at most, what it costs and how long the Hub's quota makes it, and stop",
     )
 
 
@@ -69,120 +69,64 @@ def allowance_of(args: argparse.Namespace) -> Allowance:
 
 
 def plan_document(
-    selected: Selected,
-    targets: Sequence[Target],
-    domain: TokenSet,
-    reference: TokenSet,
-    *,
-    timeout: float,
+    selected: Selected, targets: Sequence[Target], domain: TokenSet, reference: TokenSet
 ) -> Document:
-    """What the screening of some targets will cost.
+    """What the screening of some targets costs at most: what is cached or in a registry costs less.
 
     Args:
         selected: The selection that they came of.
         targets: All that would be screened.
         domain: T.
         reference: R.
-        timeout: Seconds for one checkpoint.
     """
-    import asyncio
-
     from lmeval_dispersion.report import Column, Document, Section, Table
     from lmeval_screener.checkpoints.hub import Hub
 
-    hub = Hub()
-    cached = asyncio.run(_cached(targets, domain, reference, timeout))
+    has_token = Hub().has_token()
     words = sum(len(group.texts()) for tokens in (domain, reference) for group in tokens.groups.values())
-    rows = []
-    for target in targets:
-        requests = dict.fromkeys(QUOTAS, 0)
-        kind, size = "to read", _bytes(target, words)
-        if target.refused is not None:
-            kind, size = "refused", 0
-        elif target.local:
-            kind, size = "local", 0
-        elif target in cached:
-            kind, size = "cached", 0
-        elif target.listing is not None and target.listing.gated and not hub.has_token():
-            kind, size = "gated", 0
-        elif target.listing is not None:
-            sharded = "model.safetensors" not in target.listing.files
-            requests["resolvers"] = 4 if sharded else 3
-        else:
-            requests |= {"api": 1, "resolvers": 3}
-        rows.append({"checkpoint": target.label, "what": kind, **requests, "bytes": size})
-    totals = {name: sum(int(str(row[name])) for row in rows) for name in QUOTAS}
-    size = sum(int(str(row["bytes"])) for row in rows)
-    seconds = {name: _waiting(count, QUOTAS[name][hub.has_token()]) for name, count in totals.items()}
+    rows = [_planned(target, words, has_token) for target in targets]
+    kinds = Counter(row["what"] for row in rows)
+    totals = {name: sum(row[name] for row in rows) for name in ("api", "resolvers", "bytes")}
+    seconds = {name: _waiting(totals[name], QUOTAS[name][has_token]) for name in QUOTAS}
     slowest = max(seconds, key=lambda name: seconds[name])
-    reading = sum(row["what"] == "to read" for row in rows)
-    others = ", ".join(
-        f"{count} {kind}"
-        for kind in ("cached", "local", "gated", "refused")
-        if (count := sum(row["what"] == kind for row in rows))
-    )
-    wait = (
-        f"The quota of {slowest} makes it at least {seconds[slowest] / 60:.0f} min."
-        if seconds[slowest]
-        else "No quota binds."
-    )
+    wait = f"The quota of {slowest} makes it at least {seconds[slowest] / 60:.0f} min."
     answer = [
-        f"{reading} of {len(rows)} checkpoints to read: about {totals['resolvers']} resolver and "
-        f"{totals['api']} API requests, {size / 1e6:.0f} MB. {wait}"
+        f"{kinds.pop('to read', 0)} of {len(rows)} checkpoints to read: at most about {totals['resolvers']} "
+        f"resolver and {totals['api']} API requests, {totals['bytes'] / 1e6:.0f} MB. "
+        + (wait if seconds[slowest] else "No quota binds.")
     ]
-    if others:
-        answer.append(f"Without a request: {others}.")
+    if kinds:
+        answer.append(f"Without a request: {', '.join(f'{kinds[kind]} {kind}' for kind in sorted(kinds))}.")
     if selected.sentence:
         answer.append(f"{selected.sentence[0].upper()}{selected.sentence[1:]}.")
     columns = [
         Column("checkpoint", "Checkpoint"),
-        Column("what", "What", hint="cached: everything that is needed is kept from an earlier run"),
+        Column("what", "What"),
         Column("api", "API", "d", hint="requests"),
         Column("resolvers", "Resolver", "d", hint="requests; tokenizers that are new come on top"),
         Column("bytes", "Bytes", "d", hint="about: rows for its parameters, header, configuration"),
     ]
-    return Document(
-        "Plan",
-        answer=tuple(answer),
-        sections=[Section("", [Table(rows, columns, "What would be read", "plan")])],
-        rows=rows,
-        guide="docs/reference/screening.md",
-    )
+    table = Table(rows, columns, "What would be read", "plan")
+    guide = "docs/reference/screening.md"
+    return Document("Plan", answer=answer, sections=[Section("", [table])], rows=rows, guide=guide)
 
 
-async def _cached(
-    targets: Sequence[Target], domain: TokenSet, reference: TokenSet, timeout: float
-) -> set[Target]:
-    """Those of which nothing has to be asked: they are pinned, and can be read offline."""
-    from lmeval_screener.checkpoints.http import Budget
-    from lmeval_screener.checkpoints.hub import Hub
-    from lmeval_screener.errors import ScreeningError
-    from lmeval_screener.reading import Reader
-    from lmeval_screener.tokens.cache import ResolutionCache
-
-    found = set()
-    async with Hub(offline=True) as hub:
-        for target in targets:
-            commit = target.listing.commit if target.listing is not None else target.revision or ""
-            if target.local or target.refused is not None or not _COMMIT.fullmatch(commit):
-                continue
-            if not hub.knows(target.repo, commit):
-                continue
-            reader = Reader(hub, domain, reference, ResolutionCache(hub.cache))
-            try:
-                await reader.read(target, Budget(timeout))
-            except ScreeningError as error:
-                if error.code == "Offline":
-                    continue
-            found.add(target)  # what fails by what is stored fails without a request too
-    return found
-
-
-def _bytes(target: Target, words: int) -> int:
-    """About what is read of a checkpoint: rows of two bytes a number, of a width that fits its parameters."""
-    parameters = target.listing.parameters if target.listing is not None else None
-    width = 1.85 * (parameters or 7e9) ** (1 / 3)
-    return int(words * width * 2 * _SLACK) + _BESIDE
+def _planned(target: Target, words: int, has_token: bool) -> dict[str, Any]:
+    """What one checkpoint costs at most."""
+    listing = target.listing
+    row = {"checkpoint": target.label, "what": "to read", "api": 0, "resolvers": 0, "bytes": 0}
+    if target.refused is not None or target.local:
+        return row | {"what": "refused" if target.refused else "local"}
+    if listing is not None and listing.gated and not has_token:
+        return row | {"what": "gated"}
+    # Rows of two bytes a number, of a width that fits the parameters.
+    width = 1.85 * ((listing.parameters if listing else None) or 7e9) ** (1 / 3)
+    sharded = listing is not None and "model.safetensors" not in listing.files
+    return row | {
+        "api": int(listing is None),
+        "resolvers": 4 if sharded else 3,
+        "bytes": int(words * width * 2 * _SLACK) + _BESIDE,
+    }
 
 
 def _waiting(requests: int, quota: int) -> float:

@@ -28,7 +28,6 @@ from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.ranking.measured import Measured
 from lmeval_screener.reading import Reader, Reading
 from lmeval_screener.targets.target import Target
 from lmeval_screener.tokens.cache import ResolutionCache
@@ -41,8 +40,8 @@ _SILENCE = 20.0  # seconds without a sign of life after which a cluster is lost
 _START = 120.0  # seconds that one of this machine's own may take to start
 _SLACK = 60.0  # seconds for a block's way to a worker and back
 
-#: What was measured of a checkpoint, or code and sentence of why nothing was.
-Outcome = Measured | tuple[str, str]
+#: What was read of a checkpoint, or code and sentence of why nothing was.
+Outcome = Reading | tuple[str, str]
 #: Number of a checkpoint, the checkpoint, its seconds.
 _Asked = tuple[int, Target, float]
 
@@ -90,9 +89,7 @@ class RayReader(Reader):
         self._connected = self._some_read = False
         self._patience = 0.0  # seconds in which a block must come back
 
-    async def read(
-        self, target: Target, budget: Budget, *, over: Resolution | None = None
-    ) -> Reading | Measured:
+    async def read(self, target: Target, budget: Budget, *, over: Resolution | None = None) -> Reading:
         """See `Reader.read`; the budget begins on the cluster.
 
         Raises:
@@ -125,7 +122,7 @@ class RayReader(Reader):
             read = await outcome if self._lost is None else None
         finally:
             del self._waiting[number]
-        if isinstance(read, Measured):
+        if isinstance(read, Reading):
             return replace(read, target=target, repo=target.repo if target.local else read.repo)
         if read is not None:
             raise ScreeningError(*read)
@@ -307,7 +304,7 @@ def read_block(
                     except Exception as error:
                         # A defect that shows in one checkpoint must not cost the user all the others.
                         return "InternalError", f"{type(error).__name__}: {error}; please report it"
-                    return reading.measured() if isinstance(reading, Reading) else reading
+                    return reading
 
             outcomes = await asyncio.gather(*(read(*item) for item in block))
             meters = [hub.meter, *reader.meters]

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from lmeval_dispersion.errors import GeometryError
 from lmeval_dispersion.geometry import Metric
@@ -18,10 +14,9 @@ from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.snapshot import Meter, Snapshot
 from lmeval_screener.checkpoints.source import Sources
-from lmeval_screener.errors import ScreeningError
-from lmeval_screener.ranking.controls import CONTROLS, POOL, Controls, controls, random_ids
+from lmeval_screener.errors import ScreeningError, printable
 from lmeval_screener.ranking.gap import Gap, gaps
-from lmeval_screener.ranking.measured import Gaps, Measured
+from lmeval_screener.ranking.ratio import Ratio, ratio
 from lmeval_screener.targets.names import REPOSITORY
 from lmeval_screener.targets.target import Target, parse_target
 from lmeval_screener.tokens.cache import ResolutionCache
@@ -33,82 +28,60 @@ from lmeval_screener.weights.gguf import choose_files, read_gguf, read_vocabular
 from lmeval_screener.weights.projection import (
     OutputProjection,
     find_projection,
-    read_rows,
     read_rows_and_norm,
 )
 from lmeval_screener.weights.rows import PiecedRows
 from lmeval_screener.weights.slices import sliced
-from lmeval_screener.weights.tensors import row_bytes
-
-#: Bytes of sampled rows; what lies between them and the final norm's weight comes on top, within 1 MB.
-_SAMPLE_BYTES = 750_000
-_SMALLEST_SAMPLE = 8
-#: Bytes of rows of random tokens that lie in T's range of ids.
-_RANDOM_BYTES = 150_000
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Reading:
     """What was read of one checkpoint, before it is known which others it may be compared with.
 
     Attributes:
         target: What was asked for.
-        snapshot: Where it was read.
-        projection: The matrix.
+        repo: Repository after renames, or the folder.
+        revision: The commit that was read; None for a folder.
+        tensor: Name of the output projection.
+        file: Where it is stored.
+        dtype: Its element type as stored.
+        shape: Rows and columns.
+        tied: Whether it is the input embedding.
+        parameters: All parameters as stored; None if not to be known.
         tokenizer: Digest of the tokenizer's file.
-        resolution: The rows of T and R in that tokenizer.
+        resolution: The rows of T and R; checkpoints of one tokenizer share it.
         gaps: The gap in every metric.
+        warnings: What a reader of the number should know.
+        bytes_read: Bytes that travelled, those of an adapter's base included.
+        requests: Requests likewise.
         seconds: From the first request to the last row.
-        budget: The time that it may take.
-        base: Where the base of an adapter was read; None for other checkpoints.
+        ratio: The second figure; None where the final norm is not known.
+        no_ratio: Why there is none, one clause; empty where there is one.
     """
 
     target: Target
-    snapshot: Snapshot
-    projection: OutputProjection
+    repo: str
+    revision: str | None
+    tensor: str
+    file: str
+    dtype: str
+    shape: tuple[int, int]
+    tied: bool
+    parameters: int | None
     tokenizer: str
     resolution: Resolution
-    gaps: dict[Metric, Gap]
+    gaps: Mapping[Metric, Gap]
+    warnings: tuple[str, ...]
+    bytes_read: int
+    requests: int
     seconds: float
-    budget: Budget
-    base: Snapshot | None = None
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes that travelled for it, those of an adapter's base included."""
-        return self.snapshot.meter.bytes_read + (self.base.meter.bytes_read if self.base else 0)
-
-    @property
-    def requests(self) -> int:
-        """Requests likewise."""
-        return self.snapshot.meter.requests + (self.base.meter.requests if self.base else 0)
-
-    def measured(self) -> Measured:
-        """What is kept of it: all but the snapshot and the header."""
-        snapshot, projection = self.snapshot, self.projection
-        return Measured(
-            target=self.target,
-            repo=snapshot.repo,
-            revision=snapshot.revision,
-            tensor=projection.name,
-            file=projection.file,
-            dtype=projection.dtype,
-            shape=projection.shape,
-            tied=projection.tied,
-            parameters=projection.parameters,
-            tokenizer=self.tokenizer,
-            resolution=self.resolution,
-            gaps=Gaps.of(self.gaps),
-            warnings=tuple(projection.warnings),
-            bytes_read=self.bytes_read,
-            requests=self.requests,
-            seconds=self.seconds,
-        )
+    ratio: Ratio | None = None
+    no_ratio: str = ""
 
 
 #: What is known of a checkpoint as it was opened, an adapter with its base, so that it need not be read; None
 #: for nothing.
-Known = Callable[[Target, Snapshot, Snapshot | None], Measured | None]
+Known = Callable[[Target, Snapshot, Snapshot | None], Reading | None]
 
 
 class Reader:
@@ -145,9 +118,7 @@ class Reader:
         self._resolutions: dict[str, Resolution] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
-    async def read(
-        self, target: Target, budget: Budget, *, over: Resolution | None = None
-    ) -> Reading | Measured:
+    async def read(self, target: Target, budget: Budget, *, over: Resolution | None = None) -> Reading:
         """Read one checkpoint within a time budget; what is known of it instead, where that is enough.
 
         Args:
@@ -160,7 +131,7 @@ class Reader:
         """
         return await budget.bounded(self._read(target, budget, over))
 
-    async def _read(self, target: Target, budget: Budget, over: Resolution | None) -> Reading | Measured:
+    async def _read(self, target: Target, budget: Budget, over: Resolution | None) -> Reading:
         start = time.perf_counter()
         if target.refused is not None:
             raise ScreeningError(*target.refused)
@@ -188,13 +159,32 @@ class Reader:
                     find_projection(snapshot),
                     self._resolution(digest, lambda: _vocabulary(snapshot, file)),
                 )
-        gaps = await _read_gaps(projection, resolution)
-        seconds = time.perf_counter() - start
-        return Reading(target, snapshot, projection, digest, resolution, gaps, seconds, budget, base=base)
+        gaps, ratio, no_ratio = await _read_figures(projection, resolution)
+        meters = [place.meter for place in (snapshot, base) if place is not None]
+        return Reading(
+            target=target,
+            repo=printable(snapshot.repo),
+            revision=snapshot.revision,
+            tensor=projection.name,
+            file=projection.file,
+            dtype=projection.dtype,
+            shape=projection.shape,
+            tied=projection.tied,
+            parameters=projection.parameters,
+            tokenizer=digest,
+            resolution=resolution,
+            gaps=gaps,
+            warnings=tuple(projection.warnings),
+            bytes_read=sum(meter.bytes_read for meter in meters),
+            requests=sum(meter.requests for meter in meters),
+            seconds=time.perf_counter() - start,
+            ratio=ratio,
+            no_ratio=no_ratio,
+        )
 
     async def _opened(
         self, target: Target, budget: Budget, *, ask: bool
-    ) -> tuple[Snapshot, Adapter | None, Snapshot | None, Measured | None]:
+    ) -> tuple[Snapshot, Adapter | None, Snapshot | None, Reading | None]:
         """A checkpoint, an adapter with its base, and what is known of it if that is asked."""
         snapshot = await self._open(target, budget)
         adapter = await read_adapter(snapshot) if target.file is None and is_adapter(snapshot) else None
@@ -225,78 +215,10 @@ class Reader:
             return self._resolutions[digest]
 
 
-@dataclass(frozen=True)
-class ControlRows:
-    """Rows that the controls of a checkpoint are made of, beside those of T and R.
-
-    Attributes:
-        sample: Ids of a sample of the whole matrix.
-        most: Random tokens that may be read beside them.
-    """
-
-    sample: tuple[int, ...]
-    most: int
-
-    def key(self, resolution: Resolution) -> str:
-        """What tells the controls of one commit apart: a digest of all that picks their rows."""
-        domain, reference = resolution.domain_ids, resolution.reference_ids
-        # No more are ever read, so a larger limit picks the same.
-        most = min(self.most, POOL * len(domain))
-        picked = [CONTROLS, self.sample, most, resolution.vocabulary, domain, reference]
-        return hashlib.sha256(json.dumps(picked).encode()).hexdigest()[:32]
-
-
-def control_rows(found: Sequence[tuple[Measured, Measured]]) -> list[ControlRows]:
-    """The rows of each checkpoint's controls: at most 1 MB more for each.
-
-    Args:
-        found: Each with the one of its common tokenizer, whose sample of rows is taken for all.
-    """
-    # One size of the sample for all of a width, or the means would differ by that alone.
-    wide: dict[tuple[str, int], int] = {}
-    for one, common in found:
-        key = common.tokenizer, one.shape[1]
-        wide[key] = max(wide.get(key, 0), row_bytes(one.dtype, one.shape[1]))
-    samples = {common.tokenizer: common.resolution.sample for _, common in found}
-    rows = {
-        (tokenizer, width): ControlRows(samples[tokenizer][: _SAMPLE_BYTES // size], _RANDOM_BYTES // size)
-        for (tokenizer, width), size in wide.items()
-    }
-    return [rows[common.tokenizer, one.shape[1]] for one, common in found]
-
-
-async def read_controls(reading: Reading, rows: ControlRows) -> Controls:
-    """The gauge controls of a checkpoint that was read, in what is left of its time.
-
-    Raises:
-        ScreeningError: They cannot be read; that costs no checkpoint its rank.
-    """
-    try:
-        return await reading.budget.bounded(_read_controls(reading, rows.sample, rows.most))
-    except GeometryError as error:
-        raise ScreeningError("BadRows", str(error)) from error
-
-
-async def _read_controls(reading: Reading, sample: Sequence[int], most: int) -> Controls:
-    projection, resolution = reading.projection, reading.resolution
-    rows = projection.shape[0]
-    if len(sample) < _SMALLEST_SAMPLE or max(sample) >= rows:
-        raise ScreeningError(
-            "BadRows", f"a sample of rows cannot be taken from {projection.name} of {rows} rows"
-        )
-    domain, reference = resolution.domain_ids, resolution.reference_ids
-    taken = [*domain, *reference]
-    # Padding is no token, and the same ids serve every checkpoint of the tokenizer.
-    near, others = random_ids(domain, taken, sample, min(rows, resolution.vocabulary), most)
-    _, norm = await read_rows_and_norm(projection, taken)
-    matrix = await read_rows(projection, [*taken, *sample, *others], directions=False)
-    t, r, s, o = np.split(matrix, np.cumsum([len(domain), len(reference), len(sample)]))
-    at = {i: place for place, i in enumerate(sample)}
-    known = norm.reason if norm.weight is None else norm
-    return controls(t, r, s, known, np.concatenate([s[[at[i] for i in near]], o]))
-
-
-async def _read_gaps(projection: OutputProjection, resolution: Resolution) -> dict[Metric, Gap]:
+async def _read_figures(
+    projection: OutputProjection, resolution: Resolution
+) -> tuple[dict[Metric, Gap], Ratio | None, str]:
+    """G in every metric, the ratio, and why there is none."""
     ids = [*resolution.domain_ids, *resolution.reference_ids]
     split, rows = len(resolution.domain_ids), projection.shape[0]
     if max(ids) >= rows:
@@ -309,9 +231,12 @@ async def _read_gaps(projection: OutputProjection, resolution: Resolution) -> di
         raise sliced(
             projection.name, f"its {rows} rows are fewer than the tokenizer's {resolution.vocabulary}"
         )
-    matrix = await read_rows(projection, ids)
+    matrix, norm = await read_rows_and_norm(projection, ids)
+    domain, reference = matrix[:split], matrix[split:]
     try:
-        return gaps(matrix[:split], matrix[split:])
+        if norm.weight is None:
+            return gaps(domain, reference), None, norm.reason
+        return gaps(domain, reference), ratio(domain, reference, norm, projection.dtype), ""
     except GeometryError as error:
         raise ScreeningError(
             "BadRows", f"cannot be screened because of {projection.name}: {error}"

@@ -1,262 +1,118 @@
-"""What a screening yields: the dataclasses behind every output format, and the JSON contract.
+"""What a screening yields, in every form: the sentences stand in ``screening.jinja`` beside this module.
 
-The contract, ``screen-checkpoints/3``, is that of docs/reference/screening.md; :meth:`Result.to_dict` is it.
+The JSON contract, ``screen-checkpoints/3``, is documented in docs/reference/screening.md.
 """
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import date
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from lmeval_dispersion.errors import MissingExtraError
-from lmeval_dispersion.geometry import METRICS, Metric, PairMean
-from lmeval_dispersion.report import Document, Reportable
-from lmeval_screener.ranking.controls import NAMES, Control, Controls, reversals
-from lmeval_screener.ranking.gap import Gap
-from lmeval_screener.ranking.ties import ALL_PAIRS, Next
-from lmeval_screener.targets.target import label, step_key
-from lmeval_screener.targets.training_runs import step_or_date, training_and_step
-from lmeval_screener.tokens.resolution import Token
+from lmeval_dispersion.geometry import Metric
+from lmeval_dispersion.report import Chart, Col, Report, Row, Table
+from lmeval_dispersion.report.cells import shown
+from lmeval_dispersion.report.declared import json_value, spans
+from lmeval_screener.agreement import Agreement, agreements
+from lmeval_screener.contract import entry, flat_row
+from lmeval_screener.ranking.gap import difference
+from lmeval_screener.reports import answer, charts
+from lmeval_screener.screened import Failed, Gate, Group, Screened, TokenInfo
+from lmeval_screener.shortlist.choice import Shortlist, shortlist
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from lmeval_screener.ranking.gate import Gate
+    from lmeval_screener.shortlist.verdict import Verdict
 
 SCHEMA = "screen-checkpoints/3"
 #: What every standard error of a gap is of. Not of training: runs that differ in their seed alone differ too.
 SE_COVERS = "choice of tokens"
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """The matrix that the rows came from: name, file, stored dtype, shape (v, d), tied or not."""
-
-    name: str
-    file: str
-    dtype: str
-    shape: tuple[int, int]
-    tied: bool
+_SCOPES = {"within groups": "all, inside groups", "overall": "all, across groups (not supported)"}
+_LONG = 40  # rows of a group that a terminal shows whole
+_TOP, _BOTTOM = 15, 3  # rows that it shows of a longer one, beside those tied with the last of the top
 
 
 @dataclass(frozen=True)
-class TokenInfo:
-    """How many tokens of each set were compared, and what was not.
+class RankedRow:
+    """A checkpoint in the table of its group."""
 
-    Attributes:
-        domain: Tokens of T.
-        reference: Tokens of R.
-        dropped: Words of T that are no single piece of the tokenizer.
-        dropped_reference: Words of R likewise.
-        digit_scheme: How the tokenizer writes numbers.
-        domain_tokens: The tokens of T: surface form, piece, id, group.
-        reference_tokens: Those of R.
-    """
-
-    domain: int
-    reference: int
-    dropped: tuple[str, ...]
-    dropped_reference: tuple[str, ...]
-    digit_scheme: str
-    domain_tokens: tuple[Token, ...] = ()
-    reference_tokens: tuple[Token, ...] = ()
-
-    @staticmethod
-    def variants(tokens: Sequence[Token]) -> list[str]:
-        """How the words of a set are looked up: ``bare``, ``space``, or both."""
-        return sorted({"space" if token.text.startswith(" ") else "bare" for token in tokens})
-
-
-@dataclass(frozen=True, eq=False, repr=False, slots=True)
-class Screened:
-    """One checkpoint that was screened.
-
-    Attributes:
-        repo: Repository after renames, or the folder.
-        requested_revision: What the user asked for, None for the default branch.
-        revision: The commit that was read, 40 hex digits; None for a folder.
-        family: Family, or the tokenizer's short hash where checkpoints were given by name.
-        scale: Size as the field names it.
-        gaps: The gap in every metric.
-        tensor: Which matrix was read.
-        tokens: Which tokens were read.
-        bytes_read: Bytes that travelled, headers and small files included; from a cache 0.
-        requests: Requests that were made.
-        seconds: From the first request to the last row.
-        notes: What a reader of the number should know (contradictory configuration and the like).
-        accuracy: Accuracy that somebody supplied, None otherwise.
-        negative_control: Whether it is known not to have learned what the others learned.
-        rank: Rank within (family, scale), 1 for the largest G; equal means share the better rank.
-        ties: Ranks that it is not told apart from, as ranges: all pairs of the group counted
-            (`ranking.ties`), so at most one group in twenty has a pair told apart by the choice of tokens
-            alone.
-        next: The difference from the next in rank; None for the last.
-        controls: Gauge controls where they were asked for; a sentence where they could not be read.
-        file: The GGUF file or quantisation that the user chose; None for the checkpoint's own weights.
-        changed: When the repository changed last, where a list of repositories said it (ISO 8601, UTC).
-        labelled: What reports call it, where that is settled.
-    """
-
-    repo: str
-    requested_revision: str | None
-    revision: str | None
-    family: str
-    scale: str
-    gaps: Mapping[Metric, Gap]
-    tensor: TensorInfo
-    tokens: TokenInfo
-    bytes_read: int
-    requests: int
-    seconds: float
-    notes: tuple[str, ...] = ()
-    accuracy: float | None = None
-    negative_control: bool = False
-    rank: int = 0
-    ties: tuple[range, ...] = ()
-    next: Next | None = None
-    controls: Controls | str | None = None
-    file: str | None = None
-    changed: str | None = None
-    labelled: str | None = None
-
-    @property
-    def name(self) -> str:
-        """``repo``, ``repo@revision`` or ``repo:file``, as the user would write it."""
-        return label(self.repo, self.requested_revision, self.file)
-
-    @property
-    def label(self) -> str:
-        """What reports call it; unique among those that were screened together."""
-        return self.labelled or self.name
-
-    @property
-    def tied_with(self) -> tuple[int, ...]:
-        """The ranks of the group that it is not told apart from, ascending; empty where there are none."""
-        return tuple(chain(*self.ties))
-
-    def tied_to(self, rank: int) -> bool:
-        """Whether it is not told apart from the checkpoints of a rank."""
-        return any(rank in ranks for ranks in self.ties)
-
-    @property
-    def step_or_date(self) -> tuple[str, float] | None:
-        """``step`` or ``date`` (in days) and its number, as the name of revision or folder tells it.
-
-        Where it tells none, the date of the repository's last change, if a list of repositories said it.
-        """
-        training, step = training_and_step(self.repo, self.requested_revision, local=self.revision is None)
-        found = step_or_date(step or training.rpartition("/")[2])
-        return step_or_date(self.changed[:10]) if found is None and self.changed else found
-
-    def __repr__(self) -> str:
-        gaps = ", ".join(f"{metric} G {gap.mean:.3f} ± {gap.se:.3f}" for metric, gap in self.gaps.items())
-        return f"<Screened> {self.label}: {gaps}; rank {self.rank} of {self.family}, {self.scale}"
+    rank: Annotated[int, Col("Rank", "d", short="#")]
+    label: Annotated[str, Col("Checkpoint")]
+    G: Annotated[float, Col("G", ".3f", dots="below", reach="reach")]
+    reach: float | None
+    ratio: Annotated[float | None, Col("Ratio", ".3f")]
+    no_clear_order_with: Annotated[str, Col("No clear order with", short="No clear order", drop=1)]
+    chosen: Annotated[str | None, Col("Chosen", drop=2)]
+    accuracy: Annotated[float | None, Col("Accuracy", ".3f", short="Acc.", drop=3)]
 
 
 @dataclass(frozen=True)
-class Failed:
-    """One checkpoint that was not screened: a stable word and a sentence."""
+class FiguresRow:
+    """Both figures of a checkpoint with their errors, and the parts of G."""
 
-    repo: str
-    revision: str | None
-    error: str
-    message: str
-    file: str | None = None
-    labelled: str | None = None
-
-    @property
-    def label(self) -> str:
-        """What reports call it."""
-        return self.labelled or label(self.repo, self.revision, self.file)
-
-
-@dataclass(frozen=True, repr=False)
-class Group:
-    """Checkpoints that may be compared: one family (or tokenizer) and one scale, best first."""
-
-    family: str
-    scale: str
-    checkpoints: tuple[Screened, ...]
-
-    def __repr__(self) -> str:
-        return f"<Group> {self.family}, {self.scale}: {', '.join(c.label for c in self.checkpoints[:5])}" + (
-            f" and {len(self.checkpoints) - 5} more" if len(self.checkpoints) > 5 else ""
-        )
-
-    def trajectory(self) -> tuple[Screened, ...] | None:
-        """The members in the order of their steps where all are of one training, else None.
-
-        They are revisions of one repository, or folders of one local run, whose own folder holds the last.
-        """
-        training: str | None = None
-        steps: dict[Screened, str | None] = {}
-        for c in self.checkpoints:
-            own, step = training_and_step(c.repo, c.requested_revision, local=c.revision is None)
-            if training is not None and own != training:
-                return None
-            training, steps[c] = own, step
-        if len(steps) < 2 or not any(steps.values()):
-            return None
-        return tuple(sorted(steps, key=lambda c: (steps[c] is None, step_key(steps[c] or ""))))
-
-    def control_rank(self, checkpoint: Screened, name: str) -> int | None:
-        """Rank of a member by a control, ``centred`` or ``final_norm``; None where it is not known."""
-        own = control(checkpoint, name)
-        if not isinstance(own, Control):
-            return None
-        means = self._control_means[name]
-        return 1 + len(means) - bisect_right(means, own.mean)
-
-    @cached_property
-    def _control_means(self) -> dict[str, list[float]]:
-        found = {name: [control(c, name) for c in self.checkpoints] for name in NAMES}
-        return {
-            name: sorted(one.mean for one in values if isinstance(one, Control))
-            for name, values in found.items()
-        }
-
-    def control_warnings(self) -> list[str]:
-        """Sentences on pairs that G tells apart and a control orders the other way.
-
-        Of a large group, each member is compared with the first that is told apart from it.
-        """
-        members = [
-            (c.label, c.controls if isinstance(c.controls, Controls) else None) for c in self.checkpoints
-        ]
-        return reversals(members, self._apart())
-
-    def _apart(self) -> list[tuple[int, int]]:
-        """Places (better, worse) that are told apart; of a large group one pair for each of the better."""
-        members = self.checkpoints
-        if len(members) > ALL_PAIRS:
-            ranks = [c.rank for c in members]
-            nearest = [
-                (i, bisect_right(ranks, max(c.rank, c.ties[-1][-1] if c.ties else 0)))
-                for i, c in enumerate(members)
-            ]
-            return [(i, j) for i, j in nearest if j < len(members)]
-        return [
-            (i, j)
-            for j, worse in enumerate(members)
-            for i, better in enumerate(members[:j])
-            if not better.tied_to(worse.rank)
-        ]
+    label: Annotated[str, Col("Checkpoint")]
+    G: Annotated[float, Col("G", ".3f", error="G_se")]
+    G_se: float
+    delta: Annotated[float | None, Col("Δ to next", ".4f", error="delta_se", short="Δ", drop=2)]
+    delta_se: float | None
+    ratio: Annotated[float | None, Col("Ratio", ".3f", error="ratio_se")]
+    ratio_se: float | None
+    within_T: Annotated[float, Col("within(T)", ".3f", error="within_T_se", drop=3)]
+    within_T_se: float
+    between: Annotated[float, Col("between(T, R)", ".3f", error="between_se", short="T, R", drop=3)]
+    between_se: float
+    within_R: Annotated[float, Col("within(R), control", ".3f", error="within_R_se", short="in R", drop=3)]
+    within_R_se: float
 
 
-def control(checkpoint: Screened, name: str) -> Control | str | None:
-    """One control of a checkpoint by name: the figure, why there is none, or None if none was asked for."""
-    found = checkpoint.controls
-    return getattr(found, name) if isinstance(found, Controls) else found
+@dataclass(frozen=True)
+class ReadRow:
+    """What a checkpoint was computed from, and what that cost."""
+
+    label: Annotated[str, Col("Checkpoint")]
+    revision: Annotated[str, Col("Commit", drop=3)]
+    matrix: Annotated[str, Col("Rows of", drop=2)]
+    dtype: Annotated[str, Col("Type", drop=1)]
+    bytes_read: Annotated[int, Col("Read", "bytes")]
+    requests: Annotated[int, Col("Requests", "d")]
+    seconds: Annotated[float, Col("Seconds", ".2f", short="s")]
+
+
+@dataclass(frozen=True)
+class FailedRow:
+    """A checkpoint that failed, or some that failed alike."""
+
+    label: Annotated[str, Col("Checkpoint")]
+    error: Annotated[str, Col("Error")]
+    message: Annotated[str, Col("Why, and what to do")]
+
+
+@dataclass(frozen=True)
+class AgreementRow:
+    """Rank correlations of G with supplied accuracies."""
+
+    group: Annotated[str, Col("Group")]
+    n: Annotated[int, Col("n", "d")]
+    spearman: Annotated[float, Col("Spearman", ".3f")]
+    spearman_p: Annotated[float, Col("p", "p-value")]
+    kendall: Annotated[float, Col("Kendall τ-b", ".3f", drop=2)]
+    kendall_p: Annotated[float, Col("p", "p-value", drop=2)]
+    permutations: Annotated[str, Col("Permutations", drop=1)]
+
+
+@dataclass(frozen=True)
+class TokensRow:
+    """The tokens of one set in one tokenizer."""
+
+    family: Annotated[str, Col("Family")]
+    set: Annotated[str, Col("Set")]
+    variant: Annotated[str, Col("Variant")]
+    tokens: Annotated[str, Col("Piece:row")]
 
 
 @dataclass(frozen=True, repr=False)
-class Result(Reportable):
+class Result(Report):
     """A whole screening.
 
     Attributes:
@@ -270,7 +126,15 @@ class Result(Reportable):
         requests: Requests likewise.
         domain_words: Words of T as they were looked up, a leading space included.
         gate: What ``--fail-if-below`` found; None where it was not asked for.
+        chosen: The short list that the report shows; None for all checkpoints.
+        accuracy: What the supplied accuracies are, in words; empty where nothing says.
+        show_tokens: Whether the report lists the pieces and rows of T and R.
     """
+
+    template: ClassVar[str] = "screening.jinja"
+    schema: ClassVar[str] = SCHEMA
+    libraries: ClassVar[Sequence[str]] = ("numpy", "huggingface-hub")
+    guide: ClassVar[str] = "docs/reference/screening.md"
 
     domain: str
     reference: str
@@ -282,6 +146,9 @@ class Result(Reportable):
     requests: int
     domain_words: tuple[str, ...] = ()
     gate: Gate | None = None
+    chosen: Shortlist | None = None
+    accuracy: str = ""
+    show_tokens: bool = False
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -291,18 +158,69 @@ class Result(Reportable):
             found.setdefault((checkpoint.family, checkpoint.scale), []).append(checkpoint)
         return tuple(Group(family, scale, tuple(members)) for (family, scale), members in found.items())
 
+    @property
+    def best(self) -> Screened:
+        """The checkpoint with the largest G of the first group.
+
+        Raises:
+            IndexError: Nothing was screened.
+        """
+        return self.checkpoints[0]
+
+    def shortlist(self, k: int, *, audit_sample: int = 0, seed: int = 0) -> Shortlist:
+        """The K best of each group, those without a clear order with the K-th, and some others at random.
+
+        Args:
+            k: How many of each group.
+            audit_sample: How many others of each group to add at random.
+            seed: Of the random sample.
+
+        Raises:
+            UsageError: ``k`` below 1, or ``audit_sample`` below 0.
+        """
+        return shortlist(self.groups, self.metric, k, audit_sample=audit_sample, seed=seed)
+
+    def verify(self, *results: str | Path) -> Verdict:
+        """Whether the order agrees with results: of the short list where there is one, else of all.
+
+        Args:
+            results: lm-eval's results or folders of them, CSV files, or ``hub:TASK``.
+
+        Raises:
+            UsageError: A source cannot be read or fits no checkpoint.
+        """
+        from lmeval_screener.shortlist.manifest import manifest_dict, manifest_of
+        from lmeval_screener.shortlist.verdict import verify
+
+        everything = max((len(group.checkpoints) for group in self.groups), default=1)
+        chosen = self.chosen or self.shortlist(everything)
+        content = manifest_dict(self.head(), chosen, tasks=(), command="")
+        return verify(manifest_of(content, "the screening"), [str(source) for source in results])
+
+    def shown(self, chosen: Shortlist | None, *, accuracy: str = "", tokens: bool = False) -> Result:
+        """The same result as a report shows it: a short list, in words what accuracies are, all tokens."""
+        checkpoints = self.checkpoints
+        if chosen is not None:
+            checkpoints = tuple(
+                replace(c, chosen=chosen.why(c), inclusion_probability=chosen.probability(c))
+                for c in checkpoints
+            )
+        return replace(self, checkpoints=checkpoints, chosen=chosen, accuracy=accuracy, show_tokens=tokens)
+
+    # --- forms for programs -----------------------------------------------------------------------------
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract ``screen-checkpoints/3`` as plain Python values."""
-        return self.head() | {"checkpoints": [entry for entry, _ in self.entries()]}
-
-    def entries(self) -> Iterator[tuple[dict[str, Any], Screened]]:
-        """The contract's entries of the checkpoints, one after the other."""
-        for group in self.groups:
-            for c in group.checkpoints:
-                yield _checkpoint_dict(c) | _controls_dict(c, group), c
+        content = self.head() | {"answer": self.answer()}
+        content["checkpoints"] = self._entries
+        if self.agreement:
+            content["agreement"] = json_value(self.agreement)
+        if self.chosen is not None:
+            content["shortlist"] = self.chosen.to_dict()
+        return content
 
     def head(self) -> dict[str, Any]:
-        """The contract without its entries: they need not all be in memory at once."""
+        """The contract without its entries."""
         return {
             "schema": SCHEMA,
             "domain": self.domain,
@@ -310,7 +228,6 @@ class Result(Reportable):
             "metric": self.metric,
             "se_covers": SE_COVERS,
             "checkpoints": [],
-            **self._control_warnings(),
             "tokens": self._tokens(),
             "failed": [
                 {"label": f.label, "repo": f.repo, "revision": f.revision}
@@ -326,13 +243,22 @@ class Result(Reportable):
             **({} if self.gate is None else {"gate": self.gate.to_dict()}),
         }
 
+    @cached_property
+    def _entries(self) -> list[dict[str, Any]]:
+        """Of all that is shown: the short list where there is one."""
+        return [entry(c, group) for group in self.groups for c in self._members(group)]
+
+    def rows(self) -> Sequence[Row]:
+        """The rows of CSV and of the data frame: one checkpoint each."""
+        return [flat_row(row) for row in self._entries]
+
     def _tokens(self) -> list[dict[str, Any]]:
         """T and R of each tokenizer group, once: the members compare the same pieces at the same rows."""
         first = {c.family: c.tokens for c in reversed(self.checkpoints)}
         return [
             {"family": family}
             | {
-                side: {"variants": TokenInfo.variants(tokens), "pieces": {t.piece: t.id for t in tokens}}
+                side: {"variants": info.variants(tokens), "pieces": {t.piece: t.id for t in tokens}}
                 for side, tokens in (
                     ("domain", info.domain_tokens),
                     ("reference", info.reference_tokens),
@@ -341,149 +267,218 @@ class Result(Reportable):
             for family, info in reversed(first.items())
         ]
 
-    def _control_warnings(self) -> dict[str, Any]:
-        if all(c.controls is None for c in self.checkpoints):
-            return {}
-        return {"control_warnings": [text for group in self.groups for text in group.control_warnings()]}
+    # --- the report -------------------------------------------------------------------------------------
 
-    def to_frame(self) -> pd.DataFrame:
-        """One row a screened checkpoint; flat columns such as ``gap_cosine`` and ``gap_cosine_se``.
+    @cached_property
+    def agreement(self) -> list[Agreement]:
+        """Agreement of G with the supplied accuracies, per group and overall; empty without any."""
+        return agreements(self.groups, self.metric)
 
-        Types are pandas' nullable ``Int64``, ``boolean`` and ``string``, and ``float64`` with NaN.
+    def _members(self, group: Group) -> tuple[Screened, ...]:
+        """The members that are shown, in the order of the table: a training in that of its steps."""
+        members = (group.trajectory() if group.steps() else None) or group.checkpoints
+        return members if self.chosen is None else tuple(c for c in members if c.chosen is not None)
 
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise MissingExtraError(
-                "a data frame needs pandas: pip install 'lmeval-dispersion[audit]' (or `pip install pandas`)"
-            ) from error
-
-        frame = pd.DataFrame([flat_row(c) for c in self.checkpoints], columns=FLAT_COLUMNS)
-        return frame.astype({name: _TYPES.get(name, "string") for name in FLAT_COLUMNS})
-
-    def document(self) -> Document:
-        """The report that ``screen-checkpoints`` prints."""
-        from lmeval_screener.reports.document import report
-
-        return report(self)
-
-
-_PARTS = ("within_domain", "between", "within_reference")
-FLAT_COLUMNS = [
-    *("label", "repo", "requested_revision", "revision", "family", "scale", "rank", "tied_with"),
-    *(f"{part}_{metric}{end}" for metric in METRICS for part in ("gap", *_PARTS) for end in ("", "_se")),
-    *("accuracy", "tensor", "dtype", "tied", "tokens_domain", "tokens_reference", "dropped", "digit_scheme"),
-    *("bytes_read", "requests", "seconds", "notes"),
-]
-
-
-# Types of a frame's columns; the others hold text.
-_TYPES = {
-    **{name: "float64" for name in FLAT_COLUMNS if name.endswith(METRICS) or name.endswith("_se")},
-    **dict.fromkeys(("accuracy", "seconds"), "float64"),
-    **dict.fromkeys(("rank", "tokens_domain", "tokens_reference", "bytes_read", "requests"), "Int64"),
-    "tied": "boolean",
-}
-
-
-def flat_row(checkpoint: Screened) -> dict[str, Any]:
-    """One checkpoint as a flat row; the keys are ``FLAT_COLUMNS``."""
-    c = checkpoint
-    row: dict[str, Any] = {
-        "label": c.label,
-        "repo": c.repo,
-        "requested_revision": c.requested_revision,
-        "revision": c.revision,
-        "family": c.family,
-        "scale": c.scale,
-        "rank": c.rank,
-        "tied_with": " ".join(map(str, c.tied_with)),
-    }
-    for metric, gap in c.gaps.items():
-        row[f"gap_{metric}"], row[f"gap_{metric}_se"] = gap.mean, gap.se
-        for part in _PARTS:
-            mean: PairMean = getattr(gap, part)
-            row[f"{part}_{metric}"], row[f"{part}_{metric}_se"] = mean.mean, mean.se
-    row |= {
-        "accuracy": c.accuracy,
-        "tensor": c.tensor.name,
-        "dtype": c.tensor.dtype,
-        "tied": c.tensor.tied,
-        "tokens_domain": c.tokens.domain,
-        "tokens_reference": c.tokens.reference,
-        "dropped": " ".join(word.strip() for word in (*c.tokens.dropped, *c.tokens.dropped_reference)),
-        "digit_scheme": c.tokens.digit_scheme,
-        "bytes_read": c.bytes_read,
-        "requests": c.requests,
-        "seconds": round(c.seconds, 3),
-        "notes": "; ".join(c.notes),
-    }
-    return row
-
-
-def _checkpoint_dict(c: Screened) -> dict[str, Any]:
-    return {
-        "label": c.label,
-        "repo": c.repo,
-        "requested_revision": c.requested_revision,
-        "revision": c.revision,
-        "family": c.family,
-        "scale": c.scale,
-        "rank": c.rank,
-        "tied_with": list(c.tied_with),
-        "next": None if c.next is None else c.next._asdict(),
-        "gap": {m: {"mean": g.mean, "se": g.se} for m, g in c.gaps.items()},
-        **{part: {m: _part_dict(getattr(g, part)) for m, g in c.gaps.items()} for part in _PARTS},
-        "tensor": {
-            "name": c.tensor.name,
-            "file": c.tensor.file,
-            "dtype": c.tensor.dtype,
-            "shape": list(c.tensor.shape),
-            "tied": c.tensor.tied,
-        },
-        "tokens": {
-            "domain": c.tokens.domain,
-            "reference": c.tokens.reference,
-            "dropped": [word.strip() for word in (*c.tokens.dropped, *c.tokens.dropped_reference)],
-            "digit_scheme": c.tokens.digit_scheme,
-        },
-        "accuracy": c.accuracy,
-        "notes": list(c.notes),
-        "bytes_read": c.bytes_read,
-        "requests": c.requests,
-        "seconds": round(c.seconds, 3),
-    }
-
-
-def _controls_dict(c: Screened, group: Group) -> dict[str, Any]:
-    """``controls`` of a checkpoint, where they were asked for."""
-    if c.controls is None:
-        return {}
-    found: dict[str, Any] = {}
-    for name in NAMES:
-        own = control(c, name)
-        figure = {"mean": own.mean, "se": own.se} if isinstance(own, Control) else {"mean": None, "se": None}
-        reason = own if isinstance(own, str) else None
-        found[name] = figure | {"rank": group.control_rank(c, name), "reason": reason}
-    read = c.controls if isinstance(c.controls, Controls) else None
-    found |= {"sample": read and read.sample, "tensor": read and read.tensor}
-    if read is not None:
-        rank, null = read.effective_rank, read.random_tokens
-        found |= {"row_norm": read.row_norm, "effective_rank": None if isinstance(rank, str) else rank}
-        found["random_tokens"] = (
-            {"reason": null} if isinstance(null, str) else asdict(null) | {"reason": None}
+    def tables(self) -> Mapping[str, Table]:
+        """The rankings of the groups, their figures, what failed, what was read."""
+        tables = {"failed": Table.of(_failures(self.failed), "", name="failed")}
+        for place, group in enumerate(self.groups):
+            members = self._members(group)
+            name = f"{group.family}-{group.scale}"
+            excerpt = _excerpt(members, training=bool(group.steps()))
+            rows = [self._ranked_row(c, group) for c in members]
+            headings = {"label": "Step"} if group.steps() else {}
+            ranking = Table.of(rows, "", name=f"ranking-{name}", excerpt=excerpt, headings=headings)
+            figures = Table.of(
+                [self._figures_row(c, group) for c in members],
+                "",
+                name=f"figures-{name}",
+                excerpt=excerpt,
+                headings=headings | ({"delta": "Δ from previous"} if group.steps() else {}),
+            )
+            shares = 3 if all((c.accuracy or 0) <= 1 for c in members) else 1
+            places = answer.digits(members, self.metric) if members else 3
+            tables |= {
+                f"ranking{place}": _with_decimals(ranking, G=places, accuracy=shares),
+                f"figures{place}": _with_decimals(figures, G=places),
+            }
+        everyone = [c for group in self.groups for c in self._members(group)]
+        tables["read"] = Table.of([_read_row(c) for c in everyone], "", name="read")
+        tables["agreement"] = Table.of(
+            [_agreement_row(line) for line in self.agreement], "", name="agreement"
         )
-    kind, value = c.step_or_date or (None, None)
-    return {
-        "controls": found
-        | {"step": value if kind == "step" else None}
-        | {"date": date.fromordinal(int(value)).isoformat() if kind == "date" and value else None}
-    }
+        tables["tokens"] = Table.of(self._token_rows() if self.show_tokens else [], "", name="tokens")
+        return tables
+
+    def charts(self) -> Mapping[str, Chart]:
+        """G of each group, its parts, and accuracy against G."""
+        found: dict[str, Chart] = {}
+        for place, group in enumerate(self.groups):
+            if not self._members(group):
+                continue
+            draw = charts.steps_chart if group.steps() else charts.dots_chart
+            found[f"ranking{place}"] = draw(group, self.metric)
+            if group.steps() and (ratio := charts.ratio_chart(group)) is not None:
+                found[f"ratio{place}"] = ratio
+            found[f"parts{place}"] = charts.parts_chart(group, self.metric)
+        if self.agreement:
+            found["accuracy"] = charts.accuracy_chart(self.groups, self.metric)
+        return found
+
+    def context(self) -> Mapping[str, Any]:
+        """The sentences of each group, notes, and the words of T."""
+        groups = self.groups
+        members = [c for group in groups for c in self._members(group)]
+        notes: dict[str, list[str]] = {}
+        for c in members:
+            for note in c.notes:
+                notes.setdefault(note, []).append(c.label)
+        unknown: dict[str, list[str]] = {}
+        for c in members:
+            if c.ratio is None:
+                unknown.setdefault(c.no_ratio or "it was not read", []).append(c.label)
+        tokens = self.checkpoints[0].tokens if self.checkpoints else None
+        dropped = {word for c in self.checkpoints for word in c.tokens.dropped}
+        within = [line for line in self.agreement if line.scope == "group" and line.spearman_p <= 0.05]
+        return {
+            "sentences": [
+                answer.sentences(group, self.metric, self.domain) for group in groups[: answer.GROUPS]
+            ],
+            "most_failed": len(self.failed) > len(self.checkpoints),
+            "failures": answer.failures(self.failed, len(self.checkpoints)) if self.failed else "",
+            "shown_groups": [(i, group) for i, group in enumerate(groups) if self._members(group)],
+            "notes": {note: _who(labels) for note, labels in notes.items()},
+            "unknown": {reason: _who(labels, len(members)) for reason, labels in unknown.items()},
+            "agrees": within[0] if len(groups) == 1 and within else None,
+            "facts_of_all": self._facts(tokens) if tokens is not None else {},
+            "words": "  ".join(w.replace(" ", "␣") for w in self.domain_words if w not in dropped),
+        }
+
+    def _facts(self, tokens: TokenInfo) -> dict[str, str]:
+        facts = {
+            "Tokens": f"T: {tokens.domain} of {self.domain}, R: {tokens.reference} of {self.reference}; "
+            f"digit scheme: {tokens.digit_scheme}",
+            "Words of T that are no single token": ", ".join(word.strip() for word in tokens.dropped),
+            "Words of R that are no single token": ", ".join(w.strip() for w in tokens.dropped_reference),
+            "Read": f"{len(self.checkpoints)} screened, {len(self.failed)} failed; "
+            f"{shown(self.bytes_read, 'bytes')} in {self.requests} requests, {self.seconds:.2f} s",
+        }
+        return {name: text for name, text in facts.items() if text}
+
+    def _ranked_row(self, c: Screened, group: Group) -> RankedRow:
+        reach = self._change(c, group)
+        return RankedRow(
+            c.rank,
+            group.names()[c],
+            c.gaps[self.metric].mean,
+            None if reach is None else 2 * reach[1],
+            None if c.ratio is None else c.ratio.mean,
+            _ranks(c.tied_with),
+            c.chosen,
+            c.accuracy,
+        )
+
+    def _change(self, c: Screened, group: Group) -> tuple[float, float] | None:
+        """The difference to the next rank and its error; along a training, from the step before."""
+        steps = group.steps()
+        if not steps:
+            return None if c.next is None else (c.next.difference, c.next.se)
+        if c not in steps or c is steps[0]:
+            return None
+        found = difference(c.gaps[self.metric], steps[steps.index(c) - 1].gaps[self.metric])
+        return found.mean, found.se
+
+    def _figures_row(self, c: Screened, group: Group) -> FiguresRow:
+        gap, change = c.gaps[self.metric], self._change(c, group) or (None, None)
+        inside, across, control = gap.within_domain, gap.between, gap.within_reference
+        return FiguresRow(
+            group.names()[c],
+            gap.mean,
+            gap.se,
+            *change,
+            *((None, None) if c.ratio is None else (c.ratio.mean, c.ratio.se)),
+            *(number for part in (inside, across, control) for number in (part.mean, part.se)),
+        )
+
+    def _token_rows(self) -> list[TokensRow]:
+        return [
+            TokensRow(
+                found["family"],
+                name,
+                " and ".join(found[side]["variants"]),
+                " ".join(f"{piece}:{row}" for piece, row in found[side]["pieces"].items()),
+            )
+            for found in self._tokens()
+            for side, name in (("domain", f"T, {self.domain}"), ("reference", f"R, {self.reference}"))
+        ]
 
 
-def _part_dict(part: PairMean) -> dict[str, float | None]:
-    values = {"mean": part.mean, "se": part.se, "se_pairs": part.se_pairs}
-    return {name: None if math.isnan(value) else value for name, value in values.items()}
+def _who(labels: Sequence[str], everyone: int = 0) -> str:
+    if len(labels) == 1:
+        return labels[0]
+    return f"all {everyone}" if len(labels) == everyone else f"{len(labels)} checkpoints"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Ranks for a cell: one by one where they are few."""
+    return " ".join(map(str, ranks)) if len(ranks) <= 6 else spans(ranks)
+
+
+def _with_decimals(table: Table, **places: int) -> Table:
+    columns = [
+        replace(column, format=f".{places[column.key]}f") if column.key in places else column
+        for column in table.columns
+    ]
+    return replace(table, columns=columns)
+
+
+def _excerpt(members: Sequence[Screened], *, training: bool) -> tuple[int, ...]:
+    """Rows of a long ranking that short texts show: the top, what is tied with its last, and the bottom."""
+    count = len(members)
+    if count <= _LONG:
+        return ()
+    if training:
+        # A course needs its ends and what lies between, evenly.
+        return tuple(sorted({round(i * (count - 1) / (_TOP + _BOTTOM)) for i in range(_TOP + _BOTTOM + 1)}))
+    last = members[_TOP - 1]
+    cut = [place for place in range(_TOP, count) if last.tied_to(members[place].rank)]
+    return tuple(sorted({*range(_TOP), *cut[: _LONG - _TOP - _BOTTOM], *range(count - _BOTTOM, count)}))
+
+
+def _agreement_row(line: Agreement) -> AgreementRow:
+    return AgreementRow(
+        line.group or _SCOPES[line.scope],
+        line.n,
+        line.spearman,
+        line.spearman_p,
+        line.kendall,
+        line.kendall_p,
+        line.reason or f"{'all' if line.exact else 'drawn'}: {line.permutations:,}",
+    )
+
+
+def _read_row(c: Screened) -> ReadRow:
+    return ReadRow(
+        c.label,
+        c.revision[:12] if c.revision else "a folder",
+        c.tensor.name,
+        c.tensor.dtype,
+        c.bytes_read,
+        c.requests,
+        c.seconds,
+    )
+
+
+def _failures(failed: Sequence[Failed]) -> list[FailedRow]:
+    """Failures, equal ones in one line."""
+    equal: dict[tuple[str, str], list[Failed]] = {}
+    for f in failed:
+        message = f.message.replace(f.label, "ORG/NAME").replace(f.repo, "ORG/NAME")
+        equal.setdefault((f.error, message), []).append(f)
+    rows = []
+    for (error, message), alike in equal.items():
+        some = ", ".join(f.label for f in alike[:3]) + (", …" if len(alike) > 3 else "")
+        one = len(alike) == 1
+        label = alike[0].label if one else f"{len(alike)} checkpoints: {some}"
+        rows.append(FailedRow(label, error, alike[0].message if one else message))
+    return rows

@@ -80,8 +80,8 @@ def load_yaml(layout: type[T], path: Path, schema: int = 1) -> T:
         raise UsageError(
             f"{path}: `schema`: expected {schema}, got {version}; update the file or the program"
         )
-    found: T = reader.value(layout, content, "")
-    return found
+    file: T = reader.value(layout, content, "")
+    return file
 
 
 class _Reader:

@@ -7,8 +7,7 @@ import pytest
 from browser import Browser
 from synthetic import documents, planted_store, vectors
 
-from lmeval_dispersion.audit.compare import compared_stores, comparison_document
-from lmeval_dispersion.audit.reports.report import report_json
+from lmeval_dispersion.audit.compare import compare
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import MixedStoresError, UsageError
 from lmeval_dispersion.geometry import dispersion
@@ -33,82 +32,82 @@ def store(path, *, seed=0, shift=0.0, n=300, order=None, hashes="h", model="m", 
 def test_differences_and_errors_are_those_of_leaving_each_document_out(tmp_path):
     order = np.random.default_rng(3).permutation(300)
     a, b = store(tmp_path / "a", n=300), store(tmp_path / "b", seed=1, shift=0.1, order=order, model="m2")
-    found = compared_stores([a, b])
-    assert found["documents"] == 300
-    assert found["left_out"] == [0, 0]
-    row = found["others"][0]["slices"][0]
+    found = compare([a, b])
+    assert found.documents == 300
+    assert found.left_out == [0, 0]
+    row = found.others[0].slices[0]
     x, y = read_store(a).vectors(), read_store(b).vectors()[np.argsort(order)]
-    assert row["dispersion_baseline"] == pytest.approx(dispersion(x), rel=1e-5)
-    assert row["dispersion_difference"] == pytest.approx(dispersion(y) - dispersion(x), rel=1e-4)
+    assert row.dispersion_baseline == pytest.approx(dispersion(x), rel=1e-5)
+    assert row.dispersion_difference == pytest.approx(dispersion(y) - dispersion(x), rel=1e-4)
     without = [dispersion(np.delete(y, i, axis=0)) - dispersion(np.delete(x, i, axis=0)) for i in range(300)]
     se = np.sqrt(299 / 300 * np.square(without - np.mean(without)).sum())
-    assert row["dispersion_high"] - row["dispersion_low"] == pytest.approx(2 * 1.959964 * se, rel=1e-3)
+    assert row.dispersion_high - row.dispersion_low == pytest.approx(2 * 1.959964 * se, rel=1e-3)
     first, second = (read_store(p).documents.sort_values("doc_id")["correct"].to_numpy() for p in (a, b))
-    assert row["accuracy_difference"] == pytest.approx((second - first).mean())
+    assert row.accuracy_difference == pytest.approx((second - first).mean())
     half = 1.959964 * (second - first).std(ddof=1) / np.sqrt(300)
-    assert row["accuracy_high"] == pytest.approx((second - first).mean() + half)
-    names = [r["slice"] for r in found["others"][0]["slices"]]
+    assert row.accuracy_high == pytest.approx((second - first).mean() + half)
+    names = [r.slice for r in found.others[0].slices]
     assert names == ["all documents", *(f"subject {i}" for i in range(6))]
     mask = [i % 6 == 2 for i in range(300)]
-    assert found["others"][0]["slices"][3]["dispersion"] == pytest.approx(dispersion(y[mask]), rel=1e-5)
+    assert found.others[0].slices[3].dispersion == pytest.approx(dispersion(y[mask]), rel=1e-5)
 
 
 def test_paired_errors_are_smaller_than_independent_ones(tmp_path):
     a, b = store(tmp_path / "a"), store(tmp_path / "b", seed=1)
-    row = compared_stores([a, b])["others"][0]["slices"][0]
+    row = compare([a, b]).others[0].slices[0]
     from lmeval_dispersion.geometry import dispersion_estimate
 
     errors = [dispersion_estimate(read_store(p).vectors()).se for p in (a, b)]
-    assert (row["dispersion_high"] - row["dispersion_low"]) / (2 * 1.96) < 0.8 * np.hypot(*errors)
+    assert (row.dispersion_high - row.dispersion_low) / (2 * 1.96) < 0.8 * np.hypot(*errors)
 
 
 def test_a_run_against_itself_differs_by_nothing(tmp_path):
     a = store(tmp_path / "a")
-    row = compared_stores([a, a])["others"][0]["slices"][0]
+    row = compare([a, a]).others[0].slices[0]
     for key in ("difference", "low", "high"):
-        assert row[f"dispersion_{key}"] == 0
-        assert row[f"accuracy_{key}"] == 0
+        assert getattr(row, f"dispersion_{key}") == 0
+        assert getattr(row, f"accuracy_{key}") == 0
 
 
 def test_only_shared_documents_count(tmp_path):
     a, b = store(tmp_path / "a"), store(tmp_path / "b", seed=1, order=np.arange(100))
-    found = compared_stores([a, b])
-    assert found["documents"] == 100
-    assert found["left_out"] == [200, 0]
+    found = compare([a, b])
+    assert found.documents == 100
+    assert found.left_out == [200, 0]
     small = store(tmp_path / "c", order=np.arange(8))
-    rows = compared_stores([a, small])["others"][0]["slices"]
-    assert rows[1]["reason"] == "a paired error needs three shared documents, got 2"
-    assert np.isnan(rows[1]["dispersion_difference"])
-    json.loads(report_json(compared_stores([a, small])))
+    rows = compare([a, small]).others[0].slices
+    assert rows[1].reason == "a paired error needs three shared documents, got 2"
+    assert np.isnan(rows[1].dispersion_difference)
+    json.loads(render(compare([a, small]).document(), "json"))
 
 
 def test_several_runs_are_compared_with_the_first(tmp_path):
     paths = [store(tmp_path / f"{k}", seed=k, model=f"m{k}") for k in range(3)]
-    found = compared_stores(paths)
-    assert found["baseline"]["run"] == "m0"
-    assert [other["run"] for other in found["others"]] == ["m1", "m2"]
-    assert "RUN minus m0" in render(comparison_document(found), "table")
-    same = compared_stores([store(tmp_path / "x"), store(tmp_path / "y", seed=1)])
-    assert same["baseline"]["run"].endswith("x")
+    found = compare(paths)
+    assert found.baseline == "m0"
+    assert [other.run for other in found.others] == ["m1", "m2"]
+    assert "RUN minus m0" in render(found.document(), "table")
+    same = compare([store(tmp_path / "x"), store(tmp_path / "y", seed=1)])
+    assert same.baseline.endswith("x")
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path):
     a = store(tmp_path / "a")
     with pytest.raises(UsageError, match="two runs or more"):
-        compared_stores([a])
+        compare([a])
     with pytest.raises(MixedStoresError, match=r"another one in .*b than in .*a \(300 such documents\)"):
-        compared_stores([a, store(tmp_path / "b", hashes="other")])
+        compare([a, store(tmp_path / "b", hashes="other")])
     other = planted_store(tmp_path / "c", n=30)
     rng = np.random.default_rng(0)
     frame = documents(np.ones(30), rng=rng).assign(task="elsewhere")
     write_store(other, documents=frame, vectors={"last": vectors(np.ones(30), rng=rng)}, manifest={})
     with pytest.raises(MixedStoresError, match="share no document"):
-        compared_stores([a, other])
+        compare([a, other])
 
 
 def test_other_widths_and_prompts_are_noted(tmp_path):
     a, b = store(tmp_path / "a"), store(tmp_path / "b", d=25, model="m2")
-    assert any("different widths" in note for note in compared_stores([a, b])["notes"])
+    assert any("different widths" in note for note in compare([a, b]).notes)
 
 
 def test_the_command_prints_both_and_speaks_json(tmp_path, capsys):
@@ -117,7 +116,7 @@ def test_the_command_prints_both_and_speaks_json(tmp_path, capsys):
     assert "subject 5" in capsys.readouterr().out
     assert main(["compare", str(a), str(b), "--format", "json", "--slice", "length"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["format"] == "dispersion-comparison/1"
+    assert found["schema"] == "dispersion-comparison/2"
     assert found["by"] == "length"
 
 
@@ -126,8 +125,7 @@ def test_the_page_of_a_comparison_draws_and_names_every_slice(tmp_path, capsys):
     assert main(["compare", str(a), str(b), "-o", str(tmp_path / "page.html")]) == 0
     with Browser() as browser:
         browser.open(tmp_path / "page.html")
-        assert browser.value("document.querySelector('.chart').dataset.state") == "drawn"
-        text = browser.value("document.querySelector('.chart svg').textContent")
+        text = browser.value("document.querySelector('.chart .wide svg').textContent")
         assert all(f"subject {i}" in text for i in range(6))
         assert browser.console == []
 
@@ -141,16 +139,15 @@ def test_the_csv_has_a_row_a_slice(tmp_path, capsys):
 
 
 def test_the_document_says_the_difference_first_and_has_every_form(tmp_path):
-    found = compared_stores([store(tmp_path / "a"), store(tmp_path / "b", seed=1, shift=0.2, model="m2")])
-    document = comparison_document(found)
-    whole = found["others"][0]["slices"][0]
-    expected = f"m2 against m: dispersion {whole['dispersion_difference']:+.4f}"
+    found = compare([store(tmp_path / "a"), store(tmp_path / "b", seed=1, shift=0.2, model="m2")])
+    document = found.document()
+    whole = found.others[0].slices[0]
+    expected = f"m2 against m: dispersion {whole.dispersion_difference:+.4f}"
     assert render(document, "table").startswith(expected)
     assert render(document, "markdown").count("| subject ") == 6
     lines = render(document, "csv").splitlines()
     assert len(lines) == 8
-    assert lines[1].startswith(f"m2,all documents,300,,{whole['dispersion_baseline']:.9g},")
-    assert json.loads(render(document, "json")) == json.loads(report_json(found))
+    assert lines[1].startswith(f"m2,all documents,300,{whole.dispersion!r},{whole.dispersion_baseline!r},")
     page = render(document, "html")
     assert "Difference of dispersion, slice by slice" in page
     assert "subject 5" in page

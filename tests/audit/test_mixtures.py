@@ -10,8 +10,7 @@ import pytest
 from scipy.stats import spearmanr
 from synthetic import planted_store, subjects_store
 
-from lmeval_dispersion.audit.calibration.batches import Pools
-from lmeval_dispersion.audit.mixtures import _of_composition, mixture_curves, trend
+from lmeval_dispersion.audit.mixtures import Pools, _of_composition, mixture_curves, trend
 from lmeval_dispersion.audit.run import read_run
 from lmeval_dispersion.geometry import dispersion, dispersion_estimate
 

@@ -1,6 +1,7 @@
 """Documents by contribution on stores whose truth is known, and what confounds the order."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import spearmanr
 from synthetic import documents, planted_store, vectors
@@ -31,7 +32,7 @@ def test_a_planted_relation_ranks_with_the_right_strength(planted):
 
 
 def test_the_ranked_documents_start_with_the_lowest(planted):
-    frame = ranked_documents(planted)
+    frame = pd.DataFrame(ranked_documents(planted))
     assert frame["rank"].tolist() == list(range(1, 3001))
     assert frame["contribution"].is_monotonic_increasing
     assert frame["contribution"].mean() == pytest.approx(planted.vectors.estimate().mean)

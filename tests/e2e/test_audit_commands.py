@@ -71,7 +71,7 @@ def sentence(result, code):
 
 
 def test_audit_in_every_format(store, tmp_path):
-    text = dispersion_command("audit", store)
+    text = dispersion_command("audit", store, "--details")
     assert text.returncode == 0, text.stderr
     headings = (
         "6 slices by subject",
@@ -110,7 +110,6 @@ def test_the_audit_loads_neither_torch_nor_transformers(store):
     ("arguments", "package", "extra"),
     [
         (["embed", "m", "t.txt", "-o", "s"], "torch", "models"),
-        (["rank", "t.txt", "--model", "m"], "torch", "models"),
         (["audit", "STORE"], "pyarrow", "audit"),
         (["audit", "STORE"], "safetensors", "audit"),
     ],
@@ -135,7 +134,7 @@ def test_calibrate_on_a_part_then_predict_the_rest(sliced, tmp_path):
     done = dispersion_command("calibrate", sliced, "-o", tmp_path / "c.json", "--where", "part == 'labelled'")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Dispersion")
-    assert "worth" in done.stdout.split("Judged on")[0]
+    assert "worth" in done.stdout.split("An estimate is about")[0]
     assert json.loads((tmp_path / "c.json").read_text())["format"] == "dispersion-calibrator/2"
     result = dispersion_command("predict", tmp_path / "c.json", sliced, "--format", "json")
     rows = json.loads(result.stdout)["slices"]
@@ -184,52 +183,32 @@ def test_predict_refuses_what_it_should(sliced, store, tmp_path):
     assert "n.json should not be used" in message
     forced = dispersion_command("predict", tmp_path / "n.json", noise, "--force")
     assert forced.returncode in (0, 3)
-    assert "its numbers were forced" in " ".join(forced.stdout.split())
+    assert "Forced: this calibrator did not beat" in " ".join(forced.stdout.split())
 
 
-def test_the_papers_protocol(store, tmp_path):
-    done = dispersion_command("calibrate", store, "-o", tmp_path / "cal.json", "--protocol", "paper")
-    assert done.returncode == 0, done.stderr
-    assert "predictions are ±" in done.stdout
-    other = planted_store(tmp_path / "other", n=900, effect=0.5, accuracy=0.7, seed=8, correct=np.nan)
-    result = dispersion_command("predict", tmp_path / "cal.json", other, "--format", "json")
-    assert result.returncode == 0, result.stderr
-    assert json.loads((tmp_path / "cal.json").read_text())["format"] == "dispersion-calibrator/1"
-    rows = json.loads(result.stdout)["slices"]
-    assert rows[0]["predicted"] == pytest.approx(0.7, abs=0.12)
-    assert rows[0]["true"] is None
-    text = dispersion_command("predict", tmp_path / "cal.json", other, "--slice", "length")
-    assert "all documents" in text.stdout
-    small = planted_store(tmp_path / "small", n=240, seed=5)
-    partly = dispersion_command("predict", tmp_path / "cal.json", small)
-    assert partly.returncode == 3
-    assert "40 documents, and the calibrator was fitted for slices of 100" in " ".join(partly.stdout.split())
-    wrong = ("calibrate", store, "-o", tmp_path / "x.json", "--protocol", "paper")
-    assert "--protocol natural" in sentence(dispersion_command(*wrong, "--slice", "subject"), 2)
-    assert "at least 20 documents" in sentence(dispersion_command(*wrong, "--slice-size", 10), 2)
-
-
-@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
-def test_rank_writes_every_document(store, tmp_path, suffix):
-    file = tmp_path / f"ranked{suffix}"
-    result = dispersion_command("rank", store, "-o", file)
-    assert result.returncode == 0, result.stderr
-    assert "AUROC" in result.stdout
-    read = {".parquet": pd.read_parquet, ".csv": pd.read_csv, ".jsonl": lambda f: pd.read_json(f, lines=True)}
-    frame = read[suffix](file)
+def test_the_worst_documents_in_every_format(store, tmp_path):
+    text = dispersion_command("audit", store, "--worst", "5")
+    assert text.returncode == 0, text.stderr
+    assert "The 5 documents of lowest contribution of 2400" in text.stdout
+    assert len(text.stdout.splitlines()) <= 30
+    printed = dispersion_command("audit", store, "--worst", "5", "--format", "csv").stdout
+    frame = pd.read_csv(io.StringIO(printed))
     assert len(frame) == 2400
     assert frame["contribution"].is_monotonic_increasing
-
-
-def test_rank_reports_in_every_format(store, tmp_path):
-    printed = dispersion_command("rank", store, "--format", "csv").stdout
-    assert dispersion_command("rank", store, "-o", tmp_path / "ranked.csv").returncode == 0
-    assert printed == (tmp_path / "ranked.csv").read_text()
-    tables = json.loads(dispersion_command("rank", store, "--format", "json").stdout)["tables"]
-    assert len(tables["the-20-documents-of-lowest-contribution-of-2400"]["rows"]) == 20
-    page = dispersion_command("rank", store, "-o", tmp_path / "page.html")
+    report = json.loads(dispersion_command("audit", store, "--worst", "5", "--format", "json").stdout)
+    assert len(report["documents"]) == 2400
+    page = dispersion_command("audit", store, "--worst", "5", "-o", tmp_path / "page.html")
     assert (page.returncode, page.stdout) == (0, "")
     assert "Accuracy by decile" in (tmp_path / "page.html").read_text()
+
+
+def test_two_runs_are_compared(store, tmp_path):
+    other = planted_store(tmp_path / "other", n=2400, effect=0.8, manifest={"model": "synthetic/other"})
+    both = dispersion_command("audit", store, other)
+    assert both.returncode == 0, both.stderr
+    assert both.stdout == dispersion_command("compare", store, other).stdout
+    assert "synthetic/other against synthetic/model: dispersion +" in both.stdout
+    assert "are for one run" in sentence(dispersion_command("audit", store, other, "--worst", "5"), 2)
 
 
 def texts_file(path, n=40):
@@ -311,15 +290,6 @@ def test_labelled_and_unlabelled_files_of_one_task_share_a_calibrator(model, tmp
     assert "fitted on web, and the run has task 'unlabelled.jsonl'" in sentence(refused, 2)
 
 
-def test_rank_of_texts_runs_the_model(model, tmp_path):
-    file = texts_file(tmp_path / "texts.jsonl")
-    result = dispersion_command("rank", file, "--model", model, "-o", tmp_path / "r.csv")
-    assert result.returncode == 0, result.stderr
-    assert len(pd.read_csv(tmp_path / "r.csv")) == 40
-    message = sentence(dispersion_command("rank", file), 2)
-    assert "texts need a model" in message
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -331,11 +301,11 @@ def test_rank_of_texts_runs_the_model(model, tmp_path):
         (["calibrate", "STORE", "-o", "."], "expected --output to be a file, got the folder"),
         (["audit", "TEXTS"], "which is no folder; `dispersion embed MODEL FILE` makes a run of texts"),
         (["audit", "STORE", "--slice", "target"], "the column 'target' is empty"),
-        (["rank", "STORE", "-o", "ranked.xlsx"], "expected --output with the suffix .txt, .md"),
         (["predict", "absent.json", "STORE"], "expected a calibrator from `dispersion calibrate`"),
+        (["audit", "STORE", "--worst", "0"], "expected --worst to be 1 or more"),
+        (["audit"], "expected a RUN"),
         (["predict", "STORE"], "expected CALIBRATOR and RUN, got no CALIBRATOR"),
         (["predict", "TEXTS"], "expected CALIBRATOR and RUN, got no RUN"),
-        (["rank", "absent.jsonl"], "got absent.jsonl, which does not exist"),
         (["embed", "no/such/folder/at-all", "TEXTS", "-o", "s"], "does not exist"),
     ],
 )
@@ -360,8 +330,10 @@ def test_parts_that_cannot_be_had_are_said_and_the_rest_appears(tmp_path):
     write_store(tmp_path / "s", documents=frame, vectors={"last": vectors(np.ones(50), rng=rng)}, manifest={})
     result = dispersion_command("audit", tmp_path / "s")
     assert result.returncode == 3
-    assert "Not available: mixtures need right and wrong answers" in result.stdout
     assert "6 slices by subject" in result.stdout
+    assert "mixtures not available: mixtures need right and wrong answers" in result.stderr
+    whole = dispersion_command("audit", tmp_path / "s", "--details")
+    assert "Not available: mixtures need right and wrong answers" in whole.stdout
     assert "ranking not available" in result.stderr
 
 

@@ -1,8 +1,10 @@
-"""A store of screenings: the real command against the loopback Hub, killed, repeated, side by side."""
+"""A registry of screenings: the command against the loopback Hub, killed, repeated, side by side."""
 
 from __future__ import annotations
 
 import csv
+import functools
+import itertools
 import json
 import os
 import shutil
@@ -18,6 +20,7 @@ import pytest
 from checkpoints import write_checkpoint
 from hub_faults import status
 from hub_server import HubServer
+from huggingface_hub import constants
 from lmeval_screener.cli import main as screen_checkpoints
 from safetensors.numpy import load_file, save_file
 
@@ -57,15 +60,15 @@ def add(hub, tmp_path):
 
 @pytest.fixture
 def start(hub, tmp_path):
-    """Starts the real command, each time with an empty cache, so that only the store can know anything."""
+    """Starts the command in a process of its own, each time with an empty cache."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
     env |= {"HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "OPENBLAS_NUM_THREADS": "1"}
     homes, begun = [], []
 
-    def popen(*args, module="lmeval_screener"):
+    def popen(*args):
         homes.append(tmp_path / f"hf-{len(homes)}")
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, args)],
+            [sys.executable, "-m", "lmeval_screener", *map(str, args)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
             env=env | {"HF_HOME": str(homes[-1])},
         )  # fmt: skip
@@ -80,28 +83,25 @@ def start(hub, tmp_path):
 
 
 @pytest.fixture
-def run(start):
-    def finished(*args, **settings):
-        process = start(*args, **settings)
-        out, err = process.communicate(timeout=120)
-        return subprocess.CompletedProcess(args, process.returncode, out, err)
+def run(hub, tmp_path, monkeypatch, capsys):
+    """The commands in this process, each time with an empty cache; ``run("registry", …)`` asks."""
+    homes = itertools.count()
+    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+
+    def finished(*args):
+        monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / f"assets-{next(homes)}"))
+        capsys.readouterr()
+        words = [str(word) for word in args]
+        code = main(words) if words[0] == "registry" else screen_checkpoints(words)
+        return subprocess.CompletedProcess(args, code, *capsys.readouterr())
 
     return finished
 
 
 @pytest.fixture
-def registry(capsys):
-    """``dispersion registry`` in this process; the test of kills starts a real one."""
-
-    def finished(*args):
-        capsys.readouterr()
-        try:
-            code = main(["registry", *map(str, args)])
-        except SystemExit as stop:
-            code = stop.code
-        return subprocess.CompletedProcess(args, code, *capsys.readouterr())
-
-    return finished
+def registry(run):
+    """``dispersion registry``."""
+    return functools.partial(run, "registry")
 
 
 def rows_of(store, statement):
@@ -117,15 +117,15 @@ def kept(store):
         return 0  # it has no tables yet
 
 
-def test_killed_three_times_nothing_is_lost_or_doubled(hub, add, start, run, tmp_path):
-    names = [f"org/model-{number:02d}" for number in range(40)]
+def test_killed_twice_nothing_is_lost_or_doubled(hub, add, start, run, tmp_path):
+    names = [f"org/model-{number:02d}" for number in range(24)]
     for number, name in enumerate(names):
-        add(name, 1 + number / 40)
+        add(name, 1 + number / 24)
     store = tmp_path / "nightly.db"
     hub.latency = 0.1
     before = 0
     stored = set()
-    for _ in range(3):
+    for _ in range(2):
         first = len(hub.requests)
         process = start(*names, "--registry", store, "--format", "json")
         deadline = time.monotonic() + 60
@@ -136,14 +136,14 @@ def test_killed_three_times_nothing_is_lost_or_doubled(hub, add, start, run, tmp
         read = {r.path for r in hub.requests[first:] if r.part == "resolve"}
         # What an earlier, killed run had read is not read again.
         assert not [path for path in read for name in stored if f"/{name}/" in path]
-        assert run("registry", "query", store, module="lmeval_dispersion").returncode == 0
+        assert run("registry", "query", store).returncode == 0
         stored = {row[0] for row in rows_of(store, "SELECT repo FROM results")}
         assert len(stored) > before
         before = len(stored)
     done = run(*names, "--registry", store, "--format", "json")
     assert done.returncode == 0, done.stderr
-    assert f"{before} of 40 taken from" in done.stderr
-    assert rows_of(store, "SELECT count(*), count(DISTINCT identity) FROM results") == [(40, 40)]
+    assert f"{before} of 24 taken from" in done.stderr
+    assert rows_of(store, "SELECT count(*), count(DISTINCT identity) FROM results") == [(24, 24)]
     assert rows_of(store, "PRAGMA integrity_check") == [("ok",)]
     fresh = json.loads(run(*names, "--format", "json").stdout)["checkpoints"]
     again = json.loads(done.stdout)["checkpoints"]
@@ -238,19 +238,6 @@ def test_failures_are_kept_and_tried_again_by_kind(hub, add, run, registry, tmp_
     assert "BadHeader" in shown.stdout
 
 
-def test_two_processes_on_one_store(add, start, tmp_path):
-    names = [f"org/m{number}" for number in range(12)]
-    for name in names:
-        add(name)
-    store = tmp_path / "s.db"
-    both = [start(*names[:8], "--registry", store), start(*names[4:], "--registry", store)]
-    for process in both:
-        process.communicate(timeout=120)
-        assert process.returncode == 0
-    assert rows_of(store, "SELECT count(*), count(DISTINCT identity) FROM results") == [(12, 12)]
-    assert rows_of(store, "SELECT count(*) FROM runs WHERE ended IS NOT NULL") == [(2,)]
-
-
 def test_query_ranks_across_runs_and_diff_says_what_moved(hub, add, run, registry, tmp_path):
     store = tmp_path / "s.db"
     add("org/a", 2.0)
@@ -275,12 +262,39 @@ def test_query_ranks_across_runs_and_diff_says_what_moved(hub, add, run, registr
     moved = json.loads(registry("diff", store, "--since", last, "--format", "json").stdout)["rows"]
     by_kind = {row["what"]: row for row in moved}
     assert {(row["what"], row["checkpoint"]) for row in moved} == {
-        *(("new", "org/new"), ("changed", "org/b"), ("deleted", "org/gone"), ("leader", "org/b")),
+        *(("new", "org/new"), ("changed", "org/b"), ("deleted", "org/gone")),
     }
     assert by_kind["changed"]["apart"] is True
-    assert by_kind["leader"]["gain"] > 0
+    assert by_kind["changed"]["gain"] > 0
+    assert by_kind["changed"]["rank"] == 1
     best = registry("query", store, "--top", "1", "--format", "csv").stdout.splitlines()
     assert [line.split(",")[0] for line in best] == ["checkpoint", "org/b"]
+
+
+def test_since_answers_what_is_new_and_worth_evaluating(add, tmp_path, capsys):
+    for number, spread in enumerate((1.0, 2.0, 9.0, 0.5)):
+        add(f"org/{number}", spread)
+    store, folders = tmp_path / "s.db", [str(tmp_path / "repos" / str(number)) for number in range(4)]
+
+    def news(*places, since="yesterday"):
+        words = ["--registry", str(store), "--since", since, "--format", "json", "--quiet"]
+        assert screen_checkpoints([*places, *words]) == 0
+        document = json.loads(capsys.readouterr().out)
+        rows = {row["checkpoint"]: (row["what"], row["rank"], row["apart"]) for row in document["rows"]}
+        return document["answer"], rows
+
+    answer, rows = news(*folders[:2])
+    assert answer[0] == "Best of a new group: 1 (rank 1)."
+    assert rows == {"1": ("new", 1, None), "0": ("new", 2, None)}
+    (last,) = rows_of(store, "SELECT run FROM runs")[0]
+    answer, rows = news(*folders, since=last)
+    assert answer[0] == "Worth evaluating, above the former best: 2 (rank 1)."
+    assert answer[1].endswith(": 2 new.")
+    assert rows == {"2": ("new", 1, True), "3": ("new", 4, True)}
+    # Nothing is read, and nothing is lost, where the time is none.
+    assert screen_checkpoints([*folders, "--registry", str(store), "--since", "soon"]) == 2
+    assert "expected --since as a date, a time, yesterday or a run" in capsys.readouterr().err
+    assert screen_checkpoints([*folders, "--registry", str(store), "--since", last, "--shortlist", "1"]) == 2
 
 
 def test_sql_is_read_only_and_shows_every_column(add, run, registry, tmp_path):
@@ -343,7 +357,7 @@ def test_a_deleted_folder_is_marked_and_does_not_rank(add, registry, tmp_path, c
     assert "which is the name of 2" in registry("show", store, "0").stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(hub, add, start, run, tmp_path, number):
     names = [f"org/model-{one:02d}" for one in range(30)]
     for name in names:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoints import write_checkpoint, write_qwen_7b
+from checkpoints import slow_gap, write_checkpoint, write_qwen_7b
 from hub_faults import stalled, status
 from lmeval_screener.tokens.resolution import resolve
 from lmeval_screener.tokens.sets import load_token_set
@@ -43,17 +43,6 @@ def rows_for(ids, d, seed, spread):
     domain = spread * domain + 1.0 + 0.01 * noise.normal(size=domain.shape)
     values = [*domain, *reference]
     return dict(zip([*ids[0], *ids[1]], (row[None, :] for row in values), strict=True))
-
-
-def slow_gap(rows, ids):
-    """G by loops in float64."""
-
-    def distance(a, b):
-        return 1 - a @ b / np.linalg.norm(a) / np.linalg.norm(b)
-
-    t, r = ([np.asarray(rows[i], dtype=np.float64).ravel() for i in part] for part in ids)
-    inside = [distance(t[i], t[j]) for i in range(len(t)) for j in range(i)]
-    return np.mean(inside) + np.mean([distance(a, b) for a in t for b in r])
 
 
 def bf16(values):
@@ -95,7 +84,8 @@ def small(hub, tmp_path):
         shutil.copy(tokenizer, place / "tokenizer.json")
         if folder is None:
             hub.add(name, place, branch=branch)
-        return slow_gap({i: matrix[i].astype("f4") for i in rows}, ids[tokenizer])
+        rows = {i: matrix[i].astype("f4") for i in rows}
+        return slow_gap(*([rows[i] for i in part] for part in ids[tokenizer]))
 
     return add
 
@@ -107,7 +97,7 @@ def seven_billion(hub, tmp_path, name, seed, spread):
     place = write_qwen_7b(tmp_path / "repos" / name.replace("/", "--"), rows=rows)
     shutil.copy(QWEN, place / "tokenizer.json")
     hub.add(name, place, parameters=7_615_616_512)
-    return slow_gap(rows, ids)
+    return slow_gap(*([rows[i] for i in part] for part in ids))
 
 
 def test_the_main_job_on_true_7b_shapes_reads_only_what_it_needs(hub, tmp_path, command):

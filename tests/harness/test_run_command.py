@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
+from lmeval_dispersion import open_store
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.harness import install, saving
+from lmeval_dispersion.paths import data_folder
 from lmeval_dispersion.store import read_store
+
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.usefixtures("in_world")
 
@@ -34,6 +42,7 @@ def _quick_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
     before = logger.handlers[:], logger.level
     yield
     saving.written.clear()
+    saving.remarks.clear()
     logger.handlers[:], logger.level = before
 
 
@@ -66,6 +75,24 @@ def test_a_second_run_into_a_store_says_how_to_go_on(
     )
 
 
+def test_what_concerns_many_tasks_is_one_warning(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(model_folder, "mmlu_stem_dispersion", tmp_path / "store") == 0
+    assert "is NaN" not in capsys.readouterr().err
+    saving.tell()
+    said = capsys.readouterr().err.splitlines()
+    warnings = [line for line in said if "dispersion_correct is NaN" in line]
+    few = sum(
+        (read_store(store).documents["correct"] > 0.5).sum() < 2 for store in (tmp_path / "store").iterdir()
+    )
+    assert few > 3
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"warning: {few} tasks (mmlu_")
+    assert warnings[0].endswith(", …): dispersion_correct is NaN (fewer than two correct documents)")
+    assert said[-1] == f"next: dispersion audit {tmp_path / 'store'}"
+
+
 def test_a_missing_chat_template_is_a_sentence(
     model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,4 +106,72 @@ def test_a_missing_chat_template_is_a_sentence(
         said.strip()
         .splitlines()[-1]
         .endswith("; leave --apply_chat_template out, or use a model whose tokenizer has a template")
+    )
+
+
+SUMS = """
+task: sums
+class: !function lmeval_dispersion.harness.DispersionTask
+dataset_path: json
+dataset_kwargs: {data_files: {test: SUMS.jsonl}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{question}}"
+doc_to_choice: "{{choices}}"
+doc_to_target: answer
+target_delimiter: ""
+"""
+
+
+def test_the_page_on_hidden_states_does_what_it_says_on_a_real_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw = random.Random(0)
+    with (tmp_path / "sums.jsonl").open("w") as file:
+        for _ in range(150):
+            a, b = draw.randrange(50), draw.randrange(50)
+            choices = [a + b, *draw.sample([n for n in range(99) if n != a + b], 3)]
+            draw.shuffle(choices)
+            question = f"12+30=42. 40-2=38. 7+5=12. {a}+{b}="
+            line = {
+                "question": question,
+                "choices": [f"{n}." for n in choices],
+                "answer": choices.index(a + b),
+            }
+            file.write(json.dumps(line) + "\n")
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks/sums.yaml").write_text(SUMS.replace("SUMS.jsonl", str(tmp_path / "sums.jsonl")))
+    metadata = json.dumps(
+        {"dispersion_layers": "last+layer.-2", "dispersion_store": str(tmp_path / "states")}
+    )
+    model = f"pretrained={data_folder('demo') / 'sums-10'},dtype=float32"
+    arguments = ["--model", "hf", "--model_args", model, "--device", "cpu", "--batch_size", "32"]
+    arguments += ["--tasks", "sums", "--include_path", str(tmp_path / "tasks"), "--metadata", metadata]
+    assert main(["run", *arguments]) == 0
+    store = open_store(tmp_path / "states")
+    assert repr(store).endswith("sums-10: 150 documents, layers last, layer.1>")
+    np.testing.assert_array_equal(store.vectors("layer.-2"), store.vectors("layer.1"))
+    lengths = np.linalg.norm(store.to_numpy("layer.-2"), axis=1)
+    np.testing.assert_allclose(lengths, store.norms("layer.1"), rtol=1e-6)
+
+    page = (ROOT / "docs/how-to/hidden-states.md").read_text()
+    blocks = [block.split("```")[0] for block in page.split("```python\n")[1:]]
+    assert len(blocks) == 3
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    capsys.readouterr()
+    names: dict[str, object] = {}
+    exec("\n".join(blocks).replace("layer.-8", "layer.-2"), names)
+    said = [line.split() for line in capsys.readouterr().out.splitlines() if " AUROC " in line]
+    assert [name for name, _, _ in said] == ["probe", "confidence", "contribution"]
+    areas = {name: float(area) for name, _, area in said}
+    assert areas["confidence"] > 0.7  # the model knows when it knows
+    assert 0.2 < areas["probe"] < 0.8
+    frame = pd.read_parquet("states.parquet")
+    rows = names["rows"]
+    np.testing.assert_array_equal(np.stack(frame["state:layer.1"]), store.to_numpy("layer.1"))
+    np.testing.assert_array_equal(np.asarray(rows["state:last"]), store.to_numpy("last"))  # type: ignore[index]
+    assert list(rows["text"]) == store.documents["text"].tolist()  # type: ignore[index]
+    assert frame.drop(columns=["state:last", "state:layer.1", "logprobs"]).equals(
+        store.documents.drop(columns="logprobs")
     )

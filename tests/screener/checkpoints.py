@@ -164,3 +164,16 @@ def write_qwen_7b(
         # Listed, never read.
         (folder / f"model-{number:05d}-of-00004.safetensors").write_bytes(header([]))
     return folder
+
+
+def slow_gap(t: Any, r: Any, metric: str = "cosine") -> float:
+    """G of rows of T and R by its definition: loops over pairs in float64."""
+
+    def distance(a: Matrix, b: Matrix) -> float:
+        if metric == "cosine":
+            return float(1 - a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+        return float(np.linalg.norm(a - b))
+
+    t, r = ([np.asarray(row, dtype=np.float64).ravel() for row in rows] for rows in (t, r))
+    inside = [distance(t[i], t[j]) for i in range(len(t)) for j in range(i)]
+    return float(np.mean(inside) + np.mean([distance(a, b) for a in t for b in r]))

@@ -22,7 +22,6 @@ from typing import Any
 from urllib.parse import quote
 
 import boto3
-import numpy as np
 import pytest
 from filelock import FileLock, Timeout
 from hub_client import IDS, Read, full_matrix, read_of
@@ -132,14 +131,6 @@ def expand(text: str, cache: Path, *, endpoint: str = "") -> tuple[list[str], in
 def truth(folder: Path, ids: tuple[int, ...] = IDS) -> Any:
     """The same rows of a folder's only file, from the whole matrix."""
     return full_matrix(folder / "model.safetensors", HEAD)[list(ids)]
-
-
-def slow_gap(matrix: Any, domain: list[int], reference: list[int]) -> float:
-    """G in cosine distance by its definition, in float64, pair by pair."""
-    unit = matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
-    inside = [1 - unit[i] @ unit[j] for n, i in enumerate(domain) for j in domain[:n]]
-    across = [1 - unit[i] @ unit[j] for i in domain for j in reference]
-    return float(np.mean(inside) + np.mean(across))
 
 
 # --- Azure and Google Cloud Storage ---------------------------------------------------------------------

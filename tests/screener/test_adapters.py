@@ -21,7 +21,7 @@ from lmeval_screener.weights.final_norm import FinalNorm
 from lmeval_screener.weights.projection import read_rows, read_rows_and_norm
 from peft import LoraConfig, PeftModel, TrainableTokensConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from test_controls import TOKENIZER, R, T, V
+from test_ratio import TOKENIZER, R, T, V
 from transformers import LlamaConfig, LlamaForCausalLM
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -249,7 +249,7 @@ def test_g_is_that_of_the_merged_folder(base, tmp_path, own_tokenizer):
     (tmp_path / "merged" / "tokenizer.json").write_bytes(TOKENIZER)
     if own_tokenizer:
         (folder / "tokenizer.json").write_bytes(TOKENIZER)
-    result = reported(folder, tmp_path / "merged", base, controls=True)
+    result = reported(folder, tmp_path / "merged", base)
     assert not result.failed, result.failed
     found = {Path(c.repo).name: c for c in result.checkpoints}
     ours, theirs, plain = found["a"], found["merged"], found[base.name]
@@ -257,7 +257,7 @@ def test_g_is_that_of_the_merged_folder(base, tmp_path, own_tokenizer):
     assert ours.gaps["euclidean"].mean == pytest.approx(theirs.gaps["euclidean"].mean, abs=1e-5)
     assert abs(ours.gaps["cosine"].mean - plain.gaps["cosine"].mean) > 0.01
     assert (ours.scale, ours.family) == (theirs.scale, theirs.family)
-    assert ours.controls.final_norm.mean == pytest.approx(theirs.controls.final_norm.mean, abs=1e-5)
+    assert ours.ratio.mean == pytest.approx(theirs.ratio.mean, abs=1e-5)
     assert ours.tensor.file == FILE
 
 

@@ -4,31 +4,39 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
+from pathlib import Path
 
+import lmeval_screener
 import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmeval_screener.ranking.gap import gap
-from lmeval_screener.ranking.ties import runs
-from lmeval_screener.reports.answer import Ties, answer, course, names, skipped, spans, title
-from lmeval_screener.reports.document import SEEDS
-from lmeval_screener.result import Failed, Group, Result, Screened, TensorInfo, TokenInfo
+from lmeval_screener.ranking.gap import Gap, gap
+from lmeval_screener.ranking.ratio import Ratio
+from lmeval_screener.ranking.ties import Ranks
+from lmeval_screener.reports.answer import course, not_screened, overlaps
+from lmeval_screener.result import Result
+from lmeval_screener.screened import Failed, Group, Screened, TensorInfo, TokenInfo
 
+from lmeval_dispersion.geometry import PairMean
 from lmeval_dispersion.paths import data_folder
 
 
+def gap_of(mean):
+    nothing = PairMean(0.0, 0.0, 0.0, 1, np.zeros(0), np.zeros(0))
+    spread = 0.001 * np.array([1.0, -1.0, 0.0])
+    return Gap("cosine", mean, 0.02, nothing, nothing, nothing, mean + spread * mean, mean - spread * mean)
+
+
 def member(name, rank, tied_with=None, *, family="fam", scale="7B", revision="a" * 40, step=None, gaps=None):
-    G = SimpleNamespace(mean=2 - rank / 10, se=0.02)
     return Screened(
         repo=name,
         requested_revision=step,
         revision=revision,
         family=family,
         scale=scale,
-        gaps=gaps or {"cosine": G},
+        gaps=gaps or {"cosine": gap_of(2 - rank / 10), "euclidean": gap_of(2.0)},
         tensor=TensorInfo("lm_head.weight", "model.safetensors", "BF16", (9, 9), False),
         tokens=TokenInfo(10, 60, (), (), "single digits"),
         bytes_read=0,
@@ -41,7 +49,7 @@ def member(name, rank, tied_with=None, *, family="fam", scale="7B", revision="a"
 
 def tied(rank, ends):
     """Ranks from the first to the last, without the own one."""
-    return runs(i for i in range(ends[0], ends[1] + 1) if i != rank) if ends else ()
+    return Ranks(i for i in range(ends[0], ends[1] + 1) if i != rank) if ends else Ranks()
 
 
 def result(members, failed=()):
@@ -57,87 +65,103 @@ def ranking(*ranges):
     ("ranges", "said"),
     [
         ([None], ["Only a (G 1.900) was screened; G orders siblings, and says nothing alone."]),
-        ([None, None], ["Best: a (G 1.900), apart from all others.", "Evaluate first: a."]),
-        ([(1, 2), (1, 2)], ["No checkpoint stands apart: a and b are tied; evaluate any."]),
-        ([(1, 6)] * 6, ["No checkpoint stands apart: all 6 are tied; evaluate any."]),
-        ([(1, 2), (1, 2), None], ["Best: a (G 1.900), tied with rank 2.", "Evaluate first: a, b."]),
+        ([None, None], ["Evaluate first: a (highest G of 2; math).", "The order of all 2 is clear."]),
+        ([(1, 2), (1, 2)], ["No checkpoint stands apart: a and b have no clear order; evaluate any."]),
+        ([(1, 6)] * 6, ["No checkpoint stands apart: all 6 have no clear order; evaluate any."]),
         (
-            [None, None, (3, 4), (3, 4), None],
-            ["Best: a (G 1.900), apart from all others. Ranks 3–4 are tied.", "Evaluate first: a, b, c, d."],
+            [(1, 2), (1, 2), None],
+            ["Evaluate first: a, b (highest G of 3; math).",
+             "Ranks 1–2 overlap; the order of the others is clear."],
         ),
         (
-            [None, (2, 7), (2, 7), (2, 7), (2, 7), (2, 7), (2, 7)],
-            ["Best: a (G 1.900), apart from all others. Ranks 2–7 are tied.",
-             "Evaluate first: a, any 2 of ranks 2–7."],
+            [None, None, (3, 4), (3, 4), None],
+            ["Evaluate first: a, b, c, d (highest G of 5; math).",
+             "Ranks 3–4 overlap; the order of the others is clear."],
+        ),
+        (
+            [None, *[(2, 7)] * 6],
+            ["Evaluate first: a, any 2 of ranks 2–7 (highest G of 7; math).",
+             "Rank 1 is clear of all others; ranks 2–7 overlap."],
         ),
         (
             [None, None, None, None, (5, 6), (5, 7), (6, 7)],
-            ["Best: a (G 1.900), apart from all others. Ranks 5–6 and 6–7 are tied.",
-             "Evaluate first: a, b, c."],
+            ["Evaluate first: a, b, c (highest G of 7; math).",
+             "The order of ranks 1–4 is clear; ranks 5–7 overlap."],
+        ),
+        (
+            [(1, 2), (1, 3), (2, 4), (3, 4)],
+            ["Evaluate first: a, b, c, d (highest G of 4; math).",
+             "Ranks 1–4 overlap, though not each with every other."],
         ),
         (
             [None, *((2 * i, 2 * i + 1) for i in range(1, 6) for _ in "ab")],
-            ["Best: a (G 1.900), apart from all others. Ranks 2–3, 4–5, 6–7 and 8–9 are tied, and 1 more "
-             "run of ranks.", "Evaluate first: a, b, c."],
+            ["Evaluate first: a, b, c (highest G of 11; math).",
+             "Ranks 2–3, 4–5, 6–7 and 8–9 and 1 more run overlap; the order of the others is clear."],
         ),
     ],
 )  # fmt: skip
 def test_the_answer_of_one_group(ranges, said):
-    assert answer(ranking(*ranges)) == said
+    assert ranking(*ranges).answer() == said
 
 
-def test_a_tie_that_skips_a_rank_is_said_in_words_and_no_other():
-    # 1 and 3 are tied across 2, which is apart from 1.
-    found = ranking(None, (2, 3), (1, 3)).checkpoints
-    found = [replace(found[0], ties=runs([3])), replace(found[1], ties=runs([3])), found[2]]
-    group = result(found).groups[0]
-    assert Ties(group).bands == [(1, 2)]
-    assert skipped(group) == ["Rank 1 is tied with 3, though apart from 2."]
-    assert skipped(ranking((1, 3), (1, 3), (1, 3)).groups[0]) == []
-    assert skipped(ranking(None, (2, 3), (2, 4), (3, 4)).groups[0]) == []
+def figure(mean, se=0.01):
+    """A ratio whose difference to another has an error of about ``se``."""
+    spread = se * np.array([1.0, -1.0, 0.0]) / 4
+    return Ratio(mean, se, 0.001, mean + spread, mean - spread)
+
+
+def test_where_the_figures_disagree_about_the_best_the_report_says_so_first_and_the_list_takes_both():
+    members = list(ranking(*[None] * 6).checkpoints)
+    ratios = [1.0, 0.9, 0.8, 0.7, 0.6, 1.4]
+    gaps = [{"cosine": gap_of(2 - i / 10), "euclidean": gap_of(2.0)} for i in range(6)]
+    members = [replace(c, ratio=figure(r), gaps=g) for c, r, g in zip(members, ratios, gaps, strict=True)]
+    members[0], members[5] = replace(members[0], ties=Ranks([6])), replace(members[5], ties=Ranks([1]))
+    found = result(members)
+    first, second, *_ = found.answer()
+    assert first == "G and ratio disagree about the best: a by G, f by the ratio; evaluate both."
+    assert second == "Evaluate first: a, b, c, f (highest G of 6; math)."
+    (choice,) = found.shortlist(2).groups
+    assert [c.label for c in choice.listed] == ["a", "b", "f"]
+    # Where the ratio's best is no better than by rounding, nothing is said.
+    members[5] = replace(members[5], ratio=figure(1.0015))
+    assert result(members).answer()[0].startswith("Evaluate first: a, b, c (")
 
 
 def test_several_groups_get_a_sentence_each_up_to_four():
     members = [member(f"m{i}-{j}", j + 1, scale=f"{i}B") for i in range(6) for j in range(2)]
-    said = answer(result(members))
-    assert said[0] == "fam · 0B: Best: m0-0 (G 1.900), apart from all others."
+    said = result(members).answer()
+    assert said[0] == ("fam · 0B: Evaluate first: m0-0 (highest G of 2; math). The order of all 2 is clear.")
     assert len(said) == 5
     assert said[4] == "2 more groups below."
-    assert len(answer(result(members[:8]))) == 4
+    assert len(result(members[:8]).answer()) == 4
 
 
-def test_nothing_screened_and_some_that_failed():
+def test_failures_come_last_and_first_where_most_failed():
     failed = [Failed(f"org/{i}", None, "RepoNotFound", "none") for i in range(3)]
-    assert answer(result([], failed)) == ["Nothing was screened: all 3 failed (3 RepoNotFound)."]
-    assert answer(result([], failed[:1])) == [
-        "Nothing was screened: the only checkpoint failed (RepoNotFound)."
-    ]
-    assert (
-        answer(result([member("a", 1), member("b", 2)], failed))[-1]
-        == "3 of 5 checkpoints could not be screened."
+    assert not_screened(failed) == (
+        "none of the 3 checkpoints could be screened (3 RepoNotFound); the first: org/0: none"
     )
-    assert "could not" not in " ".join(answer(ranking(None, None)))
+    assert not_screened(failed[:1]) == "org/0: RepoNotFound: none"
+    sentence = "3 of 5 checkpoints could not be screened (3 RepoNotFound)."
+    assert result([member("a", 1), member("b", 2)], failed).answer()[0] == sentence
+    some = result([member(name, i + 1) for i, name in enumerate("abcd")], failed).answer()
+    assert some[-1] == sentence.replace("of 5", "of 7")
+    assert "could not" not in " ".join(ranking(None, None).answer())
 
 
 def test_a_training_is_called_by_its_model_and_its_members_by_their_steps():
     local = [member(f"/x/run1/checkpoint-{i}", 1, revision=None) for i in (20, 3)]
     last = member("/x/run1", 1, revision=None)
     (group,) = result([*local, last]).groups
-    assert title(group) == "run1"
-    assert list(names(group).values()) == ["checkpoint-3", "checkpoint-20", "final model"]
+    assert group.title == "run1"
+    assert list(group.names().values()) == ["checkpoint-3", "checkpoint-20", "final model"]
     (group,) = result([member("org/pythia", 1, step=f"step{i}") for i in (20, 3)]).groups
-    assert title(group) == "pythia"
+    assert group.title == "pythia"
     # Two runs are no training; each member keeps as much of its path as tells it apart.
     mixed = [*local, member("/x/run2/checkpoint-3", 1, revision=None)]
     (group,) = result(mixed).groups
-    assert (group.trajectory(), title(group)) == (None, "fam · 7B")
-    assert list(names(group).values()) == [c.name for c in mixed]
-
-
-def test_spans():
-    assert spans([]) == ""
-    assert spans(range(2, 59)) == "2–58"
-    assert spans([9, 7, 8, 11]) == "7–9, 11"
+    assert (group.trajectory(), group.title) == (None, "fam · 7B")
+    assert list(group.names().values()) == [c.name for c in mixed]
 
 
 # --- a training -----------------------------------------------------------------------------------------
@@ -211,48 +235,31 @@ def test_the_sentence_on_seeds_is_the_demos_own_figures():
     found = {name: [value] for name, value in first.items()}
     for entry in family["replicates"]:
         found[entry["folder"]].append(entry["gap"]["cosine"])
+    text = (Path(lmeval_screener.__file__).parent / "screening.jinja").read_text("utf-8")
     moves = sorted(max(values) - min(values) for values in found.values())
     ordered = sorted(first.values())
     steps = sorted(b - a for a, b in pairwise(ordered))
-    assert f"11 checkpoints, trained from 3 seeds, spans {moves[0]:.3f} to {moves[-1]:.3f}" in SEEDS
-    assert f"differ by {steps[0]:.3f} to {steps[-1]:.3f}" in SEEDS
+    assert f"11 checkpoints, trained from 3 seeds, spans {moves[0]:.3f} to {moves[-1]:.3f}" in text
+    assert f"differ by {steps[0]:.3f} to {steps[-1]:.3f}" in text
     assert (len(found), {len(values) for values in found.values()}) == (11, {3})
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 14), st.integers(0, 10**6))
-def test_ties_bands_and_skips_by_looking_at_every_pair(count, seed):
+def test_overlaps_are_the_runs_of_ranks_that_hang_together(count, seed):
     draw = np.random.default_rng(seed)
     apart = np.triu(draw.random((count, count)) < draw.random(), 1)
     apart |= apart.T
     members = [
-        replace(c, ties=runs(j + 1 for j in range(count) if j != i and not apart[i, j]))
+        replace(c, ties=Ranks(j + 1 for j in range(count) if j != i and not apart[i, j]))
         for i, c in enumerate(ranking(*[None] * count).checkpoints)
     ]
-    ties = Ties(Group("fam", "7B", tuple(members)))
-
-    def tied(i, j):
-        return not apart[i, j]
-
-    assert [ties.of(i) for i in range(count)] == [
-        [j for j in range(count) if j != i and tied(i, j)] for i in range(count)
-    ]
-    bands = [
-        (a, b)
-        for a in range(count)
-        for b in range(a + 1, count)
-        if all(tied(i, j) for i in range(a, b + 1) for j in range(a, b + 1))
-    ]
-    longest = [r for r in bands if not any(o != r and o[0] <= r[0] and r[1] <= o[1] for o in bands)]
-    assert ties.bands == longest
-    for place, beyond, between in ties.skips():
-        assert all(tied(place, i) for i in beyond)
-        assert not any(tied(place, i) for i in between)
-    skipping = {
-        i
-        for i in range(count)
-        for j in range(count)
-        for k in range(min(i, j) + 1, max(i, j))
-        if tied(i, j) and not tied(i, k)
-    }
-    assert {place for place, _, _ in ties.skips()} == skipping
+    found = overlaps(Group("fam", "7B", tuple(members)))
+    # Between two neighbours of one run some tie crosses; between two runs none does.
+    crossed = [any(not apart[i, j] for i in range(k) for j in range(k, count)) for k in range(1, count)]
+    runs, begin = [], 0
+    for k, over in enumerate([*crossed, False], start=1):
+        if not over:
+            runs += [(begin + 1, k)] if k - begin > 1 else []
+            begin = k
+    assert found == runs

@@ -17,8 +17,8 @@ from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.local import open_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.projection import find_projection, read_rows
-from test_controls import TOKENIZER
-from test_controls import V as WORDS
+from test_ratio import TOKENIZER
+from test_ratio import V as WORDS
 
 torch = pytest.importorskip("torch")
 V, D = 20, 4
@@ -225,7 +225,7 @@ def test_fewer_rows_than_the_tokenizer_names_are_never_taken(tmp_path):
     parts = [[(0, 0, head[:200])], [(200, 0, head[200:])]]
     folder = write_by_torch(tmp_path / "whole", parts, CONFIG | {"vocab_size": WORDS, "hidden_size": d})
     (folder / "tokenizer.json").write_bytes(TOKENIZER)
-    (found,) = screen([str(folder)], controls=True).checkpoints
+    (found,) = screen([str(folder)]).checkpoints
     assert found.tensor.shape == (WORDS, d)
 
 

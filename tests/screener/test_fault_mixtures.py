@@ -12,7 +12,6 @@ import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from hub_client import FILE, HEAD, IDS, full_matrix, read
 from hub_server import HubServer
-from lmeval_screener.checkpoints import http
 from lmeval_screener.errors import ScreeningError
 
 REFUSED = {"AccessDenied", "RepoNotFound", "BadResponse"}
@@ -123,7 +122,6 @@ RARE = {
 @pytest.mark.parametrize("kind", RARE)
 def test_a_server_that_is_wrong_once_in_fifteen_times_loses_no_checkpoint(hub, tmp_path, monkeypatch, kind):
     """At least 98 of 100 come right, none wrong; here all of 25."""
-    monkeypatch.setattr(http, "FIRST_WAIT", 0.0)
     folder = write_checkpoint(tmp_path / "repo", head_and_embedding(v=2000, d=64))
     hub.add("org/model", folder)
     ids = tuple(range(0, 2000, 40))

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import test_gguf
 import torch
+from checkpoints import slow_gap
 from hub_client import full_matrix
 from lmeval_screener import screen
 from safetensors.torch import load_file
-from storages import ACCOUNT, KEY, azurite, fake_gcs, moto, put_azure, put_gcs, slow_gap
+from storages import ACCOUNT, KEY, azurite, fake_gcs, moto, put_azure, put_gcs
 from web_server import WebServer
 
 from lmeval_dispersion.paths import data_folder
@@ -87,11 +88,11 @@ def test_g_is_that_of_the_whole_matrix(folders, request, tmp_path, monkeypatch, 
     address = f"{start}/{kind}" + ("/m-Q8_0.gguf" if storage == "web" and kind == "gguf" else "")
     (found,) = screen([address]).checkpoints
     if kind == "gguf":
-        assert found.gaps["cosine"].mean == pytest.approx(test_gguf.slow_gap(quantised), abs=1e-6)
+        assert found.gaps["cosine"].mean == pytest.approx(test_gguf.whole_gap(quantised), abs=1e-6)
     else:
         matrix = full_matrix(DEMO / "model-00001-of-00002.safetensors", "lm_head.weight")
         ids = [[t.id for t in side] for side in (found.tokens.domain_tokens, found.tokens.reference_tokens)]
-        assert found.gaps["cosine"].mean == pytest.approx(slow_gap(matrix, *ids), abs=1e-6)
+        assert found.gaps["cosine"].mean == pytest.approx(slow_gap(matrix[ids[0]], matrix[ids[1]]), abs=1e-6)
     stored = sum(place.stat().st_size for place in (made / kind).iterdir())
     assert 0 < found.bytes_read < 1.5 * stored
     assert 0 < found.requests < 150

@@ -6,23 +6,11 @@ import math
 
 import numpy as np
 import pytest
+from checkpoints import slow_gap
 from lmeval_screener.ranking.gap import difference, gap, ranks
 
 from lmeval_dispersion.errors import GeometryError
 from lmeval_dispersion.geometry import METRICS
-
-
-def slow_gap(t, r, metric):
-    """G by loops over pairs in float64."""
-
-    def distance(a, b):
-        if metric == "cosine":
-            return 1 - a @ b / np.linalg.norm(a) / np.linalg.norm(b)
-        return np.linalg.norm(a - b)
-
-    inside = [distance(t[i], t[j]) for i in range(len(t)) for j in range(i)]
-    across = [distance(a, b) for a in t for b in r]
-    return np.mean(inside) + np.mean(across)
 
 
 def sample(seed=0, shift=0.4):

@@ -6,64 +6,27 @@ import csv
 import io
 import itertools
 import json
-import pickle
+from dataclasses import replace
 
-import numpy as np
 import pytest
 from lmeval_screener.cli import main
-from lmeval_screener.ranking.gap import difference, gap
-from lmeval_screener.ranking.gate import Gate, judged, reference_among
-from lmeval_screener.ranking.measured import Gaps
-from lmeval_screener.reports.answer import answer, spans
+from lmeval_screener.ranking.gap import difference
+from lmeval_screener.ranking.gate import judged, reference_among
 from lmeval_screener.reports.progress import Lines
-from lmeval_screener.result import Failed
+from lmeval_screener.screened import Failed, Gate
 from lmeval_screener.screening import screen
 from lmeval_screener.targets.target import parse_target
 from test_answer import member, result
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.geometry import METRICS
 from lmeval_dispersion.paths import data_folder
 from lmeval_dispersion.report import Table
 
 DEMO = data_folder("demo")
 
 
-def test_gaps_that_were_packed_are_those_that_went_in():
-    draw = np.random.default_rng(0)
-    t, r = draw.normal(size=(10, 24)) + 0.4, draw.normal(size=(30, 24)) + 0.4
-    gaps = {metric: gap(t, r, metric) for metric in METRICS}
-    packed = Gaps.of(gaps)
-    assert list(packed) == list(METRICS)
-    for metric, one in gaps.items():
-        found = packed[metric]
-        assert (found.metric, found.mean, found.se) == (metric, one.mean, one.se)
-        for name in ("within_domain", "between", "within_reference"):
-            assert getattr(found, name)[:4] == getattr(one, name)[:4]
-        np.testing.assert_array_equal(found.left_out_domain, one.left_out_domain)
-        np.testing.assert_array_equal(found.left_out_reference, one.left_out_reference)
-    assert packed.packed.nbytes < 8 * 2 * 60
-
-
-def test_spilled_gaps_are_those_that_went_in(tmp_path, monkeypatch):
-    names = [str(DEMO / name) for name in ("sums-80", "sums-45", "sums-00")]
-    kept = screen(names).to_dict()
-    monkeypatch.setattr("lmeval_screener.screening._SPILLED", 2)
-    spilled = screen(names)
-    assert len({c.gaps._begin for c in spilled.checkpoints}) == 3
-    again = pickle.loads(pickle.dumps(spilled.checkpoints[0].gaps))
-    assert again["cosine"].mean == spilled.checkpoints[0].gaps["cosine"].mean
-    found = spilled.to_dict()
-    for one in (*kept["checkpoints"], *found["checkpoints"]):
-        del one["seconds"]
-    assert found["checkpoints"] == kept["checkpoints"]
-    # Where the disk is full, they stay in memory.
-    monkeypatch.setattr("os.pwrite", full_disk)
-    assert [c.rank for c in screen(names).checkpoints] == [1, 2, 3]
-
-
-def full_disk(*args):
-    raise OSError(28, "No space left on device")
+def gate_of(result, reference):
+    return replace(result, gate=judged(result.groups, result.failed, reference))
 
 
 def members(*ranges):
@@ -72,32 +35,32 @@ def members(*ranges):
 
 def test_tied_passes_and_told_apart_below_fails():
     screened = result(members((1, 2), (1, 3), (2, 3), (4, 4)))
-    first = judged(screened, parse_target("org/a")).gate
+    first = gate_of(screened, "org/a").gate
     assert (first.below, first.compared, first.exit_code) == (("org/c", "org/d"), 3, 4)
-    assert answer(judged(screened, parse_target("org/a")))[0] == (
-        "Failed: org/c, org/d told apart below org/a (3 compared)."
+    assert gate_of(screened, "org/a").answer()[0] == (
+        "Failed: org/c, org/d clearly below org/a (3 compared)."
     )
-    second = judged(screened, parse_target("org/b")).gate
+    second = gate_of(screened, "org/b").gate
     assert second.below == ("org/d",)
-    last = judged(screened, parse_target("org/d"))
+    last = gate_of(screened, "org/d")
     assert (last.gate.passed, last.gate.exit_code) == (True, None)
-    assert answer(last)[0] == "Passed: none of 3 is told apart below org/d."
+    assert last.answer()[0] == "Passed: none of 3 is clearly below org/d."
 
 
 def test_what_cannot_be_compared_does_not_pass():
     lonely = result(
         [*members((1, 1)), member("org/x", 1, scale="1B")], [Failed("org/y", None, "Timeout", "")]
     )
-    found = judged(lonely, parse_target("org/a")).gate
+    found = gate_of(lonely, "org/a").gate
     assert (found.compared, found.not_compared, found.passed, found.exit_code) == (0, 2, False, 1)
-    failed = judged(lonely, parse_target("org/y")).gate
+    failed = gate_of(lonely, "org/y").gate
     assert failed.sentence == "The gate cannot be judged: org/y was not screened (Timeout)."
     assert failed.exit_code == 1
 
 
 def test_many_below_are_counted():
     gate = Gate("org/a", tuple(f"org/{i}" for i in range(9)), 12, 0)
-    assert "org/4 and 4 more told apart" in gate.sentence
+    assert "org/4 and 4 more clearly below" in gate.sentence
 
 
 def test_a_reference_that_is_screened_anyway_is_screened_once():
@@ -148,7 +111,9 @@ def test_one_truth_of_ties(capsys):
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert {row["label"]: [int(rank) for rank in row["tied_with"].split()] for row in rows} == ties
     (table, *_) = (t for s in result.document().sections for t in s.parts if isinstance(t, Table))
-    assert {row["label"]: row["tied"] for row in table.rows} == {c: spans(t) for c, t in ties.items()}
+    assert {row["label"]: row["no_clear_order_with"] for row in table.rows} == {
+        label: " ".join(map(str, t)) for label, t in ties.items()
+    }
 
 
 def test_json_lines_end_with_the_ranks(capsys, tmp_path):
@@ -173,28 +138,18 @@ def test_lines_of_progress_come_by_time_and_share_and_name_failures():
     for done in range(1, 1001):
         now[0] += 0.1
         failed = Failed("org/x", None, "GatedRepo", "") if done % 100 == 0 else None
-        lines.ended(failed or object(), done, 1000)
-        lines.progress(done, 1000, "org/x")
+        lines.on_done(failed or object(), done, 1000)
     assert len(said) == 19  # every 5 %, not the last
     assert said[0] == "50 of 1000 (5 %), 10.0/s, 95 s left"
     assert said[1].endswith("; failed: 1 GatedRepo")
-    # Controls are counted anew, and on a clock of their own.
-    now[0] += 500
-    said.clear()
-    lines.progress(0, 100, "controls")
-    for done in range(1, 101):
-        now[0] += 1
-        lines.progress(done, 100, "controls of org/x")
-    assert len(said) == 19
-    assert said[0] == "controls: 5 of 100 (5 %), 1.0/s, 95 s left"
     now, said = [0.0], []
     slow = Lines(said.append, lambda: now[0])
     for done in range(1, 11):
         now[0] += 10
-        slow.progress(done, 100_000, "org/x")
+        slow.on_done(object(), done, 100_000)
     assert [text.split()[0] for text in said] == ["3", "6", "9"]
     assert said[0].endswith("0.1/s, 277 h 46 min left")
     quick = Lines(said.append, lambda: 0.5)
     for done in range(1, 11):
-        quick.progress(done, 10, "org/x")
+        quick.on_done(object(), done, 10)
     assert len(said) == 3

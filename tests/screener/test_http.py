@@ -10,8 +10,18 @@ import pytest
 from checkpoints import head_and_embedding, write_checkpoint, write_qwen_7b
 from hub_client import read as fetch
 from hub_faults import chunked, header, status, truncated
-from lmeval_screener.checkpoints.http import CONNECTIONS, RANGES, Transport, environment_proxy
+from lmeval_screener.checkpoints import http
+from lmeval_screener.checkpoints.http import (
+    CONNECTIONS,
+    FIRST_WAIT,
+    RANGES,
+    AgainError,
+    Transport,
+    environment_proxy,
+    retried,
+)
 from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.projection import find_projection, read_rows
@@ -114,8 +124,8 @@ class Redirect:
         self.url, self.headers, self.status = URL(url), {"Location": location}, 302
         self.content = self
 
-    async def iter_any(self):
-        yield b"Found."
+    async def readany(self):
+        return b""
 
 
 @pytest.mark.parametrize(
@@ -235,3 +245,25 @@ def test_a_listing_that_goes_on_at_what_is_no_address_is_refused(hub, tmp_path):
     with pytest.raises(ScreeningError, match="no address") as error:
         fetch(hub, tmp_path / "cache", timeout=1)
     assert error.value.code == "BadResponse"
+
+
+def test_waits_between_attempts_grow_and_stay_within_the_budget(monkeypatch):
+    """0.25 s and more, twice as long each time; the last attempt's error is the one that is raised."""
+    monkeypatch.setattr(http, "FIRST_WAIT", FIRST_WAIT)
+    slept, attempts = [], []
+
+    async def sleep(seconds):
+        slept.append(seconds)
+
+    async def fails():
+        attempts.append(len(attempts) + 1)
+        raise AgainError(ScreeningError("ServerError", f"attempt {len(attempts)}; try again"))
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    with pytest.raises(ScreeningError, match="attempt 5"):
+        asyncio.run(retried(fails, Budget(60)))
+    assert [wait // (0.25 * 2**place) for place, wait in enumerate(slept)] == [1, 1, 1, 1]
+    slept.clear()
+    with pytest.raises(ScreeningError, match="attempt 8"):
+        asyncio.run(retried(fails, Budget(1)))
+    assert sum(slept) < 1.5

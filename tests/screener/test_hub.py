@@ -54,7 +54,7 @@ def test_a_token_that_is_expired_is_named_as_such(hub, add, tmp_path, where):
     hub.fault(where, faults.status(401, said, b""), times=-1)
     error = refused(hub, tmp_path, token="hf_old")
     assert error.code == "BadToken"
-    assert '("mine" is expired)' in str(error).replace("User Access Token ", "")
+    assert '(User Access Token "mine" is expired\\x07)' in str(error)
     # Without a token, the same answer says that there is nothing to see.
     assert refused(hub, tmp_path).code == "RepoNotFound"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 import time
 import urllib.parse
@@ -16,6 +17,8 @@ from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.checkpoints.storages import store
 from lmeval_screener.cli import main
 from lmeval_screener.targets.target import parse_target
+
+from lmeval_dispersion.paths import data_folder
 
 FOLDERS = 1000
 PAGE = 400  # names in one answer
@@ -154,3 +157,19 @@ def test_a_glob_that_stands_for_nothing_has_its_line_with_the_reason(bucket, tmp
     line, last = map(json.loads, capsys.readouterr().out.splitlines())
     assert (line["repo"], line["error"]) == ("s3://box/zoo/none-*", "FolderNotFound")
     assert last["summary"]["totals"]["failed"] == 1
+
+
+def test_control_characters_in_names_reach_no_terminal(tmp_path, capsys, monkeypatch):
+    """Of folders that are screened, of those that fail, and in every form."""
+    demo = data_folder("demo")
+    for name, step in (("a\x1b[31mb", "sums-10"), ("c\x1b]0;title\x07d", "sums-80")):
+        shutil.copytree(demo / step, tmp_path / name)
+    (tmp_path / "e\x1b[31mbad").mkdir()
+    (tmp_path / "e\x1b[31mbad" / "config.json").touch()
+    monkeypatch.chdir(tmp_path)
+    for form in ("table", "csv", "json", "markdown"):
+        main(["./*", "--domain", "math", "--format", form])
+        out = "".join(capsys.readouterr())
+        assert "\\x1b[31m" in out
+        assert "\x1b[31m" not in out
+        assert "\x07" not in out

@@ -8,10 +8,11 @@ import sys
 import warnings
 
 import pytest
+from checkpoints import slow_gap
 from faulty_proxy import FaultyProxy
 from hub_client import full_matrix
 from lmeval_screener import screen
-from storages import expand, free_port, moto, process, slow_gap
+from storages import expand, free_port, moto, process
 
 from lmeval_dispersion.paths import data_folder
 
@@ -87,7 +88,7 @@ def test_every_version_is_read_by_ranges(registry, tmp_path, monkeypatch):
         name = {"models:/sums/1": "sums-10", "models:/sums/2": "sums-80"}[c.repo]
         matrix = full_matrix(DEMO / name / c.tensor.file, c.tensor.name)
         ids = [[t.id for t in side] for side in (c.tokens.domain_tokens, c.tokens.reference_tokens)]
-        assert c.gaps["cosine"].mean == pytest.approx(slow_gap(matrix, *ids), abs=1e-6)
+        assert c.gaps["cosine"].mean == pytest.approx(slow_gap(matrix[ids[0]], matrix[ids[1]]), abs=1e-6)
     weights = [r for r in registry.requests if r.path.endswith(".safetensors")]
     assert weights
     assert all("range" in r.headers for r in weights)

@@ -1,4 +1,4 @@
-"""What a user writes for a checkpoint: understood, or explained without costing the others their run."""
+"""What a user writes for a checkpoint: parse_name, or explained without costing the others their run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmeval_screener import screen
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets.names import understood
+from lmeval_screener.targets.names import parse_name
 from lmeval_screener.targets.target import parse_target
 
 from lmeval_dispersion.paths import data_folder
@@ -33,12 +33,12 @@ from lmeval_dispersion.paths import data_folder
     ],
 )
 def test_names_and_addresses_of_the_hub(text, repo, revision):
-    assert understood(text) == (repo, revision, False, None)
+    assert parse_name(text) == (repo, revision, False, None)
 
 
 def test_an_address_of_the_endpoint_in_use(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://hub.example:8443")
-    assert understood("https://hub.example:8443/org/name/tree/v2") == ("org/name", "v2", False, None)
+    assert parse_name("https://hub.example:8443/org/name/tree/v2") == ("org/name", "v2", False, None)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,9 @@ def test_an_address_of_the_endpoint_in_use(monkeypatch):
         ("https://huggingface.co/org/name/blob/main/config.json", "BadName", "checkpoint: org/name@main"),
         ("https://huggingface.co/org/name/tree/main/sub", "BadName", "org/name@main is its top"),
         ("https://huggingface.co/org/name/discussions", "BadName", "no page of a revision"),
+        ("https://huggingface.co/collections/org/best-1", "BadName", "write --collection org/best-1"),
+        ("https://huggingface.co/models?search=x", "BadName", "write 'ORG/*'"),
+        ("https://huggingface.co/org/models", "BadName", "write 'ORG/*'"),
         ("https://[", "BadName", "expected"),
         ("hf://datasets/org/name", "BadName", "of datasets"),
         ("hf://org/name/config.json", "BadName", "give org/name"),
@@ -73,7 +76,7 @@ def test_an_address_of_the_endpoint_in_use(monkeypatch):
 )
 def test_what_is_neither_is_explained(text, code, says):
     with pytest.raises(ScreeningError) as raised:
-        understood(text)
+        parse_name(text)
     assert raised.value.code == code
     assert says in str(raised.value)
 
@@ -96,21 +99,21 @@ def test_what_is_neither_is_explained(text, code, says):
     ],
 )
 def test_addresses_of_storages_are_taken_as_they_are(address):
-    assert understood(address) == (address, None, False, None)
+    assert parse_name(address) == (address, None, False, None)
     assert parse_target(address).scheme == address.partition(":")[0]
     assert not parse_target(address).on_hub
 
 
 def test_other_ways_to_write_a_place(tmp_path):
-    assert understood("s3://bucket/m/:Q4_K_M") == ("s3://bucket/m", None, False, "Q4_K_M")
-    assert understood("https://huggingface.co/buckets/o/b/tree/run%201/x").repo == "hf://buckets/o/b/run 1/x"
-    assert understood(f"file://{tmp_path}") == (str(tmp_path), None, True, None)
+    assert parse_name("s3://bucket/m/:Q4_K_M") == ("s3://bucket/m", None, False, "Q4_K_M")
+    assert parse_name("https://huggingface.co/buckets/o/b/tree/run%201/x").repo == "hf://buckets/o/b/run 1/x"
+    assert parse_name(f"file://{tmp_path}") == (str(tmp_path), None, True, None)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
 def test_a_file_of_weights_is_a_checkpoint(tmp_path, file):
     (tmp_path / file).write_bytes(b"x")
-    assert understood(str(tmp_path / file)) == (str(tmp_path / file), None, True, None)
+    assert parse_name(str(tmp_path / file)) == (str(tmp_path / file), None, True, None)
 
 
 @pytest.mark.parametrize(
@@ -120,13 +123,13 @@ def test_a_file_of_weights_is_a_checkpoint(tmp_path, file):
 def test_a_file_in_place_of_its_folder(tmp_path, file, code, says):
     (tmp_path / file).write_bytes(b"x")
     with pytest.raises(ScreeningError, match=says) as raised:
-        understood(str(tmp_path / file))
+        parse_name(str(tmp_path / file))
     assert raised.value.code == code
     assert str(tmp_path) in str(raised.value)
 
 
 def test_a_name_of_any_length_is_asked_for():
-    assert understood("x" * 5000 + "/").repo == "x" * 5000
+    assert parse_name("x" * 5000 + "/").repo == "x" * 5000
 
 
 def test_a_folder_wins_and_may_have_any_name(tmp_path, monkeypatch):
@@ -134,14 +137,14 @@ def test_a_folder_wins_and_may_have_any_name(tmp_path, monkeypatch):
         (tmp_path / name).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     for name in ("org/name", "a b", "x@y", "C:\\models", "org/name/"):
-        assert understood(name).local
+        assert parse_name(name).local
 
 
 @given(st.text(max_size=40))
 def test_any_text_is_understood_or_explained(text):
     code = None
     try:
-        assert understood(text).repo
+        assert parse_name(text).repo
     except ScreeningError as error:
         code = error.code
     assert code in (None, "BadName", "FolderNotFound")

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 from certificates import make_certificate
-from checkpoints import head_and_embedding, write_checkpoint
+from checkpoints import head_and_embedding, slow_gap, write_checkpoint
 from faulty_proxy import FaultyProxy
 from hub_client import full_matrix
 from lmeval_screener import screen
@@ -20,7 +20,7 @@ from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.checkpoints.storages.object_store import ObjectStore
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.target import parse_target
-from storages import S3, expand, moto, read, slow_gap, truth
+from storages import S3, expand, moto, read, truth
 
 from lmeval_dispersion.paths import data_folder
 
@@ -142,7 +142,7 @@ def test_a_trajectory_end_to_end(server, proxied, tmp_path, monkeypatch):
     for c, name in zip(group.trajectory(), ("sums-00", "sums-10", "sums-80"), strict=True):
         matrix = full_matrix(data_folder("demo") / name / c.tensor.file, c.tensor.name)
         ids = [[t.id for t in side] for side in (c.tokens.domain_tokens, c.tokens.reference_tokens)]
-        assert c.gaps["cosine"].mean == pytest.approx(slow_gap(matrix, *ids), abs=1e-6)
+        assert c.gaps["cosine"].mean == pytest.approx(slow_gap(matrix[ids[0]], matrix[ids[1]]), abs=1e-6)
     asked = [request.path for request in proxied.ranges()]
     assert sum(path.endswith("tokenizer.json") for path in asked) == 1
     assert result.requests == len(proxied.requests)

@@ -133,7 +133,6 @@ async def ranges_of(url, spans, tmp_path, *, token=None, together=False, timeout
 @pytest.fixture
 def read(tmp_path, monkeypatch):
     """Reads spans from a raw server; the bodies, the server, the meter."""
-    monkeypatch.setattr(http, "FIRST_WAIT", 0.0)
     monkeypatch.setattr(remote, "WHOLE", 1000)
 
     def run(reply, spans=SPANS, *, tls=None, **how):
@@ -271,7 +270,7 @@ def test_the_request_is_what_was_asked_for_and_the_token_is_the_hubs_only(read, 
     async def elsewhere():
         async with RawServer(lambda n, a, b: [answer(a, b)]) as server:
             transport = Transport("https://hub.example", "hf_secret", "test")
-            async with transport.request("GET", server.url, {"Range": "bytes=0-1"}, Meter()):
+            async with await transport.request("GET", server.url, {"Range": "bytes=0-1"}, Meter()):
                 pass
             await transport.close()
             return server.requests[0]
@@ -285,7 +284,7 @@ def test_nothing_is_smuggled_into_a_request(version):
         async with RawServer(lambda n, a, b: [answer(a, b)]) as server:
             transport = Transport("https://hub.example", None, "test")
             with pytest.raises(ValueError, match="header"):
-                async with transport.request("GET", server.url, {"If-Match": version}, Meter()):
+                async with await transport.request("GET", server.url, {"If-Match": version}, Meter()):
                     pass
             await transport.close()
             return server.requests
@@ -349,12 +348,12 @@ def test_tls_is_spoken_and_a_certificate_that_nobody_vouches_for_is_refused(read
         async with RawServer(lambda n, a, b: [answer(a, b)], tls) as server:
             transport, meter = Transport("https://hub.example", None, "test"), Meter()
             with pytest.raises(ScreeningError, match=r"not trusted.*SSL_CERT_FILE or REQUESTS_CA_BUNDLE"):
-                async with transport.request("GET", server.url, {}, meter):
+                async with await transport.request("GET", server.url, {}, meter):
                     pass
             http._tls_context.cache_clear()
             monkeypatch.setenv("SSL_CERT_FILE", "/none/at/all.pem")
             with pytest.raises(ScreeningError, match=r"/none/at/all.pem.*SSL_CERT_FILE"):
-                async with transport.request("GET", server.url, {}, meter):
+                async with await transport.request("GET", server.url, {}, meter):
                     pass
             await transport.close()
             return server.requests

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import json
 import shutil
 import sqlite3
@@ -224,20 +223,6 @@ def test_a_second_run_over_a_bucket_reads_no_object(tmp_path, monkeypatch):
         assert 1 <= len(limited.checkpoints) < 6
         assert limited.bytes_read <= 4 * one
         assert all("--max-bytes" in failed.message for failed in limited.failed)
-
-
-def test_json_in_pieces_is_the_contract(many):
-    from lmeval_screener.reports.document import json_text, report
-
-    result = screen(many)
-    whole = {**result.to_dict()}
-    text = json_text(result)
-    assert json.loads(text) == whole | {"answer": json.loads(text)["answer"]}
-    assert text == json.dumps(json.loads(text), indent=2, ensure_ascii=False) + "\n"
-    assert "".join(report(result).contract()) == text
-    nothing = dataclasses.replace(result, checkpoints=())
-    text = json_text(nothing)
-    assert text == json.dumps(json.loads(text), indent=2, ensure_ascii=False) + "\n"
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "config.json", "model.safetensors"])

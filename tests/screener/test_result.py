@@ -6,8 +6,8 @@ import sys
 
 import pytest
 from lmeval_screener import screen
-from lmeval_screener.reports.document import tokens_section
-from lmeval_screener.result import FLAT_COLUMNS, Result
+from lmeval_screener.contract import entry, flat_row
+from lmeval_screener.result import Result
 from tokenizers import Tokenizer
 
 from lmeval_dispersion.errors import MissingExtraError
@@ -29,7 +29,8 @@ def test_groups_are_made_once_and_hold_every_checkpoint(result):
 def test_the_frame_has_the_flat_columns(result):
     pytest.importorskip("pandas")
     frame = result.to_frame()
-    assert list(frame.columns) == FLAT_COLUMNS
+    (group,) = result.groups
+    assert list(frame.columns) == list(flat_row(entry(result.best, group)))
     assert list(frame["repo"]) == [c.repo for c in result.checkpoints]
 
 
@@ -56,6 +57,23 @@ def test_the_tokens_of_a_tokenizer_are_listed_once_with_their_variants(result):
         assert entry[side]["variants"] == variants
         assert len(entry[side]["pieces"]) == result.to_dict()["checkpoints"][0]["tokens"][side]
         assert all(tokenizer.token_to_id(piece) == row for piece, row in entry[side]["pieces"].items())
-    (table,) = tokens_section(result).parts
+    table = result.shown(None, tokens=True).document().tables()["tokens"]
     assert [row["variant"] for row in table.rows] == ["bare", "space"]
     assert all(f"{digit}:" in table.rows[0]["tokens"] for digit in "0123456789")
+
+
+def test_what_the_readme_needs_in_three_words(result, tmp_path):
+    found = screen(demo=True)
+    assert found.best.label == "sums-80"
+    assert [c.label for c in found.shortlist(3).chosen] == ["sums-80", "sums-45", "sums-30"]
+    measured = tmp_path / "measured.csv"
+    lines = [f"{c.repo},{c.accuracy}" for c in found.checkpoints]
+    measured.write_text("\n".join(["repo,accuracy", *lines]))
+    verdict = found.verify(measured)
+    assert verdict.answer()[0].startswith("The screen works ")
+    assert verdict.overall.results == 11
+
+
+def test_one_name_is_as_good_as_a_list():
+    place = str(data_folder("demo") / "sums-80")
+    assert screen(place).best.repo == screen([place]).best.repo == place

@@ -10,14 +10,20 @@ from dataclasses import replace
 import pytest
 import yaml
 from lmeval_screener.ranking.gap import gap
-from lmeval_screener.ranking.ties import runs
-from lmeval_screener.result import Failed, Result, Screened, TensorInfo, TokenInfo
-from lmeval_screener.shortlist.choice import shortlist
+from lmeval_screener.ranking.ties import Ranks
+from lmeval_screener.result import Result
+from lmeval_screener.screened import Failed, Screened, TensorInfo, TokenInfo
+from lmeval_screener.shortlist import choice
 from lmeval_screener.shortlist.emit import check_emit, emit
 from lmeval_screener.shortlist.manifest import read_manifest
 from lmeval_screener.targets.target import Target
 
 from lmeval_dispersion.errors import UsageError
+
+
+def shortlist(result, k, **options):
+    return choice.shortlist(result.groups, result.metric, k, **options)
+
 
 GAP = {
     metric: gap([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]], [[1.0, 1, 0], [0, 1, 1], [1, 0, 1]], metric)
@@ -32,7 +38,7 @@ def screened(name, rank, tied=None, *, scale="7B", revision="c" * 40, requested=
         tensor=TensorInfo("lm_head.weight", file or "model.safetensors", "BF16", (1000, 3), False),
         tokens=TokenInfo(3, 3, (), (), "single digits"), bytes_read=1, requests=1, seconds=0.1,
         rank=rank, file=file,
-        ties=runs(i for i in range(tied[0], tied[1] + 1) if i != rank) if tied else (),
+        ties=Ranks(i for i in range(tied[0], tied[1] + 1) if i != rank) if tied else Ranks(),
     )  # fmt: skip
 
 
@@ -75,8 +81,8 @@ def test_a_list_takes_the_best_and_what_is_tied_with_the_last_of_them(k, ties, l
 
 def test_a_tie_counts_only_where_the_two_are_tied():
     members = group(5)
-    members[1] = replace(members[1], ties=runs([4]))  # rank 3, between them, is told apart
-    members[3] = replace(members[3], ties=runs([2]))
+    members[1] = replace(members[1], ties=Ranks([4]))  # rank 3, between them, is told apart
+    members[3] = replace(members[3], ties=Ranks([2]))
     (one,) = shortlist(result_of(*members), 2).groups
     assert names(one.listed) == ["1", "2", "4"]
 
@@ -127,7 +133,7 @@ def test_configurations_are_pinned_and_the_manifest_holds_everyone(tmp_path):
         screened("org/c", 4),
     ]
     chosen = shortlist(result_of(*members), 3)
-    place = emit(tmp_path / "list", result_of(*members), chosen, tasks=("gsm8k",), command="screen …")
+    place = emit(tmp_path / "list", result_of(*members).head(), chosen, tasks=("gsm8k",), command="screen …")
     files = sorted((tmp_path / "list" / "models").iterdir())
     assert [file.name for file in files] == [
         "001-org_a-step1000.yaml", "002-models_of_mine.yaml", "003-org_b-GGUF-b-Q4_K_M.gguf.yaml",
@@ -150,7 +156,7 @@ def test_configurations_are_pinned_and_the_manifest_holds_everyone(tmp_path):
 
 def test_a_shard_takes_its_share_and_every_checkpoint_is_in_one(tmp_path):
     result = result_of(*group(7))
-    emit(tmp_path / "list", result, shortlist(result, 7), tasks=("gsm8k",), command="")
+    emit(tmp_path / "list", result.head(), shortlist(result, 7), tasks=("gsm8k",), command="")
     runner = tmp_path / "lm_eval"
     runner.write_text('#!/bin/sh\necho "$3" >> ran\ncase "$3" in *-4.yaml) exit 1;; esac\n')
     runner.chmod(0o755)
@@ -174,7 +180,7 @@ def test_a_shard_takes_its_share_and_every_checkpoint_is_in_one(tmp_path):
 
 def test_without_lm_eval_the_run_says_so_once(tmp_path):
     result = result_of(*group(3))
-    emit(tmp_path / "list", result, shortlist(result, 3), tasks=("gsm8k",), command="")
+    emit(tmp_path / "list", result.head(), shortlist(result, 3), tasks=("gsm8k",), command="")
     done = subprocess.run(
         ["bash", tmp_path / "list" / "run.sh"],
         env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60,

@@ -12,7 +12,7 @@ from faulty_proxy import FaultyProxy, other_version, shifted, whole
 from fsspec.implementations.memory import MemoryFileSystem
 from hub_faults import closed, content, status, truncated, without
 from hub_server import HubServer
-from lmeval_screener.checkpoints import http, remote
+from lmeval_screener.checkpoints import remote
 from lmeval_screener.errors import ScreeningError
 from storages import ACCOUNT, KEY, azurite, fake_gcs, moto, put_azure, put_gcs, read, truth
 from web_server import WebServer
@@ -66,7 +66,6 @@ STORAGES = ("s3", "azure", "gcs", "web", "bucket")
 
 @pytest.fixture(params=STORAGES)
 def storage(request, folder, monkeypatch) -> Iterator[Storage]:
-    monkeypatch.setattr(http, "FIRST_WAIT", 0.004)
     monkeypatch.setattr(remote, "WHOLE", 1000)
     kind = request.param
     if kind == "web":
@@ -190,7 +189,6 @@ class Flaky(MemoryFileSystem):
 
 @pytest.fixture
 def flaky(folder, monkeypatch):
-    monkeypatch.setattr(http, "FIRST_WAIT", 0.004)
     fsspec.register_implementation("flaky", Flaky, clobber=True)
     Flaky.store, Flaky.pseudo_dirs, Flaky.faults = {}, [""], []
     Flaky().put(str(folder) + "/", "/disk/m/", recursive=True)

@@ -209,7 +209,7 @@ def test_which_figure_served_is_said(tmp_path):
     for skill, ratio in ((0.0, lambda d, g, a: float(a)), (1.0, lambda d, g, a: float(d.normal()))):
         found = verdict(tmp_path, *planted([15], skill, ratio=ratio))
         ends += [s.rpartition(". ")[2] for s in found.answer() if "ratio alone" in s]
-    assert ends == ["Best here: ratio.", "Best here: G."]
+    assert ends == ["Most right here: ratio.", "Most right here: G."]
     opposite = verdict(tmp_path, *planted([15], 0.5, ratio=lambda d, g, a: -float(g)))
     assert "G and ratio agree on no pair." in opposite.answer()
 

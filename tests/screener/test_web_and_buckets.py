@@ -9,7 +9,7 @@ import shutil
 import fsspec
 import numpy as np
 import pytest
-from checkpoints import head_and_embedding, write_checkpoint
+from checkpoints import head_and_embedding, slow_gap, write_checkpoint
 from hub_client import full_matrix
 from lmeval_screener import screen
 from lmeval_screener.checkpoints.http import Budget
@@ -17,7 +17,7 @@ from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.target import parse_target
-from storages import expand, read, slow_gap, truth
+from storages import expand, read, truth
 from web_server import WebServer
 
 from lmeval_dispersion.paths import data_folder
@@ -188,4 +188,4 @@ def test_a_file_on_disk(folder, tmp_path, monkeypatch):
     (found,) = screen([str(alone)], tokenizer=str(demo)).checkpoints
     matrix = full_matrix(alone, found.tensor.name)
     ids = [[t.id for t in side] for side in (found.tokens.domain_tokens, found.tokens.reference_tokens)]
-    assert found.gaps["cosine"].mean == pytest.approx(slow_gap(matrix, *ids), abs=1e-6)
+    assert found.gaps["cosine"].mean == pytest.approx(slow_gap(matrix[ids[0]], matrix[ids[1]]), abs=1e-6)

@@ -17,8 +17,8 @@ from lmeval_screener.checkpoints.local import open_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.projection import OutputProjection, find_projection, read_rows
 from safetensors.torch import load_file, save_file
-from test_controls import TOKENIZER
-from test_controls import V as WORDS
+from test_ratio import TOKENIZER
+from test_ratio import V as WORDS
 
 V, D = 48, 16
 SHAPE = {
@@ -73,8 +73,8 @@ def close(found: np.ndarray, expected: np.ndarray) -> bool:
     return bool(np.allclose(found, expected, atol=1e-5, rtol=1e-5))
 
 
-def test_a_folded_final_norm_moves_g_and_not_the_control(tmp_path):
-    """γ multiplied into the rows: the same logits, other rows; `--controls` sees γ ∘ row in both."""
+def test_a_folded_final_norm_moves_g_and_not_the_ratio(tmp_path):
+    """γ multiplied into the rows: the same logits, other rows; the ratio is of γ ∘ row in both."""
     plain = build("Llama", **SHAPE | {"vocab_size": WORDS, "tie_word_embeddings": False})
     with torch.no_grad():
         plain.model.norm.weight.copy_(torch.rand(D) * 2 + 0.3)
@@ -87,10 +87,11 @@ def test_a_folded_final_norm_moves_g_and_not_the_control(tmp_path):
     plain.save_pretrained(tmp_path / "folded")
     for name in ("plain", "folded"):
         (tmp_path / name / "tokenizer.json").write_bytes(TOKENIZER)
-    result = screen([str(tmp_path / "plain"), str(tmp_path / "folded")], controls=True)
+    result = screen([str(tmp_path / "plain"), str(tmp_path / "folded")])
     a, b = sorted(result.checkpoints, key=lambda c: c.repo)
     assert abs(a.gaps["cosine"].mean - b.gaps["cosine"].mean) > 0.01
-    assert a.controls.final_norm.mean == pytest.approx(b.controls.final_norm.mean, abs=1e-5)
+    assert a.ratio.mean == pytest.approx(b.ratio.mean, abs=1e-5)
+    assert not result.groups[0].checkpoints[0].next.separated
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lmeval_dispersion.audit.compare import compared_stores
+from lmeval_dispersion.audit.compare import compare
 from lmeval_dispersion.errors import MixedStoresError
 from lmeval_dispersion.store import check_comparable, read_store, write_store
 from lmeval_dispersion.store.identity import MODEL_KEYS, RUN_KEYS, TASK_KEYS
@@ -58,8 +58,7 @@ def test_stores_without_identity_are_read_and_not_mixed_with_others(tmp_path: Pa
 def compared(tmp_path: Path, other: dict[str, str] | None, first: dict[str, str] | None = BASE) -> list[str]:
     written(tmp_path / "a", identity=first)
     written(tmp_path / "b", identity=other)
-    notes: list[str] = compared_stores([tmp_path / "a", tmp_path / "b"])["notes"]
-    return notes
+    return list(compare([tmp_path / "a", tmp_path / "b"]).notes)
 
 
 @pytest.mark.parametrize("key", MODEL_KEYS)

@@ -15,17 +15,20 @@ import random
 import ssl
 import urllib.request
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import aiohttp
 from yarl import URL
 
 from lmeval_screener.checkpoints.limits import LONGEST_WAIT, Allowance, Quota, asked_wait, rate_limited
 from lmeval_screener.checkpoints.limits import Budget as Budget
 from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.errors import ScreeningError
+
+if TYPE_CHECKING:
+    import aiohttp
 
 T = TypeVar("T")
 
@@ -116,22 +119,33 @@ class Transport:
         self.shared = Meter()
         self.texts_lie_there = False
         self._origin = URL(endpoint).origin()
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, limit_per_host=CONNECTIONS, keepalive_timeout=30),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=SILENCE, sock_read=SILENCE),
-            headers={"User-Agent": agent, "Accept-Encoding": "identity"},
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,  # bytes are counted as they travel; `unpacked` opens them
-            max_line_size=_LONGEST_FIELD,
-            max_field_size=_LONGEST_FIELD,
-        )
+        self._agent = agent
+        self._opened: aiohttp.ClientSession | None = None
         self._quotas: dict[tuple[URL, str], Quota] = {}
         self._proxies: dict[URL, str | None] = {}
         self._private: dict[str, bool] = {}
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._session.close()
+        if self._opened is not None:
+            await self._opened.close()
+
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        """Opened for the first request: folders need none, and its import takes a third of the start."""
+        if self._opened is None:
+            import aiohttp
+
+            self._opened = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, limit_per_host=CONNECTIONS, keepalive_timeout=30),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=SILENCE, sock_read=SILENCE),
+                headers={"User-Agent": self._agent, "Accept-Encoding": "identity"},
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,  # bytes are counted as they travel; `unpacked` opens them
+                max_line_size=_LONGEST_FIELD,
+                max_field_size=_LONGEST_FIELD,
+            )
+        return self._opened
 
     def is_hub(self, url: URL) -> bool:
         """Whether a URL is of the Hub's own origin."""
@@ -149,7 +163,6 @@ class Transport:
         """The quotas of the Hub, as far as they were met."""
         return [quota for (origin, _), quota in self._quotas.items() if origin == self._origin]
 
-    @contextlib.asynccontextmanager
     async def request(
         self,
         method: str,
@@ -157,8 +170,10 @@ class Transport:
         headers: Mapping[str, str],
         meter: Meter,
         budget: Budget | None = None,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """One request when its quota has room, no retries, no redirects; the body is not yet read.
+    ) -> aiohttp.ClientResponse:
+        """The answer to one request when its quota has room, no retries, no redirects.
+
+        It has to be entered (``async with``); its body is not yet read, see `piece_of`.
 
         Args:
             method: Of HTTP.
@@ -168,7 +183,7 @@ class Transport:
             budget: Stands still while the quota is waited for.
 
         Raises:
-            AgainError: The connection failed or broke, also while the body is read.
+            AgainError: The connection failed.
             ScreeningError: ``RateLimited``, where the server wants to be left alone for too long;
                 ``NotTried``, where the user's own limits are used up; ``Unreachable``, where the server's
                 certificate is not trusted.
@@ -176,40 +191,28 @@ class Transport:
         counted = self.is_hub(url)
         if counted and self.token:
             headers = {**headers, "Authorization": f"Bearer {self.token}"}
-        await self.allowance.admit(meter, None if meter is self.shared else budget)
+        if self.allowance.limited:
+            await self.allowance.admit(meter, None if meter is self.shared else budget)
         quota = self.quota(url)
         await quota.turn(budget)
-        answered = False
+        answered = None
         try:
             self.allowance.spend(meter, counted=counted)
             meter.requests += 1
-            async with self._session.request(
-                method,
-                url,
-                headers=headers,
-                allow_redirects=False,
-                proxy=self._proxy(url),
-                ssl=_tls_context() if url.scheme == "https" else True,
-            ) as response:
-                answered = True
-                quota.done(response.headers)
-                yield response
-        except aiohttp.ClientConnectorCertificateError as error:
-            cause = error.certificate_error
-            raise ScreeningError(
-                "Unreachable",
-                f"the certificate of {url.host} is not trusted ({cause}); if it is your own network's, name "
-                "its issuer's file in SSL_CERT_FILE or REQUESTS_CA_BUNDLE",
-            ) from error
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-            reason = f"{type(error).__name__}: {error}".rstrip(": ")
-            what = f"the connection to {url.host} failed ({reason}); check the network and the address"
-            raise AgainError(ScreeningError("Unreachable", what)) from error
+            with _named(url):
+                response = await self._session.request(
+                    method,
+                    url,
+                    headers=headers,
+                    allow_redirects=False,
+                    proxy=self._proxy(url),
+                    ssl=_tls_context() if url.scheme == "https" else True,
+                )
+            answered = response.headers
+            return response
         finally:
-            if not answered:
-                quota.done(None)
+            quota.done(answered)
 
-    @contextlib.asynccontextmanager
     async def followed(
         self,
         method: str,
@@ -218,7 +221,7 @@ class Transport:
         meter: Meter,
         budget: Budget | None = None,
         until: Callable[[aiohttp.ClientResponse], bool] = lambda response: False,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    ) -> aiohttp.ClientResponse:
         """`request` with redirects followed: the last answer, or the first redirect that is far enough.
 
         Args:
@@ -234,12 +237,16 @@ class Transport:
             ScreeningError: As `request`; ``BadResponse`` for redirects that lead nowhere.
         """
         for _ in range(HOPS):
-            async with self.request(method, url, headers, meter, budget) as response:
+            response = await self.request(method, url, headers, meter, budget)
+            try:
                 if not is_redirect(response) or until(response):
                     self.raise_if_passing(response)
-                    yield response
-                    return
+                    return response
                 url = await self.redirect(response, meter)
+            except BaseException:
+                response.close()
+                raise
+            response.release()
         raise ScreeningError(
             "BadResponse", f"{url.host} redirects in circles; check the address or HF_ENDPOINT"
         )
@@ -266,7 +273,7 @@ class Transport:
             ScreeningError: As `refused` says.
         """
         gzip = {"Accept-Encoding": "gzip"}
-        async with self.followed("GET", url, gzip, meter, budget) as response:
+        async with await self.followed("GET", url, gzip, meter, budget) as response:
             if response.status != 200:
                 await drained(response, meter)
                 raise refused(response)
@@ -360,11 +367,42 @@ def is_redirect(response: aiohttp.ClientResponse) -> bool:
     return response.status in (301, 302, 303, 307, 308) and "Location" in response.headers
 
 
-async def pieces(response: aiohttp.ClientResponse, meter: Meter) -> AsyncIterator[bytes]:
-    """The body as it travels, piece by piece; the meter counts it."""
-    async for piece in response.content.iter_any():
-        meter.bytes_read += len(piece)
-        yield piece
+class _named:
+    """What a connection fails with, under the name that it has here; a context manager."""
+
+    def __init__(self, url: URL) -> None:
+        self._url = url
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        import aiohttp
+
+        host = self._url.host
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            raise ScreeningError(
+                "Unreachable",
+                f"the certificate of {host} is not trusted ({error.certificate_error}); if it is your own "
+                "network's, name its issuer's file in SSL_CERT_FILE or REQUESTS_CA_BUNDLE",
+            ) from error
+        if isinstance(error, (aiohttp.ClientError, asyncio.TimeoutError, OSError)):
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            what = f"the connection to {host} failed ({reason}); check the network and the address"
+            raise AgainError(ScreeningError("Unreachable", what)) from error
+
+
+async def piece_of(response: aiohttp.ClientResponse, meter: Meter) -> bytes:
+    """The next piece of a body as it travels, which the meter counts; empty at its end.
+
+    Raises:
+        AgainError: The connection broke.
+    """
+    with _named(response.url):
+        piece = await response.content.readany()
+    meter.bytes_read += len(piece)
+    return piece
 
 
 async def unpacked(response: aiohttp.ClientResponse, meter: Meter, limit: int) -> bytes:
@@ -380,7 +418,7 @@ async def unpacked(response: aiohttp.ClientResponse, meter: Meter, limit: int) -
             opened = zlib.decompressobj(16 + zlib.MAX_WBITS)
         elif coding not in ("identity", ""):
             raise zlib.error(f"unknown Content-Encoding {coding}")
-        async for piece in pieces(response, meter):
+        while piece := await piece_of(response, meter):
             # Bounded by the limit: a few bytes may open to gigabytes.
             body += piece if coding in ("identity", "") else opened.decompress(piece, limit + 1 - len(body))
             if len(body) > limit:
@@ -396,10 +434,8 @@ async def unpacked(response: aiohttp.ClientResponse, meter: Meter, limit: int) -
 async def drained(response: aiohttp.ClientResponse, meter: Meter) -> None:
     """Read a short body that is not needed: a connection with unread bytes would have to be closed."""
     received = 0
-    async for piece in pieces(response, meter):
+    while received <= 65_536 and (piece := await piece_of(response, meter)):
         received += len(piece)
-        if received > 65_536:
-            break
 
 
 async def side_by_side(works: Iterable[Coroutine[Any, Any, T]], most: int | None = None) -> list[T]:

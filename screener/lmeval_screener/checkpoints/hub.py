@@ -20,10 +20,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-import aiohttp
 from yarl import URL
 
 from lmeval_dispersion.errors import UsageError
@@ -56,6 +55,9 @@ from lmeval_screener.checkpoints.remote import SMALL, RemoteSnapshot
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.target import matching, step_key
+
+if TYPE_CHECKING:
+    import aiohttp
 
 T = TypeVar("T")
 
@@ -389,7 +391,7 @@ class Hub:
         if _EARLY[0] not in kept.files or not transport.quota(url).affords():
             return False
         with contextlib.suppress(ScreeningError, AgainError):
-            async with transport.request("HEAD", url, {}, meter, budget) as response:
+            async with await transport.request("HEAD", url, {}, meter, budget) as response:
                 transport.raise_if_passing(response)
                 if response.status < 400:
                     return kept.repo == repo and response.headers.get("X-Repo-Commit") == kept.commit
@@ -547,7 +549,7 @@ class HubSnapshot(RemoteSnapshot):
             return False
 
         gzip = {"Accept-Encoding": "gzip"}
-        async with transport.followed("GET", url, gzip, self.meter, self._budget, believed) as response:
+        async with await transport.followed("GET", url, gzip, self.meter, self._budget, believed) as response:
             there = response.url.raw_path == direct.raw_path and "ETag" in response.headers
             if response.status != 200 or (at_once and not there):
                 await drained(response, self.meter)
@@ -583,7 +585,7 @@ class HubSnapshot(RemoteSnapshot):
             return entry.size is not None and transport.leads_away(response)
 
         asked = transport.followed("HEAD", self._url(path), {}, self.meter, self._budget, far_enough)
-        async with asked as response:
+        async with await asked as response:
             if is_redirect(response):
                 return await transport.redirect(response, self.meter)
             if not 200 <= response.status < 300:

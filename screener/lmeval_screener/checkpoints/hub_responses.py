@@ -6,12 +6,13 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
-
-import aiohttp
+from typing import TYPE_CHECKING, Any
 
 from lmeval_screener.checkpoints.snapshot import FileEntry
 from lmeval_screener.errors import ScreeningError
+
+if TYPE_CHECKING:
+    import aiohttp
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -187,7 +188,7 @@ def refusal(
         )
     if status == 401 and token and not code and "X-Error-Message" in response.headers:
         # With a token that it knows, the Hub answers 404 for what is missing; only one it refuses gets a 401.
-        reason = "".join(sign for sign in response.headers["X-Error-Message"] if sign.isprintable())[:200]
+        reason = response.headers["X-Error-Message"][:200]
         return ScreeningError(
             "BadToken",
             f"{response.url.host} does not accept the token ({reason}); log in again (hf auth login), "

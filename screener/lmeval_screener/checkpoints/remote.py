@@ -12,8 +12,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import aiohttp
 from multidict import CIMultiDictProxy
 from yarl import URL
 
@@ -25,7 +25,7 @@ from lmeval_screener.checkpoints.http import (
     Transport,
     contradiction,
     drained,
-    pieces,
+    piece_of,
     retried,
     side_by_side,
     unpacked,
@@ -34,6 +34,9 @@ from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.local import read_ranges
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, check_ranges
 from lmeval_screener.errors import ScreeningError
+
+if TYPE_CHECKING:
+    import aiohttp
 
 #: Small files are at most so long: the largest tokenizers have some 40 MB.
 SMALL = 64 * 2**20
@@ -192,13 +195,13 @@ class RemoteSnapshot:
         transport, size = self._online(path), await self.size(path)
         headers = {"Range": f"bytes={begin}-{end - 1}", **self._conditions(place)}
         resolved = (place.address or await self._address(path, place)) if place.refused < 2 else None
-        asked = transport.followed("GET", resolved or self._url(path), headers, self.meter, self._budget)
-        async with asked as response:
+        url = resolved or self._url(path)
+        async with await transport.followed("GET", url, headers, self.meter, self._budget) as response:
             host = response.url.host
             if response.status == 206:
                 if problem := range_problem(response.headers, begin, end, size, place.etag):
                     raise contradiction(f"{host} answered wrongly for {path} of {self.repo}: {problem}")
-                async for piece in pieces(response, self.meter):
+                while piece := await piece_of(response, self.meter):
                     received += piece
                     begin += len(piece)
                     if begin > end:

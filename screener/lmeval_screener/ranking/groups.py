@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
 
 from lmeval_dispersion.geometry import Metric
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.ranking.gap import Gap
-from lmeval_screener.ranking.measured import Measured
 from lmeval_screener.ranking.scales import Size, scale_names
 from lmeval_screener.ranking.ties import Standing, rank_gaps
-from lmeval_screener.result import Screened, TensorInfo, TokenInfo
+from lmeval_screener.reading import Reading
+from lmeval_screener.screened import Screened, TensorInfo, TokenInfo
+from lmeval_screener.targets.target import labelled
 from lmeval_screener.tokens.resolution import Resolution
-
-T = TypeVar("T")
 
 
 class Compared(NamedTuple):
     """One tokenizer by which others are compared: the checkpoint that showed it, and its rows."""
 
-    first: Measured
+    first: Reading
     rows: frozenset[tuple[str, int]]
 
 
-def common_tokenizers(family: str | None, members: Sequence[Measured]) -> dict[str, Compared | None]:
+def common_tokenizers(family: str | None, members: Sequence[Reading]) -> dict[str, Compared | None]:
     """For each tokenizer the one by which its checkpoints are compared; None where it fits none.
 
     The tokenizer that most checkpoints have is the one of a family. Checkpoints given by name (``family`` is
@@ -46,7 +46,7 @@ def common_tokenizers(family: str | None, members: Sequence[Measured]) -> dict[s
     return found
 
 
-def mismatch(family: str | None, member: Measured, common: Measured) -> ScreeningError:
+def mismatch(family: str | None, member: Reading, common: Reading) -> ScreeningError:
     """Why a checkpoint is left out of its family's ranking."""
     missing = _rows(common.resolution) - _rows(member.resolution)
     pieces = sorted(piece for piece, _ in missing)
@@ -58,23 +58,26 @@ def mismatch(family: str | None, member: Measured, common: Measured) -> Screenin
     )
 
 
-def rank_measured(members: list[tuple[Measured, Measured]], metric: Metric) -> list[Screened]:
+def ranked(members: Sequence[tuple[Reading, Reading]], metric: Metric) -> list[Screened]:
     """Every group's checkpoints, best first, with their ranks and those they are tied with.
 
     Args:
         members: Each checkpoint with the one of its common tokenizer, whose digest names a group without a
-            family. It is emptied: many checkpoints are not held twice.
+            family.
         metric: Which gap ranks.
     """
-    families: dict[str, list[Measured]] = {}
-    for one, common in _drained(members):
-        name = one.target.family or f"tokenizer:{common.tokenizer.rpartition(':')[2][:8]}"
-        families.setdefault(name, []).append(one)
-    groups: dict[tuple[str, str], list[Measured]] = {}
+    labels = labelled([reading.target for reading, _ in members])
+    families: dict[str, list[Reading]] = {}
+    for (reading, common), target in zip(members, labels, strict=True):
+        name = reading.target.family or f"tokenizer:{common.tokenizer.rpartition(':')[2][:8]}"
+        if reading.target.labelled is None:
+            reading = replace(reading, target=target)
+        families.setdefault(name, []).append(reading)
+    groups: dict[tuple[str, str], list[Reading]] = {}
     for name, siblings in families.items():
-        scales = scale_names([_size(m) for m in siblings])
-        for one, scale in zip(_drained(siblings), scales, strict=True):
-            groups.setdefault((name, scale), []).append(one)
+        scales = scale_names([_size(reading) for reading in siblings])
+        for reading, scale in zip(siblings, scales, strict=True):
+            groups.setdefault((name, scale), []).append(reading)
     return [
         checkpoint
         for (family, scale), siblings in groups.items()
@@ -82,41 +85,18 @@ def rank_measured(members: list[tuple[Measured, Measured]], metric: Metric) -> l
     ]
 
 
-def _ranked_group(family: str, scale: str, members: list[Measured], metric: Metric) -> list[Screened]:
-    standings = rank_gaps(_Unpacked(members, metric))
-    tokens: dict[int, TokenInfo] = {}
-    tensors: dict[TensorInfo, TensorInfo] = {}
-    found = []
-    for one, standing in zip(_drained(members), _drained(standings), strict=True):
-        info = tokens.setdefault(id(one.resolution), _token_info(one.resolution))
-        tensor = TensorInfo(one.tensor, one.file, one.dtype, one.shape, one.tied)
-        found.append(_screened(one, family, scale, standing, info, tensors.setdefault(tensor, tensor)))
-    found.sort(key=lambda c: (c.rank, c.label))
-    return found
+def _ranked_group(family: str, scale: str, members: list[Reading], metric: Metric) -> list[Screened]:
+    standings = rank_gaps(
+        [reading.gaps[metric] for reading in members], [reading.ratio for reading in members]
+    )
+    found = [
+        _screened(reading, family, scale, standing)
+        for reading, standing in zip(members, standings, strict=True)
+    ]
+    return sorted(found, key=lambda c: (c.rank, c.label))
 
 
-def _drained(items: list[T]) -> Iterator[T]:
-    """The items of a list in their order, which leave it."""
-    items.reverse()
-    while items:
-        yield items.pop()
-
-
-class _Unpacked(Sequence[Gap]):
-    """Gaps of some checkpoints, each unpacked when it is looked at: those of a large group would not fit."""
-
-    def __init__(self, members: Sequence[Measured], metric: Metric) -> None:
-        self._members, self._metric = members, metric
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return [one.gaps[self._metric] for one in self._members[place]]
-        return self._members[place].gaps[self._metric]
-
-
+@lru_cache(maxsize=64)
 def _token_info(resolution: Resolution) -> TokenInfo:
     return TokenInfo(
         len(resolution.domain),
@@ -129,9 +109,7 @@ def _token_info(resolution: Resolution) -> TokenInfo:
     )
 
 
-def _screened(
-    one: Measured, family: str, scale: str, standing: Standing, tokens: TokenInfo, tensor: TensorInfo
-) -> Screened:
+def _screened(one: Reading, family: str, scale: str, standing: Standing) -> Screened:
     return Screened(
         repo=one.repo,
         requested_revision=one.target.revision,
@@ -139,8 +117,8 @@ def _screened(
         family=family,
         scale=scale,
         gaps=one.gaps,
-        tensor=tensor,
-        tokens=tokens,
+        tensor=TensorInfo(one.tensor, one.file, one.dtype, one.shape, one.tied),
+        tokens=_token_info(one.resolution),
         bytes_read=one.bytes_read,
         requests=one.requests,
         seconds=one.seconds,
@@ -151,13 +129,14 @@ def _screened(
         rank=standing.rank,
         ties=standing.ties,
         next=standing.next,
-        controls=one.controls,
+        ratio=one.ratio,
+        no_ratio=one.no_ratio,
         changed=one.target.listing.changed if one.target.listing else None,
         labelled=one.target.labelled,
     )
 
 
-def _token_notes(one: Measured) -> list[str]:
+def _token_notes(one: Reading) -> list[str]:
     resolution, notes = one.resolution, []
     if resolution.never_made:
         words = ", ".join(resolution.never_made[:5])
@@ -175,7 +154,7 @@ def _token_notes(one: Measured) -> list[str]:
     return notes
 
 
-def _size(one: Measured) -> Size:
+def _size(one: Reading) -> Size:
     vocabulary = one.resolution.vocabulary
     return Size(one.repo, one.target.scale, one.parameters, *one.shape, one.tied, vocabulary)
 

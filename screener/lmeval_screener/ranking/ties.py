@@ -5,8 +5,11 @@ Two procedures keep that rate over all pairs of a group, and which one runs depe
 - up to `ALL_PAIRS` checkpoints, Holm's step-down procedure over the p-values of all pairs;
 - above, an interval around each checkpoint's G less the group's mean, all n of them at 1 - 5 %/n
   (Bonferroni, Student's t). With a probability of 95 % every interval holds its value, so no two whose
-  intervals are disjoint can be equal, whichever pairs are looked at. It takes n comparisons and two sorted
-  searches, where all pairs would take n (n - 1) / 2.
+  intervals are disjoint can be equal, whichever pairs are looked at. It takes n errors, not
+  n (n - 1) / 2.
+
+Either way a pair is told apart only where the second figure, the ratio, says the same (`Ratio.above`): what
+moves no prediction moves G, and orders nothing. That can only tie more pairs.
 
 For a few checkpoints a pair's own error is the sharper one; for many, 5 %/n is a far milder level than 5 %
 over the number of pairs. `benchmarks/separation.py` simulates both.
@@ -14,8 +17,9 @@ over the number of pairs. `benchmarks/separation.py` simulates both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import chain, pairwise
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +28,7 @@ from numpy.typing import NDArray
 from lmeval_dispersion.geometry import Array
 from lmeval_dispersion.statistics import student_points
 from lmeval_screener.ranking.gap import Gap, difference, ranks
+from lmeval_screener.ranking.ratio import Ratio
 
 #: Chance that any two of a group are told apart although they do not differ.
 ERROR_RATE = 0.05
@@ -46,15 +51,32 @@ class Next(NamedTuple):
     separated: bool
 
 
-def runs(numbers: Iterable[int]) -> tuple[range, ...]:
-    """Numbers in order, each once, as ranges: lists of ranks of a large group would not fit into memory.
+class Ranks:
+    """Ranks of a group, ascending: a bit each, as those of a large group would not fit into memory.
 
-    >>> runs([7, 9, 10, 6, 6])
-    (range(6, 8), range(9, 11))
+    >>> list(Ranks([8, 6, 6])), 6 in Ranks([6]), bool(Ranks([]))
+    ([6, 8], True, False)
     """
-    values = np.unique(np.fromiter(numbers, dtype=np.int64))
-    parts = np.split(values, np.flatnonzero(np.diff(values) != 1) + 1) if len(values) else []
-    return tuple(range(int(part[0]), int(part[-1]) + 1) for part in parts)
+
+    __slots__ = ("_bits",)
+
+    def __init__(self, ranks: Iterable[int] = ()) -> None:
+        places = np.fromiter(ranks, dtype=np.int64)
+        flags = np.zeros(places.max(initial=0) + 1, dtype=bool)
+        flags[places] = True
+        self._bits = np.packbits(flags).tobytes() if len(places) else b""
+
+    def __iter__(self) -> Iterator[int]:
+        """Each rank."""
+        return iter(np.flatnonzero(np.unpackbits(np.frombuffer(self._bits, np.uint8))).tolist())
+
+    def __contains__(self, rank: int) -> bool:
+        """Whether a rank is among them."""
+        return rank >> 3 < len(self._bits) and bool(self._bits[rank >> 3] & 128 >> (rank & 7))
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._bits)
 
 
 class Standing(NamedTuple):
@@ -62,19 +84,18 @@ class Standing(NamedTuple):
 
     Attributes:
         rank: 1 for the largest; equal means share the better rank.
-        ties: Ranks that it is not told apart from once all pairs of the group are counted, as ranges. Its own
-            rank is among them where another gap shares it.
+        ties: Ranks that it is not told apart from. Its own rank is among them where another gap shares it.
         next: Against the gap of the next rank; None for the last.
     """
 
     rank: int
-    ties: tuple[range, ...]
+    ties: Ranks
     next: Next | None
 
     @property
     def tied_with(self) -> tuple[int, ...]:
         """``ties`` one by one, ascending."""
-        return tuple(chain(*self.ties))
+        return tuple(self.ties)
 
 
 class Standings(NamedTuple):
@@ -84,25 +105,36 @@ class Standings(NamedTuple):
     comparisons: int
 
 
-def rank_gaps(gaps: Sequence[Gap]) -> list[Standing]:
-    """The standing of each gap in its group, in the order given."""
-    return compared(gaps).members
+def rank_gaps(gaps: Sequence[Gap], ratios: Sequence[Ratio | None] = ()) -> list[Standing]:
+    """The standing of each gap in its group, in the order given; see :func:`compared`."""
+    return compared(gaps, ratios).members
 
 
-def compared(gaps: Sequence[Gap]) -> Standings:
+def compared(gaps: Sequence[Gap], ratios: Sequence[Ratio | None] = ()) -> Standings:
     """The standing of each gap in its group, with the number of comparisons; see the module's text.
+
+    Args:
+        gaps: Of one metric over the same tokens.
+        ratios: The second figure of each; None where it is not known, and G stands alone. Empty: for all.
 
     Raises:
         GeometryError: The gaps are of different metrics or token sets.
     """
-    return _all_pairs(gaps) if len(gaps) <= ALL_PAIRS else _intervals(gaps)
+    ratios = ratios or [None] * len(gaps)
+    return (_all_pairs if len(gaps) <= ALL_PAIRS else _intervals)(gaps, ratios)
 
 
-def _all_pairs(gaps: Sequence[Gap]) -> Standings:
+def agree(better: Ratio | None, worse: Ratio | None) -> bool:
+    """Whether the ratio does not object to an order: it says the same, or is not known of both."""
+    return better is None or worse is None or better.above(worse)
+
+
+def _all_pairs(gaps: Sequence[Gap], ratios: Sequence[Ratio | None]) -> Standings:
     places = ranks([gap.mean for gap in gaps])
     order = sorted(range(len(gaps)), key=lambda i: places[i])
     pairs = {(i, j): difference(gaps[i], gaps[j]) for at, i in enumerate(order) for j in order[at + 1 :]}
     apart = _told_apart({pair: found.p for pair, found in pairs.items()})
+    apart = {(i, j) for i, j in apart if agree(ratios[i], ratios[j])}
     following = dict(pairwise(order))
     ties: list[list[int]] = [[] for _ in places]
     for i, j in pairs:
@@ -113,7 +145,7 @@ def _all_pairs(gaps: Sequence[Gap]) -> Standings:
     for i, rank in enumerate(places):
         pair = (i, following[i]) if i in following else None
         after = None if pair is None else Next(pairs[pair].mean, pairs[pair].se, pair in apart)
-        standings.append(Standing(rank, runs(ties[i]), after))
+        standings.append(Standing(rank, Ranks(ties[i]), after))
     return Standings(standings, len(pairs))
 
 
@@ -127,7 +159,7 @@ def _told_apart(p_values: dict[tuple[int, int], float]) -> set[tuple[int, int]]:
     return apart
 
 
-def _intervals(gaps: Sequence[Gap]) -> Standings:
+def _intervals(gaps: Sequence[Gap], ratios: Sequence[Ratio | None]) -> Standings:
     count = len(gaps)
     # `difference` refuses gaps of other tokens or another metric; against one of them is enough.
     for gap in gaps:
@@ -138,23 +170,28 @@ def _intervals(gaps: Sequence[Gap]) -> Standings:
     error, freedom, after = _interval_errors(gaps, order)
     half = student_points(ERROR_RATE / count, freedom) * error
     low, high = means - half, means + half
-    # The last whose interval reaches up to one's own, and the first whose interval reaches down to it.
-    reach_up = np.maximum.accumulate(high[::-1])[::-1]
-    reach_down = np.minimum.accumulate(low)
-    last = np.searchsorted(-reach_up, -low, side="right") - 1
-    first = np.searchsorted(-reach_down, -high, side="left")
+    # Without a ratio, a checkpoint is above all and below all by it.
+    bounds = [
+        (math.inf, -math.inf) if r is None else (r.mean - r.rounding, r.mean + r.rounding) for r in ratios
+    ]
+    least, most = np.array(bounds)[order].T
     places = 1 + np.searchsorted(-means, -means, side="left")
-    found: list[Standing] = [None] * count  # type: ignore[list-item]
+    standings: list[Standing] = [None] * count  # type: ignore[list-item]
     for at, i in enumerate(order):
+        # In the order of G: those before it are better, those behind it worse.
+        tied = np.concatenate(
+            [
+                ~((low[:at] > high[at]) & (least[:at] > most[at])),
+                [False],
+                ~((low[at] > high[at + 1 :]) & (least[at] > most[at + 1 :])),
+            ]
+        )
         following = None
         if at + 1 < count:
             gain = float(means[at] - means[at + 1])
-            following = Next(gain, float(after[at]), bool(low[at] > high[at + 1]))
-        span = slice(min(first[at], at), max(last[at], at) + 1)
-        tied = (low[span] <= high[at]) & (high[span] >= low[at])
-        tied[at - span.start] = False
-        found[i] = Standing(int(places[at]), runs(places[span][tied]), following)
-    return Standings(found, 2 * count - 1)
+            following = Next(gain, float(after[at]), not tied[at + 1])
+        standings[i] = Standing(int(places[at]), Ranks(places[tied]), following)
+    return Standings(standings, 2 * count - 1)
 
 
 def _interval_errors(gaps: Sequence[Gap], order: NDArray[np.intp]) -> tuple[Array, Array, Array]:

@@ -13,7 +13,7 @@ _MORE = """
 actions:
   query FILE [SQL]      the latest of every checkpoint, ranked across runs; with SQL, its answer
   show FILE CHECKPOINT  all that was seen of a checkpoint, by a label that was printed, a path or an address
-  diff FILE             what moved since --since: new, changed, deleted, failed, new leaders
+  diff FILE             what moved since --since: new, changed, recovered, deleted, failed
 
 SQL is read-only. Tables: runs, seen, results, tokenizers; the view checkpoints has the latest of each.
 """
@@ -62,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if args.top is not None and args.top < 1:
         raise UsageError(f"expected --top of at least 1, got {args.top}")
     from lmeval_screener.registry.database import read
+    from lmeval_screener.registry.queries import sets_of, since_time
     from lmeval_screener.registry.reports import answered, diff, query, shown
 
     output = Output.of(args)
@@ -69,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
         if args.action == "show":
             answer = shown(connection, args.what)
         elif args.action == "diff":
-            answer = diff(connection, args.since, args.metric, args.domain)
+            tokens = sets_of(connection, args.domain)[0]
+            answer = diff(connection, tokens, since_time(connection, args.since), args.metric)
         elif args.what is not None:
             answer = answered(connection, args.what)
         else:

@@ -31,7 +31,8 @@ from lmeval_screener.checkpoints.local import LocalSnapshot
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.checkpoints.source import WithTokenizer
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.ranking.measured import Gaps, Measured
+from lmeval_screener.ranking.figures import figures_of, numbers_of
+from lmeval_screener.reading import Reading
 from lmeval_screener.targets.target import Target
 from lmeval_screener.tokens.cache import resolution_of, resolution_text
 from lmeval_screener.tokens.resolution import Resolution
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from lmeval_screener.result import Result
 
 #: Raised when G or the rule that picks rows changes: what an older method measured is read again.
-METHOD = 1
+METHOD = 2
 #: Errors of a checkpoint as it is stored: the same commit fails the same way again.
 LASTING = frozenset(
     {
@@ -62,7 +63,7 @@ _NETWORK = frozenset(
     }
 )
 
-_FIGURES = [f"gap_{metric}{end}" for metric in METRICS for end in ("", "_se")]
+_FIGURES = [*(f"gap_{metric}{end}" for metric in METRICS for end in ("", "_se")), "ratio", "ratio_se"]
 # Absent texts that identify are '' and never NULL. A row of `seen` stands for all runs in a row that found a
 # checkpoint alike.
 _TABLES = f"""
@@ -78,7 +79,7 @@ CREATE TABLE results (
     identity TEXT, file TEXT, state TEXT, tokens TEXT, method INTEGER, run TEXT, stamp TEXT, repo TEXT,
     revision TEXT, tokenizer TEXT, tensor TEXT, tensor_file TEXT, dtype TEXT, v_rows INTEGER, width INTEGER,
     tied INTEGER, parameters INTEGER, {", ".join(f"{name} REAL" for name in _FIGURES)}, warnings TEXT,
-    bytes INTEGER, requests INTEGER, seconds REAL, split INTEGER, numbers BLOB,
+    bytes INTEGER, requests INTEGER, seconds REAL, split INTEGER, numbers BLOB, no_ratio TEXT,
     PRIMARY KEY (identity, file, state, tokens, method)
 );
 CREATE TABLE seen (
@@ -260,6 +261,8 @@ class Session:
         refresh: Whether to read everything again.
 
     Attributes:
+        connection: The registry.
+        tokens: What identifies the pair of token sets.
         run: Its name in the registry.
         reused: Checkpoints that were taken from the registry.
     """
@@ -274,7 +277,7 @@ class Session:
         command: str = "",
         refresh: bool = False,
     ) -> None:
-        self._connection, self._refresh = connection, refresh
+        self.connection, self._refresh = connection, refresh
         self.tokens = tokens_key(domain, reference)
         self.run = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
         self.reused = 0
@@ -286,7 +289,7 @@ class Session:
             domain=domain.name, reference=reference.name, metric=metric, tokens=self.tokens,
         )  # fmt: skip
 
-    def pinned(self, target: Target) -> Measured | None:
+    def pinned(self, target: Target) -> Reading | None:
         """What is known of a target whose commit is known before anything is asked.
 
         Raises:
@@ -299,7 +302,7 @@ class Session:
         asked = identity_of(target, target.repo)
         return self._find(target, self._name(asked) or asked, commit)
 
-    def find(self, target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> Measured | None:
+    def find(self, target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> Reading | None:
         """What is known of a checkpoint as it was opened.
 
         Raises:
@@ -311,15 +314,15 @@ class Session:
 
     def _name(self, asked: str) -> str | None:
         """What an address that was asked for turned out to be, where that is another one."""
-        row = self._connection.execute("SELECT identity FROM names WHERE asked = ?", [asked]).fetchone()
+        row = self.connection.execute("SELECT identity FROM names WHERE asked = ?", [asked]).fetchone()
         return None if row is None else str(row[0])
 
-    def _find(self, target: Target, identity: str, state: str) -> Measured | None:
+    def _find(self, target: Target, identity: str, state: str) -> Reading | None:
         if self._refresh:
             return None
         place = [identity, target.file or "", state, self.tokens]
         # What a checkpoint failed with in this version counts more than what an earlier one measured.
-        failed = self._connection.execute(
+        failed = self.connection.execute(
             "SELECT error, message FROM seen WHERE identity = ? AND file = ? AND state = ? AND tokens = ? "
             "AND version = ? AND error IS NOT NULL ORDER BY last DESC",
             [*place, __version__],
@@ -327,7 +330,7 @@ class Session:
         if failed is not None and failed["error"] in LASTING:
             self._opened[target] = identity, state
             raise ScreeningError(*failed)
-        row = self._connection.execute(
+        row = self.connection.execute(
             "SELECT * FROM results WHERE identity = ? AND file = ? AND state = ? AND tokens = ? "
             "AND method = ?",
             [*place, METHOD],
@@ -335,13 +338,13 @@ class Session:
         if row is None:
             return None
         if row["tokenizer"] not in self._resolutions:
-            self._resolutions |= resolutions(self._connection, self.tokens)
+            self._resolutions |= resolutions(self.connection, self.tokens)
         self._opened[target] = identity, state
         self._taken.add(target)
         self.reused += 1
         return measured_of(row, target, self._resolutions)
 
-    def keep(self, target: Target, outcome: Measured | ScreeningError) -> None:
+    def keep(self, target: Target, outcome: Reading | ScreeningError) -> None:
         """Write what came of a checkpoint."""
         asked = identity_of(target, target.repo)
         identity, state = self._opened.pop(target, (asked, ""))
@@ -350,36 +353,37 @@ class Session:
             error, message = outcome.code, str(outcome)
             if error == "Interrupted":
                 return
-        with transaction(self._connection):
-            if isinstance(outcome, Measured):
+        with transaction(self.connection):
+            if isinstance(outcome, Reading):
                 if target in self._taken:
                     self._taken.discard(target)
                 else:
                     self._keep_result(outcome, identity, target.file or "", state)
                 if (self._name(asked) or asked) != identity:
-                    _put(self._connection, "names", asked=asked, identity=identity, stamp=_now())
+                    _put(self.connection, "names", asked=asked, identity=identity, stamp=_now())
             self._keep_seen(target, identity, state, error, message)
 
-    def _keep_result(self, measured: Measured, identity: str, file: str, state: str) -> None:
+    def _keep_result(self, measured: Reading, identity: str, file: str, state: str) -> None:
         if measured.tokenizer not in self._resolutions:
             self._resolutions[measured.tokenizer] = measured.resolution
             text = resolution_text(measured.resolution).decode()
             _put(
-                self._connection, "tokenizers",
+                self.connection, "tokenizers",
                 tokenizer=measured.tokenizer, tokens=self.tokens, resolution=text,
             )  # fmt: skip
-        gaps = measured.gaps if isinstance(measured.gaps, Gaps) else Gaps.of(measured.gaps)
+        gaps, ratio = measured.gaps, measured.ratio
         values = [value for metric in METRICS for value in (gaps[metric].mean, gaps[metric].se)]
+        values += [math.nan, math.nan] if ratio is None else [ratio.mean, ratio.se]
         figures = [value if math.isfinite(value) else None for value in values]
         _put(
-            self._connection, "results", identity=identity, file=file, state=state, tokens=self.tokens,
+            self.connection, "results", identity=identity, file=file, state=state, tokens=self.tokens,
             method=METHOD, run=self.run, stamp=_now(), repo=measured.repo, revision=measured.revision,
             tokenizer=measured.tokenizer, tensor=measured.tensor, tensor_file=measured.file,
             dtype=measured.dtype, v_rows=measured.shape[0], width=measured.shape[1], tied=measured.tied,
             parameters=measured.parameters, **dict(zip(_FIGURES, figures, strict=True)),
             warnings=json.dumps(measured.warnings), bytes=measured.bytes_read, requests=measured.requests,
-            seconds=round(measured.seconds, 3), split=gaps.domain,
-            numbers=gaps.packed.astype("<f8").tobytes(),
+            seconds=round(measured.seconds, 3), split=len(measured.resolution.domain),
+            numbers=numbers_of(gaps, ratio).astype("<f8").tobytes(), no_ratio=measured.no_ratio,
         )  # fmt: skip
 
     def _keep_seen(
@@ -391,14 +395,14 @@ class Session:
             "tokens": self.tokens,
         }  # fmt: skip
         now = _now()
-        last = self._connection.execute(
+        last = self.connection.execute(
             "SELECT * FROM seen WHERE identity = :identity AND requested = :requested AND file = :file "
             "AND tokens = :tokens ORDER BY first DESC",
             place,
         ).fetchone()
         alike = last is not None and (last["state"], last["error"]) == (state, error)
         _put(
-            self._connection, "seen", **place, first=last["first"] if alike else now, last=now,
+            self.connection, "seen", **place, first=last["first"] if alike else now, last=now,
             runs=last["runs"] + (last["run"] != self.run) if alike else 1, run=self.run, state=state,
             family=target.family or (last["family"] if last else None),
             scale=target.scale or (last["scale"] if last else None),
@@ -408,13 +412,13 @@ class Session:
 
     def finish(self, result: Result) -> None:
         """Say of the run that it reached its end, and which folders that it knew are no longer there."""
-        for one in stored(self._connection, self.tokens):
+        for one in stored(self.connection, self.tokens):
             if one.measured is not None and folder_is_gone(one.identity):
-                with transaction(self._connection):
+                with transaction(self.connection):
                     self._keep_seen(
                         one.target, one.identity, "", "FolderNotFound", "the folder is no longer there"
                     )
-        self._connection.execute(
+        self.connection.execute(
             "UPDATE runs SET ended = ?, screened = ?, failed = ?, bytes = ?, requests = ?, seconds = ? "
             "WHERE run = ?",
             [
@@ -481,7 +485,6 @@ class Seen:
         target: As it was asked for, by its present name.
         identity: The repository, folder or address.
         state: The commit, or a hash of a folder's listing; empty where it was not reached.
-        first: When it was first found so (UTC).
         error: Its code, empty where it was measured.
         message: And its sentence.
         measured: What was measured, where it was.
@@ -490,10 +493,9 @@ class Seen:
     target: Target
     identity: str
     state: str
-    first: str
     error: str
     message: str
-    measured: Measured | None
+    measured: Reading | None
 
     def called(self, target: Target) -> Seen:
         """The same with a target that has a label."""
@@ -511,7 +513,7 @@ def stored(connection: sqlite3.Connection, tokens: str, *, until: str = "9") -> 
     """
     known = resolutions(connection, tokens)
     rows = connection.execute(
-        "SELECT s.*, r.* FROM (SELECT identity, requested, file, state, first, error, message, method, "
+        "SELECT s.*, r.* FROM (SELECT identity, requested, file, state, error, message, method, "
         # A folder or repository that was once screened as one of a family stays in it when it is named alone.
         "coalesce(family, max(family) OVER same) AS family, coalesce(scale, max(scale) OVER same) AS scale, "
         "max(negative_control) OVER same AS negative_control, row_number() OVER "
@@ -533,9 +535,7 @@ def _seen(row: sqlite3.Row, known: dict[str, Resolution]) -> Seen:
         file=row["file"] or None,
     )  # fmt: skip
     measured = None if row["repo"] is None else measured_of(row, target, known)
-    return Seen(
-        target, identity, row["state"], row["first"], row["error"] or "", row["message"] or "", measured
-    )
+    return Seen(target, identity, row["state"], row["error"] or "", row["message"] or "", measured)
 
 
 def resolutions(connection: sqlite3.Connection, tokens: str) -> dict[str, Resolution]:
@@ -544,13 +544,14 @@ def resolutions(connection: sqlite3.Connection, tokens: str) -> dict[str, Resolu
     return {tokenizer: resolution_of(text) for tokenizer, text in rows}
 
 
-def measured_of(row: sqlite3.Row, target: Target, known: dict[str, Resolution]) -> Measured:
+def measured_of(row: sqlite3.Row, target: Target, known: dict[str, Resolution]) -> Reading:
     """What a row of the table ``results`` says of a checkpoint; reading it cost nothing this time."""
-    return Measured(
+    gaps, ratio = figures_of(np.frombuffer(row["numbers"], dtype="<f8"), row["split"])
+    return Reading(
         target, row["repo"], row["revision"], row["tensor"], row["tensor_file"], row["dtype"],
         (row["v_rows"], row["width"]), bool(row["tied"]), row["parameters"], row["tokenizer"],
-        known[row["tokenizer"]], Gaps(np.frombuffer(row["numbers"], dtype="<f8"), row["split"]),
-        tuple(json.loads(row["warnings"])), 0, 0, 0.0,
+        known[row["tokenizer"]], gaps, tuple(json.loads(row["warnings"])), 0, 0, 0.0, ratio,
+        row["no_ratio"],
     )  # fmt: skip
 
 

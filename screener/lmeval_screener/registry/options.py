@@ -52,16 +52,6 @@ def reader_type_of(engine: str, targets: Sequence[Target]) -> type[Reader]:
 
 
 @contextmanager
-def session_of(args: argparse.Namespace, domain: TokenSet, reference: TokenSet) -> Iterator[Session | None]:
-    """The run's session by its options; see `kept_in`."""
-    with kept_in(
-        args.registry, domain, reference,
-        metric=args.metric, refresh=args.refresh, command=args.command,
-    ) as session:  # fmt: skip
-        yield session
-
-
-@contextmanager
 def kept_in(
     registry: Path | None,
     domain: TokenSet,

@@ -12,11 +12,11 @@ from typing import Annotated
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Col
+from lmeval_screener.ranking import groups
 from lmeval_screener.ranking.gap import difference
-from lmeval_screener.ranking.groups import rank_measured
-from lmeval_screener.ranking.measured import Measured
+from lmeval_screener.reading import Reading
 from lmeval_screener.registry.database import Seen, folder_is_gone, stored
-from lmeval_screener.result import Screened
+from lmeval_screener.screened import Screened
 from lmeval_screener.targets.target import labelled
 
 #: Errors that say that a repository, a revision or a folder is no longer there.
@@ -25,35 +25,23 @@ _GONE = frozenset({"RepoNotFound", "RevisionNotFound", "FolderNotFound"})
 _ERROR_RATE = 0.05
 
 
-@dataclass(frozen=True)
-class Sets:
-    """Token sets that a registry has results of: their key, their names, how many were measured."""
-
-    tokens: str
-    domain: str
-    reference: str
-    count: int
-
-
-def sets_of(connection: sqlite3.Connection, domain: str | None) -> Sets:
-    """The pair of token sets with most results, of a domain or of all.
+def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, str, str]:
+    """Key and names of the pair of token sets with most results, of a domain or of all.
 
     Raises:
         UsageError: The registry has none, or none of the domain.
     """
     rows = connection.execute(
-        "SELECT u.tokens, u.domain, u.reference, "
-        "(SELECT count(*) FROM results r WHERE r.tokens = u.tokens) AS number, max(u.started) "
-        "FROM runs u GROUP BY u.tokens ORDER BY number DESC, u.tokens"
-    )
-    sets = [Sets(*row[:4]) for row in map(tuple, rows)]
-    if not sets:
+        "SELECT tokens, domain, reference FROM runs GROUP BY tokens "
+        "ORDER BY (SELECT count(*) FROM results r WHERE r.tokens = runs.tokens) DESC, tokens"
+    ).fetchall()
+    if not rows:
         raise UsageError("the registry has no results yet; `screen-checkpoints … --registry FILE` adds some")
-    chosen = next((pair for pair in sets if domain in (None, pair.domain)), None)
+    chosen = next((row for row in rows if domain in (None, row["domain"])), None)
     if chosen is None:
-        names = ", ".join(sorted({pair.domain for pair in sets}))
+        names = ", ".join(sorted({row["domain"] for row in rows}))
         raise UsageError(f"expected a domain that the registry has, got {domain!r}; it has {names}")
-    return chosen
+    return chosen["tokens"], chosen["domain"], chosen["reference"]
 
 
 def named(seen: Sequence[Seen]) -> list[Seen]:
@@ -73,7 +61,7 @@ def ranked(seen: Sequence[Seen], metric: Metric) -> list[Screened]:
     Two tokenizers are one where every token compared is the same piece at the same row.
     """
     rows: dict[int, tuple[object, ...]] = {}
-    first: dict[tuple[object, ...], Measured] = {}
+    first: dict[tuple[object, ...], Reading] = {}
     of_family: dict[str, tuple[object, ...]] = {}
     pairs = []
     for measured in (one.measured for one in seen if one.measured is not None):
@@ -85,7 +73,7 @@ def ranked(seen: Sequence[Seen], metric: Metric) -> list[Screened]:
             # Other rows than its family's: a group of its tokenizer.
             measured = replace(measured, target=replace(measured.target, family=None))
         pairs.append((measured, first.setdefault(tokens, measured)))
-    return rank_measured(pairs, metric)
+    return groups.ranked(pairs, metric)
 
 
 @dataclass(frozen=True)
@@ -143,26 +131,23 @@ def identity_named(connection: sqlite3.Connection, text: str) -> str:
     Raises:
         UsageError: The registry has none of that name, or several.
     """
-    identities = [row[0] for row in connection.execute("SELECT DISTINCT identity FROM seen")]
     place = str(Path(text).expanduser().resolve())
     renamed = connection.execute("SELECT identity FROM names WHERE asked = ?", [f"hf://{text}"]).fetchone()
     exact = {text, f"hf://{text}", f"file://{place}", *(renamed or ())}
-    matches = [identity for identity in identities if identity in exact]
-    if not matches:
+    keys = [row[0] for row in connection.execute("SELECT DISTINCT tokens FROM seen")]
+    seen = [one for tokens in keys for one in named(stored(connection, tokens))]
+    matches = sorted(
+        {one.identity for one in seen if one.identity in exact}
         # A label is the end of a path, with a revision or a file behind it.
-        by_label = {
-            one.identity
-            for (tokens,) in connection.execute("SELECT DISTINCT tokens FROM seen").fetchall()
-            for one in named(stored(connection, tokens))
-            if text in (one.target.label, one.target.name)
-        }
-        matches = sorted(by_label) or [one for one in identities if one.endswith(f"/{text.strip('/')}")]
+        or {one.identity for one in seen if text in (one.target.label, one.target.name)}
+        or {one.identity for one in seen if one.identity.endswith(f"/{text.strip('/')}")}
+    )
     if not matches:
         raise UsageError(f"expected a checkpoint that the registry has seen, got {text}; query lists them")
     if len(matches) > 1:
         names = ", ".join(matches[:5])
         raise UsageError(f"expected one checkpoint, got {text}, which is the name of {len(matches)}: {names}")
-    return str(matches[0])
+    return matches[0]
 
 
 def since_time(connection: sqlite3.Connection, since: str) -> str:
@@ -199,11 +184,12 @@ class Move:
     """One thing that is not as it was.
 
     Attributes:
-        what: ``new``, ``changed`` (another commit), ``deleted``, ``failed``, ``recovered`` or ``leader``.
+        what: ``new``, ``changed`` (another commit), ``recovered``, ``deleted`` or ``failed``.
         checkpoint: Its label.
         group: Family and scale; None where it is not ranked.
         rank: Its rank there now.
-        gain: G minus that of the former best of its group (new ones, leaders), or of its former commit.
+        G: Its gap now.
+        gain: G minus that of the former best of its group, or that of its own former commit.
         se: Its paired error.
         apart: Whether that difference is more than chance of the tokens; None where there is none.
         text: In words.
@@ -213,6 +199,7 @@ class Move:
     checkpoint: Annotated[str, Col("Checkpoint")]
     group: Annotated[str | None, Col("Group", drop=2)]
     rank: Annotated[int | None, Col("Rank", "d", short="#")]
+    G: Annotated[float | None, Col("G", ".3f", drop=1)]
     gain: Annotated[float | None, Col("Δ G", ".4f", error="se")]
     se: float | None
     apart: Annotated[bool | None, Col("Clear", drop=1)]
@@ -220,7 +207,7 @@ class Move:
 
 
 def moved(connection: sqlite3.Connection, tokens: str, since: str, metric: Metric) -> list[Move]:
-    """What is not as it was at a time: new checkpoints, best first, then new leaders, then what changed."""
+    """What is not as it was at a time: new checkpoints, best first, then what changed, was lost or failed."""
     now = {_place(one): one for one in named(stored(connection, tokens))}
     then = {_place(one): one for one in stored(connection, tokens, until=since)}
     ranks = {c.label: c for c in ranked([one for one in now.values() if not is_gone(one)], metric)}
@@ -230,7 +217,7 @@ def moved(connection: sqlite3.Connection, tokens: str, since: str, metric: Metri
         if ranked_now.label in known:
             best_known.setdefault((ranked_now.family, ranked_now.scale), ranked_now)
     moves: list[Move] = []
-    changes: list[tuple[Screened, Measured, Measured]] = []
+    changes: list[tuple[Screened, Reading, Reading]] = []
     for place, one in now.items():
         old, label, c = then.get(place), one.target.label, ranks.get(one.target.label)
         if old is not None and old.measured is not None and is_gone(one):
@@ -244,63 +231,35 @@ def moved(connection: sqlite3.Connection, tokens: str, since: str, metric: Metri
         elif c is not None and old and old.measured and one.measured and one.state != old.state:
             changes.append((c, old.measured, one.measured))
     moves += [_changed(*change, metric, len(changes)) for change in changes]
-    moves += _new_leaders(then, now, ranks, known, metric)
-    order = ("new", "leader", "changed", "recovered", "deleted", "failed")
+    order = ("new", "changed", "recovered", "deleted", "failed")
     return sorted(moves, key=lambda move: (order.index(move.what), move.rank or 0))
 
 
 def _unranked(what: str, label: str, text: str) -> Move:
-    return Move(what, label, None, None, None, None, None, text)
+    return Move(what, label, None, None, None, None, None, None, text)
 
 
 def _against(c: Screened, former: Screened | None, what: str, metric: Metric) -> Move:
     """A checkpoint beside the best one of its group that was there before."""
     group = f"{c.family} · {c.scale}"
     if former is None or former.label == c.label:
-        return Move(what, c.label, group, c.rank, None, None, None, "the first of its group")
+        return Move(what, c.label, group, c.rank, c.gaps[metric].mean, None, None, None, "first of its group")
     gain, clear = difference(c.gaps[metric], former.gaps[metric]), not c.tied_to(former.rank)
     words = ("above" if gain.mean > 0 else "below") if clear else "no clear order with"
     text = f"{words} the former best, {former.label}"
-    return Move(what, c.label, group, c.rank, gain.mean, gain.se, clear, text)
+    return Move(what, c.label, group, c.rank, c.gaps[metric].mean, gain.mean, gain.se, clear, text)
 
 
-def _changed(c: Screened, before: Measured, after: Measured, metric: Metric, count: int) -> Move:
+def _changed(c: Screened, before: Reading, after: Reading, metric: Metric, count: int) -> Move:
     """A checkpoint beside its former commit, where so many changed."""
     group = f"{c.family} · {c.scale}"
     if before.resolution != after.resolution:
         text = "its tokenizer changed too: not compared"
-        return Move("changed", c.label, group, c.rank, None, None, None, text)
+        return Move("changed", c.label, group, c.rank, c.gaps[metric].mean, None, None, None, text)
     gain = difference(after.gaps[metric], before.gaps[metric])
     commits = f"{(before.revision or 'before')[:8]} → {(after.revision or 'now')[:8]}"
     clear = gain.p < _ERROR_RATE / count
-    return Move("changed", c.label, group, c.rank, gain.mean, gain.se, clear, commits)
-
-
-def _new_leaders(
-    then: dict[tuple[str, str, str], Seen],
-    now: dict[tuple[str, str, str], Seen],
-    ranks: dict[str, Screened],
-    known: set[str],
-    metric: Metric,
-) -> list[Move]:
-    """Groups whose best was there before and was not the best."""
-    # By the labels of now, so that a checkpoint has one name.
-    before = ranked([old.called(now[place].target) for place, old in then.items()], metric)
-    former = {(c.family, c.scale): c.label for c in before if c.rank == 1}
-    best = {c.label for c in ranks.values() if c.rank == 1}
-    moves = []
-    for c in ranks.values():
-        old = former.get((c.family, c.scale))
-        if c.label not in best & known or old is None or old in best:
-            continue
-        if old in ranks:
-            moves.append(_against(c, ranks[old], "leader", metric))
-        else:
-            group = f"{c.family} · {c.scale}"
-            moves.append(
-                Move("leader", c.label, group, 1, None, None, None, f"{old}, the former best, is gone")
-            )
-    return moves
+    return Move("changed", c.label, group, c.rank, c.gaps[metric].mean, gain.mean, gain.se, clear, commits)
 
 
 def _place(seen: Seen) -> tuple[str, str, str]:

@@ -23,7 +23,6 @@ from lmeval_screener.registry.queries import (
     named,
     ranked,
     sets_of,
-    since_time,
 )
 
 _WIDE = 100  # characters of a line from which on each value of a row has a line of its own
@@ -91,8 +90,8 @@ def query(
     top: int | None,
 ) -> Answer:
     """The latest of every checkpoint, ranked across runs."""
-    sets = sets_of(connection, domain)
-    seen = named(stored(connection, sets.tokens))
+    tokens, domain, reference = sets_of(connection, domain)
+    seen = named(stored(connection, tokens))
     gone = {one.target.label: one for one in seen if is_gone(one)}
     checkpoints = [
         c
@@ -114,7 +113,7 @@ def query(
         rows += [Ranked(label, None, None, (), None, None, None, "deleted") for label in gone]
     failed = sum(bool(one.error) and one.target.label not in gone for one in seen)
     counts = f"{count(len(checkpoints), 'checkpoint')} in {count(len(groups), 'group')}"
-    sentence = f"{counts} for {sets.domain} against {sets.reference}"
+    sentence = f"{counts} for {domain} against {reference}"
     others = [
         f"{number} {what}" for number, what in ((len(gone), "deleted"), (failed, "failed when last seen"))
     ]
@@ -151,31 +150,29 @@ def shown(connection: sqlite3.Connection, text: str) -> Answer:
     return Answer(f"History of {text}", "history", [sentence], rows)
 
 
-def diff(connection: sqlite3.Connection, since: str, metric: Metric, domain: str | None = None) -> Answer:
-    """What is not as it was, and which of what is new is worth an evaluation."""
-    sets = sets_of(connection, domain)
-    time = since_time(connection, since)
-    moves = moved(connection, sets.tokens, time, metric)
+def diff(connection: sqlite3.Connection, tokens: str, time: str, metric: Metric) -> Answer:
+    """What is not as it was, and which of what is new is worth an evaluation.
+
+    Args:
+        connection: A registry.
+        tokens: What identifies the pair of token sets.
+        time: See `since_time`.
+        metric: Which gap ranks.
+    """
+    moves = moved(connection, tokens, time, metric)
+    arrived = [move for move in moves if move.what in ("new", "recovered")]
+    groups = {
+        "Worth evaluating, above the former best": [m for m in arrived if m.apart and (m.gain or 0) > 0],
+        "No clear order with the former best": [m for m in arrived if m.apart is False],
+        "Best of a new group": [m for m in arrived if m.gain is None and m.rank == 1],
+        "Changed for the better": [m for m in moves if m.what == "changed" and m.apart and (m.gain or 0) > 0],
+    }
+    sentences = [f"{words}: {_names(some)}." for words, some in groups.items() if some]
+    if arrived and not sentences:
+        sentences = ["Nothing new is level with the former best."]
     kinds = Counter(move.what for move in moves)
-    listed_kinds = ", ".join(
-        count(number, "new leader") if kind == "leader" else f"{number} {kind}"
-        for kind, number in kinds.items()
-    )
-    sentences = [f"Since {time[:16]} UTC: {listed_kinds or 'nothing moved'}."]
-    arrived = [
-        move for move in moves if move.what in ("new", "leader", "recovered") and move.gain is not None
-    ]
-    above = [move for move in arrived if move.apart and move.gain is not None and move.gain > 0]
-    level = [move for move in arrived if not move.apart]
-    if above:
-        sentences.insert(0, f"Worth evaluating: {_names(above)}, above the former best.")
-    if level:
-        sentences.insert(len(sentences) - 1, f"No clear order with the former best: {_names(level)}.")
-    if arrived and not above and not level:
-        sentences.insert(0, "Nothing new is level with the former best.")
-    differ = sum(bool(move.apart) for move in moves if move.what == "changed")
-    if differ:
-        sentences.append(f"G of {differ} of the changed differs from before.")
+    counts = ", ".join(f"{number} {kind}" for kind, number in kinds.items()) or "nothing moved"
+    sentences.append(f"Since {time[:16]} UTC: {counts}.")
     return Answer("What moved", "moved", sentences, moves)
 
 

@@ -1,85 +1,133 @@
-"""What a screening says in sentences: which checkpoint is best, which are tied, how a training went.
+"""What a screening says in sentences: what to evaluate first, how far the order is clear, how a run went.
 
-A sentence about a difference is printed only where the paired errors carry it. Whether two checkpoints of a
-ranking are tied is decided in ``ranking.groups``; along a training every step is compared with every other,
-so the bound grows with their number.
+The order of two checkpoints is clear where both figures carry it (`ranking.ties`). Along a training every
+step is compared with every other, so the bound grows with their number.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Literal
 
 from lmeval_dispersion.geometry import Metric
+from lmeval_dispersion.report.declared import count, listed, spans
 from lmeval_screener.ranking.gap import Gap, difference
-from lmeval_screener.ranking.ties import ALL_PAIRS, Changes
-from lmeval_screener.result import Group, Result, Screened
-from lmeval_screener.targets.training_runs import training_and_step
+from lmeval_screener.ranking.ties import Changes
+from lmeval_screener.screened import Failed, Group, Screened
 
-_GROUPS = 4  # groups that get a sentence each
+GROUPS = 4  # groups that get a sentence each
 _FIRST = 3  # checkpoints to evaluate first: a usual budget
-_MOST = 5  # and with those that are tied with the last of them
+_MOST = 5  # and with those that have no clear order with the last of them
 _LEVEL = 0.05  # chance that a training without any change is said to have one
 _FLAT = 3  # steps that it takes to call a stretch flat
+STEP = (
+    "Along one training run the step alone orders at least as well: both figures are for seeing breaks, "
+    "not for ranking."
+)
 
 
-def answer(result: Result) -> list[str]:
-    """The answer of a screening: that of its gate first, then one to three sentences, or one a group."""
-    return [*([] if result.gate is None else [result.gate.sentence]), *_answer(result)]
+def not_screened(failed: Sequence[Failed]) -> str:
+    """Why nothing was screened, in one line."""
+    if len(failed) == 1:
+        return f"{failed[0].label}: {failed[0].error}: {failed[0].message}"
+    words = Counter(failure.error for failure in failed)
+    why = ", ".join(f"{count} {word}" for word, count in words.items())
+    return (
+        f"none of the {len(failed)} checkpoints could be screened ({why}); the first: {failed[0].label}: "
+        f"{failed[0].message}"
+    )
 
 
-def _answer(result: Result) -> list[str]:
-    if not result.checkpoints:
-        words = Counter(failed.error for failed in result.failed)
-        if len(result.failed) == 1:
-            return [f"Nothing was screened: the only checkpoint failed ({result.failed[0].error})."]
-        why = ", ".join(f"{count} {word}" for word, count in words.items())
-        return [f"Nothing was screened: all {len(result.failed)} failed ({why})."]
-    groups = result.groups
-    if len(groups) == 1:
-        sentences = _sentences(groups[0], result.metric)
-    else:
-        sentences = [f"{title(group)}: {_head(group, result.metric)}" for group in groups[:_GROUPS]]
-        if len(groups) > _GROUPS:
-            count = len(groups) - _GROUPS
-            sentences.append(f"{count} more group{'s' if count > 1 else ''} below.")
-    if result.failed:
-        total = len(result.failed) + len(result.checkpoints)
-        sentences.append(f"{len(result.failed)} of {total} checkpoints could not be screened.")
-    return sentences
+def failures(failed: Sequence[Failed], screened: int) -> str:
+    """How many failed, with the most frequent reasons."""
+    words = Counter(failure.error for failure in failed).most_common(3)
+    why = ", ".join(f"{count} {word}" for word, count in words)
+    return f"{len(failed)} of {len(failed) + screened} checkpoints could not be screened ({why})."
 
 
-# --- names ----------------------------------------------------------------------------------------------
+def sentences(group: Group, metric: Metric, domain: str) -> list[str]:
+    """What one group says."""
+    members, called = group.checkpoints, group.names()
+    steps = group.steps()
+    if steps:
+        found = course([c.gaps[metric] for c in steps], [c.step or "" for c in steps])
+        return [replace(found, digits=digits(members, metric)).sentence(), STEP]
+    if len(members) == 1:
+        value = f"{members[0].gaps[metric].mean:.{digits(members, metric)}f}"
+        return [
+            f"Only {called[members[0]]} (G {value}) was screened; G orders siblings, and says nothing alone."
+        ]
+    said = []
+    if (rival := group.rival(metric)) is not None:
+        said.append(
+            f"G and ratio disagree about the best: {called[members[0]]} by G, {called[rival]} by the ratio; "
+            "evaluate both."
+        )
+    return [*said, *_order(group, domain, rival)]
 
 
-def title(group: Group) -> str:
-    """A group's name; a training's is its model and never a path."""
-    if members := group.trajectory():
-        training, _ = training_and_step(members[0].repo, None, local=members[0].revision is None)
-        return Path(training).resolve().name if members[0].revision is None else training.rpartition("/")[2]
-    return f"{group.family} · {group.scale}"
+def _order(group: Group, domain: str, rival: Screened | None) -> list[str]:
+    members, called = group.checkpoints, group.names()
+    if _all_tied(group):
+        everyone = listed([called[c] for c in members]) if len(members) <= _MOST else f"all {len(members)}"
+        return [f"No checkpoint stands apart: {everyone} have no clear order; evaluate any."]
+    return [f"Evaluate first: {first(group, rival)} (highest G of {len(members)}; {domain}).", clear(group)]
 
 
-def names(group: Group) -> dict[Screened, str]:
-    """How a group's tables name its members: by the step of a training, else by the label."""
-    if members := group.trajectory():
-        return {c: step_of(c) or ("default branch" if c.revision else "final model") for c in members}
-    return {c: c.label for c in group.checkpoints}
+def _all_tied(group: Group) -> bool:
+    ranks = {c.rank for c in group.checkpoints}
+    return all(ranks - {c.rank} <= set(c.ties) for c in group.checkpoints)
 
 
-def step_of(checkpoint: Screened) -> str | None:
-    """The name of a checkpoint's step in its training; None for none."""
-    local = checkpoint.revision is None
-    return training_and_step(checkpoint.repo, checkpoint.requested_revision, local=local)[1]
+def overlaps(group: Group) -> list[tuple[int, int]]:
+    """First and last rank of every run of ranks that hang together by ties, best first."""
+    found: list[tuple[int, int]] = []
+    for c in group.checkpoints:
+        last = max(c.ties, default=0)
+        if found and c.rank <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], last)
+        elif last >= c.rank:
+            found.append((c.rank, last))
+    return found
 
 
-# --- a ranking ------------------------------------------------------------------------------------------
+def clear(group: Group) -> str:
+    """How far the order of a group is clear."""
+    ranks, runs = sorted({c.rank for c in group.checkpoints}), overlaps(group)
+    if not runs:
+        return f"The order of all {len(group.checkpoints)} is clear."
+    before = [rank for rank in ranks if rank < runs[0][0]]
+    shared = listed([spans(range(a, b + 1)) for a, b in runs[:GROUPS]])
+    rest = len(runs) - GROUPS
+    more = f" and {count(rest, 'more run')}" if rest > 0 else ""
+    if len(runs) > 1 or runs[0][1] < ranks[-1]:
+        return f"Ranks {shared}{more} overlap; the order of the others is clear."
+    if not before:
+        return f"Ranks {shared} overlap, though not each with every other."
+    if len(before) == 1:
+        return f"Rank 1 is clear of all others; ranks {shared} overlap."
+    return f"The order of ranks {spans(before)} is clear; ranks {shared} overlap."
+
+
+def first(group: Group, rival: Screened | None) -> str:
+    """What to spend a budget of three evaluations on."""
+    members, called = group.checkpoints, group.names()
+    budget = _FIRST if len(members) > _FIRST else 1
+    last = members[budget - 1]
+    behind = [c for c in members[budget:] if last.tied_to(c.rank)]
+    chosen = [*members[:budget], *behind]
+    if rival is not None and rival not in chosen:
+        chosen.append(rival)
+    if len(chosen) <= _MOST:
+        return ", ".join(called[c] for c in chosen)
+    # Those that are tied across the cut are no better than one another.
+    unsure = {c for c in members[: budget - 1] if last.tied_to(c.rank)} | {last, *behind}
+    sure = [called[c] for c in members[: budget - 1] if c not in unsure]
+    rest = f"any {budget - len(sure)} of ranks {spans(sorted({c.rank for c in unsure}))}"
+    return ", ".join([*sure, rest, *([called[rival]] if rival is not None and rival not in unsure else [])])
 
 
 def digits(checkpoints: Sequence[Screened], metric: Metric) -> int:
@@ -91,170 +139,6 @@ def places_for(errors: Sequence[float]) -> int:
     """Decimals at which the smallest positive error still shows two digits; 3 to 6."""
     smallest = min((error for error in errors if error > 0), default=math.inf)
     return next((places for places in range(3, 6) if smallest * 10**places >= 10), 6 if smallest < 1 else 3)
-
-
-class Ties:
-    """Which members of a group are tied, by their places (from 0, best first)."""
-
-    def __init__(self, group: Group) -> None:
-        self._ranks = [c.rank for c in group.checkpoints]
-        self._ties = [c.ties for c in group.checkpoints]
-
-    def of(self, place: int) -> list[int]:
-        """The places that one is tied with, in order."""
-        return [i for begin, end in self._spans(place) for i in range(begin, end) if i != place]
-
-    def _spans(self, place: int) -> list[tuple[int, int]]:
-        """First places and ends of the runs that one is tied with."""
-        return [
-            (bisect_left(self._ranks, run.start), bisect_left(self._ranks, run.stop))
-            for run in self._ties[place]
-        ]
-
-    @cached_property
-    def bands(self) -> list[tuple[int, int]]:
-        """First and last place of every longest run of neighbours of which no two are separated."""
-        found: list[tuple[int, int]] = []
-        first, count = 0, len(self._ranks)
-        for place in range(count):
-            begin = place  # of the neighbours before it that it is tied with
-            for start, end in reversed(self._spans(place)):
-                begin = min(begin, start) if end >= begin else begin
-            if begin > first:
-                found += [(first, place - 1)] if place - 1 > first else []
-                first = begin
-        return [*found, (first, count - 1)] if count - 1 > first else found
-
-    @property
-    def all_tied(self) -> bool:
-        """Whether no two members are separated."""
-        return self.bands == [(0, len(self._ranks) - 1)]
-
-    def skips(self) -> list[tuple[int, list[int], list[int]]]:
-        """Places that are tied across others: the place, those tied with it there, those apart between."""
-        found = []
-        for place in self._skipping():
-            others = self.of(place)
-            for side in ([i for i in others if i > place], [i for i in others if i < place]):
-                ends = (place, max(side)) if side and max(side) > place else (min(side, default=place), place)
-                between = [i for i in range(ends[0] + 1, ends[1]) if i not in others]
-                if between:
-                    beyond = [i for i in side if abs(i - place) > min(abs(k - place) for k in between)]
-                    found.append((place, beyond, between))
-        return found
-
-    @property
-    def gapped(self) -> int:
-        """How many places are tied across one that is apart."""
-        return len(self._skipping())
-
-    def _skipping(self) -> list[int]:
-        """Places whose ties, with themselves, are not neighbours all."""
-        found = []
-        for place in range(len(self._ranks)):
-            spans = sorted([*self._spans(place), (place, place + 1)])
-            if any(begin > max(end for _, end in spans[:at]) for at, (begin, _) in enumerate(spans) if at):
-                found.append(place)
-        return found
-
-
-@lru_cache(maxsize=32)
-def ties_of(group: Group) -> Ties:
-    """The ties of a group, found once."""
-    return Ties(group)
-
-
-def spans(numbers: Sequence[int]) -> str:
-    """Numbers as ranges.
-
-    >>> spans([2, 3, 4, 7, 9, 10])
-    '2–4, 7, 9–10'
-    """
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
-
-
-def _sentences(group: Group, metric: Metric) -> list[str]:
-    if _course(group, metric):
-        return [f"{title(group)}: {_head(group, metric)}"]
-    ties = ties_of(group)
-    head, evaluate = _head(group, metric), _evaluate(group, ties)
-    later = [band for band in ties.bands if band[0] > 0]
-    if later:
-        listed = _and([_ranks(group, band) for band in later[:_GROUPS]])
-        rest = len(later) - _GROUPS
-        more = f", and {rest} more run{'s' if rest > 1 else ''} of ranks" if rest > 0 else ""
-        head += f" Ranks {listed} are tied{more}."
-    return [head, evaluate] if evaluate else [head]
-
-
-def _head(group: Group, metric: Metric) -> str:
-    """The sentence that matters most of a group."""
-    if course := _course(group, metric):
-        return course.sentence()
-    members, called, ties = group.checkpoints, names(group), ties_of(group)
-    best = f"{called[members[0]]} (G {members[0].gaps[metric].mean:.{digits(members, metric)}f})"
-    if len(members) == 1:
-        return f"Only {best} was screened; G orders siblings, and says nothing alone."
-    if ties.all_tied:
-        listed = _and([called[c] for c in members]) if len(members) <= _MOST else f"all {len(members)}"
-        return f"No checkpoint stands apart: {listed} are tied; evaluate any."
-    if others := ties.of(0):
-        ranks = spans([members[place].rank for place in others])
-        return f"Best: {best}, tied with rank{'s' if len(others) > 1 else ''} {ranks}."
-    return f"Best: {best}, apart from all others."
-
-
-def skipped(group: Group) -> list[str]:
-    """Ties that skip a rank between them, in words: the bands cannot show them."""
-    ranks = [c.rank for c in group.checkpoints]
-    if len(ranks) > ALL_PAIRS:
-        count = ties_of(group).gapped
-        ends = " is" if count == 1 else "s are"
-        return [f"{count} rank{ends} tied across one that is apart."] if count else []
-    sentences = [
-        f"Rank {ranks[place]} is tied with {spans([ranks[i] for i in others])}, though apart from "
-        f"{spans([ranks[i] for i in between])}."
-        for place, others, between in ties_of(group).skips()
-    ]
-    more = len(sentences) - _GROUPS
-    if more <= 0:
-        return sentences
-    return [
-        *sentences[:_GROUPS],
-        f"{more} more rank{'s are' if more > 1 else ' is'} tied across one that is apart.",
-    ]
-
-
-def _evaluate(group: Group, ties: Ties) -> str:
-    """What to spend a budget of three evaluations on."""
-    members, called = group.checkpoints, names(group)
-    if len(members) == 1 or ties.all_tied:
-        return ""
-    count = _FIRST if len(members) > _FIRST else 1
-    open_places = [count - 1, *(place for place in ties.of(count - 1) if place >= count)]
-    chosen = [*range(count - 1), *open_places]
-    if len(chosen) <= _MOST:
-        return f"Evaluate first: {', '.join(called[members[place]] for place in chosen)}."
-    # Those that are tied across the cut are no better than one another.
-    open_places = sorted({*open_places, *(p for p in range(count - 1) if p in ties.of(count - 1))})
-    sure = [place for place in range(count - 1) if place not in open_places]
-    ranks = f"any {count - len(sure)} of ranks {spans([members[place].rank for place in open_places])}"
-    return f"Evaluate first: {', '.join([*(called[members[place]] for place in sure), ranks])}."
-
-
-def _ranks(group: Group, band: tuple[int, int]) -> str:
-    first, last = group.checkpoints[band[0]].rank, group.checkpoints[band[1]].rank
-    return f"{first}–{last}" if first != last else f"{first} (shared)"
-
-
-def _and(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 # --- a training -----------------------------------------------------------------------------------------
@@ -297,19 +181,6 @@ class Course:
         if self.kind == "dips":
             return f"G falls from {at[0]} to {at[1]}, then rises to {at[2]}{flat}."
         return f"G {self.kind} from {at[0]} to {at[1]}{flat}."
-
-
-def steps(group: Group) -> tuple[Screened, ...]:
-    """The members of a training that have a step, in order; empty where the group is no training."""
-    return tuple(c for c in group.trajectory() or () if step_of(c) is not None)
-
-
-def _course(group: Group, metric: Metric) -> Course | None:
-    members = steps(group)
-    if len(members) < 2:
-        return None
-    found = course([c.gaps[metric] for c in members], [step_of(c) or "" for c in members])
-    return replace(found, digits=digits(members, metric))
 
 
 def course(gaps: Sequence[Gap], called: Sequence[str]) -> Course:

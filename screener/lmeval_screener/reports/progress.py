@@ -6,17 +6,16 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import DispersionError
+from lmeval_screener.screened import Failed
 
 if TYPE_CHECKING:
-    from lmeval_screener.ranking.measured import Measured
-    from lmeval_screener.result import Failed, Result
+    from lmeval_screener.reading import Reading
+    from lmeval_screener.result import Result
 
 _EVERY = 30.0  # seconds between two lines
 _SHARE = 0.05  # or this share of all,
@@ -26,8 +25,6 @@ _LEAST = 3.0  # but never more often than every so many seconds
 class Lines:
     """Lines of progress for logs: how many, how fast, how long still, what failed.
 
-    Each pass over the checkpoints begins anew: their rows, and with controls those.
-
     Args:
         say: Prints a line.
         clock: Seconds.
@@ -36,23 +33,15 @@ class Lines:
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say, self._clock = say, clock
         self._start = self._last = clock()
-        self._done, self._what = 0, ""
+        self._done = 0
         self._failed: Counter[str] = Counter()
 
-    def ended(self, outcome: Measured | Failed, done: int, count: int) -> None:
-        """Take note of a checkpoint that ended, before `progress` is told of it."""
-        code = getattr(outcome, "error", None)
-        if code is not None:
-            self._failed[code] += 1
-
-    def progress(self, done: int, count: int, label: str) -> None:
-        """Say how it goes where it is time; see `lmeval_screener.screening.Progress`."""
+    def on_done(self, outcome: Reading | Failed, done: int, count: int) -> None:
+        """Take note of a checkpoint that ended, and say how it goes where it is time."""
+        if isinstance(outcome, Failed):
+            self._failed[outcome.error] += 1
         now = self._clock()
         if not done:
-            self._start, self._last, self._done = now, now, 0
-            if label:
-                self._what = f"{label}: "
-                self._failed.clear()
             return
         since, share = now - self._last, (done - self._done) / count
         if since < _LEAST or (since < _EVERY and share < _SHARE) or done == count:
@@ -61,8 +50,7 @@ class Lines:
         rate = done / (now - self._start)
         failed = ", ".join(f"{number} {code}" for code, number in self._failed.most_common())
         self._say(
-            f"{self._what}{done} of {count} ({100 * done // count} %), {rate:.1f}/s, "
-            + f"{_span((count - done) / rate)} left"
+            f"{done} of {count} ({100 * done // count} %), {rate:.1f}/s, {_span((count - done) / rate)} left"
             + (f"; failed: {failed}" if failed else "")
         )
 
@@ -93,13 +81,12 @@ class JsonLines:
             except OSError as error:
                 raise DispersionError(f"could not write {path}: {error.strerror or error}") from error
 
-    def ended(self, outcome: Measured | Failed, done: int, count: int) -> None:
+    def on_done(self, outcome: Reading | Failed) -> None:
         """Write the line of a checkpoint that ended."""
-        from lmeval_screener.ranking.measured import Measured
-
-        if not isinstance(outcome, Measured):
+        if isinstance(outcome, Failed):
             self._write(
                 {
+                    "label": outcome.label,
                     "repo": outcome.repo,
                     "requested_revision": outcome.revision,
                     "file": outcome.file,
@@ -110,11 +97,15 @@ class JsonLines:
             return
         self._write(
             {
+                "label": outcome.target.label,
                 "repo": outcome.repo,
                 "requested_revision": outcome.target.revision,
                 "file": outcome.target.file,
                 "revision": outcome.revision,
                 "gap": {m: {"mean": g.mean, "se": g.se} for m, g in outcome.gaps.items()},
+                "ratio": None
+                if outcome.ratio is None
+                else {"mean": outcome.ratio.mean, "se": outcome.ratio.se},
                 "tensor": outcome.tensor,
                 "dtype": outcome.dtype,
                 "bytes_read": outcome.bytes_read,
@@ -125,52 +116,34 @@ class JsonLines:
 
     def finish(self, result: Result) -> None:
         """Write the last line: the answer, the ranks of every group, and the totals."""
-        from lmeval_screener.reports.answer import answer
-
-        # Without the checkpoints, which have their lines: a registry's would not fit in memory.
-        content = replace(result, checkpoints=(), failed=()).head()
-        content["totals"]["checkpoints"] = len(result.checkpoints)
+        content = result.head()
         names = ("schema", "domain", "reference", "metric", "se_covers", "totals")
-        summary = {name: content[name] for name in names} | {"answer": answer(result)}
+        summary = {name: content[name] for name in names} | {"answer": result.answer()}
         summary["totals"]["failed"] = len(result.failed)
         if result.gate is not None:
             summary["gate"] = result.gate.to_dict()
-        # The ranks of all, one after the other: as one text they would not be small.
-        self._put('{"summary": ' + _text(summary)[:-1] + ', "groups": [')
-        for number, group in enumerate(result.groups):
-            head = _text({"family": group.family, "scale": group.scale})[:-1]
-            self._put((", " if number else "") + head + ', "ranking": [')
-            for place, c in enumerate(group.checkpoints):
-                ranks = {"label": c.label, "rank": c.rank, "tied_with": list(c.tied_with)}
-                self._put((", " if place else "") + _text(ranks))
-            self._put("]}")
-        self._put("]}}\n")
-        self._flush()
+        summary["groups"] = [
+            {
+                "family": group.family,
+                "scale": group.scale,
+                "ranking": [
+                    {"label": c.label, "rank": c.rank, "tied_with": list(c.tied_with)}
+                    for c in group.checkpoints
+                ],
+            }
+            for group in result.groups
+        ]
+        self._write({"summary": summary})
         if self._file is not None:
             self._file.close()
 
     def _write(self, content: dict[str, Any]) -> None:
-        self._put(_text(content) + "\n")
-        self._flush()
-
-    def _put(self, text: str) -> None:
-        with self._writing() as file:
-            file.write(text)
-
-    def _flush(self) -> None:
-        with self._writing() as file:
-            file.flush()
-
-    @contextmanager
-    def _writing(self) -> Iterator[IO[str]]:
+        file = self._file or sys.stdout
         try:
-            yield self._file or sys.stdout
+            file.write(json.dumps(content, ensure_ascii=True, allow_nan=False) + "\n")
+            file.flush()
         except BrokenPipeError:
             raise
         except OSError as error:
             place = self._path or "standard output"
             raise DispersionError(f"could not write {place}: {error.strerror or error}") from error
-
-
-def _text(content: dict[str, Any]) -> str:
-    return json.dumps(content, ensure_ascii=True, allow_nan=False)

@@ -7,6 +7,7 @@ K-th too, up to a cap. An audit sample is drawn at random from the others: only 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -14,7 +15,8 @@ from typing import Any, Literal
 import numpy as np
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_screener.result import Group, Result, Screened
+from lmeval_dispersion.geometry import Metric
+from lmeval_screener.screened import Group, Screened
 
 Why = Literal["rank", "tied", "audit"]
 CAP = 2  # times K: what a list holds at most
@@ -52,10 +54,10 @@ class GroupChoice:
 
     @cached_property
     def _reasons(self) -> dict[Screened, Why]:
-        found: dict[Screened, Why] = dict.fromkeys(self.best, "rank")
-        found.update(dict.fromkeys(self.tied, "tied"))
-        found.update(dict.fromkeys(self.audit, "audit"))
-        return found
+        reasons: dict[Screened, Why] = dict.fromkeys(self.best, "rank")
+        reasons.update(dict.fromkeys(self.tied, "tied"))
+        reasons.update(dict.fromkeys(self.audit, "audit"))
+        return reasons
 
     @property
     def cap(self) -> int:
@@ -114,11 +116,11 @@ class Shortlist:
     @property
     def chosen(self) -> tuple[Screened, ...]:
         """All that is to be evaluated, group by group."""
-        return tuple(c for one in self.groups for c in one.chosen)
+        return tuple(c for choice in self.groups for c in choice.chosen)
 
     @cached_property
     def _places(self) -> dict[Screened, GroupChoice]:
-        return {c: one for one in self.groups for c in one.group.checkpoints}
+        return {c: choice for choice in self.groups for c in choice.group.checkpoints}
 
     def why(self, checkpoint: Screened) -> Why | None:
         """Why a checkpoint is to be evaluated; None where it is not."""
@@ -129,16 +131,20 @@ class Shortlist:
         return self._places[checkpoint].probability(checkpoint)
 
     def to_dict(self) -> dict[str, Any]:
-        """What was asked for and what each group gave, as JSON and manifest have it."""
+        """The settings and each group's list in numbers, as JSON and manifest have them."""
         return {
             "k": self.k,
             "audit_sample": self.audit,
             "seed": self.seed,
             "groups": [
-                {"family": one.group.family, "scale": one.group.scale, "k": one.k, "cap": one.cap}
-                | {"candidates": len(one.group.checkpoints), "listed": len(one.listed), "tied": one.open}
-                | {"audited": len(one.audit), "sentence": one.sentence()}
-                for one in self.groups
+                {"family": choice.group.family, "scale": choice.group.scale, "k": choice.k, "cap": choice.cap}
+                | {
+                    "candidates": len(choice.group.checkpoints),
+                    "listed": len(choice.listed),
+                    "tied": choice.open,
+                }
+                | {"audited": len(choice.audit), "sentence": choice.sentence()}
+                for choice in self.groups
             ],
         }
 
@@ -146,24 +152,29 @@ class Shortlist:
         """The list in one sentence."""
         if len(self.groups) == 1:
             return f"Short list: {self.groups[0].sentence()}."
-        total = sum(len(one.group.checkpoints) for one in self.groups)
-        listed = sum(len(one.listed) for one in self.groups)
-        drawn = sum(len(one.audit) for one in self.groups)
+        total = sum(len(choice.group.checkpoints) for choice in self.groups)
+        listed = sum(len(choice.listed) for choice in self.groups)
+        drawn = sum(len(choice.audit) for choice in self.groups)
         more = f", and {drawn} of the others at random" if drawn else ""
         return f"Short list: {listed} of {total} in {len(self.groups)} groups{more}."
 
     def of(self, group: Group) -> GroupChoice:
         """The choice of a group of the result."""
         return next(
-            one for one in self.groups if (one.group.family, one.group.scale) == (group.family, group.scale)
+            choice
+            for choice in self.groups
+            if (choice.group.family, choice.group.scale) == (group.family, group.scale)
         )
 
 
-def shortlist(result: Result, k: int, *, audit_sample: int = 0, seed: int = 0) -> Shortlist:
+def shortlist(
+    groups: Sequence[Group], metric: Metric, k: int, *, audit_sample: int = 0, seed: int = 0
+) -> Shortlist:
     """The short list of a screening.
 
     Args:
-        result: The screening.
+        groups: Those of the screening.
+        metric: Which gap ranks.
         k: How many of each group.
         audit_sample: How many others of each group to add at random.
         seed: Of the sample. A group's sample depends on its name and members and on no other group.
@@ -176,14 +187,18 @@ def shortlist(result: Result, k: int, *, audit_sample: int = 0, seed: int = 0) -
     if audit_sample < 0:
         raise UsageError(f"expected --audit-sample of at least 0, got {audit_sample}")
     return Shortlist(
-        k, audit_sample, seed, tuple(_chosen(group, k, audit_sample, seed) for group in result.groups)
+        k, audit_sample, seed, tuple(_chosen(group, metric, k, audit_sample, seed) for group in groups)
     )
 
 
-def _chosen(group: Group, k: int, audit_sample: int, seed: int) -> GroupChoice:
+def _chosen(group: Group, metric: Metric, k: int, audit_sample: int, seed: int) -> GroupChoice:
     members = group.checkpoints
     tied = [c for c in members[k:] if members[k - 1].tied_to(c.rank)]
-    choice = GroupChoice(group, k, members[:k], tuple(tied[: (CAP - 1) * k]), len(tied))
+    listed = tied[: (CAP - 1) * k]
+    if (rival := group.rival(metric)) is not None and rival not in (*members[:k], *listed):
+        listed = [*listed[: (CAP - 1) * k - 1], rival]  # the best by the ratio, where the two disagree
+        tied = tied if rival in tied else [*tied, rival]
+    choice = GroupChoice(group, k, members[:k], tuple(listed), len(tied))
     others = sorted((c for c in members if choice.why(c) is None), key=lambda c: (c.name, c.revision or ""))
     draw = np.random.default_rng([seed, zlib.crc32(f"{group.family}\n{group.scale}".encode())])
     places = draw.choice(len(others), min(audit_sample, len(others)), replace=False) if others else ()

@@ -83,18 +83,18 @@ def shortlist_of(args: argparse.Namespace, result: Result) -> Shortlist | None:
         return None
     from lmeval_screener.shortlist.choice import shortlist
 
-    return shortlist(result, args.shortlist, audit_sample=args.audit_sample, seed=args.seed)
+    return shortlist(
+        result.groups, result.metric, args.shortlist, audit_sample=args.audit_sample, seed=args.seed
+    )
 
 
 def print_names(chosen: Shortlist, output: Output) -> None:
     """The names of the list as a user writes them; how it came about goes to stderr, past any pipe."""
-    from lmeval_screener.reports.answer import title
-
     lines: list[str] = []
-    for one in chosen.groups:
-        names = [c.name for c in one.chosen]
-        audit = f" ({', '.join(c.label for c in one.audit)})" if one.audit else ""
-        print(f"{title(one.group)}: {one.sentence()}{audit}", file=sys.stderr, flush=True)
+    for choice in chosen.groups:
+        names = [c.name for c in choice.chosen]
+        audit = f" ({', '.join(c.label for c in choice.audit)})" if choice.audit else ""
+        print(f"{choice.group.title}: {choice.sentence()}{audit}", file=sys.stderr, flush=True)
         if output.path is None:
             output.write_text("".join(f"{line}\n" for line in names))
         lines += names

@@ -1,17 +1,17 @@
-"""What lm-eval needs to evaluate a short list: pinned configurations, scripts, the manifest."""
+"""The folder for lm-eval: pinned configurations, scripts, and the manifest of a short list."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_screener.result import Result, Screened
+from lmeval_screener.screened import Screened
 from lmeval_screener.shortlist.choice import Shortlist
 from lmeval_screener.shortlist.manifest import FILE, manifest_dict
 from lmeval_screener.targets.target import Target
@@ -27,7 +27,7 @@ _RUN = """\
 # Evaluates the short list of @MANIFEST@ with lm-eval, one checkpoint after the other.
 # Arguments go to lm-eval: bash run.sh --device cuda:0 --limit 100
 # SHARD=2 SHARDS=8 bash run.sh takes every eighth checkpoint from the third on. LM_EVAL names another lm_eval.
-# What has results is not evaluated again. Exit status: 0 all evaluated, 1 some failed.
+# Checkpoints with results are not evaluated again. Exit status: 0 all evaluated, 1 some failed.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 1
 read -r -a lm_eval <<<"${LM_EVAL:-lm_eval}"
@@ -75,7 +75,7 @@ _RAY = """\
 # One task a checkpoint, each with one GPU, on the Ray cluster of RAY_ADDRESS; every node sees this folder.
 # Without RAY_ADDRESS on a cluster of this machine alone, which ends with the script.
 #   python ray_shards.py --batch_size 16         GPUS=0 python ray_shards.py: without a GPU
-# What has results is not evaluated again. Exit status: 0 all evaluated, 1 some failed.
+# Checkpoints with results are not evaluated again. Exit status: 0 all evaluated, 1 some failed.
 import os
 import subprocess
 import sys
@@ -92,7 +92,7 @@ def shard(number, arguments):
     return subprocess.run(["bash", str(FOLDER / "run.sh"), *arguments], env=settings).returncode
 
 
-# "local": without an address Ray would join the cluster that somebody started last on this machine.
+# "local": without an address Ray would join the cluster started last on this machine.
 address = os.environ.get("RAY_ADDRESS")
 ray.init(address=address) if address else ray.init("local", include_dashboard=False)
 failed = []
@@ -130,7 +130,7 @@ def check_emit(folder: Path, tasks: str | None, domain: str, targets: Sequence[T
         else tuple(t.strip() for t in tasks.split(",") if t.strip())
     )
     if not chosen:
-        known = ", ".join(f"{name} {', '.join(found)}" for name, found in TASKS.items())
+        known = ", ".join(f"{name} {', '.join(names)}" for name, names in TASKS.items())
         raise UsageError(
             f"expected --tasks NAME,NAME with --emit for the domain {domain}, got none; "
             f"tasks are known for {known}"
@@ -145,7 +145,9 @@ def check_emit(folder: Path, tasks: str | None, domain: str, targets: Sequence[T
     return chosen
 
 
-def emit(folder: Path, result: Result, chosen: Shortlist, *, tasks: tuple[str, ...], command: str) -> Path:
+def emit(
+    folder: Path, head: Mapping[str, Any], chosen: Shortlist, *, tasks: tuple[str, ...], command: str
+) -> Path:
     """Write the folder; returns the manifest's path.
 
     ``models/001-NAME.yaml`` are lm-eval's configurations (``lm_eval run --config``), each pinned to the
@@ -158,7 +160,7 @@ def emit(folder: Path, result: Result, chosen: Shortlist, *, tasks: tuple[str, .
     members = chosen.chosen
     width = max(3, len(str(len(members))))
     manifest = json.dumps(
-        manifest_dict(result, chosen, tasks=tasks, command=command),
+        manifest_dict(head, chosen, tasks=tasks, command=command),
         indent=1,
         ensure_ascii=False,
         allow_nan=False,

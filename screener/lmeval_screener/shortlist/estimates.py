@@ -1,4 +1,4 @@
-"""What results say of a screen: pairs in the right order, what the list missed, with design-based estimates.
+"""Results against a screen: pairs in the right order and the list's losses, with design-based estimates.
 
 Where only the list and a random audit sample have results, everything that is a mean or a share over all
 candidates or pairs of a group is estimated without bias by weights of one over the probability of inclusion.
@@ -57,7 +57,7 @@ class GroupResults:
 
     @cached_property
     def design(self) -> Design:
-        """What the results stand for.
+        """The population that the results stand for.
 
         ``all`` candidates are known; the list and a random sample (``audit``; what has no result counts as
         not drawn); the ``list`` alone, or whatever else is known; ``none``: fewer than two results.
@@ -84,7 +84,7 @@ class GroupResults:
 
     @property
     def stands_for_all(self) -> bool:
-        """Whether the pairs with results stand for all pairs: a single draw shows no pair of two others."""
+        """The pairs with results stand for all pairs; a single draw shows no pair of two others."""
         drawn = int((self.audited & self.known).sum())
         return self.design == "all" or (self.design == "audit" and (drawn > 1 or self.others == 1))
 
@@ -97,11 +97,11 @@ class GroupResults:
         gaps, accuracies = self.gaps[self.used], self.accuracies[self.used]
         drawn = self.audited[self.used]
         m, others = int(drawn.sum()), self.others
-        one = two = 1.0
+        single = double = 1.0
         if self.design == "audit" and self.stands_for_all:
-            one = others / m
-            two = others * (others - 1) / (m * (m - 1)) if m > 1 else 1.0
-        table = np.array([[1.0, one], [one, two]])
+            single = others / m
+            double = others * (others - 1) / (m * (m - 1)) if m > 1 else 1.0
+        table = np.array([[1.0, single], [single, double]])
         right, total = np.zeros(len(gaps)), np.zeros(len(gaps))
         # Rows in blocks: ten thousand results make 50 million pairs.
         for start in range(0, len(gaps), _BLOCK):
@@ -132,15 +132,15 @@ def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
     parts = [group.pair_sums() for group in groups if group.design != "none"]
     if not parts:
         return Interval(_NAN, _NAN, _NAN)
-    agreeing, own = (np.concatenate(side) for side in zip(*parts, strict=True))
-    total = float(own.sum()) / 2
+    agreeing, weights = (np.concatenate(side) for side in zip(*parts, strict=True))
+    total = float(weights.sum()) / 2
     if total == 0:
         return Interval(_NAN, _NAN, _NAN)
     share = float(agreeing.sum()) / 2 / total
-    projections = (agreeing - share * own) / total
+    projections = (agreeing - share * weights) / total
     variance = float(np.square(projections).sum())
     # As many checkpoints as weigh alike (Kish): of a list and a small audit hardly more than the audit.
-    count = float(own.sum() ** 2 / np.square(own).sum())
+    count = float(weights.sum() ** 2 / np.square(weights).sum())
     freedom = int(count + 1e-9) - len(parts) - 1
     if freedom < 1:
         return Interval(share, 0.0, 1.0)
@@ -164,7 +164,7 @@ def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
 
 @dataclass(frozen=True)
 class Missed:
-    """What the short list of one group missed.
+    """Better checkpoints that the short list of one group missed.
 
     Attributes:
         best: The best accuracy on the list.
@@ -190,7 +190,7 @@ class Missed:
 
 
 def missed(group: GroupResults) -> Missed | None:
-    """What the list of a group missed; None where none of the list has a result."""
+    """Better checkpoints outside a group's list; None where none of the list has a result."""
     listed = group.accuracies[group.listed & group.known]
     if not len(listed):
         return None

@@ -1,7 +1,7 @@
 """The manifest of a short list: the whole screening as it was before any model ran, with the choice.
 
 A verdict needs all candidates, those that were not chosen too, and the probability with which each was. The
-manifest is written before the results exist, so that nobody can choose afterwards.
+manifest is written before the results exist, so that no choice can follow them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.version import __version__
-from lmeval_screener.result import Result, Screened
+from lmeval_screener.screened import Screened
 from lmeval_screener.shortlist.choice import Shortlist
 from lmeval_screener.targets.target import Target, label
 
@@ -59,7 +59,7 @@ class Candidate:
 
     @property
     def target(self) -> Target:
-        """What results are matched to."""
+        """The target that results are matched to."""
         return Target(self.repo, self.requested_revision, local=self.revision is None, file=self.file)
 
 
@@ -85,12 +85,12 @@ class Manifest:
 
 
 def manifest_dict(
-    result: Result, chosen: Shortlist, *, tasks: tuple[str, ...], command: str
+    head: Mapping[str, Any], chosen: Shortlist, *, tasks: tuple[str, ...], command: str
 ) -> dict[str, Any]:
     """The manifest as plain values.
 
     Args:
-        result: The screening.
+        head: What the screening says of itself (`Result.head`).
         chosen: Its short list.
         tasks: What lm-eval is to run.
         command: The command that screened.
@@ -99,9 +99,7 @@ def manifest_dict(
         "schema": SCHEMA,
         "version": __version__,
         "command": command,
-        "domain": result.domain,
-        "reference": result.reference,
-        "metric": result.metric,
+        **{name: head[name] for name in ("domain", "reference", "metric")},
         "tasks": list(tasks),
         **chosen.to_dict(),
         "candidates": [
@@ -115,16 +113,15 @@ def manifest_dict(
                 "rank": c.rank,
                 "chosen": chosen.why(c),
                 "inclusion_probability": chosen.probability(c),
-                "G": c.gaps[result.metric].mean,
-                "ratio": None if ratio is None else ratio.mean,
+                "G": c.gaps[head["metric"]].mean,
+                "ratio": None if c.ratio is None else c.ratio.mean,
             }
-            for one in chosen.groups
-            for c in one.group.checkpoints
-            for ratio in (getattr(c, "ratio", None),)
+            for choice in chosen.groups
+            for c in choice.group.checkpoints
         ],
         "failed": [
-            {"repo": f.repo, "revision": f.revision, "error": f.error, "message": f.message}
-            for f in result.failed
+            {name: failure[name] for name in ("repo", "revision", "error", "message")}
+            for failure in head["failed"]
         ],
     }
 
@@ -157,24 +154,37 @@ def read_manifest(path: Path) -> Manifest:
             f"{file}: expected a manifest with the schema {SCHEMA}, got {schema or 'other JSON'}; "
             "`screen-checkpoints … --shortlist K --emit FOLDER` writes one"
         )
+    return manifest_of(content, str(file))
+
+
+def manifest_of(content: Mapping[str, Any], place: str) -> Manifest:
+    """The manifest in plain values.
+
+    Args:
+        content: As :func:`manifest_dict` gives them.
+        place: Where they were read, for messages.
+
+    Raises:
+        UsageError: A part is missing or of another type.
+    """
     try:
         candidates = tuple(_candidate(entry) for entry in content["candidates"])
-        found = Manifest(
+        manifest = Manifest(
             str(content["domain"]),
             str(content["metric"]),
             int(content["k"]),
             int(content["audit_sample"]),
             candidates,
-            str(file),
+            place,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
-            f"{file}: expected a whole manifest, and {type(error).__name__} {error} says that a part is "
+            f"{place}: expected a whole manifest, and {type(error).__name__} {error} says that a part is "
             "missing or of another type; write it anew with --emit"
         ) from error
     if not candidates:
-        raise UsageError(f"{file}: expected at least one candidate, got none; screen checkpoints first")
-    return found
+        raise UsageError(f"{place}: expected at least one candidate, got none; screen checkpoints first")
+    return manifest
 
 
 def _candidate(entry: Mapping[str, Any]) -> Candidate:

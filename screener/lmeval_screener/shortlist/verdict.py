@@ -1,4 +1,4 @@
-"""Whether a screen works for those who ran it: its short list against the results that came back.
+"""The verdict on a screen: its short list against the results that came back.
 
 *Works* needs more agreement inside groups than orders drawn at random have (permutation p of at most 5 %,
 two-sided). That test is exact whichever checkpoints were evaluated, as they were chosen by G and by chance
@@ -34,7 +34,7 @@ class GroupVerdict:
 
     Attributes:
         group: Family and scale; ``all, inside groups`` for all groups together.
-        outcome: What the results say.
+        outcome: The verdict in a word.
         results: How many have a result.
         candidates: How many were screened.
         spearman: Rank correlation of G with the results, inside groups.
@@ -117,13 +117,13 @@ class Verdict(Report):
     Attributes:
         domain: Name of T.
         metric: Which G ranked.
-        outcome: What the results say, over all groups.
+        outcome: The verdict in a word, over all groups.
         groups: One verdict a group.
         overall: Over all groups, compared only inside each.
         figures: G, the ratio and both; empty where the manifest has no ratios.
-        results: What the results are, a line for each source.
+        results: A line for each source of results.
         without: Labels of those that were to be evaluated and have no result.
-        hours_per_model: GPU hours that one model costs; None where nobody said.
+        hours_per_model: GPU hours that one model costs; None where that is not given.
         hours_saved: GPU hours saved against evaluating every candidate.
         manifest: Where the manifest lies.
         list: How the list came about.
@@ -174,7 +174,7 @@ class Verdict(Report):
         }
 
     def context(self) -> Mapping[str, Any]:
-        """What the sentences need beside the figures."""
+        """Further values for the sentences."""
         known = [line for line in self.groups if line.best is not None and line.others]
         return {
             "enough": enough_results(USEFUL),
@@ -198,17 +198,22 @@ def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = 
     """
     values, meaning = _results(manifest, sources)
     candidates = manifest.candidates
-    places = {c.group: [i for i, own in enumerate(candidates) if own.group == c.group] for c in candidates}
+    places = {
+        c.group: [i for i, group_results in enumerate(candidates) if group_results.group == c.group]
+        for c in candidates
+    }
     names = {group: " · ".join(group) for group in places}
     results = {group: _group(candidates, values, members) for group, members in places.items()}
     lines = agreement(
         [c.G for c in candidates], values.tolist(), [names[c.group] for c in candidates], kendall=False
     )
     of_group = {line.group: line for line in lines if line.scope == "group"}
-    groups = _holm([group_verdict(names[g], [own], of_group[names[g]]) for g, own in results.items()])
+    groups = _holm(
+        [group_verdict(names[g], [group_results], of_group[names[g]]) for g, group_results in results.items()]
+    )
     whole = next((line for line in lines if line.scope == "within groups"), lines[0])
     overall = group_verdict("all, inside groups", list(results.values()), whole)
-    compared = [own for own in results.values() if own.second is not None]
+    compared = [group_results for group_results in results.values() if group_results.second is not None]
     return Verdict(
         domain=manifest.domain,
         metric=manifest.metric,
@@ -247,21 +252,21 @@ def group_verdict(name: str, results: Sequence[GroupResults], line: Agreement) -
         results: Of each group.
         line: How far G and the results agree.
     """
-    compared = [own for own in results if len(own.gaps) > 1]
-    right, low, high = map(_defined, decision_accuracy([replace(own, second=None) for own in results]))
-    stands_for_all = bool(compared) and all(own.stands_for_all for own in compared)
+    compared = [group for group in results if len(group.gaps) > 1]
+    right, low, high = map(_defined, decision_accuracy([replace(group, second=None) for group in results]))
+    stands_for_all = bool(compared) and all(group.stands_for_all for group in compared)
     verdict = GroupVerdict(
         group=name,
         outcome=_outcome(line, high, stands_for_all),
-        results=sum(int(own.known.sum()) for own in results),
-        candidates=sum(len(own.gaps) for own in results),
+        results=sum(int(group.known.sum()) for group in results),
+        candidates=sum(len(group.gaps) for group in results),
         spearman=_defined(line.spearman),
         p=_defined(line.spearman_p),
         right=right,
         low=low,
         high=high,
-        listed=sum(int(own.listed.sum()) for own in results),
-        audited=sum(int(own.audited.sum()) for own in results),
+        listed=sum(int(group.listed.sum()) for group in results),
+        audited=sum(int(group.audited.sum()) for group in results),
         stands_for_all=stands_for_all,
         reason=line.reason,
     )
@@ -293,14 +298,14 @@ def _outcome(line: Agreement, high: float | None, stands_for_all: bool) -> Outco
 
 def _figures(results: Sequence[GroupResults]) -> tuple[FigureVerdict, ...]:
     """G, the ratio and both, over the groups whose ratios are all known."""
-    alone = [replace(own, second=None) for own in results]
-    ratio = [replace(own, gaps=own.second, second=None) for own in results if own.second is not None]
-    every = sum(own.pair_sums()[1].sum() for own in alone if own.design != "none")
+    alone = [replace(group, second=None) for group in results]
+    ratio = [replace(group, gaps=group.second, second=None) for group in results if group.second is not None]
+    every = sum(group.pair_sums()[1].sum() for group in alone if group.design != "none")
     if not every:
         return ()
     lines = []
     for name, judged in (("G", alone), ("ratio", ratio), ("both", results)):
-        ordered = sum(own.pair_sums()[1].sum() for own in judged if own.design != "none") / every
+        ordered = sum(group.pair_sums()[1].sum() for group in judged if group.design != "none") / every
         lines.append(FigureVerdict(name, float(ordered), *map(_defined, decision_accuracy(judged))))
     return tuple(lines)
 

@@ -1,4 +1,4 @@
-"""What a user writes for a checkpoint: names, addresses and paths, understood or explained."""
+"""What a user writes for a checkpoint: names, addresses and paths, parse_name or explained."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Place(NamedTuple):
     file: str | None = None
 
 
-def understood(text: str) -> Place:
+def parse_name(text: str) -> Place:
     r"""The repository, folder, file or address that a user means.
 
     A folder is what exists as one, or what is written like a path (``./x``, ``/x``, ``~/x``, ``C:\x``). A
@@ -47,12 +47,12 @@ def understood(text: str) -> Place:
     if text.startswith("models:/") and not text.startswith("models://"):
         return Place(_registered(text), None, False)
     if text.startswith("file://"):
-        return understood(unquote(text.removeprefix("file://")) or ".")
+        return parse_name(unquote(text.removeprefix("file://")) or ".")
     if (file := _gguf_file(text)) is not None:
         return Place(str(file.parent), None, True, file.name)
     rest, colon, choice = text.rpartition(":")
     if colon and _CHOICE.fullmatch(choice) and len(rest) > 1 and not re.fullmatch(r"\w+://[^/]*", rest):
-        return understood(rest)._replace(file=choice)
+        return parse_name(rest)._replace(file=choice)
     if (folder := _folder(text)) is not None:
         return Place(folder, None, True)
     scheme, mark, rest = text.partition("://")
@@ -152,8 +152,12 @@ def _of_address(text: str) -> tuple[str, str]:
     """Repository and revision of a page's address on the Hub."""
     address = urlsplit(text)
     parts = [part for part in address.path.split("/") if part]
-    if parts[:1] in (["datasets"], ["spaces"], ["collections"], ["papers"]):
+    if parts[:1] in (["datasets"], ["spaces"], ["papers"]):
         raise _bad(text, f"it is of {parts[0]}, not of a model")
+    if parts[:1] == ["collections"]:
+        raise _bad(text, f"it is a collection; write --collection {'/'.join(parts[1:3])}")
+    if parts[:1] == ["models"] or parts[1:] == ["models"]:
+        raise _bad(text, "it is a list of models; write 'ORG/*', --author, --search or --tag")
     # gpt2/tree/main: repositories of the first days have no organisation.
     cut = 1 if parts[1:2] in ([], ["tree"], ["blob"], ["resolve"], ["commit"]) else 2
     name, verb, revision = "/".join(parts[:cut]), parts[cut : cut + 1], parts[cut + 1 :]

@@ -37,9 +37,6 @@ _NO_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.
 _NAMES = ("repo", "checkpoint", "name", "model", "repository", "id", "model_id")
 _AUTHOR = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _SLUG = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
-_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
-# Parameters of the Hub's page of models that stand for tags.
-_TAGS_OF_PAGE = ("other", "filter", "library", "language", "license", "dataset", "pipeline_tag", "apps")
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,6 @@ class Query:
         tags: Tags that all have.
         collection: ``OWNER/SLUG`` in place of all others.
         pattern: Glob that the name without its author has to match.
-        repository: What the query means if no such author has models: names of the first days have none.
     """
 
     author: str | None = None
@@ -60,7 +56,6 @@ class Query:
     tags: tuple[str, ...] = ()
     collection: str | None = None
     pattern: str | None = None
-    repository: str | None = None
 
     @property
     def words(self) -> str:
@@ -167,7 +162,10 @@ def add_selection_options(parser: argparse._ActionsContainer) -> None:
         help="models of a collection, as its address names it (default: none)",
     )
     parser.add_argument(
-        "--since", metavar="DATE", help="of what is listed: changed then or later (default: all)"
+        "--since",
+        metavar="DATE",
+        help="of what is listed: changed then or later; with --registry all is screened, and the answer is "
+        "what is new since then: a date, yesterday, or a run of the registry (default: all)",
     )
     parser.add_argument(
         "--limit", type=int, metavar="N", help="of what is listed: the N that changed last (default: all)"
@@ -210,7 +208,7 @@ def selection_of(args: argparse.Namespace) -> Selection:
         queries = []
     queries += [Query(collection=slug) for slug in args.collection]
     since = None
-    if args.since is not None:
+    if args.since is not None and getattr(args, "registry", None) is None:
         try:
             since = datetime.date.fromisoformat(args.since)
         except ValueError:
@@ -269,7 +267,7 @@ def select_targets(
     """The targets that names, lists and selections stand for, together.
 
     Args:
-        texts: What the user named: checkpoints, ``ORG/*``, pages of the Hub, ``-``.
+        texts: What the user named: checkpoints, ``ORG/*``, ``-``.
         selection: What is selected beside.
         lists: Files of names, see `read_list`.
         allowance: The user's own limits.
@@ -308,45 +306,14 @@ def select_targets(
 
 
 def query_of(text: str) -> Query | None:
-    """The query that a text stands for: ``ORG/*``, or a page of the Hub that lists models; None for none.
+    """The query that ``ORG/*`` stands for; None for another text.
 
     >>> query_of("Qwen/Qwen2.5-*").words, query_of("Qwen/Qwen2.5-7B")
     ('Qwen/Qwen2.5-*', None)
     """
-    scheme, mark, rest = text.partition("://")
-    if mark and scheme in ("http", "https"):
-        return _of_page(text)
-    name = rest.removeprefix("models/") if mark and scheme == "hf" else text
-    author, slash, pattern = name.partition("/")
+    author, slash, pattern = text.removeprefix("hf://").removeprefix("models/").partition("/")
     if slash and "*" in pattern and "/" not in pattern and "@" not in pattern and _AUTHOR.fullmatch(author):
         return Query(author, pattern=None if pattern == "*" else pattern)
-    return None
-
-
-def _of_page(text: str) -> Query | None:
-    from urllib.parse import parse_qs, unquote, urlsplit
-
-    from huggingface_hub import constants
-
-    try:
-        address = urlsplit(text)
-        if address.netloc not in (*_HOSTS, urlsplit(constants.ENDPOINT).netloc):
-            return None
-    except ValueError:
-        return None
-    parts = [unquote(part) for part in address.path.split("/") if part]
-    if parts[:1] == ["collections"] and len(parts) == 3:
-        return Query(collection=f"{parts[1]}/{parts[2]}")
-    if parts == ["models"]:
-        asked = parse_qs(address.query)
-        tags = [tag for key in _TAGS_OF_PAGE for value in asked.get(key, []) for tag in value.split(",")]
-        author, search = (asked.get(key, [None])[0] for key in ("author", "search"))
-        return Query(author, search, tuple(tags)) if author or search or tags else None
-    if len(parts) == 2 and parts[1] == "models" and _AUTHOR.fullmatch(parts[0]):
-        return Query(parts[0])
-    if len(parts) == 1 and _AUTHOR.fullmatch(parts[0]):
-        # An organisation's page, or one of the repositories without an organisation.
-        return Query(parts[0], repository=parts[0])
     return None
 
 
@@ -379,17 +346,12 @@ async def _listed(
     import fnmatch
 
     from lmeval_screener.targets.target import Target
-    from lmeval_screener.targets.training_runs import parse_targets
 
     targets: list[Target] = []
     seen: set[str] = set()
     address: str | None = query.address(PAGE if limit is None else min(limit, PAGE))
-    first = True
     while address is not None:
         page, address = await _page(hub, query, address, found)
-        if first and not page and query.repository is not None:
-            return parse_targets([query.repository])
-        first = False
         for entry in page:
             if since is not None and entry.changed and entry.changed < since.isoformat():
                 if not query.collection:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets.names import understood
+from lmeval_screener.errors import ScreeningError, printable
+from lmeval_screener.targets.names import parse_name
 
 if TYPE_CHECKING:
     from lmeval_screener.checkpoints.hub_responses import RepoFiles
@@ -31,7 +31,7 @@ class Target:
         accuracy: Accuracy that somebody measured, None otherwise.
         negative_control: Whether it is known not to have learned what the others learned.
         file: A GGUF file of it, or a quantisation that names one; None for the checkpoint's own weights.
-        refused: Code and sentence where ``repo`` is something that cannot be understood.
+        refused: Code and sentence where ``repo`` is something that cannot be parse_name.
         tokenizer: Where a tokenizer is read if the checkpoint stores none: what may be written for a
             checkpoint, or a tokenizer's file; None for nowhere else.
         listing: Commit and files, where a list of repositories said them: then it costs no API call.
@@ -74,8 +74,8 @@ class Target:
 
     @property
     def shown(self) -> str:
-        """``repo`` as a report may show it: without the signature of a signed address, which is a secret."""
-        return self.repo.partition("?")[0] if self.scheme in ("http", "https") else self.repo
+        """``repo`` as a report may show it: no control characters, nor the signature of a signed address."""
+        return printable(self.repo.partition("?")[0] if self.scheme in ("http", "https") else self.repo)
 
     @property
     def is_glob(self) -> bool:
@@ -86,14 +86,14 @@ class Target:
 def parse_target(text: str, tokenizer: str | None = None) -> Target:
     """The target that a repository's name or address, with a revision or glob or without, or a path names.
 
-    What cannot be understood is a target that is ``refused``: it fails by itself and costs no other its run.
+    What cannot be parse_name is a target that is ``refused``: it fails by itself and costs no other its run.
 
     Args:
         text: What a user wrote for a checkpoint.
         tokenizer: Where a tokenizer is read if the checkpoint stores none.
     """
     try:
-        place = understood(text)
+        place = parse_name(text)
     except ScreeningError as error:
         return Target(text, refused=(error.code, str(error)))
     return Target(place.repo, place.revision, local=place.local, file=place.file, tokenizer=tokenizer)
@@ -134,7 +134,7 @@ def labelled(targets: Sequence[Target]) -> list[Target]:
 
 def _path(target: Target) -> str:
     if target.local:
-        path = os.path.abspath(target.repo).replace("\\", "/")  # so that `.` has a name
+        path = printable(os.path.abspath(target.repo)).replace("\\", "/")  # so that `.` has a name
     else:
         path = target.shown.partition(":/")[2].strip("/")
     if target.file is None:

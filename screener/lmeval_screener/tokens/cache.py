@@ -9,7 +9,7 @@ from lmeval_screener.tokens.resolution import Resolution, Token
 from lmeval_screener.tokens.sets import TokenSet
 
 # Part of every entry's key: raise it when the rule of resolution or the layout of an entry changes.
-_VERSION = 4
+_VERSION = 5
 
 
 class ResolutionCache:
@@ -50,9 +50,8 @@ def resolution_of(stored: bytes | str) -> Resolution:
     content = json.loads(stored)
     for name in ("domain", "reference", "shared"):
         content[name] = tuple(Token(*token) for token in content[name])
-    for name in ("dropped", "dropped_reference", "never_made", "sample"):
+    for name in ("dropped", "dropped_reference", "never_made", "one_row"):
         content[name] = tuple(content[name])
-    content["one_row"] = tuple(content.get("one_row", ()))  # older registries have none
     return Resolution(**content)
 
 

@@ -14,9 +14,6 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import DigitScheme, Vocabulary
 
-#: Rows of the sample for a matrix's mean.
-SAMPLE = 256
-
 
 class Token(NamedTuple):
     """One word that resolved: its surface form, the vocabulary's piece, the row's id, and its group."""
@@ -41,7 +38,6 @@ class Resolution:
         one_row: Words of one set that the vocabulary puts on one row, which counts once.
         digit_scheme: How numbers are cut up; see ``Vocabulary.digit_scheme``.
         vocabulary: Rows that the tokenizer names: its last id + 1. A matrix has more where it is padded.
-        sample: A fixed random sample of rows, for what concerns the whole matrix; see ``Vocabulary.sample``.
     """
 
     domain: tuple[Token, ...]
@@ -53,7 +49,6 @@ class Resolution:
     one_row: tuple[str, ...]
     digit_scheme: DigitScheme
     vocabulary: int
-    sample: tuple[int, ...]
 
     @property
     def domain_ids(self) -> list[int]:
@@ -80,9 +75,9 @@ def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Re
     """
     tokens, dropped, doubled = _lookup(domain, vocabulary)
     rows_of_domain = {token.id for token in tokens}
-    found, dropped_reference, doubled_reference = _lookup(reference, vocabulary)
-    kept = tuple(token for token in found if token.id not in rows_of_domain)
-    shared = tuple(token for token in found if token.id in rows_of_domain)
+    everyday, dropped_reference, doubled_reference = _lookup(reference, vocabulary)
+    kept = tuple(token for token in everyday if token.id not in rows_of_domain)
+    shared = tuple(token for token in everyday if token.id in rows_of_domain)
     _enough(domain, len(tokens), dropped)
     _enough(
         reference, len(kept), dropped_reference, f", {len(shared)} belong to {domain.name}" if shared else ""
@@ -101,7 +96,6 @@ def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Re
         (*doubled, *doubled_reference),
         vocabulary.digit_scheme(),
         vocabulary.size,
-        tuple(vocabulary.sample(SAMPLE)),
     )
 
 
@@ -143,13 +137,13 @@ def _told(text: str, vocabulary: Vocabulary) -> str:
     return text if why is None else f"{text} ({why})"
 
 
-def _enough(words: TokenSet, found: int, dropped: list[str], also: str = "") -> None:
-    if found < words.min_tokens:
+def _enough(words: TokenSet, count: int, dropped: list[str], also: str = "") -> None:
+    if count < words.min_tokens:
         asked = len({text for group in words.groups.values() for text in group.texts()})
         missing = f"; no single token: {_shown(dropped)}" if dropped else ""
         raise ScreeningError(
             "TooFewTokens",
-            f"{words.name}: expected at least {words.min_tokens} single tokens, found {found} of {asked}"
+            f"{words.name}: expected at least {words.min_tokens} single tokens, found {count} of {asked}"
             f"{also}{missing}; take more groups or a token set made for this vocabulary",
         )
 

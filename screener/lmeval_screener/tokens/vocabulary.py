@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NoReturn, cast
 
-import numpy as np
-
 from lmeval_screener.errors import ScreeningError
 
 Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
@@ -141,18 +139,6 @@ class Vocabulary:
         """Rows that the tokenizer names: its last id + 1, added tokens included."""
         return 1 + max((*self._pieces.values(), *(token.id for token in self._added.values())), default=-1)
 
-    def sample(self, count: int) -> list[int]:
-        """A fixed random sample of the model's pieces' rows, in a fixed order: no added token, no padding.
-
-        An id is taken by the hash of its number, so a smaller sample is the beginning of a larger one.
-        """
-        ids = np.unique(np.fromiter(self._pieces.values(), dtype=np.uint64))
-        mixed = ids + np.uint64(0x9E3779B97F4A7C15)  # splitmix64's finaliser
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-        mixed ^= mixed >> np.uint64(31)
-        return [int(i) for i in ids[np.argsort(mixed)[:count]]]
-
     @classmethod
     def from_parts(
         cls,
@@ -204,11 +190,11 @@ class Vocabulary:
             text: Surface form, with its leading space where it has one.
         """
         word = text.lstrip(" ")
-        own = self._added.get(text)
-        if own is None and text != word and word in self._added and self._added[word].lstrip:
-            own = self._added[word]  # it takes the space before it
-        if own is not None:
-            return None if own.special else (own.id, text)
+        added = self._added.get(text)
+        if added is None and text != word and word in self._added and self._added[word].lstrip:
+            added = self._added[word]  # it takes the space before it
+        if added is not None:
+            return None if added.special else (added.id, text)
         for content, token in self._added.items():
             if content == word or (content in text and not token.single_word):
                 return None
@@ -244,10 +230,10 @@ class Vocabulary:
         if self._individual_digits:
             return "single digits"
         longer = [f"{n:0{width}d}" for width in (2, 3) for n in range(10**width)]
-        found = sum(self.piece(number) in self._pieces for number in longer)
-        if found == len(longer):
+        whole = sum(self.piece(number) in self._pieces for number in longer)
+        if whole == len(longer):
             return "1-3-digit chunks"
-        return "irregular" if found else "single digits"
+        return "irregular" if whole else "single digits"
 
 
 def _refuse(message: str) -> NoReturn:
@@ -307,12 +293,12 @@ def _likeliest(scores: Mapping[str, float], text: str) -> list[str]:
             if (before := best[begin]) is not None and (piece := text[begin:end]) in scores
         ]
         best.append(max(ways, key=lambda way: way[0], default=None))
-    found = best[-1]
-    return [text] if found is None else found[1]
+    last = best[-1]
+    return [text] if last is None else last[1]
 
 
 def _normalised(parts: list[dict[str, Any]], text: str) -> str:
-    """What the normaliser makes of a text, but for how it spells spaces, which `Vocabulary.piece` knows."""
+    """A text as the normaliser leaves it, but for spaces, which `Vocabulary.piece` spells."""
     for part in parts:
         kind, form = part.get("type"), str(part.get("type"))
         lower = kind == "Lowercase" or (kind == "BertNormalizer" and part.get("lowercase") is not False)
@@ -333,7 +319,7 @@ def _normalised(parts: list[dict[str, Any]], text: str) -> str:
 
 
 def _prepends(part: dict[str, Any]) -> bool:
-    """Whether a Metaspace puts its sign before every word: ``always``, or in files of before it was named."""
+    """A Metaspace puts its sign before every word: ``always``, or in files older than `prepend_scheme`."""
     scheme = part.get("prepend_scheme")
     return scheme == "always" or (scheme is None and part.get("add_prefix_space") is True)
 

@@ -1,4 +1,4 @@
-"""A checkpoint whose weights cannot be read: what is there in their place, and what to screen instead."""
+"""Errors of checkpoints whose weights cannot be read: they say what to screen instead."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _PICKLED = (".bin", ".pth", ".pt", ".ckpt", ".msgpack", ".h5")
 _PLAIN_GGUF = re.compile(r"(?:^|[-._/])(BF16|F16|FP16|F32)\.gguf$", re.IGNORECASE)
 
 
-async def without_weights(snapshot: Snapshot) -> ScreeningError:
-    """The error of a checkpoint that has no weights of a model's own: it names what is there.
+async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
+    """The error of a checkpoint without weights of a model's own; it names the files that are there.
 
     The base model comes from ``adapter_config.json`` or from ``base_model`` in the README, where one says it.
 
@@ -31,24 +31,24 @@ async def without_weights(snapshot: Snapshot) -> ScreeningError:
         return _cannot(
             "AdapterOnly", "it holds only an adapter", f"merge it into its base model, or screen {base}"
         )
-    if found := [path for path in files if path.endswith(_PICKLED)]:
+    if paths := [path for path in files if path.endswith(_PICKLED)]:
         return _cannot(
             "NoSafetensors",
-            f"its weights are stored only as {_listed(found)}, which are not read: they may run code",
+            f"its weights are stored only as {_listed(paths)}, which are not read: they may run code",
             "look for a revision in safetensors (often refs/pr/N), or save it with save_pretrained",
         )
-    if found := [path for path in files if "/" in path and path.endswith(".safetensors")]:
-        folder = found[0].rpartition("/")[0]
+    if paths := [path for path in files if "/" in path and path.endswith(".safetensors")]:
+        folder = paths[0].rpartition("/")[0]
         return _cannot(
             "NoSafetensors",
-            f"its safetensors lie in folders inside it ({_listed(found)})",
+            f"its safetensors lie in folders inside it ({_listed(paths)})",
             f"download one (hf download {snapshot.repo} --include '{folder}/*') and screen that folder",
         )
     return _cannot("NoSafetensors", "it holds no weights", f"check the name, or screen {base}")
 
 
-async def instead(snapshot: Snapshot, config: Mapping[str, Any]) -> str | None:
-    """What to screen in place of a checkpoint whose output projection is packed; None if nothing says it.
+async def suggest_alternative(snapshot: Snapshot, config: Mapping[str, Any]) -> str | None:
+    """A checkpoint to screen in place of one whose output projection is packed; None if nothing names one.
 
     A GGUF file in 16 bits beside it, else the model that the README's ``base_model`` or config.json's
     ``_name_or_path`` names.
@@ -75,7 +75,7 @@ async def _base_model(snapshot: Snapshot) -> str:
     places = (("adapter_config.json", _of_adapter), ("README.md", _of_readme))
     for path, find in places:
         if path in snapshot.files:
-            # What cannot be read or is no such file only costs the hint.
+            # A broken file only costs the hint.
             with contextlib.suppress(ScreeningError, ValueError, RecursionError):
                 name = find((await snapshot.small_file(path)).decode("utf-8"))
                 if isinstance(name, str) and _REPO.fullmatch(name) and name != snapshot.repo:

@@ -68,8 +68,7 @@ def _modules(names: tuple[str, ...]) -> frozenset[str]:
 _HEADS, _EMBEDDINGS, _NORMS = _modules(HEADS), _modules(EMBEDDINGS), _modules(FINAL_NORMS)
 #: Last words of embeddings' names, less those that other modules bear too.
 _EMBEDDING_WORDS = {m.rpartition(".")[2] for m in _EMBEDDINGS} - {"embeddings", "embedding"}
-#: A pattern of PEFT's that is a name or the end of one, with at most two gaps: any other could be made to run
-#: for ever.
+#: A pattern of PEFT's that is a name or the end of one, with at most two gaps: others may never terminate.
 _PATTERN = re.compile(r"\^?(?:[\w-]|\\?\.(?!\*))*(?:\.\*(?:[\w-]|\\?\.(?!\*))*){0,2}\$?")
 
 
@@ -179,15 +178,15 @@ class Adapter:
 
 
 def is_adapter(snapshot: Snapshot) -> bool:
-    """Whether a checkpoint is an adapter and holds no weights of a model's own."""
-    own = any(
+    """An adapter holds no weights of a model's own."""
+    has_weights = any(
         "/" not in path
         and (
             (path.endswith(".safetensors") and not path.startswith("adapter_")) or path.startswith(_ARCHIVES)
         )
         for path in snapshot.files
     )
-    return CONFIG in snapshot.files and any(name in snapshot.files for name in FILES) and not own
+    return CONFIG in snapshot.files and any(name in snapshot.files for name in FILES) and not has_weights
 
 
 async def read_adapter(snapshot: Snapshot) -> Adapter:
@@ -297,10 +296,10 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
 
 def _norm(adapter: Adapter, norm: StoredNorm | str) -> StoredNorm | str:
     """The final norm of a merged model: the base's, with the adapter's weight where it stores one."""
-    own = [module for module in adapter.modules if module in _NORMS]
-    if not own or isinstance(norm, str):
+    norms = [module for module in adapter.modules if module in _NORMS]
+    if not norms or isinstance(norm, str):
         return norm
-    stored = [tensor for module in own for tensor in adapter.modules[module].values()]
+    stored = [tensor for module in norms for tensor in adapter.modules[module].values()]
     if len(stored) != 1 or not stored[0].name.endswith(".weight"):
         return "the adapter changes the final norm in a way that is not read"
     (tensor,) = stored
@@ -318,7 +317,7 @@ def _unread(adapter: Adapter, why: str) -> ScreeningError:
 def _split(name: str) -> tuple[str, str]:
     """Module and part of a tensor's name.
 
-    A head or an embedding is looked for first, so that a part which nobody knows is still seen to be theirs.
+    Heads and embeddings come first, so that an unknown part is still seen to be theirs.
     """
     words = name.split(".")
     heads = (".".join(words[:count]) for count in range(1, len(words)))
@@ -327,22 +326,22 @@ def _split(name: str) -> tuple[str, str]:
         end = _END.search(name)
         return (name, "") if end is None else (name[: end.start()], name[end.start() + 1 :])
     rest = name[len(module) + 1 :]
-    found = _PART.fullmatch(rest)
-    if found is None:
+    match = _PART.fullmatch(rest)
+    if match is None:
         return module, rest
-    if found["linear"] or found["embedding"]:
-        return module, found["linear"] or f"E{found['embedding']}"
-    return module, str(found.lastgroup)
+    if match["linear"] or match["embedding"]:
+        return module, match["linear"] or f"E{match['embedding']}"
+    return module, str(match.lastgroup)
 
 
 def _is_head(module: str) -> bool:
-    own = not any(word in module for word in NOT_THE_MODEL) and not _numbered(module)
-    return own and (module in _HEADS or module.endswith(".lm_head"))
+    of_model = not any(word in module for word in NOT_THE_MODEL) and not _numbered(module)
+    return of_model and (module in _HEADS or module.endswith(".lm_head"))
 
 
 def _is_embedding(module: str) -> bool:
-    own = not any(word in module for word in NOT_THE_MODEL) and not _numbered(module)
-    return own and (module in _EMBEDDINGS or module.rpartition(".")[2] in _EMBEDDING_WORDS)
+    of_model = not any(word in module for word in NOT_THE_MODEL) and not _numbered(module)
+    return of_model and (module in _EMBEDDINGS or module.rpartition(".")[2] in _EMBEDDING_WORDS)
 
 
 def _numbered(module: str) -> bool:
@@ -350,7 +349,7 @@ def _numbered(module: str) -> bool:
 
 
 def _saved(adapter: Adapter, module: str) -> bool:
-    """Whether a module is trained as a copy of its own."""
+    """A module that is to be saved is trained as a copy of its own."""
     names = adapter.settings.get("modules_to_save")
     return isinstance(names, list) and any(
         isinstance(name, str) and (module == name or module.endswith(f".{name}")) for name in names
@@ -434,9 +433,9 @@ def _fits(adapter: Adapter, rows: AdaptedRows, width: int) -> None:
     v, d = rows.shape
     for update in rows.updates:
         a, b = update.a.shape, update.b.shape
-        found = (a[1], b[0]) if update.embedding else (b[0], a[1])
-        if found != (v, d) or (update.magnitude is not None and update.magnitude.shape != (v, 1)):
-            raise _unread(adapter, f"has factors for {found[0]} × {found[1]} numbers; its base has {v} × {d}")
+        shape = (a[1], b[0]) if update.embedding else (b[0], a[1])
+        if shape != (v, d) or (update.magnitude is not None and update.magnitude.shape != (v, 1)):
+            raise _unread(adapter, f"has factors for {shape[0]} × {shape[1]} numbers; its base has {v} × {d}")
     tokens = rows.tokens
     if d != width or (tokens and (tokens.matrix.shape[1] != d or max(tokens.ids, default=0) >= v)):
         raise _unread(adapter, f"has rows that do not fit the {v} × {width} numbers of its base")

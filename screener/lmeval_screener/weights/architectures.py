@@ -1,4 +1,4 @@
-"""What architectures call their output projection, and which of them store none because it is tied.
+"""Names of output projections by architecture, and the architectures that store none because it is tied.
 
 Names as they are *stored*, which is not always as transformers' modules are called: published files come from
 many programs. Collected from the causal-LM classes of transformers 5.23 and from the headers of published

@@ -29,7 +29,7 @@ NormKind = Literal["rms", "layer"]
 
 @dataclass(frozen=True, eq=False)
 class FinalNorm:
-    """What the final norm does to a row of the output projection, as far as it is known.
+    """The final norm in front of the output projection, as far as it is known.
 
     Attributes:
         name: Name of the tensor; None where the architecture's norm has no weight, or it is not known.

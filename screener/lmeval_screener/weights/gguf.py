@@ -71,29 +71,29 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
         if path.endswith(".gguf") and "mmproj" not in path.lower() and "imatrix" not in path.lower():
             models.setdefault(_SPLIT.sub(".gguf", path), []).append(path)
     if choice is None:
-        found = list(models)
+        matching = list(models)
     elif choice.endswith(".gguf"):
-        found = [m for m, parts in models.items() if choice in (m, *parts)]
-        found = found or [m for m in models if m.rpartition("/")[2] == _SPLIT.sub(".gguf", choice)]
+        matching = [m for m, parts in models.items() if choice in (m, *parts)]
+        matching = matching or [m for m in models if m.rpartition("/")[2] == _SPLIT.sub(".gguf", choice)]
     else:
         tag = re.compile(rf"(?:^|[-._/]){re.escape(choice)}(?:[-._/]|$)", re.IGNORECASE)
-        found = [m for m in models if tag.search(m.removesuffix(".gguf"))]
-        exact = [m for m in found if m.lower().endswith(f"{choice.lower()}.gguf")]
-        found = exact or found
+        matching = [m for m in models if tag.search(m.removesuffix(".gguf"))]
+        exact = [m for m in matching if m.lower().endswith(f"{choice.lower()}.gguf")]
+        matching = exact or matching
     names = ", ".join(models) or "none"
-    if not found:
+    if not matching:
         raise ScreeningError("FileNotFound", f"{repo} has no GGUF file {choice!r}; it has: {names}")
-    if len(found) > 1:
+    if len(matching) > 1:
         raise ScreeningError(
             "SeveralFiles",
-            f"cannot be screened because it holds {len(found)} GGUF models ({', '.join(found)}); name one: "
-            f"{repo}:{found[0].rpartition('/')[2]}, or all that you want to compare",
+            f"cannot be screened because it holds {len(matching)} GGUF models ({', '.join(matching)}); name "
+            f"one: {repo}:{matching[0].rpartition('/')[2]}, or all that you want to compare",
         )
-    parts = models[found[0]]
+    parts = models[matching[0]]
     split = _SPLIT.search(parts[0])
     if split and [p for p in parts if _SPLIT.search(p)] and len(parts) != int(split[2]):
         raise ScreeningError(
-            "FileNotFound", f"{repo} has {len(parts)} of the {int(split[2])} parts of {found[0]}"
+            "FileNotFound", f"{repo} has {len(parts)} of the {int(split[2])} parts of {matching[0]}"
         )
     return tuple(parts)
 

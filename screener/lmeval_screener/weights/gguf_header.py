@@ -100,8 +100,8 @@ class _Walk:
             if value is not None:
                 self._pairs[name] = value
             self._resume = self._at
-        found = [self._tensor() for _ in range(tensors)]
-        return self._pairs, self._placed(found)
+        described = [self._tensor() for _ in range(tensors)]
+        return self._pairs, self._placed(described)
 
     def _start(self) -> tuple[int, int]:
         magic = bytes(self._take(4))
@@ -168,7 +168,7 @@ class _Walk:
         """An array of strings: the bulk of a header, so without a call for each."""
         data, at, have = self.data, self._at, len(self.data)
         unpack = struct.Struct("<Q").unpack_from
-        found = []
+        strings = []
         for _ in range(count):
             if at + 8 > have:
                 raise _ShortError(at + 8)
@@ -179,10 +179,10 @@ class _Walk:
                 self._check(length)
                 raise _ShortError(at + length)
             if keep:
-                found.append(data[at : at + length].decode("utf-8", "replace"))
+                strings.append(data[at : at + length].decode("utf-8", "replace"))
             at += length
         self._at = at
-        return found if keep else None
+        return strings if keep else None
 
     def _tensor(self) -> tuple[str, str, tuple[int, ...], int]:
         name = self._string()
@@ -198,13 +198,13 @@ class _Walk:
         # ggml writes the fastest dimension first.
         return name, GGUF_TYPES[code][0], shape[::-1], offset
 
-    def _placed(self, found: list[tuple[str, str, tuple[int, ...], int]]) -> dict[str, Tensor]:
+    def _placed(self, described: list[tuple[str, str, tuple[int, ...], int]]) -> dict[str, Tensor]:
         alignment = self._pairs.get("general.alignment", 32)
         if type(alignment) is not int or not 0 < alignment <= 2**20:
             raise _bad(self._what, f"its alignment is {alignment!r}")
         start = -(-self._at // alignment) * alignment
         tensors: dict[str, Tensor] = {}
-        for name, dtype, shape, offset in found:
+        for name, dtype, shape, offset in described:
             _, weights, size = GGUF_BLOCKS[dtype]
             if shape[-1] % weights:
                 raise _bad(self._what, f"{name!r}: rows of {shape[-1]} are no whole blocks of {dtype}")

@@ -13,7 +13,6 @@ hold slices, and `adapters` those that change another checkpoint's matrix):
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.absent import instead, without_weights
+from lmeval_screener.weights.absent import no_weights_error, suggest_alternative
 from lmeval_screener.weights.architectures import (
     EMBEDDINGS,
     HEADS,
@@ -34,7 +33,7 @@ from lmeval_screener.weights.architectures import (
 )
 from lmeval_screener.weights.files import WeightFiles
 from lmeval_screener.weights.final_norm import FinalNorm, StoredNorm, find_norm
-from lmeval_screener.weights.rows import BRIDGE, Matrix, Rows, ScaledRows
+from lmeval_screener.weights.rows import BRIDGE, Matrix, Rows, ScaledRows, side_by_side
 from lmeval_screener.weights.scales import SCALES, Blocks, blocks_of, companions, packed
 from lmeval_screener.weights.slices import joined, slice_files, sliced
 from lmeval_screener.weights.tensors import DTYPE_BITS, FLOAT_DTYPES, SCALED_DTYPES, Header, Tensor
@@ -86,23 +85,19 @@ async def read_rows_and_norm(
     Raises:
         ScreeningError: As `read_rows`.
     """
+    norm, width = projection.norm, projection.shape[1]
+    if isinstance(norm, str):
+        return await read_rows(projection, ids), FinalNorm(reason=norm)
+    rows, known = await side_by_side(read_rows(projection, ids), norm.read(width))
+    return rows, known
 
-    async def norm() -> FinalNorm:
-        place = projection.norm
-        return FinalNorm(reason=place) if isinstance(place, str) else await place.read(projection.shape[1])
 
-    return await asyncio.gather(read_rows(projection, ids), norm())
-
-
-async def read_rows(
-    projection: OutputProjection, ids: Sequence[int], *, directions: bool = True
-) -> NDArray[np.float32]:
+async def read_rows(projection: OutputProjection, ids: Sequence[int]) -> NDArray[np.float32]:
     """Rows of the output projection.
 
     Args:
         projection: From `find_projection`, `adapted_projection` or `read_gguf`.
         ids: Token ids, in any order, repetitions allowed.
-        directions: Whether every row must have a direction; a sample for a mean may hold zero rows.
 
     Returns:
         Array of shape (len(ids), d) in the order of `ids`, exactly the stored numbers; for quantised blocks
@@ -124,9 +119,9 @@ async def read_rows(
     if not finite.all():
         raise _bad_rows(projection, wanted[~finite], "hold NaN or Inf", "the checkpoint is damaged")
     zero = ~matrix.any(axis=1)
-    if directions and zero.any():
+    if zero.any():
         raise _bad_rows(projection, wanted[zero], "are zero", "these tokens were never trained")
-    if directions and len(wanted) > 1 and _parallel(matrix):
+    if len(wanted) > 1 and _parallel(matrix):
         why = "the matrix was never trained, or is damaged"
         raise _bad_rows(projection, wanted, "all point the same way", why)
     result: NDArray[np.float32] = matrix[place]
@@ -134,7 +129,7 @@ async def read_rows(
 
 
 def _parallel(matrix: NDArray[np.float32]) -> bool:
-    """Whether all rows (n, d) have one direction, up to float32's rounding."""
+    """All rows (n, d) have one direction, up to float32's rounding."""
     rows = matrix.astype(np.float64)
     units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     return bool(np.abs(units - units[0]).max() < 1e-6)
@@ -206,7 +201,7 @@ async def find_projection(snapshot: Snapshot) -> OutputProjection:
 async def _joined_slices(files: WeightFiles, config: Mapping[str, Any], names: list[str]) -> OutputProjection:
     """The output projection of a distributed checkpoint, from the slices that its files hold."""
     snapshot = files.snapshot
-    headers = dict(zip(names, await asyncio.gather(*(files.header(n, 16_384) for n in names)), strict=True))
+    headers = dict(zip(names, await side_by_side(*(files.header(n, 16_384) for n in names)), strict=True))
     holders: dict[str, list[str]] = {}
     for file, header in headers.items():
         for tensor in header.tensors:
@@ -236,7 +231,7 @@ async def _chosen(
     except ScreeningError as error:
         if error.code != "QuantizedTensor":
             raise
-        raise await _advised(snapshot, config, str(error)) from error
+        raise await _with_suggestion(snapshot, config, str(error)) from error
 
 
 async def _rows(
@@ -261,7 +256,7 @@ async def _scales(
     Raises:
         ScreeningError: ``QuantizedTensor`` where they are neither weights nor 8-bit floats with scales.
     """
-    # What is unknown comes first: an error names it.
+    # Unknown companions come first: an error names them.
     beside = sorted(companions(tensor.name, files_of), key=lambda word: word in SCALES)
     stem = tensor.name.removesuffix("weight")
     quantization = config.get("quantization_config")
@@ -288,13 +283,15 @@ async def _scales(
     else:
         return None
     sentence = f"cannot be screened because {tensor.name} is stored {how}; screen the unquantised model"
-    raise await _advised(files.snapshot, config, sentence)
+    raise await _with_suggestion(files.snapshot, config, sentence)
 
 
-async def _advised(snapshot: Snapshot, config: Mapping[str, Any], sentence: str) -> ScreeningError:
+async def _with_suggestion(snapshot: Snapshot, config: Mapping[str, Any], sentence: str) -> ScreeningError:
     """The error of a packed matrix, with what to screen in place of it."""
     reason, _, step = sentence.partition("; ")
-    return ScreeningError("QuantizedTensor", f"{reason}; {await instead(snapshot, config) or step}")
+    return ScreeningError(
+        "QuantizedTensor", f"{reason}; {await suggest_alternative(snapshot, config) or step}"
+    )
 
 
 def _index(snapshot: Snapshot) -> str | None:
@@ -312,7 +309,7 @@ def _is_archive(snapshot: Snapshot) -> bool:
 
 
 def _shares_an_embedding(tensor: Tensor, header: Header) -> bool:
-    """Whether a head's bytes are those of an input embedding: an archive keeps tied matrices once."""
+    """A head has the bytes of an input embedding: an archive keeps tied matrices once."""
     return any(
         other.begin == tensor.begin and other.end == tensor.end and _first({name}, EMBEDDINGS)
         for name, other in header.tensors.items()
@@ -394,19 +391,19 @@ def _stems(names: tuple[str, ...]) -> list[str]:
 
 
 def _only_head(stored: set[str]) -> str | None:
-    """A head under a wrapper that nobody has met yet, if there is exactly one."""
-    found = [
+    """A head under an unknown wrapper, if there is exactly one."""
+    heads = [
         name
         for name in stored
         if name.endswith(".lm_head.weight")
         and not any(word in name for word in NOT_THE_MODEL)
         and not any(part.isdigit() for part in name.split("."))
     ]
-    return found[0] if len(found) == 1 else None
+    return heads[0] if len(heads) == 1 else None
 
 
 def _says_tied(config: Mapping[str, Any]) -> bool | None:
-    """What config.json says; the outermost level that says anything decides. None if it is silent."""
+    """Ties by config.json; the outermost level that says anything decides. None if it is silent."""
     for level in _levels(config):
         # OLMo as first released says it in a word of its own, and its class looks at no other.
         for key in ("weight_tying", "tie_word_embeddings"):
@@ -417,7 +414,7 @@ def _says_tied(config: Mapping[str, Any]) -> bool | None:
 
 
 def _tied_by_default(config: Mapping[str, Any]) -> tuple[bool, str | None]:
-    """Whether the architecture ties when config.json is silent, and the architecture; None if unknown."""
+    """Ties by the architecture when config.json is silent, and the architecture; None if unknown."""
     types = model_types(config)
     if not types:
         return True, None
@@ -450,13 +447,13 @@ async def _only_file(snapshot: Snapshot, warnings: list[str]) -> str:
         if ARCHIVE_INDEX in snapshot.files:
             warnings.append(f"both {ARCHIVE} and {ARCHIVE_INDEX} are stored: {ARCHIVE} was read")
         return ARCHIVE
-    raise await without_weights(snapshot)
+    raise await no_weights_error(snapshot)
 
 
 def _is_whole(
     snapshot: Snapshot, config: Mapping[str, Any], offsets: tuple[int, ...] | None, shape: tuple[int, int]
 ) -> bool:
-    """Whether what a distributed checkpoint stored under a tensor's name is all of it, by config.json."""
+    """A tensor of a distributed checkpoint is stored whole, by config.json's sizes."""
     alone = len(slice_files(snapshot.files)) <= 1
     sizes = _sizes(config)
     return alone and offsets == (0, 0) and sizes is not None and shape[0] >= sizes[0] and shape[1] == sizes[1]

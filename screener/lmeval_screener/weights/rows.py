@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,16 @@ MOST_SCATTERED = 64 * 2**20
 SLACK = 0.2
 #: Bytes between rows of scales and other narrow matrices that are cheaper than another request.
 BRIDGE = 65_536
+
+
+async def side_by_side(*parts: Coroutine[Any, Any, Any]) -> list[Any]:
+    """The results of all parts; where one fails, the others are stopped, not left running behind."""
+    tasks = [asyncio.create_task(part) for part in parts]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 class Rows(Protocol):
@@ -174,7 +184,7 @@ class ScaledRows:
         """See `Rows`."""
         high, wide = self.block
         blocks = sorted({i // high for i in ids})
-        codes, scales = await asyncio.gather(self.codes.read(ids), self.scales.read(blocks))
+        codes, scales = await side_by_side(self.codes.read(ids), self.scales.read(blocks))
         place = {block: at for at, block in enumerate(blocks)}
         spread = np.repeat(scales[[place[i // high] for i in ids]], wide, axis=1)
         result: NDArray[np.float32] = codes * spread[:, : self.shape[1]]
@@ -204,7 +214,7 @@ class PiecedRows:
                 part = await matrix.read((numbers[here] - row).tolist())
                 rows[here, column : column + matrix.shape[1]] = part
 
-        await asyncio.gather(*(fill(*piece) for piece in self.pieces))
+        await side_by_side(*(fill(*piece) for piece in self.pieces))
         return rows
 
 

@@ -120,12 +120,12 @@ def _slices(metadata: Any) -> dict[str, tuple[int, ...] | None]:
         entries = json.loads(stated)
     except (ValueError, RecursionError):
         entries = None
-    found: dict[str, tuple[int, ...] | None] = {}
+    slices: dict[str, tuple[int, ...] | None] = {}
     for name, entry in entries.items() if isinstance(entries, dict) else ():
         offsets = entry.get("saved_offsets") if isinstance(entry, dict) else None
         natural = isinstance(offsets, list) and all(map(_natural, offsets))
-        found[name] = tuple(offsets or ()) if natural else None
-    return found
+        slices[name] = tuple(offsets or ()) if natural else None
+    return slices
 
 
 def _natural(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What is stored beside a matrix: scales of 8-bit floats, which are applied, and all else, which is refused.
+"""Tensors beside a matrix: scales of 8-bit floats, which are applied, and all others, which are refused.
 
 A matrix of 8-bit floats is ``code × scale``. Programs store the scales in one form under two names
 (``weight_scale`` of compressed-tensors, fbgemm and ModelOpt; ``weight_scale_inv`` of DeepSeek and
@@ -50,7 +50,7 @@ def packed(stored: Iterable[str], stems: Iterable[str]) -> str | None:
 
 
 def companions(name: str, stored: Iterable[str]) -> list[str]:
-    """What stands beside a matrix and changes what its rows mean, by names without the matrix's own stem."""
+    """Tensors beside a matrix that change what its rows mean, by names without the matrix's own stem."""
     stem = name.removesuffix("weight")
     beside = sorted(other.removeprefix(stem) for other in stored if other.startswith(stem) and other != name)
     return [word for word in beside if not _HARMLESS.fullmatch(word)]
@@ -114,9 +114,9 @@ def _blocks(quantization: Mapping[str, Any] | None) -> list[tuple[int, int]]:
             named.append(weights.get("block_structure"))
             size = weights.get("group_size")
             named.append([1, size] if type(size) is int else None)
-    found = []
+    blocks = []
     for size in named:
         parts = size.split("x") if isinstance(size, str) else size
         if isinstance(parts, list) and len(parts) == 2 and all(str(part).isdecimal() for part in parts):
-            found.append((int(parts[0]), int(parts[1])))
-    return found
+            blocks.append((int(parts[0]), int(parts[1])))
+    return blocks

@@ -84,7 +84,7 @@ def sliced(name: str, why: str) -> ScreeningError:
 
 
 def _overlap(spans: list[tuple[int, int, int, int]]) -> bool:
-    """Whether two slices share a number. There is one for each process, so that all pairs are few."""
+    """Two slices share a number."""
     open_spans: list[tuple[int, int, int, int]] = []
     for span in spans:
         open_spans = [other for other in open_spans if other[1] > span[0]]

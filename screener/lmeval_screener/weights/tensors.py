@@ -91,7 +91,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the header of a file of weights says.
+    """The header of a file of weights.
 
     Attributes:
         tensors: Every tensor by name, as stored.

@@ -216,7 +216,7 @@ async def _content(
 
 
 class _UnsafeError(Exception):
-    """What no state dictionary asks for."""
+    """A request that no state dictionary makes."""
 
 
 class _Dtype(NamedTuple):

@@ -6,23 +6,28 @@ import numpy as np
 import pytest
 from synthetic import documents, planted_store, sliced_store, subjects_store, vectors
 
+from lmeval_dispersion.audit.calibration import calibrator as calibrators
+from lmeval_dispersion.audit.calibration.calibration import calibrate, calibration_sentence
 from lmeval_dispersion.audit.calibration.calibrator import (
     calibrator_json,
     check_fits,
     check_worth,
-    fit_calibrator,
-    predict_slices,
     read_calibrator,
 )
-from lmeval_dispersion.audit.calibration.document import calibrator_document
-from lmeval_dispersion.audit.calibration.evaluation import calibration_report, calibration_sentence
 from lmeval_dispersion.audit.calibration.features import FEATURES
+from lmeval_dispersion.audit.calibration.prediction import predict_slices
 from lmeval_dispersion.audit.calibration.selection import labels_of, rows_where
-from lmeval_dispersion.audit.reports.report import audit_report
+from lmeval_dispersion.audit.report import audit
 from lmeval_dispersion.audit.run import read_run
 from lmeval_dispersion.audit.slices import by_column
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.report import render
 from lmeval_dispersion.store import write_store
+
+
+def fit_calibrator(run, **options):
+    """The content of the calibrator's file."""
+    return calibrators.fit_calibrator(run, **options).content
 
 
 def halves(path, **options):
@@ -42,7 +47,7 @@ def noise(tmp_path_factory):
 
 
 def errors(result):
-    return np.array([row["predicted"] - row["true"] for row in result["slices"][1:] if row["reason"] is None])
+    return np.array([row.predicted - row.true for row in result.slices[1:] if row.reason is None])
 
 
 @pytest.mark.parametrize("effect", [1.0, -0.5])
@@ -53,11 +58,11 @@ def test_a_law_is_learnt_either_way_round(tmp_path, effect):
     sign = fitted["coefficients"][list(fitted["features"]).index("dispersion")]
     assert np.sign(sign) == np.sign(effect)
     result = predict_slices(fitted, run)
-    assert result["exchangeable"]
-    assert len(result["slices"]) == 41
-    trivial = fitted["labelled"]["accuracy"] - np.array([row["true"] for row in result["slices"][1:]])
+    assert result.exchangeable
+    assert len(result.slices) == 41
+    trivial = fitted["labelled"]["accuracy"] - np.array([row.true for row in result.slices[1:]])
     assert np.abs(errors(result)).mean() < 0.5 * np.abs(trivial).mean()
-    covered = [row["low"] <= row["true"] <= row["high"] for row in result["slices"] if row["reason"] is None]
+    covered = [row.low <= row.true <= row.high for row in result.slices if row.reason is None]
     assert np.mean(covered) > 0.85
     check_worth(fitted, "cal.json")
 
@@ -72,10 +77,11 @@ def test_without_a_law_it_is_the_trivial_predictor_and_refuses(noise):
     ) as refused:
         check_worth(fitted, "cal.json")
     # The same words as the calibrator's own report.
-    reason = calibrator_document(fitted).answer[0].removeprefix("Do not use: ").removesuffix(".")
+    report = calibrate(labels_of(run, rows_where(run, "part == 'labelled'")))
+    reason = report.answer()[0].removeprefix("Do not use: ").removesuffix(".")
     assert reason in str(refused.value)
-    rows = predict_slices(fitted, run, force=True)["slices"]
-    estimates = {row["predicted"] for row in rows[1:] if row["reason"] is None}
+    rows = predict_slices(fitted, run, force=True).slices
+    estimates = {row.predicted for row in rows[1:] if row.reason is None}
     labelled = run.score[rows_where(run, "part == 'labelled'")].mean()
     assert list(estimates) == [pytest.approx(labelled)]
 
@@ -87,8 +93,8 @@ def test_few_runs_of_every_kind_cover_what_they_claim(tmp_path):
     for k, options in enumerate(kinds):
         for seed in range(5):
             run, fitted = halves(tmp_path / f"{k}-{seed}", seed=10 * k + seed, **options)
-            rows = predict_slices(fitted, run)["slices"][1:]
-            covered += [r["low"] <= r["true"] <= r["high"] for r in rows if r["reason"] is None]
+            rows = predict_slices(fitted, run).slices[1:]
+            covered += [r.low <= r.true <= r.high for r in rows if r.reason is None]
     assert len(covered) > 400
     assert np.mean(covered) == pytest.approx(0.955, abs=0.03)
 
@@ -97,13 +103,13 @@ def test_few_runs_of_every_kind_cover_what_they_claim(tmp_path):
 def test_slices_that_are_not_like_the_labelled_ones_get_no_number(tmp_path, shift):
     run, fitted = halves(tmp_path / "s", effect=1.0, shift=shift)
     result = predict_slices(fitted, run)
-    assert result["shifted"] == "dispersion"
-    assert not result["exchangeable"]
-    assert all("not like the labelled slices in dispersion" in row["reason"] for row in result["slices"][1:])
-    assert all(np.isnan(row["predicted"]) for row in result["slices"])
+    assert result.shifted == "dispersion"
+    assert not result.exchangeable
+    assert all("not like the labelled slices in dispersion" in row.reason for row in result.slices[1:])
+    assert all(row.predicted is None for row in result.slices)
     forced = predict_slices(fitted, run, force=True)
-    assert not forced["exchangeable"]
-    outside = np.mean([row["reason"] is not None for row in forced["slices"][1:]])
+    assert not forced.exchangeable
+    outside = np.mean([row.reason is not None for row in forced.slices[1:]])
     assert outside > 0.5 if shift == 2.0 else outside < 0.5
 
 
@@ -116,50 +122,50 @@ def test_one_slice_outside_what_was_fitted_gets_no_number(law):
     try:
         run.vectors.rows[odd] = x * 0.01
         run.vectors.squares[odd] = np.square(run.vectors.rows[odd]).sum(axis=1)
-        found = predict_slices(fitted, run, rows=rows)["slices"]
+        found = predict_slices(fitted, run, rows=rows).slices
     finally:
         run.vectors.rows[odd] = x
         run.vectors.squares[odd] = np.square(x).sum(axis=1)
-    row = next(row for row in found if row["slice"] == "slice 050")
-    assert row["reason"].startswith("outside what was fitted: dispersion ")
-    assert np.isnan([row["predicted"], row["low"], row["high"]]).all()
-    assert found[0]["slice"].endswith("of 40 slices")
-    assert found[0]["reason"] is None
+    row = next(row for row in found if row.slice == "slice 050")
+    assert row.reason.startswith("outside what was fitted: dispersion ")
+    assert (row.predicted, row.low, row.high) == (None, None, None)
+    assert found[0].slice.endswith("of 40 slices")
+    assert found[0].reason is None
 
 
 def test_small_slices_have_a_reason_and_batches_of_their_size_help(tmp_path, law):
     run, fitted = law
     few = np.concatenate([rows[:12] for _, rows in by_column(run, "subject")[40:]])
-    result = predict_slices(fitted, run, rows=few)["slices"]
-    assert all("12 documents, and the smallest fitted slice has 3" in row["reason"] for row in result[1:])
+    result = predict_slices(fitted, run, rows=few).slices
+    assert all("12 documents, and the smallest fitted slice has 3" in row.reason for row in result[1:])
     part = labels_of(run, rows_where(run, "part == 'labelled'"))
     batched = fit_calibrator(part, slice_size=12)
     assert batched["documents_a_slice"] == [12, 12]
     assert len(batched["slices"]) == 40
-    found = predict_slices(batched, run, rows=few)["slices"]
-    given = [row for row in found[1:] if row["reason"] is None]
+    found = predict_slices(batched, run, rows=few).slices
+    given = [row for row in found[1:] if row.reason is None]
     assert len(given) > 35
-    assert np.mean([row["low"] <= row["true"] <= row["high"] for row in given]) > 0.85
+    assert np.mean([row.low <= row.true <= row.high for row in given]) > 0.85
 
 
 def test_the_whole_run_is_its_slices_together(law):
     run, fitted = law
-    whole, *rows = predict_slices(fitted, run)["slices"]
-    given = [row for row in rows if row["reason"] is None]
-    weight = np.array([row["documents"] for row in given])
-    assert whole["documents"] == weight.sum()
-    mean = (weight * [row["predicted"] for row in given]).sum() / weight.sum()
-    assert whole["predicted"] == pytest.approx(mean)
-    assert whole["low"] <= whole["true"] <= whole["high"]
-    assert whole["high"] - whole["low"] < min(row["high"] - row["low"] for row in given)
+    whole, *rows = predict_slices(fitted, run).slices
+    given = [row for row in rows if row.reason is None]
+    weight = np.array([row.documents for row in given])
+    assert whole.documents == weight.sum()
+    mean = (weight * [row.predicted for row in given]).sum() / weight.sum()
+    assert whole.predicted == pytest.approx(mean)
+    assert whole.low <= whole.true <= whole.high
+    assert whole.high - whole.low < min(row.high - row.low for row in given)
 
 
 def test_documents_that_were_learnt_from_are_left_out(law):
     run, fitted = law
     result = predict_slices(fitted, run)
     labelled = rows_where(run, "part == 'labelled'")
-    assert sum(row["documents"] for row in result["slices"][1:]) == len(run.vectors) - len(labelled)
-    assert any(f"{len(labelled)} documents of this run were labelled" in note for note in result["notes"])
+    assert sum(row.documents for row in result.slices[1:]) == len(run.vectors) - len(labelled)
+    assert any(f"{len(labelled)} documents of this run were labelled" in note for note in result.notes)
     with pytest.raises(UsageError, match="fitted on the labels of all"):
         predict_slices(fitted, run, rows=labelled)
 
@@ -169,10 +175,10 @@ def test_one_subject_is_cut_into_clusters(tmp_path):
     fitted = fit_calibrator(labels_of(run, np.arange(700)))
     assert fitted["by"] == "cluster"
     result = predict_slices(fitted, run, force=True)
-    assert not result["exchangeable"]
-    whole = result["slices"][0]
-    assert sum(row["documents"] for row in result["slices"][1:]) == 500
-    assert whole["predicted"] == pytest.approx(whole["true"], abs=0.08)
+    assert not result.exchangeable
+    whole = result.slices[0]
+    assert sum(row.documents for row in result.slices[1:]) == 500
+    assert whole.predicted == pytest.approx(whole.true, abs=0.08)
 
 
 def test_only_features_that_every_labelled_document_has(tmp_path):
@@ -201,8 +207,7 @@ def test_what_is_the_same_for_every_document_is_no_feature(tmp_path, value):
     assert list(fit_calibrator(run)["features"]) == ["dispersion"]
     with pytest.raises(UsageError, match="log query perplexity is the same in every slice"):
         fit_calibrator(run, features=["dispersion", "log_perplexity"])
-    report = audit_report(run)
-    assert report["calibration"]["features"] == ["dispersion"]
+    assert audit(run).calibration.features == ["dispersion"]
 
 
 def test_vectors_that_are_all_alike_leave_the_labelled_accuracy(tmp_path):
@@ -214,8 +219,9 @@ def test_vectors_that_are_all_alike_leave_the_labelled_accuracy(tmp_path):
     run = read_run(tmp_path)
     fitted = fit_calibrator(run)
     assert (fitted["features"], fitted["beats_trivial"]) == ({}, False)
-    assert "read off what they show is no better" in calibration_sentence(calibration_report(run))
-    assert calibrator_document(fitted).answer[0].startswith("Do not use: nothing tells slices apart better")
+    report = calibrate(run)
+    assert "read off what they show is no better" in calibration_sentence(report)
+    assert report.answer()[0].startswith("Do not use: nothing tells slices apart better")
 
 
 def test_a_run_that_lacks_a_feature_is_refused(tmp_path, law):
@@ -305,7 +311,10 @@ def test_a_file_predicts_what_the_fit_did(tmp_path, law):
         ("[1]", "is not a calibrator"),
         ('{"format": "dispersion-audit/1"}', "is not a calibrator"),
         ('{"format": "dispersion-calibrator/9"}', "written as 'dispersion-calibrator/9'"),
-        ('{"format": "dispersion-calibrator/1"}', "lacks 'blind_mae'"),
+        (
+            '{"format": "dispersion-calibrator/1"}',
+            "reads dispersion-calibrator/2; calibrate again",
+        ),
         ('{"format": "dispersion-calibrator/2"}', "lacks 'atc_threshold'"),
     ],
 )
@@ -315,3 +324,30 @@ def test_what_is_no_calibrator_is_refused(tmp_path, text, message):
         read_calibrator(tmp_path / "c.json")
     with pytest.raises(UsageError, match="expected a calibrator"):
         read_calibrator(tmp_path / "absent.json")
+
+
+def test_few_predictions_say_first_what_can_be_said(tmp_path, law, noise):
+    run, fitted = law
+    some = predict_slices(fitted, run)
+    given = sum(row.reason is None for row in some.slices[1:])
+    if given < 40:
+        assert some.answer()[0].startswith(f"The accuracy of {given} of 40 slices can be estimated; ")
+    else:
+        assert some.answer()[0] == "The accuracy of all 40 slices can be estimated."
+    assert f"together: {some.slices[0].predicted:.3f} (95 %" in some.answer()[1]
+    assert "exchangeable" in some.document().limits[0]
+    assert "Forced" not in some.to_markdown()
+    forced = predict_slices(noise[1], noise[0], force=True)
+    assert "Forced: this calibrator did not beat the labelled accuracy alone" in " ".join(forced.answer())
+    moved, fitted = halves(tmp_path / "moved", shift=2.0)
+    none = predict_slices(fitted, moved)
+    assert none.answer()[0].startswith("The accuracy of none of the 40 slices can be estimated: they differ")
+    for width in (80, 120):
+        text = render(predict_slices(law[1], law[0], short=True).document(), "table", width=width)
+        assert len(text.splitlines()) <= 30
+        assert max(map(len, text.splitlines())) <= width
+    drawn = some.charts()["estimates"].specification()
+    assert [row["slice"] for row in drawn["data"]["values"]] == [
+        row.slice for row in some.slices if row.reason is None
+    ]
+    assert not none.charts()

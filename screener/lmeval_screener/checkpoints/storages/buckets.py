@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-import aiohttp
 from yarl import URL
 
 from lmeval_screener.checkpoints.hub import Hub, HubSnapshot
@@ -21,6 +21,9 @@ from lmeval_screener.checkpoints.remote import RemoteSnapshot
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot
 from lmeval_screener.checkpoints.storages.store import FolderListing, Store
 from lmeval_screener.errors import ScreeningError
+
+if TYPE_CHECKING:
+    import aiohttp
 
 _PREFIX = "hf://buckets/"
 

@@ -11,9 +11,9 @@ import json
 import re
 from collections.abc import Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-import aiohttp
 from yarl import URL
 
 from lmeval_screener.checkpoints.cache import Cache
@@ -26,6 +26,9 @@ from lmeval_screener.checkpoints.storages.store import changed, version_digest
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import WEIGHTS
 from lmeval_screener.targets.target import Target
+
+if TYPE_CHECKING:
+    import aiohttp
 
 _SMALL = ("config.json", "tokenizer.json", "vocab.json")
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -156,7 +159,7 @@ async def _probed(
 async def _probe(
     transport: Transport, name: str, start: URL, meter: Meter, *, must: bool
 ) -> tuple[FileEntry, str | None] | None:
-    async with transport.followed("GET", start, {"Range": "bytes=0-0"}, meter) as response:
+    async with await transport.followed("GET", start, {"Range": "bytes=0-0"}, meter) as response:
         total = response.headers.get("Content-Range", "").rpartition("/")[2]
         if response.status == 200:
             total = response.headers.get("Content-Length", "")

@@ -1,0 +1,255 @@
+"""The whole audit of one run as a report; docs/reference/audit.md is its JSON's contract.
+
+A part that cannot be had is ``{"missing": sentence}``, and the others still appear. Where right and wrong
+answers are no evidence, the parts that are told by them are left out, and not computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lmeval_dispersion.audit import rows as shown_rows
+from lmeval_dispersion.audit.answers import answers_report
+from lmeval_dispersion.audit.calibration.calibration import calibrate, calibration_sentence
+from lmeval_dispersion.audit.calibration.paper import paper_protocol
+from lmeval_dispersion.audit.charts import (
+    mixture_charts,
+    paper_protocol_chart,
+    ranking_charts,
+    slice_chart,
+)
+from lmeval_dispersion.audit.conclusions import (
+    association_sentence,
+    found_sentence,
+    pools_sentence,
+    ranking_sentence,
+    slices_sentence,
+)
+from lmeval_dispersion.audit.mixtures import mixture_curves
+from lmeval_dispersion.audit.ranking import ranking_report
+from lmeval_dispersion.audit.run import FEWEST, Run
+from lmeval_dispersion.audit.slices import all_documents, slice_row, slice_table, slicings
+from lmeval_dispersion.audit.tail import hard_tail
+from lmeval_dispersion.errors import DispersionError
+from lmeval_dispersion.report import Chart, Report, Table
+
+LIBRARIES = ("numpy", "pandas", "scikit-learn")
+GUIDE = "docs/reference/audit.md"
+JUDGED = {"mixtures": "mixtures", "calibration": "calibration", "paper_protocol": "the paper's protocol",
+          "ranking": "ranking"}  # fmt: skip
+_ENDS = 5  # slices of each end that a short table shows
+_LOWEST = 20  # documents of the low end that a ranking shows
+
+#: How much of an audit is computed: what the answer needs; every part that is a finding; all.
+Extent = Literal["answer", "findings", "all"]
+
+
+@dataclass(frozen=True, repr=False)
+class Audit(Report):
+    """The audit of one run.
+
+    Attributes:
+        seed: Of everything that is drawn.
+        run: What was measured on what.
+        overall: The whole run as one slice.
+        answers: How the model answers, and why right and wrong answers support no conclusion (``cautions``).
+        notes: What was left out or counted otherwise.
+        slices: Way to slice -> its slices, the least dispersed one, and the association with accuracy.
+        mixtures, calibration, paper_protocol, ranking, hard_tail: The parts, or ``{"missing": sentence}``.
+    """
+
+    template = "audit.jinja"
+    schema = "dispersion-audit/3"
+    libraries = LIBRARIES
+    guide = GUIDE
+
+    seed: int
+    run: Mapping[str, Any]
+    overall: Mapping[str, Any]
+    answers: Mapping[str, Any]
+    notes: Sequence[str]
+    slices: Mapping[str, Mapping[str, Any]]
+    mixtures: Mapping[str, Any]
+    calibration: Any
+    paper_protocol: Any
+    ranking: Mapping[str, Any]
+    hard_tail: Mapping[str, Any]
+    _left_out: Sequence[str] = ()
+    _short: bool = False
+
+    @property
+    def cautions(self) -> Sequence[str]:
+        """Why right and wrong answers support no conclusion; empty where they may."""
+        return list(self.answers["cautions"])
+
+    def has(self, part: str) -> bool:
+        """Whether a part could be had."""
+        return not missing_of(getattr(self, part))
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Parts that could not be had, and why; those that were left out on purpose are not among them."""
+        parts = [*JUDGED, "hard_tail"]
+        return {
+            part: missing_of(getattr(self, part))
+            for part in parts
+            if not self.has(part) and part not in self._left_out
+        }
+
+    def rows(self) -> list[Mapping[str, Any]]:
+        """Every slice of every slicing, the whole run first."""
+        tables = {"all": {"rows": [self.overall]}, **self.slices}
+        return [{"by": name, **row} for name, table in tables.items() for row in table["rows"]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON contract ``dispersion-audit/3``."""
+        content = super().to_dict()
+        content["calibration"].pop("_calibrator", None)
+        return content
+
+    def tables(self) -> dict[str, Table]:
+        """Every table by its anchor."""
+        tables = {f"slices-{name}": self._slice_table(name) for name in self.slices} or {
+            "slices-slice": shown_rows.slices_table("slice", [], self.overall)
+        }
+        if self.has("mixtures") and self.mixtures["curve"]:
+            tables["mixtures"] = shown_rows.curve_table(self.mixtures)
+        if self.has("calibration"):
+            tables["calibration"] = self.calibration.tables()["estimators"]
+        if self.has("paper_protocol"):
+            errors = self.paper_protocol.errors
+            tables["paper"] = Table.of(errors, "Errors of the paper's protocol", name="paper-protocol")
+        if self.has("ranking"):
+            tables |= shown_rows.ranking_tables(self.ranking)
+        if self.has("hard_tail"):
+            tables |= shown_rows.tail_tables(self.hard_tail)
+        return tables
+
+    def _slice_table(self, name: str) -> Table:
+        table = self.slices[name]
+        most = _ENDS if self._short else 0
+        return shown_rows.slices_table(name, table["rows"], self.overall, ends=most)
+
+    def charts(self) -> dict[str, Chart]:
+        """Every chart by name, the slices first."""
+        charts: dict[str, Chart] = {}
+        for name, table in list(self.slices.items())[:1]:
+            if picture := slice_chart(name, table):
+                charts["slices"] = picture
+        if self.has("mixtures") and self.mixtures["curve"]:
+            charts |= mixture_charts(self.mixtures)
+        if self.has("calibration"):
+            charts |= {key: c for key, c in self.calibration.charts().items() if key == "points"}
+        if self.has("paper_protocol"):
+            charts["paper"] = paper_protocol_chart(self.paper_protocol)
+        if self.has("ranking"):
+            charts |= ranking_charts(self.ranking)
+        return charts
+
+    def context(self) -> dict[str, Any]:
+        """Sentences and names that the template puts in their places."""
+        curves = self.has("mixtures") and bool(self.mixtures["curve"])
+        return {
+            "summary": summary(self),
+            "left_out": [JUDGED[part] for part in self._left_out if part in JUDGED],
+            "facts_of_run": shown_rows.run_facts(self.run, self.overall, self.answers),
+            "associations": {
+                name: association_sentence(table["association"])
+                if "spearman" in table["association"] or self.run["labelled"]
+                else ""
+                for name, table in self.slices.items()
+            },
+            "mixture_lines": shown_rows.mixture_lines(self.mixtures) if curves else [],
+            "curves": curves,
+            "found": found_sentence(self.ranking) if self.has("ranking") else "",
+            "fewest": FEWEST,
+            "unfounded": f"{' '.join(self.cautions)} Nothing in this section is a finding.",
+            "ranks": "rankme" in self.overall,
+        }
+
+
+def audit(
+    run: Run,
+    *,
+    slices: Sequence[str] = (),
+    metrics: str = "dispersion",
+    seed: int = 0,
+    extent: Extent = "findings",
+) -> Audit:
+    """The audit of one run; undefined numbers are NaN.
+
+    Args:
+        run: The run.
+        slices: Columns of the documents to slice by, beside those that the run itself suggests.
+        metrics: ``all``: also the four figures of the vectors' spectrum of every slice.
+        seed: Of everything that is drawn.
+        extent: ``answer``: what the answer says, in the first slicing; ``findings``: every part that is a
+            finding; ``all``: those too that are none.
+
+    Raises:
+        UsageError: A column of ``slices`` is not there.
+    """
+    raw = run.raw_vectors if metrics == "all" else None
+    ways = slicings(run, slices)
+    if extent == "answer":
+        ways = {name: parts for i, (name, parts) in enumerate(ways.items()) if not i or name in slices}
+    answers = answers_report(run)
+    silent = bool(answers["cautions"]) and extent != "all"
+    left_out = list(JUDGED) if silent else ["paper_protocol"] if extent == "answer" else []
+
+    def part(name: str, build: Callable[..., Any], **options: Any) -> Any:
+        if name in left_out:
+            return {"missing": "left out; --details computes it"}
+        return part_of(build, run, **options)
+
+    return Audit(
+        seed=seed,
+        run=run.describe(),
+        overall=slice_row(run, all_documents(run), raw),
+        answers=answers,
+        notes=list(run.notes),
+        slices={name: slice_table(run, parts, raw) for name, parts in ways.items()},
+        mixtures=part("mixtures", mixture_curves, seed=seed, curves=extent != "answer"),
+        calibration=part("calibration", calibrate, seed=seed),
+        paper_protocol=part("paper_protocol", paper_protocol, seed=seed),
+        ranking=part("ranking", ranking_report),
+        hard_tail={"missing": "left out; --details computes it"}
+        if extent == "answer"
+        else part("hard_tail", hard_tail, seed=seed),
+        _left_out=[*left_out, *(["hard_tail"] if extent == "answer" else [])],
+        _short=extent == "answer",
+    )
+
+
+def missing_of(part: Any) -> str:
+    """Why a part could not be had; empty where it could."""
+    return str(part.get("missing", "")) if isinstance(part, Mapping) else ""
+
+
+def part_of(build: Callable[..., Any], run: Run, **options: Any) -> Any:
+    """A part of a report, or why it cannot be had: ``{"missing": sentence}``."""
+    try:
+        return build(run, **options)
+    except DispersionError as error:
+        return {"missing": str(error)}
+
+
+def summary(found: Audit) -> list[str]:
+    """What the run says: weak slices, right and wrong answers, documents to look at, calibration.
+
+    Where right and wrong answers are no evidence, why comes first, and nothing that depends on them is said.
+    """
+    if not found.run["labelled"]:
+        unlabelled = "No document has a label: what dispersion says about right answers cannot be tested."
+        return [slices_sentence(found), unlabelled]
+    if cautions := found.cautions:
+        return [f"No verdict: {cautions[0][0].lower()}{cautions[0][1:]}", *cautions[1:],
+                slices_sentence(found, judged=False)]  # fmt: skip
+    return [
+        slices_sentence(found),
+        pools_sentence(found.mixtures),
+        ranking_sentence(found.ranking),
+        calibration_sentence(found.calibration),
+    ]

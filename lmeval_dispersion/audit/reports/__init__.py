@@ -1,1 +1,0 @@
-"""What an audit says: the report, its sentences and charts, documents, results. Its modules are private."""

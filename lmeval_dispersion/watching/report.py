@@ -1,0 +1,178 @@
+"""``dispersion watch``: how G and the spread moved over a watched run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from lmeval_dispersion.options import Output, add_examples, add_output
+from lmeval_dispersion.report import Chart, Col, Report, Table
+from lmeval_dispersion.statistics import LEVEL
+from lmeval_dispersion.watching.records import MEASURES, change, read_records
+
+_SHOWN = 12  # measurements of a table on a terminal
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``dispersion watch``."""
+    parser.add_argument("folder", metavar="FOLDER", help="output folder of a watched training run")
+    add_output(parser)
+    add_examples(parser, "OUTPUT_FOLDER", "OUTPUT_FOLDER -o watch.html")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run ``dispersion watch``."""
+    output = Output.of(args)
+    output.write(Watched.of(args.folder).document())
+    return 0
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measurement of a domain; the change is that since the first, with its paired error over tokens."""
+
+    step: Annotated[int, Col("Step")]
+    domain: Annotated[str, Col("Domain")]
+    gap: Annotated[float, Col("G", ".4f", error="se")]
+    se: float
+    change: Annotated[
+        float | None,
+        Col("Since the first", ".4f", error="change_se", dots="both", hint="± paired error over tokens"),
+    ]
+    change_se: float | None
+    change_p: float | None  # two-sided, of no change
+    dispersion: Annotated[
+        float | None, Col("Dispersion", ".4f", hint="of the last tokens of the fixed texts")
+    ]
+    condensation: Annotated[
+        float | None, Col("Condensation", ".4f", hint="mean similarity of the tokens of one text")
+    ]
+    effective_rank: Annotated[
+        float | None, Col("Effective rank", ".1f", hint="of all tokens of the fixed texts")
+    ]
+    saved: Annotated[bool, Col("Saved", drop=1)]
+
+
+@dataclass(frozen=True, repr=False)
+class Watched(Report):
+    """A watched run: its measurements, and what moved by more than its error."""
+
+    template: ClassVar[str] = "watched.jinja"
+    schema: ClassVar[str] = "dispersion-watched/1"
+    libraries: ClassVar[Sequence[str]] = ("numpy",)
+    guide: ClassVar[str] = "docs/reference/watching.md"
+
+    folder: str
+    measurements: Sequence[Measurement]
+
+    @classmethod
+    def of(cls, folder: str | Path) -> Watched:
+        """The run whose output folder this is.
+
+        Raises:
+            UsageError: Nothing was watched there.
+        """
+        records = read_records(folder)
+        rows = [
+            _measurement(record, name, records)
+            for name in records[-1]["domains"]
+            for record in records
+            if name in record["domains"]
+        ]
+        return cls(str(folder), rows)
+
+    def domains(self) -> dict[str, list[Measurement]]:
+        """The measurements of each domain, in the order of their steps."""
+        names = dict.fromkeys(row.domain for row in self.measurements)
+        return {name: [row for row in self.measurements if row.domain == name] for name in names}
+
+    def tables(self) -> dict[str, Table]:
+        """G of each domain and its change, then the spread of the fixed batch."""
+        domains = self.domains()
+        tables = {
+            name: _table(
+                rows, f"G of {name}", "measurements" if len(domains) == 1 else name, ("domain", *MEASURES)
+            )
+            for name, rows in domains.items()
+        }
+        hidden = ("domain", "gap", "change", "saved")
+        return tables | {"spread": _table(next(iter(domains.values())), "The fixed texts", "spread", hidden)}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every measurement."""
+        return [vars(row) for row in self.measurements]
+
+    def charts(self) -> dict[str, Chart]:
+        """The change of G of each domain with its paired error, and the spread of the fixed batch."""
+        charts = {}
+        for name, rows in self.domains().items():
+            moved = [row for row in rows if row.change is not None]
+            if moved:
+                points = [(row.step, row.change, row.change_se) for row in moved]
+                charts[f"gap_{name}"] = _chart(points, f"G of {name}, change since the first measurement")
+        first = next(iter(self.domains().values()))
+        for measure in MEASURES:
+            points = [(row.step, value, 0) for row in first if (value := getattr(row, measure)) is not None]
+            if len(points) > 1:
+                charts[measure] = _chart(points, measure.replace("_", " ").capitalize())
+        return charts
+
+    def context(self) -> dict[str, Any]:
+        """The first and last measurement of each domain, and whether G moved between them."""
+        ends = []
+        for rows in self.domains().values():
+            p = rows[-1].change_p
+            ends.append((rows[0], rows[-1], p is not None and p < (1 - LEVEL) / len(self.domains())))
+        return {"ends": ends}
+
+
+def _table(rows: Sequence[Measurement], caption: str, name: str, hide: Sequence[str]) -> Table:
+    excerpt = range(len(rows) - _SHOWN, len(rows)) if len(rows) > _SHOWN else ()
+    return Table.of(rows, caption, name=name, excerpt=excerpt, hide=hide)
+
+
+def _measurement(record: Mapping[str, Any], domain: str, records: Sequence[Mapping[str, Any]]) -> Measurement:
+    first = next(earlier for earlier in records if domain in earlier["domains"])
+    moved = None if first is record else change(record, first, domain)
+    return Measurement(
+        step=record["step"],
+        domain=domain,
+        gap=record["domains"][domain]["gap"],
+        se=record["domains"][domain]["se"],
+        change=moved and moved.mean,
+        change_se=moved and moved.se,
+        change_p=moved and moved.p,
+        saved=record["saved"],
+        **{name: record.get(name) for name in MEASURES},
+    )
+
+
+def _chart(points: Sequence[tuple[int, Any, Any]], title: str) -> Chart:
+    data = [
+        {"step": step, "value": value, "low": value - error, "high": value + error}
+        for step, value, error in points
+    ]
+    step = {"field": "step", "type": "quantitative", "title": "Step"}
+    y = {"type": "quantitative", "title": title, "scale": {"zero": False}}
+    area = {"y": {"field": "low", **y}, "y2": {"field": "high"}}
+    band = {"mark": {"type": "area", "opacity": 0.25}, "encoding": area}
+    line = {"mark": {"type": "line", "point": True}, "encoding": {"y": {"field": "value", **y}}}
+    banded = any(error for *_, error in points)
+    (start, before, _), (end, after, _) = points[0], points[-1]
+    return Chart(
+        {
+            "data": {"values": data},
+            "encoding": {"x": step},
+            "height": 220,
+            "layer": [band, line] if banded else [line],
+        },
+        title,
+        f"{before:+.4f} at step {start}, {after:+.4f} at step {end}.",
+        "The band is ± one paired standard error over tokens." if banded else "",
+    )
+
+
+COMMANDS = {"watch": (add_arguments, run)}

@@ -1,0 +1,75 @@
+"""The forms for programs: the entries of ``screen-checkpoints/3`` and the rows of CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lmeval_dispersion.geometry import METRICS, PairMean
+from lmeval_screener.screened import Group, Screened
+
+_PARTS = ("within_domain", "between", "within_reference")
+_NAMES = ("label", "repo", "requested_revision", "revision", "family", "scale", "rank")
+_COST = ("bytes_read", "requests", "seconds")
+
+
+def entry(c: Screened, group: Group) -> dict[str, Any]:
+    """One checkpoint of the JSON contract, a member of a group."""
+    row: dict[str, Any] = {name: getattr(c, name) for name in _NAMES} | {
+        "tied_with": list(c.tied_with),
+        "next": None if c.next is None else c.next._asdict(),
+        "gap": {metric: {"mean": gap.mean, "se": gap.se} for metric, gap in c.gaps.items()},
+        "ratio": {
+            "mean": c.ratio and c.ratio.mean,
+            "se": c.ratio and c.ratio.se,
+            "rounding": c.ratio and c.ratio.rounding,
+            "rank": group.ratio_rank(c),
+            "reason": c.no_ratio or None,
+        },
+        **{part: {m: _part(getattr(gap, part)) for m, gap in c.gaps.items()} for part in _PARTS},
+        "tensor": {name: getattr(c.tensor, name) for name in ("name", "file", "dtype", "shape", "tied")},
+        "tokens": {
+            "domain": c.tokens.domain,
+            "reference": c.tokens.reference,
+            "dropped": [word.strip() for word in (*c.tokens.dropped, *c.tokens.dropped_reference)],
+            "digit_scheme": c.tokens.digit_scheme,
+        },
+        "accuracy": c.accuracy,
+        "notes": list(c.notes),
+        **{name: getattr(c, name) for name in _COST},
+        "seconds": round(c.seconds, 3),
+    }
+    if c.inclusion_probability is not None:
+        row |= {"chosen": c.chosen, "inclusion_probability": c.inclusion_probability}
+    return row
+
+
+def flat_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry as a row of CSV: one value in each column."""
+    flat = {name: row[name] for name in _NAMES} | {"tied_with": " ".join(map(str, row["tied_with"]))}
+    for metric in METRICS:
+        for part in ("gap", *_PARTS):
+            figure = row[part][metric]
+            flat |= {f"{part}_{metric}": figure["mean"], f"{part}_{metric}_se": figure["se"]}
+    ratio, tensor, tokens = row["ratio"], row["tensor"], row["tokens"]
+    return {
+        **flat,
+        "ratio": ratio["mean"],
+        "ratio_se": ratio["se"],
+        "no_ratio": ratio["reason"],
+        "accuracy": row["accuracy"],
+        "tensor": tensor["name"],
+        "dtype": tensor["dtype"],
+        "tied": tensor["tied"],
+        "tokens_domain": tokens["domain"],
+        "tokens_reference": tokens["reference"],
+        "dropped": " ".join(tokens["dropped"]),
+        "digit_scheme": tokens["digit_scheme"],
+        **{name: row[name] for name in _COST},
+        "notes": "; ".join(row["notes"]),
+        **{name: row[name] for name in ("chosen", "inclusion_probability") if name in row},
+    }
+
+
+def _part(part: PairMean) -> dict[str, float]:
+    return {"mean": part.mean, "se": part.se, "se_pairs": part.se_pairs}

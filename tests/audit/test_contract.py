@@ -1,0 +1,140 @@
+"""docs/reference/audit.md against what the commands print."""
+
+import json
+import re
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from json_schemas import changed, faults
+from synthetic import planted_store, subjects_store
+
+from lmeval_dispersion.audit.calibration.calibration import calibrate
+from lmeval_dispersion.audit.calibration.calibrator import calibrator_json
+from lmeval_dispersion.audit.calibration.prediction import predict_slices
+from lmeval_dispersion.audit.compare import compare
+from lmeval_dispersion.audit.report import audit
+from lmeval_dispersion.audit.run import read_run
+from lmeval_dispersion.audit.worst import worst
+from lmeval_dispersion.report import render
+
+audit_report = partial(audit, extent="all")
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "audit.md").read_text()
+CONTRACT = PAGE.split("<!-- contract -->")[1].split("<!-- end of contract -->")[0]
+NAMED = {
+    "slices",
+    "run.tasks",
+    "calibration.tasks",
+    "paper_protocol.chosen",
+    "ranking.signals[].error_share",
+    "ranking.signals[].inside",
+    "mixtures.inside",
+}
+
+
+def paths(value, at=""):
+    """Every path of a report to a plain value, as the contract writes it."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            name = "NAME" if at in NAMED else key
+            yield from paths(item, f"{at}.{name}" if at else name)
+    elif isinstance(value, list):
+        for item in value:
+            yield from paths(item, f"{at}[]")
+    else:
+        yield at
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stores")
+    stores = [
+        planted_store(folder / "noise", n=1200, effect=0.0),
+        subjects_store(folder / "tasks", subjects=12, each=40, tasks=2, seed=3),
+        subjects_store(folder / "guessing", accuracy=0.25),
+        planted_store(folder / "few", n=120, accuracy=0.05),
+        planted_store(folder / "unlabelled", n=40, correct=np.nan),
+        planted_store(folder / "truncated", n=1200, truncated=True),
+    ]
+    reports = [audit_report(read_run(store)) for store in stores]
+    reports += [audit_report(read_run(store), metrics="all") for store in (stores[1], stores[3])]
+    return [json.loads(render(report.document(), "json")) for report in reports]
+
+
+def test_the_contract_and_the_reports_have_the_same_paths(reports):
+    first_cells = "\n".join(line.split(" | ")[0] for line in CONTRACT.splitlines())
+    documented = set(re.findall(r"`([^`]+)`", first_cells))
+    printed = {path for report in reports for path in paths(report)}
+    missing = {path for path in printed if path.endswith(".missing")}
+    assert documented - printed == set(), "documented and never printed"
+    assert printed - missing - documented == set(), "printed and not documented"
+    assert missing, "the test must see parts that are missing"
+
+
+def test_the_reports_are_valid_by_their_schema_and_a_renamed_key_is_not(reports):
+    assert [faults(report) for report in reports] == [[]] * len(reports)
+    first = reports[0]
+    for key in first.keys() - {"schema"}:
+        without = {other: value for other, value in first.items() if other != key}
+        assert faults(without), key
+        assert faults({**without, f"{key}_new": first[key]}), key
+    run = {**first["run"], "labeled": first["run"]["labelled"]}
+    assert any(fault.startswith("$.run: ") for fault in faults({**first, "run": run}))
+
+
+def test_the_numbers_are_finite_and_in_their_ranges(reports):
+    shares = {"accuracy", "accuracy_low", "accuracy_high", "auroc", "predicted", "share_monotone"}
+
+    def walk(value, at=""):
+        if isinstance(value, dict):
+            for key, item in value.items():
+                walk(item, key)
+        elif isinstance(value, list):
+            for item in value:
+                walk(item, at)
+        elif isinstance(value, float) and at in shares:
+            assert 0 <= value <= 1, at
+        elif isinstance(value, float) and at in ("dispersion", "least_dispersed"):
+            assert 0 <= value <= 2
+
+    for report in reports:
+        walk(report)
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """Calibrators, their reports, what they predict, comparisons and rankings."""
+    folder = tmp_path_factory.mktemp("others")
+    run = read_run(planted_store(folder / "a", n=1500))
+    unlabelled = read_run(planted_store(folder / "c", n=900, correct=np.nan, seed=2))
+    noise = read_run(planted_store(folder / "noise", n=1200, effect=0.0))
+    fitted = [calibrate(run), calibrate(noise)]
+    predicted = [predict_slices(one.calibrator, unlabelled) for one in fitted]
+    stores = [subjects_store(folder / f"{seed}", subjects=10, each=40, seed=seed) for seed in (3, 4)]
+    ranked = [worst(read_run(stores[0])), worst(unlabelled)]
+    assert [one.better for one in fitted] == [True, False]
+    return [json.loads(calibrator_json(one.calibrator)) for one in fitted] + [
+        json.loads(render(one.document(), "json")) for one in (*fitted, *predicted, compare(stores), *ranked)
+    ]
+
+
+def test_the_other_documents_are_valid_by_their_schemas(others):
+    assert len({one.get("schema") or one["format"] for one in others}) == 5
+    assert [faults(one) for one in others] == [[]] * len(others)
+
+
+def test_a_renamed_or_missing_key_of_the_other_documents_fails(others):
+    free = {"tasks", "identity", "doc_ids", "features", "ranges", "error_share", "inside"}  # keys of a run
+    for document in others:
+        if "folds" in document:
+            document = {**document, "folds": document["folds"][:1]}
+        for change in ("renamed", "missing"):
+            for one, where in changed(document, change):
+                *above, key = re.sub(r"\[\]", "", where).split(".")
+                if key in ("format", "schema", "protocol") or free & set(above):
+                    continue
+                if "ranking" in above:  # as in the audit, which has its own test
+                    continue
+                assert faults(one), f"{where} {change}"

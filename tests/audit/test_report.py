@@ -1,0 +1,132 @@
+"""The whole report: equal bytes, plain numbers, and stores that lack something."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+from synthetic import documents, planted_store, subjects_store, vectors
+
+from lmeval_dispersion.audit.ranking import ranked_documents
+from lmeval_dispersion.audit.report import audit
+from lmeval_dispersion.audit.run import read_run
+from lmeval_dispersion.geometry import dispersion
+from lmeval_dispersion.report import render
+from lmeval_dispersion.store import write_store
+
+audit_report = partial(audit, extent="all")
+
+
+def test_noise_is_no_better_than_the_trivial_predictor(noise):
+    report = audit_report(noise)
+    verdicts = report.paper_protocol.verdicts
+    assert [verdict.kind for verdict in verdicts] == ["whole", "slices", "mixtures"]
+    assert not any(verdict.better for verdict in verdicts)
+    assert "no better than the trivial predictor" in verdicts[0].sentence
+    assert not report.calibration.better
+    assert "no better than the trivial predictor" in report.answer()[3]
+    ours = report.ranking["signals"][0]
+    assert abs(ours["auroc"] - 0.5) < 4 * ours["auroc_se"]
+    assert "no better than chance" in report.answer()[2]
+    assert "not told apart" in report.answer()[1]
+
+
+def test_same_store_and_seed_same_bytes(planted, tmp_path):
+    again = read_run(planted_store(tmp_path, effect=0.5))
+    first, second, other = (
+        render(audit_report(run, seed=seed).document(), "json")
+        for run, seed in ((planted, 0), (again, 0), (planted, 1))
+    )
+    assert first == second != other
+
+
+def test_parts_that_are_no_finding_are_left_out_and_not_computed(tmp_path, monkeypatch):
+    run = read_run(subjects_store(tmp_path, law=0.5, accuracy=0.25))
+    told = "Left out, as right answers may be luck: mixtures, calibration, the paper's protocol and ranking."
+    whole = " ".join(render(audit(run, extent="all").document(), "table", details=True).split())
+    assert "Left out" not in whole
+    assert whole.count("Nothing in this section is a finding.") == 4
+    for name in ("mixture_curves", "calibrate", "paper_protocol", "ranking_report"):
+        monkeypatch.setattr(f"lmeval_dispersion.audit.report.{name}", None)
+    for extent in ("answer", "findings"):
+        report = audit(run, extent=extent)
+        assert told in " ".join(render(report.document(), "table").split())
+        assert report.answer()[0].startswith("No verdict: ")
+        assert report.missing == {}
+        assert "left out" in report.to_dict()["ranking"]["missing"]
+
+
+def missing_parts(report):
+    return set(report.missing)
+
+
+@pytest.mark.parametrize("correct", [0.0, 1.0])
+def test_all_right_or_all_wrong_leaves_the_slices(tmp_path, correct):
+    run = read_run(planted_store(tmp_path, n=300, correct=correct))
+    report = audit_report(run)
+    assert missing_parts(report) == {"mixtures", "calibration", "paper_protocol", "ranking"}
+    assert "all 300 were answered" in report.mixtures["missing"]
+    assert len(report.slices["subject"]["rows"]) == 6
+    assert "same accuracy" in report.slices["subject"]["association"]["missing"]
+    render(report.document(), "json")
+
+
+def test_no_labels_leave_dispersion_and_the_tail(tmp_path):
+    run = read_run(planted_store(tmp_path, n=300, correct=np.nan))
+    report = audit_report(run)
+    assert missing_parts(report) == {"mixtures", "calibration", "paper_protocol", "ranking"}
+    assert "none of these has a label" in report.ranking["missing"]
+    assert report.overall["dispersion"] > 0
+    assert np.isnan(report.overall["accuracy"])
+
+
+def test_one_document_is_a_report_of_reasons(tmp_path):
+    report = audit_report(read_run(planted_store(tmp_path, n=1)))
+    assert missing_parts(report) == {"mixtures", "calibration", "paper_protocol", "ranking", "hard_tail"}
+    assert report.overall["reason"] == "one document has no pair to be distant from"
+    assert json.loads(render(report.document(), "json"))["overall"]["dispersion"] is None
+
+
+def test_two_documents_have_a_dispersion_without_an_error(tmp_path):
+    report = audit_report(read_run(planted_store(tmp_path, n=2, subjects=None)))
+    assert report.overall["reason"] == "two documents give no error bar"
+    assert report.overall["dispersion"] > 0
+
+
+def test_documents_without_direction_are_left_out_and_counted(tmp_path):
+    rng = np.random.default_rng(0)
+    right = rng.random(200) < 0.5
+    x = vectors(np.ones(200), rng=rng)
+    x[3], x[50] = 0, np.nan
+    write_store(tmp_path, documents=documents(right, rng=rng), vectors={"last": x}, manifest={})
+    run = read_run(tmp_path)
+    report = audit_report(run)
+    assert report.run["documents"] == 198
+    assert report.run["without_direction"] == 2
+    assert "2 of 200 documents have a zero or non-finite vector" in report.notes[0]
+    assert report.overall["dispersion"] == pytest.approx(dispersion(np.delete(x, [3, 50], 0)), rel=1e-3)
+    assert 3 not in [document.doc_id for document in ranked_documents(run)]
+
+
+def test_fractional_scores_and_missing_confidences_are_said(tmp_path):
+    rng = np.random.default_rng(0)
+    columns = {"correct": rng.random(400), "logprobs": [[]] * 400, "truncated": True}
+    run = read_run(planted_store(tmp_path, n=400, **columns))
+    report = audit_report(run)
+    assert any("score between 0 and 1" in note for note in report.notes)
+    assert any("400 prompts were too long" in note for note in report.notes)
+    names = {row.estimator for row in report.paper_protocol.errors}
+    assert "ATC" not in names
+    assert set(report.calibration.features) == {"dispersion", "log_perplexity", "prompt_tokens"}
+    assert {row["signal"] for row in report.ranking["signals"]}.isdisjoint({"margin", "top probability"})
+    assert "confidence" not in report.slices
+
+
+def test_partly_labelled_runs_use_the_labels_they_have(tmp_path):
+    rng = np.random.default_rng(0)
+    labels = np.where(rng.random(1200) < 0.5, (rng.random(1200) < 0.5).astype(float), np.nan)
+    report = audit_report(read_run(planted_store(tmp_path, n=1200, correct=labels)))
+    assert report.run["labelled"] == int((~np.isnan(labels)).sum())
+    assert report.ranking["documents"] == report.run["labelled"]
+    assert any("have no label" in note for note in report.notes)
+    assert missing_parts(report) == set()

@@ -1,0 +1,249 @@
+"""The ratio: against a slow computation; copies of a model that predict the same never have an order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from checkpoints import write_checkpoint
+from gguf import GGUFWriter
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import quantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lmeval_screener import screen
+from lmeval_screener.ranking.figures import figures_of, numbers_of
+from lmeval_screener.ranking.gap import gaps
+from lmeval_screener.ranking.ratio import Ratio, ratio
+from lmeval_screener.ranking.ties import ALL_PAIRS, rank_gaps
+from lmeval_screener.tokens.resolution import resolve
+from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.tokens.vocabulary import Vocabulary
+from lmeval_screener.weights.final_norm import FinalNorm
+from token_cases import REFERENCE, tokenizer_json
+
+from lmeval_dispersion.geometry import METRICS
+
+V, D = 420, 64
+SETS = load_token_set("math"), REFERENCE
+WORDS = [text for words in SETS for group in words.groups.values() for text in group.texts()]
+PIECES = {text.replace(" ", "Ġ"): 3 * i for i, text in enumerate(WORDS)}
+TOKENIZER = tokenizer_json(PIECES | {f"Ġfiller{i}": i for i in range(V) if i % 3 or i >= 3 * len(WORDS)})
+TOKENS = resolve(*SETS, Vocabulary.from_tokenizer_json(TOKENIZER))
+T, R = TOKENS.domain_ids, TOKENS.reference_ids
+DRAW = np.random.default_rng(0)
+GAMMA = DRAW.uniform(0.5, 2.0, size=D)
+HEAD = DRAW.normal(size=(V, D)) + 0.8 * DRAW.normal(size=D)
+HEAD[T] = 0.5 * HEAD[T] + DRAW.normal(size=D)
+# Softmax sees row · (γ ∘ x): a vector added to all rows, a scale that γ takes back, and a rotation of the
+# normed state, which only an RMSNorm without weight lets through.
+VECTOR = 3 * DRAW.normal(size=D)
+SCALE = DRAW.uniform(0.2, 5.0, size=D)
+ROTATION = np.linalg.qr(DRAW.normal(size=(D, D)))[0]
+CONSTANTS = 2 * DRAW.normal(size=(V, 1)) / GAMMA
+SAME = {
+    "vector": (HEAD + VECTOR, GAMMA),
+    "scale": (HEAD * SCALE, GAMMA / SCALE),
+    "both": ((HEAD + VECTOR) * SCALE, GAMMA / SCALE),
+    "times two": (HEAD * 2, GAMMA / 2),
+    "folded": (HEAD * GAMMA, np.ones(D)),
+}
+OF_RMS = {"rotated": ((HEAD * GAMMA) @ ROTATION, np.ones(D))}
+OF_LAYER = {"constants along the width": (HEAD + CONSTANTS, GAMMA)}
+
+
+def write(folder, kind, dtype, norm, head, gamma):
+    """One checkpoint in a format; returns what is screened."""
+    bias = {"model.norm.bias": ("F32", np.zeros(D))} if norm == "layer" else {}
+    if kind == "gguf":
+        return write_gguf(folder, dtype, norm, head, gamma)
+    config = {"model_type": "llama" if norm == "rms" else "stablelm", "tie_word_embeddings": False}
+    stored = rounded(head, dtype), rounded(gamma, dtype)
+    tensors = {
+        "model.embed_tokens.weight": (dtype, stored[0]),
+        "lm_head.weight": (dtype, stored[0]),
+        "model.norm.weight": (dtype, stored[1]),
+        **bias,
+    }
+    write_checkpoint(folder, tensors, config=config)
+    (folder / "tokenizer.json").write_bytes(TOKENIZER)
+    if kind == "bin":
+        import torch
+        from safetensors.torch import load_file
+
+        torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+    return str(folder)
+
+
+def rounded(values, dtype):
+    """Rounded to nearest, as trainers store; the writer cuts off."""
+    if dtype != "BF16":
+        return values
+    bits = values.astype("<f4").view("<u4")
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).view("<f4")
+
+
+def write_gguf(folder, dtype, norm, head, gamma):
+    folder.mkdir()
+    by_id = sorted((i, piece) for piece, i in PIECES.items())
+    tokens = [f"filler{i}" for i in range(V)]
+    for i, piece in by_id:
+        tokens[i] = piece
+    writer = GGUFWriter(folder / "m.gguf", "llama" if norm == "rms" else "stablelm")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * V)
+    writer.add_token_merges([f"a b{n}" for n in range(10)])
+    packed = quantize(head.astype("<f4"), GGMLQuantizationType[dtype])
+    writer.add_tensor("output.weight", packed, raw_dtype=GGMLQuantizationType[dtype])
+    writer.add_tensor("output_norm.weight", gamma.astype("<f4"))
+    if norm == "layer":
+        writer.add_tensor("output_norm.bias", np.zeros(D, "<f4"))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(folder / "m.gguf")
+
+
+def distances(rows):
+    return np.linalg.norm(rows[:, None] - rows[None], axis=2)[np.triu_indices(len(rows), 1)]
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [("safetensors", "F32"), ("safetensors", "BF16"), ("safetensors", "F16"), ("bin", "BF16"),
+     ("gguf", "F16"), ("gguf", "Q8_0"), ("gguf", "Q4_0")],
+)  # fmt: skip
+def test_copies_that_predict_the_same_have_no_order(tmp_path, kind, dtype, norm):
+    copies = {"as it is": (HEAD, GAMMA), **SAME, **(OF_RMS if norm == "rms" else OF_LAYER)}
+    names = [
+        write(tmp_path / name.replace(" ", "-"), kind, dtype, norm, *copy) for name, copy in copies.items()
+    ]
+    result = screen(names)
+    assert not result.failed, result.failed
+    (group,) = result.groups
+    assert all(c.ratio is not None for c in group.checkpoints), [c.no_ratio for c in group.checkpoints]
+    ranks = {c.rank for c in group.checkpoints}
+    assert [set(c.tied_with) | {c.rank} for c in group.checkpoints] == [ranks] * len(names)
+    if dtype == "F32":
+        # By G alone they would be: the vector moves the cosine by far more than its error.
+        alone = rank_gaps([c.gaps["cosine"] for c in group.checkpoints])
+        assert any(len(set(s.ties) | {s.rank}) < len(ranks) for s in alone)
+        seen = HEAD * GAMMA
+        seen = seen - seen.mean(axis=1, keepdims=True) if norm == "layer" else seen
+        slow = distances(seen[T]).mean() / distances(seen[R]).mean()
+        for c in group.checkpoints:
+            assert c.ratio.mean == pytest.approx(slow, rel=1e-5)
+            assert c.ratio.rounding < 1e-4 * slow
+
+
+def test_what_differs_is_in_order_by_both(tmp_path):
+    spread = HEAD.copy()
+    spread[T] = HEAD[T].mean(axis=0) + 2 * (HEAD[T] - HEAD[T].mean(axis=0))
+    names = [
+        write(tmp_path / name, "safetensors", "BF16", "rms", head, GAMMA)
+        for name, head in (("a", spread), ("b", HEAD))
+    ]
+    best, last = screen(names).checkpoints
+    assert (best.label, best.tied_with, last.tied_with) == ("a", (), ())
+    assert best.ratio.minus(last.ratio).mean == pytest.approx(best.ratio.mean - last.ratio.mean)
+    assert best.ratio.above(last.ratio)
+
+
+def test_without_a_known_norm_g_stands_alone_and_the_report_says_so(tmp_path):
+    names = []
+    for name, head in (("a", HEAD + VECTOR), ("b", HEAD)):
+        place = write_checkpoint(
+            tmp_path / name,
+            {"model.embed_tokens.weight": ("F32", head), "lm_head.weight": ("F32", head)},
+        )
+        (place / "tokenizer.json").write_bytes(TOKENIZER)
+        names.append(str(place))
+    result = screen(names)
+    assert [c.ratio for c in result.checkpoints] == [None, None]
+    assert [c.tied_with for c in result.checkpoints] == [(), ()]
+    notes = result.to_markdown()
+    assert "all 2: no ratio, since no final norm of a known name is stored; G stands alone." in notes
+    assert {c["ratio"]["reason"] for c in result.to_dict()["checkpoints"]} == {
+        "no final norm of a known name is stored"
+    }
+
+
+def figures(draw, tokens=(10, 40), d=24):
+    domain, reference = (draw.normal(size=(n, d)).astype("f4") + 0.3 for n in tokens)
+    return gaps(domain, reference), ratio(domain, reference, FinalNorm("n", np.ones(d), "rms"), "BF16")
+
+
+def test_the_jackknife_is_that_of_leaving_tokens_out():
+    draw = np.random.default_rng(5)
+    domain, reference = draw.normal(size=(10, 24)), draw.normal(size=(40, 24))
+    gamma = draw.uniform(0.5, 2, size=24)
+    found = ratio(domain, reference, FinalNorm("n", gamma, "rms"), "F32")
+
+    def slow(t, r):
+        return distances(t * gamma).mean() / distances(r * gamma).mean()
+
+    left_t = [slow(np.delete(domain, i, 0), reference) for i in range(10)]
+    left_r = [slow(domain, np.delete(reference, i, 0)) for i in range(40)]
+    np.testing.assert_allclose(found.left_out_domain, left_t)
+    np.testing.assert_allclose(found.left_out_reference, left_r)
+    parts = [(len(p) - 1) / len(p) * np.square(p - np.mean(p)).sum() for p in (left_t, left_r)]
+    assert found.se == pytest.approx(np.sqrt(sum(parts)))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_packed_figures_are_those_that_went_in(known):
+    gap, second = figures(np.random.default_rng(1))
+    again, back = figures_of(numbers_of(gap, second if known else None), 10)
+    for metric in METRICS:
+        assert (again[metric].mean, again[metric].se) == (gap[metric].mean, gap[metric].se)
+        assert again[metric].between[:4] == gap[metric].between[:4]
+        np.testing.assert_array_equal(again[metric].left_out_reference, gap[metric].left_out_reference)
+    assert (back is not None) == known
+    if back is not None:
+        assert (back.mean, back.se, back.rounding) == (second.mean, second.se, second.rounding)
+        np.testing.assert_array_equal(back.left_out_domain, second.left_out_domain)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(2, 12), st.integers(0, 10**6), st.booleans())
+def test_a_ratio_can_only_tie_more_and_ties_are_mutual(count, seed, large):
+    draw = np.random.default_rng(seed)
+    count += ALL_PAIRS * large
+    both = [figures(np.random.default_rng(seed + i % 5), d=8 + i % 3) for i in range(count)]
+    gaps_, ratios = [g["cosine"] for g, _ in both], [r if draw.random() < 0.8 else None for _, r in both]
+    alone, together = rank_gaps(gaps_), rank_gaps(gaps_, ratios)
+    by_rank = {s.rank: s for s in together}
+    for i, (one, two) in enumerate(zip(alone, together, strict=True)):
+        assert one.rank == two.rank
+        assert set(one.ties) <= set(two.ties)
+        for rank in set(two.ties) - set(one.ties):
+            others = [j for j, s in enumerate(together) if s.rank == rank]
+            assert any(
+                ratios[i] is not None
+                and ratios[j] is not None
+                and not (ratios[min(i, j, key=lambda k: together[k].rank)]).above(
+                    ratios[max(i, j, key=lambda k: together[k].rank)]
+                )
+                for j in others
+            )
+        for rank in two.ties:
+            assert any(two.rank in s.ties for s in together if s.rank == rank), (rank, by_rank[rank])
+
+
+def test_rounding_is_as_large_as_what_storing_moves():
+    draw = np.random.default_rng(7)
+    domain, reference = draw.normal(size=(10, 512)), draw.normal(size=(80, 512))
+    exact = ratio(domain, reference, FinalNorm("n", np.ones(512), "rms"), "F32")
+    moved = []
+    for _ in range(30):
+        vector = 20 * draw.normal(size=512)
+        parts = [rounded(rows + vector, "BF16").astype(float) for rows in (domain, reference)]
+        stored = ratio(*parts, FinalNorm("n", np.ones(512), "rms"), "BF16")
+        moved.append(abs(stored.mean - exact.mean))
+        assert isinstance(stored, Ratio)
+        assert moved[-1] < stored.rounding
+    assert max(moved) > stored.rounding / 20
