@@ -176,12 +176,14 @@ class Verdict(Report):
     def context(self) -> Mapping[str, Any]:
         """Further values for the sentences."""
         known = [line for line in self.groups if line.best is not None and line.others]
+        served = max(self.figures, key=lambda line: line.right or 0.0, default=None)
         return {
             "enough": enough_results(USEFUL),
             "exact": [line for line in known if line.regret is not None],
             "drawn": [line for line in known if line.drawn and line.regret is None],
             "apart": [line for line in self.groups if line.separate and len(self.groups) > 1],
-            "served": max(self.figures, key=lambda line: line.right or 0.0).figure if self.figures else "",
+            # Said only where it is better than chance.
+            "served": served.figure if served and served.low is not None and served.low > 0.5 else "",
         }
 
 
