@@ -25,7 +25,7 @@ DIGITS, WORDS, WIDTH = 10, 105, 256
 def siblings(
     draw: np.random.Generator, count: int, noise: float, metric: Metric
 ) -> tuple[list[Gap], list[Ratio]]:
-    """Both figures of one drawn matrix, with noise of a share ``noise`` of each row's norm in every sibling."""
+    """Both figures of one matrix, with noise of a share ``noise`` of each row's norm in every sibling."""
     base = draw.normal(size=(DIGITS + WORDS, WIDTH)) + 0.6 * draw.normal(size=WIDTH)
     base[:DIGITS] += 0.6 * draw.normal(size=WIDTH)
     size = noise * np.linalg.norm(base, axis=1, keepdims=True) / np.sqrt(WIDTH)
@@ -46,7 +46,8 @@ def main() -> None:
     args = parser.parse_args()
     groups, sizes = args.groups, [int(size) for size in args.sizes.split(",")]
     draw = np.random.default_rng(20260501)
-    print("metric     siblings  noise  pair by pair  all counted   both  sd of G  printed se", flush=True)
+    heads = "metric     siblings  noise  pair by pair  all counted   both  sd of G  printed se"
+    print(heads, flush=True)
     for metric in METRICS:
         for count in sizes:
             for noise in (0.02, 0.3):
@@ -66,8 +67,8 @@ def main() -> None:
                     errors.append(gaps[0].se)
                 looks = f"{pairwise / groups:.3f}" if count <= ALL_PAIRS else "-"
                 print(
-                    f"{metric:9} {count:9} {noise:6} {looks:>13} {counted / groups:12.3f} {together / groups:6.3f} "
-                    f"{np.sqrt(np.mean(spreads)):8.4f} {np.mean(errors):11.4f}",
+                    f"{metric:9} {count:9} {noise:6} {looks:>13} {counted / groups:12.3f} "
+                    f"{together / groups:6.3f} {np.sqrt(np.mean(spreads)):8.4f} {np.mean(errors):11.4f}",
                     flush=True,
                 )
 

@@ -9,10 +9,10 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def data_folder(name: str) -> Path:
-    """Folder of bundled data: ``token_sets``, ``task_configs`` or ``demo``.
+    """Folder of bundled data: ``token_sets``, ``task_configs``, ``demo`` or ``demo_run``.
 
     The wheel holds them under ``lmeval_dispersion/data/``. In a checkout, which an editable install reads,
-    ``demo`` lies there too and the others at the top.
+    the demos lie there too and the others at the top.
 
     Args:
         name: Name of the folder.

@@ -36,6 +36,7 @@ from lmeval_dispersion.options import (
     add_slice,
     report_beside,
 )
+from lmeval_dispersion.paths import data_folder
 
 Rows = NDArray[np.int64]
 
@@ -49,9 +50,15 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of a finished run (its store), or of several of one model; a second RUN is compared "
         "with the first",
     )
+    parser.add_argument(
+        "--demo", action="store_true", help="audit the bundled run: 204 questions of MMLU, by a tiny model"
+    )
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument(
-        "--worst", type=int, metavar="N", help="the N documents that the model tells least from the others"
+        "--worst",
+        type=int,
+        metavar="N",
+        help="the N documents that the model tells least from the others (default: none)",
     )
     kind.add_argument(
         "--budget", action="store_true", help="how many labelled documents the run's estimates are worth"
@@ -61,15 +68,17 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
     add_metrics(parser)
     add_output(parser)
     add_seed(parser)
-    add_examples(parser, "RUN -o report.html", "RUN --worst 20", "RUN --budget", "BASELINE_RUN RUN")
+    add_examples(parser, "--demo", "RUN -o report.html", "RUN --worst 20", "RUN --budget", "BASELINE_RUN RUN")
 
 
 def run_audit(args: argparse.Namespace) -> int:
     """Run ``dispersion audit``; 3 where a part of the report is missing."""
     output = Output.of(args)
-    if not args.runs:
-        raise UsageError("expected a RUN, the folder of a finished run")
-    path, *others = args.runs
+    if args.demo and args.runs:
+        raise UsageError(f"expected a RUN or --demo, got both: {args.runs[0]}")
+    if not args.demo and not args.runs:
+        raise UsageError("expected a RUN, the folder of a finished run; --demo audits the bundled one")
+    path, *others = [data_folder("demo_run")] if args.demo else args.runs
     short = output.format == "table" and not output.details
     if others:
         from lmeval_dispersion.audit.compare import compare

@@ -202,6 +202,17 @@ def test_the_worst_documents_in_every_format(store, tmp_path):
     assert "Accuracy by decile" in (tmp_path / "page.html").read_text()
 
 
+def test_the_bundled_run_is_audited_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for options in ([], ["--worst", "5"], ["--budget"]):
+        result = dispersion_command("audit", "--demo", *options)
+        assert result.returncode == 0, result.stderr
+        assert len(result.stdout.splitlines()) <= 40
+    assert "No verdict: the accuracy of 20.6 %" in dispersion_command("audit", "--demo").stdout
+    assert list(tmp_path.iterdir()) == []
+    assert "got both: run" in sentence(dispersion_command("audit", "run", "--demo"), 2)
+
+
 def test_two_runs_are_compared(store, tmp_path):
     other = planted_store(tmp_path / "other", n=2400, effect=0.8, manifest={"model": "synthetic/other"})
     both = dispersion_command("audit", store, other)
