@@ -117,7 +117,7 @@ def _harness(arguments: list[str]) -> int:
         from lm_eval.__main__ import cli_evaluate
 
         from lmeval_dispersion.harness import saving
-        from lmeval_dispersion.harness.compat import more_tasks
+        from lmeval_dispersion.harness.seams import more_tasks
     except ImportError as error:
         raise MissingExtraError(
             "lm-eval cannot be loaded; pip install 'lmeval-dispersion[models]'"

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.geometry import Estimate, streamed_dispersion_estimate, valid_rows
-from lmeval_dispersion.harness.compat import pooled
 from lmeval_dispersion.harness.records import DocRecord, Vectors
+from lmeval_dispersion.harness.seams import pooled
 
 # Metric -> which documents it is over, by their score.
 METRICS = {"dispersion": "all", "dispersion_correct": "correct", "dispersion_incorrect": "incorrect"}

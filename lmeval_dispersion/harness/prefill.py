@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.harness import requests
-from lmeval_dispersion.harness.compat import plain, state_of
 from lmeval_dispersion.harness.records import DocState
+from lmeval_dispersion.harness.seams import plain, state_of
 
 FOLDER = ".parts"
 

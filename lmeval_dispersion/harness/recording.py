@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from lmeval_dispersion.errors import HarnessError
-from lmeval_dispersion.harness.compat import shadowed
 from lmeval_dispersion.harness.query_tokens import query_tokens
 from lmeval_dispersion.harness.records import Vectors
+from lmeval_dispersion.harness.seams import shadowed
 from lmeval_dispersion.model.capture import Site, resolve
 
 

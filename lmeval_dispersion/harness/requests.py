@@ -10,7 +10,6 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import get_rolling_token_windows, hash_string
 
 from lmeval_dispersion.errors import HarnessError
-from lmeval_dispersion.harness.compat import add_request_types, with_state
 from lmeval_dispersion.harness.recording import (
     ContextRecorder,
     OneTokenRecorder,
@@ -20,6 +19,7 @@ from lmeval_dispersion.harness.recording import (
     unseen,
 )
 from lmeval_dispersion.harness.records import DocState
+from lmeval_dispersion.harness.seams import add_request_types, with_state
 
 # lm-eval's request type -> ours. Request caches hold these names: they stay.
 REQUEST_TYPES = {

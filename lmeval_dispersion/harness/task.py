@@ -7,16 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lm_eval.api.task import ConfigurableTask
+
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.harness import requests, saving
-from lmeval_dispersion.harness.compat import (
-    Surroundings,
-    check_groups,
-    hooked_task,
-    state_of,
-    surroundings,
-    with_state,
-)
 from lmeval_dispersion.harness.metrics import METRICS, Figure, TaskMetrics
 from lmeval_dispersion.harness.records import (
     CORRECT,
@@ -27,6 +21,13 @@ from lmeval_dispersion.harness.records import (
     record_of,
     split_judge,
 )
+from lmeval_dispersion.harness.seams import (
+    Surroundings,
+    check_groups,
+    state_of,
+    surroundings,
+    with_state,
+)
 from lmeval_dispersion.model.capture import resolve, split_names
 
 requests.install()
@@ -34,7 +35,13 @@ requests.install()
 log = logging.getLogger(__name__)
 
 
-class DispersionTask(hooked_task()):  # type: ignore[misc]
+if hasattr(ConfigurableTask, "process_instances"):
+    from lmeval_dispersion.harness.task_05 import HookedTask
+else:
+    from lmeval_dispersion.harness.task_04 import HookedTask
+
+
+class DispersionTask(HookedTask):
     """lm-eval's ConfigurableTask, whose requests bring back the state of the last context token.
 
     Use it from a YAML that includes any task of lm-eval::

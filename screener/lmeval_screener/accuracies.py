@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_screener.targets.target import Target, label
+from lmeval_screener.targets.target import Target, label, labelled
 from lmeval_screener.targets.training_runs import run_and_step
 from lmeval_screener.yaml_fields import nearest
 
@@ -37,6 +37,7 @@ class Rated:
         accuracy: In the source's unit.
         place: Where it stands, for messages.
         file: The GGUF file that was evaluated; None where the source names none.
+        label: What a report called it; None where the source has no labels.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Rated:
     accuracy: float
     place: str
     file: str | None = None
+    label: str | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Accuracies:
                     "name one of them, a revision in `revision`"
                 )
             if not fitting and self.complete:
-                name, known = label(rated.name, rated.revision), _short_names(targets)
+                name, known = label(rated.name, rated.revision), _labels(targets)
                 raise UsageError(
                     f"{rated.place}: expected a checkpoint that is screened, got {name!r}"
                     f"{nearest(name, known)}; screened: {_listed(known)}"
@@ -91,7 +93,7 @@ class Accuracies:
                     )
         if not any_fits:
             raise UsageError(
-                f"expected accuracies of what is screened ({_listed(_short_names(targets))}), got those of "
+                f"expected accuracies of what is screened ({_listed(_labels(targets))}), got those of "
                 f"{_listed([label(rated.name, rated.revision) for rated in self.rated])}"
             )
 
@@ -108,9 +110,9 @@ def read_accuracies(source: str, targets: Sequence[Target]) -> Accuracies:
 
     Args:
         source: ``FILE.csv`` with the columns ``repo`` (or ``checkpoint``, ``name``), ``accuracy`` and
-            optionally ``revision``; lm-eval's ``results_*.json``, or a folder of them, with ``:TASK`` where
-            they hold more than one task; or ``hub:TASK``, what the repositories' ``.eval_results`` on the Hub
-            say.
+            optionally ``revision`` and ``label``; lm-eval's ``results_*.json``, or a folder of them, with
+            ``:TASK`` where they hold more than one task; or ``hub:TASK``, what the repositories'
+            ``.eval_results`` on the Hub say.
         targets: What is to be screened.
 
     Raises:
@@ -152,8 +154,9 @@ class _Index:
         self._globs = [target for target in targets if target.is_glob]
         several = (target for target in targets if _is_several(target) and not target.on_hub)
         self._several = next(several, None)
-        for target in targets:
-            self._labels.setdefault(target.label, []).append(target)
+        for target, item in zip(targets, labelled(targets), strict=True):
+            for text in {target.label, target.name, item.label}:
+                self._labels.setdefault(text, []).append(target)
             if not target.on_hub:
                 self._paths.setdefault(str(Path(target.repo).resolve()), []).append(target)
             for name in _names_of(target):
@@ -164,8 +167,15 @@ class _Index:
 
         Before an address is expanded its steps are unknown: the name may be any step's.
         """
-        if exact := self._labels.get(label(rated.name, rated.revision)):
-            return exact
+        fitting = self._fitting(rated, expanded)
+        if rated.file is None or len(fitting) < 2:
+            return fitting
+        return [t for t in fitting if t.file and t.file.lower() in rated.file.lower()] or fitting
+
+    def _fitting(self, rated: Rated, expanded: bool) -> list[Target]:
+        for text in (rated.label, label(rated.name, rated.revision)):
+            if text is not None and (exact := self._labels.get(text)):
+                return exact
         if rated.revision is None and (
             there := self._paths.get(str(Path(rated.name).expanduser().resolve()))
         ):
@@ -221,8 +231,8 @@ def _folder_names(name: str) -> set[str]:
     return {str(path.resolve()), f"{Path(run[0]).name}/{run[1]}" if run else path.name}
 
 
-def _short_names(targets: Sequence[Target]) -> list[str]:
-    return [Path(target.repo).name if not target.on_hub else target.label for target in targets]
+def _labels(targets: Sequence[Target]) -> list[str]:
+    return [item.label for item in labelled(targets)]
 
 
 def _listed(names: Sequence[str], most: int = 12) -> str:
@@ -235,7 +245,13 @@ def _listed(names: Sequence[str], most: int = 12) -> str:
 
 def _from_csv(path: Path) -> Accuracies:
     rated = [
-        Rated(row["repo"], row.get("revision") or None, _number(row["accuracy"], place), place)
+        Rated(
+            row["repo"],
+            row.get("revision") or None,
+            _number(row["accuracy"], place),
+            place,
+            label=row.get("label"),
+        )
         for place, row in _rows(path)
     ]
     if not rated:

@@ -24,8 +24,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
-from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.reading import Reader, Reading

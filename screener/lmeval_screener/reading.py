@@ -10,8 +10,8 @@ from typing import Any
 
 from lmeval_dispersion.errors import GeometryError
 from lmeval_dispersion.geometry import Metric
-from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshot import Meter, Snapshot
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.errors import ScreeningError, printable

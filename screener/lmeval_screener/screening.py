@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_screener.accuracies import Accuracies, read_accuracies
-from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.limits import Allowance
+from lmeval_screener.checkpoints.limits import Allowance, Budget
 from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking.gate import judged, reference_among

@@ -13,9 +13,9 @@ import pytest
 
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.geometry import dispersion_estimate
-from lmeval_dispersion.harness.compat import check_groups
 from lmeval_dispersion.harness.metrics import Figure
 from lmeval_dispersion.harness.records import DocRecord, DocState
+from lmeval_dispersion.harness.seams import check_groups
 
 VALUE, ERROR = Figure("dispersion", "last"), Figure("dispersion", "last", error=True)
 

@@ -81,7 +81,7 @@ from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
 from lmeval_dispersion.harness import saving
-from lmeval_dispersion.harness.compat import Surroundings
+from lmeval_dispersion.harness.seams import Surroundings
 from lmeval_dispersion.harness.metrics import TaskMetrics
 from lmeval_dispersion.harness.records import DocRecord, DocState
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # as a disk with 50 kB left
@@ -179,7 +179,7 @@ def test_a_cache_that_keeps_plain_answers_only_loses_no_states(
 ) -> None:
     import lm_eval.api.model
 
-    from lmeval_dispersion.harness.compat import plain
+    from lmeval_dispersion.harness.seams import plain
 
     kept: dict[str, str] = {}
 

@@ -25,8 +25,8 @@ import boto3
 import pytest
 from filelock import FileLock, Timeout
 from hub_client import IDS, Read, full_matrix, read_of
-from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.targets.target import Target, parse_target
 

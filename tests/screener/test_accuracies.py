@@ -59,6 +59,31 @@ def test_a_csv_file_names_them_as_the_tables_print_them(tmp_path):
     assert found(path, CHECKPOINTS[3:]) == [None, 1.0]
 
 
+FILES = [Target("/data/gg", local=True, file=f"{name}.gguf") for name in "abc"]
+
+
+def test_labels_as_the_report_prints_them_name_files_of_one_folder_and_versions(tmp_path):
+    versions = [Target("models:/sums/1"), Target("models:/sums/2"), Target("models:/other/2")]
+    text = "repo,accuracy\ngg/a.gguf,1\ngg/c.gguf,3\nsums/2,5\n/data/gg:b.gguf,2\n"
+    assert found(csv_file(tmp_path, text), [*FILES, *versions]) == [1, 2, 3, None, 5, None]
+    with pytest.raises(UsageError, match=r"got 'gg/d\.gguf'; did you mean gg/.*; screened: gg/a\.gguf, gg/b"):
+        found(csv_file(tmp_path, "repo,accuracy\ngg/d.gguf,1\n"), FILES)
+
+
+def test_a_report_of_this_command_is_read_by_its_labels(tmp_path):
+    text = "label,repo,revision,accuracy\ngg/a.gguf,gg,,1\ngg/b.gguf,gg,,2\n"
+    assert found(csv_file(tmp_path, text), FILES) == [1, 2, None]
+    text = "label,repo,revision,accuracy\nelsewhere,a/math,,4\n"
+    assert found(csv_file(tmp_path, text), CHECKPOINTS) == [None, 4, *[None] * 3]
+
+
+def test_results_of_files_of_one_folder_are_told_apart_by_the_file(tmp_path):
+    for name, accuracy in (("a", 0.1), ("c", 0.3)):
+        arguments = {"pretrained": "/data/gg", "gguf_file": f"{name}.gguf"}
+        results(tmp_path, arguments, {"gsm8k": {"acc,none": accuracy}}, name=f"results_{name}.json")
+    assert found(str(tmp_path), FILES) == [0.1, None, 0.3]
+
+
 def test_another_accuracy_does_not_stay_beside_those_of_a_source(tmp_path):
     rated = [replace(target, accuracy=0.9) for target in FOLDERS]
     assert found(csv_file(tmp_path, "repo,accuracy\nsums-00,1\n"), rated) == [1.0, None, None]

@@ -19,7 +19,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from hub_client import ours
 from lmeval_screener import screening
-from lmeval_screener.checkpoints.http import Budget
+from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.local import open_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets import target as targets

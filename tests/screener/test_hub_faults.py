@@ -26,8 +26,8 @@ from hub_faults import (
 from hub_faults import header as reply_header
 from hub_wire import Reply
 from lmeval_screener.checkpoints import remote
-from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.projection import find_projection, read_rows
 

@@ -10,8 +10,7 @@ import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from hub_client import FILE, HEAD, IDS, full_matrix, ours, read_of
 from hub_server import HubServer
-from lmeval_screener.checkpoints.http import Budget
-from lmeval_screener.checkpoints.limits import UNTOLD, Quota
+from lmeval_screener.checkpoints.limits import UNTOLD, Budget, Quota
 from lmeval_screener.errors import ScreeningError
 
 

@@ -13,8 +13,8 @@ from faulty_proxy import FaultyProxy
 from hub_client import full_matrix
 from lmeval_screener import screen
 from lmeval_screener.checkpoints.cache import Cache
-from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.checkpoints.storages.object_store import ObjectStore

@@ -12,8 +12,8 @@ import pytest
 from checkpoints import head_and_embedding, slow_gap, write_checkpoint
 from hub_client import full_matrix
 from lmeval_screener import screen
-from lmeval_screener.checkpoints.http import Budget
 from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.target import parse_target

@@ -1,4 +1,4 @@
-"""What was read once is kept on disk: entries that check themselves, written atomically.
+"""The cache on disk: entries that check themselves, written atomically.
 
 An entry is a file: one line of JSON (``{"key": …, "sha256": …}``), then the content. A damaged entry, one of
 another key, or one that another program writes to, is noticed and counts as missing. Nothing in here is

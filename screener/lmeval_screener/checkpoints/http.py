@@ -12,6 +12,7 @@ import functools
 import ipaddress
 import os
 import random
+import re
 import ssl
 import urllib.request
 import zlib
@@ -22,8 +23,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from yarl import URL
 
-from lmeval_screener.checkpoints.limits import LONGEST_WAIT, Allowance, Quota, asked_wait, rate_limited
-from lmeval_screener.checkpoints.limits import Budget as Budget
+from lmeval_screener.checkpoints.limits import (
+    LONGEST_WAIT,
+    Allowance,
+    Budget,
+    Quota,
+    asked_wait,
+    rate_limited,
+)
 from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.errors import ScreeningError
 
@@ -222,20 +229,7 @@ class Transport:
         budget: Budget | None = None,
         until: Callable[[aiohttp.ClientResponse], bool] = lambda response: False,
     ) -> aiohttp.ClientResponse:
-        """`request` with redirects followed: the last answer, or the first redirect that is far enough.
-
-        Args:
-            method: Of HTTP.
-            url: Where to start.
-            headers: Of every hop.
-            meter: Counts every hop.
-            budget: See `request`.
-            until: Whether a redirect is not to be followed.
-
-        Raises:
-            AgainError: As `request` and `raise_if_passing`.
-            ScreeningError: As `request`; ``BadResponse`` for redirects that lead nowhere.
-        """
+        """`request` with redirects followed: the last answer, or the first redirect that is far enough."""
         for _ in range(HOPS):
             response = await self.request(method, url, headers, meter, budget)
             try:
@@ -259,19 +253,7 @@ class Transport:
         refused: Callable[[aiohttp.ClientResponse], ScreeningError],
         budget: Budget | None = None,
     ) -> tuple[bytes, aiohttp.ClientResponse]:
-        """A whole small body, which may come compressed, in one attempt; and the response it came with.
-
-        Args:
-            url: Where to start.
-            meter: Counts every hop.
-            limit: Bytes that the body may have, unpacked.
-            refused: The error that a final status other than 200 means.
-            budget: See `request`.
-
-        Raises:
-            AgainError: As `followed`; also for a body beyond the limit.
-            ScreeningError: As `refused` says.
-        """
+        """A whole small body, which may come compressed, in one attempt; and the response it came with."""
         gzip = {"Accept-Encoding": "gzip"}
         async with await self.followed("GET", url, gzip, meter, budget) as response:
             if response.status != 200:
@@ -280,12 +262,7 @@ class Transport:
             return await unpacked(response, meter, limit), response
 
     async def redirect(self, response: aiohttp.ClientResponse, meter: Meter) -> URL:
-        """Where a redirect leads; its body is read so that the connection can serve the next request.
-
-        Raises:
-            ScreeningError: ``BadResponse`` if that is no address, or one that nobody should be sent to: from
-                https to http, or from a public address to a private one.
-        """
+        """Where a redirect leads; its body is read so that the connection can serve the next request."""
         await drained(response, meter)
         source = response.url
         try:
@@ -326,8 +303,8 @@ class Transport:
             addresses = [host]
             with contextlib.suppress(ValueError, OSError):
                 if not _is_address(host) and self._proxy(url) is None:
-                    found = await asyncio.get_running_loop().getaddrinfo(host, None)
-                    addresses = [str(entry[4][0]) for entry in found]
+                    entries = await asyncio.get_running_loop().getaddrinfo(host, None)
+                    addresses = [str(entry[4][0]) for entry in entries]
             self._private[host] = any(_is_private(address) for address in addresses)
         return self._private[host]
 
@@ -368,7 +345,7 @@ def is_redirect(response: aiohttp.ClientResponse) -> bool:
 
 
 class _named:
-    """What a connection fails with, under the name that it has here; a context manager."""
+    """Gives the errors of a connection the names that they have here; a context manager."""
 
     def __init__(self, url: URL) -> None:
         self._url = url
@@ -388,17 +365,16 @@ class _named:
                 "network's, name its issuer's file in SSL_CERT_FILE or REQUESTS_CA_BUNDLE",
             ) from error
         if isinstance(error, (aiohttp.ClientError, asyncio.TimeoutError, OSError)):
-            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            text = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
+            # One line, and no signature of an address.
+            text = re.sub(r"\?\S*", "", " ".join(text.split())[:200])
+            reason = f"{type(error).__name__}: {text}".rstrip(": ")
             what = f"the connection to {host} failed ({reason}); check the network and the address"
             raise AgainError(ScreeningError("Unreachable", what)) from error
 
 
 async def piece_of(response: aiohttp.ClientResponse, meter: Meter) -> bytes:
-    """The next piece of a body as it travels, which the meter counts; empty at its end.
-
-    Raises:
-        AgainError: The connection broke.
-    """
+    """The next piece of a body as it travels, which the meter counts; empty at its end."""
     with _named(response.url):
         piece = await response.content.readany()
     meter.bytes_read += len(piece)
@@ -406,11 +382,7 @@ async def piece_of(response: aiohttp.ClientResponse, meter: Meter) -> bytes:
 
 
 async def unpacked(response: aiohttp.ClientResponse, meter: Meter, limit: int) -> bytes:
-    """The whole body, opened where it came compressed.
-
-    Raises:
-        AgainError: It cannot be opened, or has more bytes than the limit.
-    """
+    """The whole body, opened where it came compressed."""
     coding = response.headers.get("Content-Encoding", "identity").strip().lower()
     body = bytearray()
     try:
@@ -439,12 +411,7 @@ async def drained(response: aiohttp.ClientResponse, meter: Meter) -> None:
 
 
 async def side_by_side(works: Iterable[Coroutine[Any, Any, T]], most: int | None = None) -> list[T]:
-    """Results of works done at the same time; when one fails, the others are stopped before it is raised.
-
-    Args:
-        works: What is to be done.
-        most: At most so many at a time, and no other is taken before; None: all.
-    """
+    """Results of works done at the same time; when one fails, the others are stopped before it is raised."""
     if most is not None:
         results: dict[int, T] = {}
         waiting = enumerate(works)

@@ -79,7 +79,7 @@ class Hub:
 
     Endpoint, token, offline mode and places are those of huggingface_hub: ``HF_ENDPOINT``, ``HF_TOKEN`` or
     ``$HF_HOME/token``, ``HF_HUB_DISABLE_IMPLICIT_TOKEN``, ``HF_HUB_OFFLINE``, ``HF_HOME``, ``HF_HUB_CACHE``.
-    What was already downloaded by huggingface_hub is read from its cache.
+    Downloads of huggingface_hub are read from its cache.
 
     Args:
         offline: Whether to make no request at all; None: as huggingface_hub is set.
@@ -191,18 +191,7 @@ class Hub:
     async def page(
         self, address: str, what: str, parse: Callable[[bytes, str], T], budget: Budget | None = None
     ) -> tuple[T, str | None]:
-        """One page of a list of repositories, understood, and the address of the next one.
-
-        Args:
-            address: Path and query at the endpoint, or the address of a next page.
-            what: The list, in words.
-            parse: Understands its content.
-            budget: See `snapshot`.
-
-        Raises:
-            ScreeningError: ``BadResponse`` if it goes on elsewhere; ``RepoNotFound`` if there is no such
-                list, or an error of the connection.
-        """
+        """One page of a list of repositories, understood, and the address of the next one."""
         address = address if "://" in address else f"{self.endpoint}{address}"
         if self.transport is None:
             kept = self.cache.read("pages", address)
@@ -271,19 +260,7 @@ class Hub:
         meter: Meter,
         parse: Callable[[bytes, str], T],
     ) -> tuple[T, aiohttp.ClientResponse]:
-        """An answer of the API, understood; what is not the Hub's is asked for again.
-
-        Args:
-            url: Its address.
-            what: The repository or list, in words.
-            revision: For errors.
-            budget: See `snapshot`.
-            meter: Counts what travels.
-            parse: Understands the body; its ScreeningError says that it is something else.
-
-        Raises:
-            ScreeningError: As `refusal` names it, or an error of the connection.
-        """
+        """An answer of the API, understood; what is not the Hub's is asked for again."""
         transport = self.transport
         assert transport is not None
 
@@ -317,7 +294,7 @@ class Hub:
         return pages
 
     def refusal(self, response: aiohttp.ClientResponse, what: str, revision: str) -> ScreeningError:
-        """What a final status means; see `hub_responses.refusal`."""
+        """The error that a final status means; see `hub_responses.refusal`."""
         token = self.transport is not None and self.transport.token is not None
         return refusal(response, what, revision, self.endpoint, token=token)
 
@@ -436,16 +413,7 @@ class Hub:
 
 
 class HubSnapshot(RemoteSnapshot):
-    """A checkpoint on the Hub at one commit; see `Snapshot`. Made by `Hub`.
-
-    Args:
-        hub: Its connections, cache and endpoint.
-        listing: Its files.
-        requested_revision: As it was asked for.
-        budget: Time for everything.
-        meter: Counts what travels.
-        early: Texts that were asked for before the commit was known, by path; checked by digest like all.
-    """
+    """A checkpoint on the Hub at one commit; see `Snapshot`. Made by `Hub`."""
 
     def __init__(
         self,
@@ -468,17 +436,7 @@ class HubSnapshot(RemoteSnapshot):
         self._gathering = False
 
     async def prepare(self, tokenizers: Sequence[str], weights: str, texts: Sequence[str]) -> None:
-        """Ask side by side for what nearly every checkpoint needs and a list of repositories does not say.
-
-        Args:
-            tokenizers: Files that may hold the vocabulary, best first: the digest of the first one that is
-                there is asked for.
-            weights: The file of weights whose size and address are asked for, if it is there.
-            texts: Files to be read whole, those that are there.
-
-        Raises:
-            ScreeningError: As `small_file` and `ranges`.
-        """
+        """Ask side by side for what nearly every checkpoint needs and a list of repositories does not say."""
         wanted = [*texts, *[path for path in tokenizers if path in self.files][:1], weights]
         unknown = [path for path in wanted if path in self.files and self.files[path].size is None]
         works: list[Coroutine[Any, Any, object]] = []
@@ -569,12 +527,7 @@ class HubSnapshot(RemoteSnapshot):
         return contradiction(f"{path} of {self.repo} does not have the digest that the listing says")
 
     async def _resolved(self, path: str, *, wanted: str = "size") -> URL:
-        """Where a file lies, by HEAD; what the answers say of it is kept.
-
-        Args:
-            path: The file.
-            wanted: ``size`` or ``digest``: what has to be known before the Hub's own redirects are left.
-        """
+        """Where a file lies, by HEAD; what the answers say of it is kept."""
         transport = self._online(path)
 
         def far_enough(response: aiohttp.ClientResponse) -> bool:
@@ -594,11 +547,7 @@ class HubSnapshot(RemoteSnapshot):
             return response.url
 
     def _believe(self, path: str, response: aiohttp.ClientResponse, *, final: bool) -> None:
-        """Check what a file resolves to against what is known of it, and keep what is new.
-
-        Raises:
-            AgainError: It contradicts.
-        """
+        """Check what a file resolves to against what is known of it, and keep what is new."""
         entry = self._entry(path)
         if problem := resolve_problem(response.headers, entry, self.revision, final=final):
             raise contradiction(f"{path} of {self.repo} resolves wrongly: {problem}")

@@ -57,13 +57,7 @@ class RepoFiles:
 
 @dataclass(frozen=True, slots=True)
 class RepoSummary:
-    """One repository of a list of many.
-
-    Attributes:
-        repo: Its name.
-        changed: When it changed last, as the Hub writes it (ISO 8601, UTC); empty if it does not say.
-        listing: Its files by name, without sizes; None where the list holds names only.
-    """
+    """One repository of a list of many."""
 
     repo: str
     changed: str
@@ -167,7 +161,7 @@ def _listing(info: Mapping[str, Any], asked: str) -> RepoFiles:
 def refusal(
     response: aiohttp.ClientResponse, repo: str, revision: str, endpoint: str, *, token: bool
 ) -> ScreeningError:
-    """What a final status other than 2xx and 3xx of the Hub means.
+    """The error that a final status other than 2xx and 3xx of the Hub means.
 
     The Hub names its reasons in ``X-Error-Code``; without one, 401 to a request without a token stands for a
     repository that is missing or private (it does not tell which), and 401 with an ``X-Error-Message`` to one
@@ -219,17 +213,10 @@ def _login(*, token: bool) -> str:
 def resolve_problem(
     headers: Mapping[str, str], entry: FileEntry, commit: str | None, *, final: bool
 ) -> str | None:
-    """Why what a file resolves to is not the file that was listed; None if it is.
-
-    Args:
-        headers: Of the answer to HEAD; looked up without regard to case.
-        entry: The file as listed.
-        commit: The commit that was asked for.
-        final: Whether the answer is of the file itself, not a redirect.
-    """
+    """Why what a file resolves to is not the file that was listed; None if it is."""
     size = headers.get("X-Linked-Size") or (headers.get("Content-Length") if final else None)
     if entry.size is None and "Location" not in headers:
-        # What comes here is kept: no page that a proxy puts in between may stand for a file or for its size.
+        # It is kept: no page that a proxy puts in between may stand for a file or for its size.
         versioned = any(name in headers for name in ("X-Repo-Commit", "X-Linked-ETag", "ETag"))
         page = headers.get("Content-Type", "").startswith("text/html") and not entry.path.endswith("html")
         if page or not versioned:
@@ -251,11 +238,6 @@ def resolved_entry(headers: Mapping[str, str], entry: FileEntry, *, final: bool)
     """A file as its listing and the answer of `resolve` together know it.
 
     The digest of a small file is its ETag, which the redirect to its content carries in the address.
-
-    Args:
-        headers: Of the answer; looked up without regard to case.
-        entry: The file as listed, maybe without size and digest.
-        final: Whether the answer is of the file itself, not a redirect.
     """
     size = headers.get("X-Linked-Size") or (headers.get("Content-Length") if final else None)
     tag = headers.get("X-Linked-ETag") or headers.get("ETag")

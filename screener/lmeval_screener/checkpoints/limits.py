@@ -231,11 +231,15 @@ class Quota:
         return left + _ROUNDING if left > 0 else None
 
     def _hear(self, headers: Mapping[str, str]) -> None:
-        told = _LEFT.search(headers.get("RateLimit", ""))
-        if told is None:
+        stated = _LEFT.search(headers.get("RateLimit", ""))
+        if stated is None:
             self._silent = self._left is None
             return
-        self.name, left, resets = told["name"], int(told["left"]), time.monotonic() + int(told["seconds"])
+        self.name, left, resets = (
+            stated["name"],
+            int(stated["left"]),
+            time.monotonic() + int(stated["seconds"]),
+        )
         # Answers overtake one another: inside a window only the least that was said counts.
         same = self._left is not None and abs(resets - self._resets) <= 1.5
         self._left = min(left, self._left) if same and self._left is not None else left
@@ -245,7 +249,7 @@ class Quota:
 
 
 class Allowance:
-    """What a run may cost, by the user's own limits; shared by all that a command does.
+    """The user's own limits of a run's cost; shared by all that a command does.
 
     A checkpoint that begins sets aside what one has cost so far at most, so that those that were begun come
     to their end. What is in the cache costs nothing and is read all the same.

@@ -53,23 +53,18 @@ class FilePlace:
         address: Where its ranges are read; None until it was resolved.
         refused: How often such an address was refused in a row.
         etag: The version of all ranges; None where the server names none.
-        whole: All of it, where the server sent that.
-        proven: Whether a range came right.
     """
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     address: URL | None = None
     refused: int = 0
     etag: str | None = None
-    whole: bytes | None = None
-    proven: bool = False
 
 
-class RemoteSnapshot:
-    """Files at addresses; see `Snapshot`. Subclasses say where a file is and what a refusal means.
+class RangedSnapshot:
+    """Listed files, read by ranges in attempts; see `Snapshot`. Subclasses say how one attempt goes.
 
     Args:
-        transport: The pool; None in offline mode.
         repo: Its name, or the address that was asked for.
         files: Those that are there.
         budget: Time for everything.
@@ -78,14 +73,7 @@ class RemoteSnapshot:
     """
 
     def __init__(
-        self,
-        transport: Transport | None,
-        repo: str,
-        files: Mapping[str, FileEntry],
-        *,
-        budget: Budget,
-        meter: Meter,
-        cache: Cache,
+        self, repo: str, files: Mapping[str, FileEntry], *, budget: Budget, meter: Meter, cache: Cache
     ) -> None:
         self.repo = repo
         self.requested_revision: str | None = None
@@ -95,48 +83,29 @@ class RemoteSnapshot:
         self.parameters: int | None = None
         # A file without a version may be another one tomorrow.
         self.cache: Cache | None = cache if all(entry.digest for entry in files.values()) else None
-        self._transport, self._budget = transport, budget
-        self._places: dict[str, FilePlace] = {}
+        self._budget = budget
         self._text_locks: dict[str, asyncio.Lock] = {}
+        self._proven: set[str] = set()  # files of which a range came right
+        self._whole: dict[str, bytes] = {}  # small files that a server sent in place of a range
 
-    # --- for subclasses -----------------------------------------------------------------------------------
-
-    def _url(self, path: str) -> URL:
-        """Where a file is asked for."""
+    async def _read(self, path: str, begin: int, end: int, received: bytearray) -> None:
+        """Append bytes ``[begin, end)`` of a file to what was received, as far as they come; one attempt."""
         raise NotImplementedError
-
-    def _refused(self, response: aiohttp.ClientResponse) -> ScreeningError:
-        """The error that a final status means."""
-        raise NotImplementedError
-
-    async def _resolved(self, path: str) -> URL:
-        """Where the ranges of a file are read, in one attempt."""
-        return self._url(path)
 
     async def _text(self, path: str, entry: FileEntry) -> bytes:
         """A small file from the network."""
         return await self._range(path, 0, await self.size(path))
 
-    def _conditions(self, place: FilePlace) -> Mapping[str, str]:
-        """Headers of a range beside Range."""
-        return {}
-
-    def _is_final(self, url: URL) -> bool:
-        """Whether a refusal from here is final, not one of an address that may be resolved anew."""
-        return True
-
     def _on_disk(self, entry: FileEntry) -> Path | None:
         """The file where another program has already put it."""
         return None
-
-    # --- see `Snapshot` -----------------------------------------------------------------------------------
 
     async def small_file(self, path: str) -> bytes:
         """Whole content of a small file; see `Snapshot.small_file`."""
         size = self._entry(path).size
         if size is not None and size > SMALL:
             raise ScreeningError(
-                "BadResponse", f"{path} of {self.repo} has {size} bytes, too many for its kind"
+                "BadResponse", f"{path} of {self.repo} has {size} bytes, too many for its kind; check it"
             )
         async with self._text_locks.setdefault(path, asyncio.Lock()):
             entry = self._entry(path)
@@ -145,7 +114,6 @@ class RemoteSnapshot:
             place = self._on_disk(entry)
             if place and entry.fits(stored := await asyncio.to_thread(place.read_bytes)):
                 return stored
-            self._online(path)
             body = await retried(lambda: self._text(path, entry), self._budget)
             if self.cache:
                 self.cache.write("files", self._file_key(self._entry(path)), body)
@@ -153,9 +121,6 @@ class RemoteSnapshot:
 
     async def size(self, path: str) -> int:
         """Size of a file; see `Snapshot.size`."""
-        if (size := self._entry(path).size) is not None:
-            return size
-        await self._address(path, self._place(path))
         if (size := self._entry(path).size) is None:
             raise contradiction(f"nothing says how large {path} of {self.repo} is").error
         return size
@@ -169,30 +134,91 @@ class RemoteSnapshot:
             (self._range(path, begin, end) for begin, end in ranges), min(RANGES, len(ranges))
         )
 
-    # --- ranges -------------------------------------------------------------------------------------------
-
     async def _range(self, path: str, begin: int, end: int) -> bytes:
         """One range; a body that breaks is resumed where it broke."""
-        place, received = self._place(path), bytearray()
+        received = bytearray()
 
         async def attempt() -> bytes:
-            if place.whole is not None:
-                return place.whole[begin:end]
+            if path in self._whole:
+                return self._whole[path][begin:end]
             before = len(received)
             try:
-                await self._read(path, place, begin + before, end, received)
+                await self._read(path, begin + before, end, received)
+                if len(received) != end - begin:
+                    length = len(received)
+                    received.clear()
+                    raise contradiction(
+                        f"a range of {path} of {self.repo} has the wrong length, {length} for {end - begin}"
+                    )
             except AgainError as again:
                 again.fruitful = len(received) > before
-                if place.proven:  # a server that is right as a rule is asked as often as one that refuses
+                if path in self._proven:  # the server is right as a rule
                     again.attempts = ATTEMPTS
                 raise
+            self._proven.add(path)
             return bytes(received)
 
         return await retried(attempt, self._budget) if end > begin else b""
 
-    async def _read(self, path: str, place: FilePlace, begin: int, end: int, received: bytearray) -> None:
+    def _entry(self, path: str) -> FileEntry:
+        if (entry := self.files.get(path)) is None:
+            if self.revision:
+                where = f"{path} at revision {self.revision}; ask for another revision"
+            else:
+                where = f"{path}; is the upload complete?"
+            raise ScreeningError("FileNotFound", f"{self.repo} has no {where}")
+        return entry
+
+    def _file_key(self, entry: FileEntry) -> str:
+        return entry.digest or f"{self.repo}@{self.revision}/{entry.path}"
+
+
+class RemoteSnapshot(RangedSnapshot):
+    """Files at addresses; see `Snapshot`. Subclasses say where a file is and what a refusal means."""
+
+    def __init__(
+        self,
+        transport: Transport | None,
+        repo: str,
+        files: Mapping[str, FileEntry],
+        *,
+        budget: Budget,
+        meter: Meter,
+        cache: Cache,
+    ) -> None:
+        super().__init__(repo, files, budget=budget, meter=meter, cache=cache)
+        self._transport = transport
+        self._places: dict[str, FilePlace] = {}
+
+    def _url(self, path: str) -> URL:
+        """Where a file is asked for."""
+        raise NotImplementedError
+
+    def _refused(self, response: aiohttp.ClientResponse) -> ScreeningError:
+        """The error that a final status means."""
+        raise NotImplementedError
+
+    async def _resolved(self, path: str) -> URL:
+        """Where the ranges of a file are read, in one attempt."""
+        return self._url(path)
+
+    def _conditions(self, place: FilePlace) -> Mapping[str, str]:
+        """Headers of a range beside Range."""
+        return {}
+
+    def _is_final(self, url: URL) -> bool:
+        """Whether a refusal from here is final, not one of an address that may be resolved anew."""
+        return True
+
+    async def size(self, path: str) -> int:
+        """Size of a file; see `Snapshot.size`."""
+        if self._entry(path).size is None:
+            await self._address(path, self._place(path))
+        return await super().size(path)
+
+    async def _read(self, path: str, begin: int, end: int, received: bytearray) -> None:
         """Append bytes ``[begin, end)`` as far as they come, if the answer is what was asked for."""
-        transport, size = self._online(path), await self.size(path)
+        transport, size, place = self._online(path), await self.size(path), self._place(path)
         headers = {"Range": f"bytes={begin}-{end - 1}", **self._conditions(place)}
         resolved = (place.address or await self._address(path, place)) if place.refused < 2 else None
         url = resolved or self._url(path)
@@ -205,16 +231,13 @@ class RemoteSnapshot:
                     received += piece
                     begin += len(piece)
                     if begin > end:
-                        received.clear()
-                        break
-                if begin != end:
-                    raise contradiction(f"a range of {path} of {self.repo} has the wrong length")
+                        return
                 place.etag = place.etag or response.headers.get("ETag")
-                place.proven = True
                 place.refused = place.refused if resolved is None else 0
             elif response.status == 200:
-                body = await self._whole(response, path, size, whole=(begin, end) == (0, size))
-                place.whole = body if size <= WHOLE else None
+                body = await self._whole_file(response, path, size, whole=(begin, end) == (0, size))
+                if size <= WHOLE:
+                    self._whole[path] = body
                 received += body[begin:end]
             else:
                 await drained(response, self.meter)
@@ -229,7 +252,9 @@ class RemoteSnapshot:
                 what = f"{host} refuses the signed address of {path} of {self.repo}; try again later"
                 raise AgainError(ScreeningError("AccessDenied", what), wait=0.0)
 
-    async def _whole(self, response: aiohttp.ClientResponse, path: str, size: int, *, whole: bool) -> bytes:
+    async def _whole_file(
+        self, response: aiohttp.ClientResponse, path: str, size: int, *, whole: bool
+    ) -> bytes:
         """A whole file where a range was asked for: from mirrors that ignore Range, if it is small."""
         if size > WHOLE and not whole:
             raise contradiction(
@@ -253,21 +278,8 @@ class RemoteSnapshot:
     def _place(self, path: str) -> FilePlace:
         return self._places.setdefault(path, FilePlace())
 
-    def _entry(self, path: str) -> FileEntry:
-        if (entry := self.files.get(path)) is None:
-            at = f" at revision {self.revision}; ask for another revision" if self.revision else "; check it"
-            raise ScreeningError("FileNotFound", f"{self.repo} has no {path}{at}")
-        return entry
-
-    def _file_key(self, entry: FileEntry) -> str:
-        return entry.digest or f"{self.repo}@{self.revision}/{entry.path}"
-
     def _online(self, path: str) -> Transport:
-        """The pool.
-
-        Raises:
-            ScreeningError: ``Offline`` where there is none.
-        """
+        """The pool."""
         if self._transport is None:
             raise ScreeningError(
                 "Offline",
@@ -280,15 +292,7 @@ class RemoteSnapshot:
 def range_problem(
     headers: CIMultiDictProxy[str], begin: int, end: int, size: int, etag: str | None
 ) -> str | None:
-    """Why a 206 is not bytes ``[begin, end)`` of the file that is meant, as it is stored; None if it is.
-
-    Args:
-        headers: Of the answer.
-        begin: First byte asked for.
-        end: Byte after the last one asked for.
-        size: Size of the whole file.
-        etag: ETag of earlier ranges of the same file from the same address; None if there was none.
-    """
+    """Why a 206 is not bytes ``[begin, end)`` of the file that is meant, as it is stored; None if it is."""
     expected = f"bytes {begin}-{end - 1}/{size}"
     if (got := headers.getall("Content-Range", [])) != [expected]:
         return f"expected Content-Range {expected!r}, got {', '.join(map(repr, got)) or None}"

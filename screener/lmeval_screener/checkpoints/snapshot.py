@@ -1,6 +1,6 @@
 """One checkpoint at one revision, wherever it is: its files, and bytes of them.
 
-What opens one is a `Source` (source.py): the Hub, a folder, an object store, a registry. Everything above
+`Sources` (source.py) opens them: the Hub, a folder, an object store, a registry. Everything above
 (which tensor, which rows, which tokenizer) is written against this protocol only.
 """
 
@@ -49,7 +49,7 @@ class FileEntry:
 
 @dataclass(slots=True)
 class Meter:
-    """What travelled over the network for one checkpoint; stays zero for a folder and a cached one.
+    """Traffic of one checkpoint; stays zero for a folder and a cached one.
 
     Attributes:
         bytes_read: Bytes of bodies as they travelled (compressed where the server compresses), API calls

@@ -1,8 +1,8 @@
-"""Where checkpoints are opened: one `Source` for each kind of place, found by the scheme of an address.
+"""Where checkpoints are opened: folders, repositories, and a `Source` for each kind of address.
 
-A source lists, says what an address with a glob or a training run stands for, and opens a checkpoint as a
-`Snapshot`, which tells sizes, reads ranges and names the version under which bytes may be kept. Nothing above
-knows where a checkpoint lies. A source's libraries are imported when an address of its scheme is met.
+A source lists, expands an address with a glob or a training run, and opens a checkpoint as a `Snapshot`,
+which tells sizes, reads ranges and names the version under which bytes may be kept. Nothing above knows where
+a checkpoint lies. A source's libraries are imported when an address of its scheme is met.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TOKENIZERS = ("tokenizer.json", "vocab.json")
 
 
 class Source(Protocol):
-    """One kind of place where checkpoints lie."""
+    """One kind of address at which checkpoints lie."""
 
     async def expand(self, target: Target, budget: Budget) -> list[Target]:
         """The checkpoints that a target stands for, in the order of their steps; itself where it is one.
@@ -52,39 +52,8 @@ class Source(Protocol):
         ...
 
 
-class Repositories:
-    """Repositories of the Hub; a `Source`."""
-
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
-
-    async def expand(self, target: Target, budget: Budget) -> list[Target]:
-        """A glob's branches and tags; see `Source.expand`."""
-        if not target.is_glob or target.revision is None:
-            return [target]
-        names = await self._hub.revisions(target.repo, target.revision, budget)
-        return [replace(target, revision=name) for name in names]
-
-    async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
-        """A repository at a revision; see `Source.snapshot`."""
-        return await self._hub.snapshot(target.repo, target.revision, budget, target.listing)
-
-
-class Folders:
-    """Folders and files on disk; a `Source`. A run's folders were found when the target was parsed."""
-
-    async def expand(self, target: Target, budget: Budget) -> list[Target]:
-        """The folder itself; see `Source.expand`."""
-        return [target]
-
-    async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
-        """A folder or a file of weights; see `Source.snapshot`."""
-        path = Path(target.repo).expanduser()
-        return open_file(target.repo) if path.is_file() else open_folder(target.repo)
-
-
 class Sources:
-    """Every kind of place, each opened once a run; a `Source` for all targets.
+    """Folders, repositories and every kind of address, each opened once a run; a `Source` for all targets.
 
     Args:
         hub: For repositories and buckets, and for its connections, cache and meter.
@@ -92,18 +61,22 @@ class Sources:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._folders, self._repositories = Folders(), Repositories(hub)
-        self._opened: dict[str, Source] = {}
+        self._sources: dict[str, Source] = {}
         self._tokenizers: dict[str, tuple[Snapshot, dict[str, str]]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def expand(self, target: Target, budget: Budget) -> list[Target]:
         """The checkpoints that a target stands for; see `Source.expand`."""
-        return [target] if target.refused else await self._of(target).expand(target, budget)
+        if target.scheme is not None and not target.refused:
+            return await self._source(target.scheme).expand(target, budget)
+        if target.refused or target.local or not target.is_glob or target.revision is None:
+            return [target]  # a run's folders were found when the target was parsed
+        names = await self._hub.revisions(target.repo, target.revision, budget)
+        return [replace(target, revision=name) for name in names]
 
     async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
         """The checkpoint that a target is, with the target's tokenizer if it stores none."""
-        snapshot = await self._of(target).snapshot(target, budget)
+        snapshot = await self._opened(target, budget)
         stores_one = any(n in snapshot.files for n in _TOKENIZERS) or all(
             path.endswith(".gguf") for path in snapshot.files
         )
@@ -120,21 +93,25 @@ class Sources:
         if target.local:
             places = list(Path(target.repo).iterdir()) if Path(target.repo).is_dir() else []
             return {p.name for p in places if p.is_dir()}, {p.name for p in places if p.is_file()}
-        source = self._of(target)
+        source = self._source(target.scheme) if target.scheme is not None else None
         if not isinstance(source, StoreSource):
             return set(), set()
         listing = await source.listing(target.repo, budget)
         return set(listing.folders), set(listing.files)
 
-    def _of(self, target: Target) -> Source:
-        if target.local:
-            return self._folders
-        if target.scheme is None:
-            return self._repositories
-        kind = SERVICES.get(target.scheme, target.scheme)
-        if kind not in self._opened:
-            self._opened[kind] = self._made(target.scheme)
-        return self._opened[kind]
+    async def _opened(self, target: Target, budget: Budget) -> Snapshot:
+        if target.scheme is not None:
+            return await self._source(target.scheme).snapshot(target, budget)
+        if not target.local:
+            return await self._hub.snapshot(target.repo, target.revision, budget, target.listing)
+        path = Path(target.repo).expanduser()
+        return open_file(target.repo) if path.is_file() else open_folder(target.repo)
+
+    def _source(self, scheme: str) -> Source:
+        kind = SERVICES.get(scheme, scheme)
+        if kind not in self._sources:
+            self._sources[kind] = self._made(scheme)
+        return self._sources[kind]
 
     def _made(self, scheme: str) -> Source:
         hub = self._hub
@@ -151,7 +128,7 @@ class Sources:
         if scheme == "models":
             from lmeval_screener.checkpoints.storages.mlflow_models import RegisteredModels
 
-            return RegisteredModels(self)
+            return RegisteredModels(self.snapshot, self.names)
         from lmeval_screener.checkpoints.storages import filesystems
 
         return StoreSource(filesystems.finder(hub.cache), hub.meter, hub.allowance)
@@ -159,7 +136,7 @@ class Sources:
     async def _tokenizer(self, text: str) -> tuple[Snapshot, dict[str, str]]:
         """Where a tokenizer is, opened once for all, and its file by the name that it stands for.
 
-        What is read of it counts as the Hub's.
+        Its traffic counts as the Hub's.
         """
         async with self._locks.setdefault(text, asyncio.Lock()):
             if text not in self._tokenizers:
@@ -168,18 +145,18 @@ class Sources:
                 if target.refused is not None:
                     raise ScreeningError(target.refused[0], f"--tokenizer {text}: {target.refused[1]}")
                 # No checkpoint's own budget: the next one reads it too, each within its own time.
-                found = await self._of(target).snapshot(target, Budget(math.inf))
-                names = {_TOKENIZERS[0]: name} if name else {n: n for n in _TOKENIZERS if n in found.files}
-                if not names or not set(names.values()) <= set(found.files):
+                snapshot = await self._opened(target, Budget(math.inf))
+                names = {_TOKENIZERS[0]: name} if name else {n: n for n in _TOKENIZERS if n in snapshot.files}
+                if not names or not set(names.values()) <= set(snapshot.files):
                     raise ScreeningError(
                         "TokenizerNotFound",
                         f"--tokenizer {text} has no {name or ' or '.join(_TOKENIZERS)}; name a repository, a "
                         "folder or a file that has one",
                     )
-                self._hub.meter.bytes_read += found.meter.bytes_read
-                self._hub.meter.requests += found.meter.requests
-                found.meter = self._hub.meter
-                self._tokenizers[text] = found, names
+                self._hub.meter.bytes_read += snapshot.meter.bytes_read
+                self._hub.meter.requests += snapshot.meter.requests
+                snapshot.meter = self._hub.meter
+                self._tokenizers[text] = snapshot, names
             return self._tokenizers[text]
 
 
@@ -187,25 +164,29 @@ class WithTokenizer:
     """A checkpoint with the tokenizer of another place; see `Snapshot`.
 
     Args:
-        own: The checkpoint.
+        checkpoint: The checkpoint.
         other: Where the tokenizer is.
         names: The tokenizer's files there, by the names that they are to have here.
 
     Attributes:
-        own: The checkpoint without that tokenizer.
+        checkpoint: The checkpoint without that tokenizer.
     """
 
-    def __init__(self, own: Snapshot, other: Snapshot, names: Mapping[str, str]) -> None:
-        self.repo, self.requested_revision, self.revision = own.repo, own.requested_revision, own.revision
+    def __init__(self, checkpoint: Snapshot, other: Snapshot, names: Mapping[str, str]) -> None:
+        self.repo, self.requested_revision, self.revision = (
+            checkpoint.repo,
+            checkpoint.requested_revision,
+            checkpoint.revision,
+        )
         added = {name: replace(other.files[there], path=name) for name, there in names.items()}
-        self.files: Mapping[str, FileEntry] = {**own.files, **added}
-        self.meter: Meter = own.meter
-        self.parameters = own.parameters
-        self.cache: Cache | None = own.cache
-        self.own, self._other, self._names = own, other, dict(names)
+        self.files: Mapping[str, FileEntry] = {**checkpoint.files, **added}
+        self.meter: Meter = checkpoint.meter
+        self.parameters = checkpoint.parameters
+        self.cache: Cache | None = checkpoint.cache
+        self.checkpoint, self._other, self._names = checkpoint, other, dict(names)
 
     def _of(self, path: str) -> tuple[Snapshot, str]:
-        return (self._other, self._names[path]) if path in self._names else (self.own, path)
+        return (self._other, self._names[path]) if path in self._names else (self.checkpoint, path)
 
     async def small_file(self, path: str) -> bytes:
         """Whole content of a file; see `Snapshot.small_file`."""

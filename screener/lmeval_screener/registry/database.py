@@ -449,7 +449,7 @@ def state_of(target: Target, snapshot: Snapshot, base: Snapshot | None = None) -
 
     An adapter's is that of its base too, and where a tokenizer was named, that tokenizer's.
     """
-    states = [_state(snapshot.own if isinstance(snapshot, WithTokenizer) else snapshot)]
+    states = [_state(snapshot.checkpoint if isinstance(snapshot, WithTokenizer) else snapshot)]
     if base is not None:
         states.append(_state(base))
     if target.tokenizer is not None:

@@ -378,8 +378,8 @@ async def _listed(
 async def _page(
     hub: Hub, query: Query, address: str, found: Selected
 ) -> tuple[list[RepoSummary], str | None]:
-    from lmeval_screener.checkpoints.http import Budget
     from lmeval_screener.checkpoints.hub_responses import parse_collection, parse_page
+    from lmeval_screener.checkpoints.limits import Budget
 
     budget = Budget(_SECONDS)
     try:

@@ -29,12 +29,7 @@ _PREFIX = "hf://buckets/"
 
 
 class Bucket:
-    """One bucket; a `Store`.
-
-    Args:
-        name: ``NAMESPACE/NAME``.
-        hub: For its connections, token and cache.
-    """
+    """One bucket; a `Store`."""
 
     def __init__(self, name: str, hub: Hub) -> None:
         self.address = f"{_PREFIX}{name}"
@@ -110,7 +105,7 @@ class _BucketSnapshot(HubSnapshot):
 
 
 def finder(hub: Hub) -> Callable[[str], tuple[Store, str]]:
-    """What finds the bucket and the path in it that an address names."""
+    """A function that finds the bucket and the path in it that an address names."""
 
     def find(address: str) -> tuple[Store, str]:
         namespace, name, *below = address.removeprefix(_PREFIX).split("/")

@@ -7,7 +7,7 @@ between, nothing of them is believed. Calls are made in threads; one call counts
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from lmeval_screener.checkpoints.cache import Cache
@@ -43,12 +43,7 @@ _CALLS = 8
 
 
 class FileSystem:
-    """One server or place of fsspec; a `Store`.
-
-    Args:
-        address: Such as ``sftp://host``.
-        cache: Where rows and small files are kept.
-    """
+    """One server or place of fsspec; a `Store`."""
 
     def __init__(self, address: str, cache: Cache) -> None:
         self.address = address
@@ -58,7 +53,7 @@ class FileSystem:
         self._system: Any = None
 
     async def listed(self, path: str, meter: Meter) -> FolderListing:
-        """What lies in a folder; see `Store.listed`."""
+        """The folders and files in a folder; see `Store.listed`."""
         system = await self._opened()
         place = system._strip_protocol(f"{self.address}/{path}")
 
@@ -84,12 +79,14 @@ class FileSystem:
         self, repo: str, path: str, files: Mapping[str, FileEntry], budget: Budget, meter: Meter
     ) -> Snapshot:
         """A checkpoint of listed files; see `Store.opened`."""
-        return _Files(self, repo, path, files, budget=budget, meter=meter, cache=self._cache)
+        snapshot = _Files(self.read, repo, path, files, budget=budget, meter=meter, cache=self._cache)
+        snapshot.is_same = self.is_same
+        return snapshot
 
     async def read(
         self, path: str, entry: FileEntry, begin: int, end: int, received: bytearray, meter: Meter
     ) -> None:
-        """Append bytes of a file; see `Reads.read`."""
+        """Append bytes of a file; see `StoreSnapshot`."""
         system = await self._opened()
         place = system._strip_protocol(f"{self.address}/{path}")
         try:
@@ -102,8 +99,8 @@ class FileSystem:
     async def is_same(self, path: str, entry: FileEntry, meter: Meter) -> bool:
         """Whether a file is still the listed one."""
         folder, _, name = path.rpartition("/")
-        found = (await self.listed(folder, meter)).files.get(name)
-        return found is not None and (found.size, found.digest) == (entry.size, entry.digest)
+        listed = (await self.listed(folder, meter)).files.get(name)
+        return listed is not None and (listed.size, listed.digest) == (entry.size, entry.digest)
 
     async def _call(self, work: Callable[[], T], path: str, meter: Meter) -> T:
         meter.requests += 1
@@ -163,19 +160,19 @@ def _unreachable(what: str, error: Exception, advice: str) -> AgainError:
 class _Files(StoreSnapshot):
     """A checkpoint in a file system; see `Snapshot`."""
 
-    _store: FileSystem
+    is_same: Callable[[str, FileEntry, Meter], Awaitable[bool]]
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Bytes of a file that did not change while they were read; see `Snapshot.ranges`."""
-        found = await super().ranges(path, ranges)
+        bodies = await super().ranges(path, ranges)
         place = f"{self._path}/{path}" if self._path else path
-        if not await self._store.is_same(place, self.files[path], self.meter):
+        if not await self.is_same(place, self.files[path], self.meter):
             raise changed(f"{path} of {self.repo}")
-        return found
+        return bodies
 
 
 def finder(cache: Cache) -> Callable[[str], tuple[Store, str]]:
-    """What finds the server and the path in it that an address names; one object a server."""
+    """A function that finds the server and the path in it that an address names; one object a server."""
     systems: dict[str, FileSystem] = {}
 
     def find(address: str) -> tuple[Store, str]:

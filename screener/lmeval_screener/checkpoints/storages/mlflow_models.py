@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from yarl import URL
 
@@ -30,27 +30,20 @@ _NAME = re.compile(r"models:/([^/@]+)(?:/([^/@]+)|@([^/@]+))?")
 _SERVER = "set MLFLOW_TRACKING_URI (or MLFLOW_REGISTRY_URI) to the address of your MLflow server"
 
 
-class Opens(Protocol):
-    """What opens the storages of versions."""
-
-    async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
-        """The checkpoint that a target is."""
-        ...
-
-    async def names(self, target: Target, budget: Budget) -> tuple[set[str], set[str]]:
-        """The folders and files of a target's folder."""
-        ...
-
-
 class RegisteredModels:
     """Models of an MLflow registry; a `Source`.
 
     Args:
-        storages: Where the storage of a version is opened.
+        open_storage: Opens the storage of a version, see `Source.snapshot`.
+        names: The folders and files of a storage's folder.
     """
 
-    def __init__(self, storages: Opens) -> None:
-        self._storages = storages
+    def __init__(
+        self,
+        open_storage: Callable[[Target, Budget], Awaitable[Snapshot]],
+        names: Callable[[Target, Budget], Awaitable[tuple[set[str], set[str]]]],
+    ) -> None:
+        self._open_storage, self._names = open_storage, names
         self._client: Any = None
 
     async def expand(self, target: Target, budget: Budget) -> list[Target]:
@@ -109,12 +102,12 @@ class RegisteredModels:
                 f"the files of {chosen.repo} lie at {where}, which is not read; download the version (mlflow "
                 f"artifacts download -u {chosen.repo}) and screen the folder",
             )
-        folders, files = await self._storages.names(inner, budget)
+        folders, files = await self._names(inner, budget)
         if _MODEL in folders and "config.json" not in files:
             if inner.tokenizer is None and _TOKENIZER.partition("/")[0] in folders:
                 inner = replace(inner, tokenizer=f"{inner.repo.rstrip('/')}/{_TOKENIZER}")
             inner = replace(inner, repo=f"{inner.repo.rstrip('/')}/{_MODEL}")
-        snapshot = await self._storages.snapshot(inner, budget)
+        snapshot = await self._open_storage(inner, budget)
         snapshot.repo = chosen.repo
         return snapshot
 
@@ -175,9 +168,9 @@ def _explained(error: Exception, what: str) -> ScreeningError:
 
 def _parts(address: str) -> tuple[str, str | None, str | None]:
     """Name, version or stage, and alias of ``models:/NAME[/VERSION|@ALIAS]``."""
-    found = _NAME.fullmatch(address)
-    assert found is not None, "targets.names lets no other through"
-    return found[1], found[2], found[3]
+    parts = _NAME.fullmatch(address)
+    assert parts is not None, "targets.names lets no other through"
+    return parts[1], parts[2], parts[3]
 
 
 def _fits(version: Any, wanted: str | None) -> bool:

@@ -70,7 +70,7 @@ class ObjectStore:
         self._versions: dict[str, tuple[str | None, str | None]] = {}
 
     async def listed(self, path: str, meter: Meter) -> FolderListing:
-        """What lies under a prefix; see `Store.listed`.
+        """The folders and files under a prefix; see `Store.listed`.
 
         A page of a listing counts as a request, its bytes are not to be known.
         """
@@ -95,12 +95,12 @@ class ObjectStore:
         self, repo: str, path: str, files: Mapping[str, FileEntry], budget: Budget, meter: Meter
     ) -> Snapshot:
         """A checkpoint of listed files; see `Store.opened`."""
-        return StoreSnapshot(self, repo, path, files, budget=budget, meter=meter, cache=self._cache)
+        return StoreSnapshot(self.read, repo, path, files, budget=budget, meter=meter, cache=self._cache)
 
     async def read(
         self, path: str, entry: FileEntry, begin: int, end: int, received: bytearray, meter: Meter
     ) -> None:
-        """Append bytes of an object, if they are of the listed version; see `Reads.read`."""
+        """Append bytes of an object, if they are of the listed version; see `StoreSnapshot`."""
         store, (etag, version) = await self._opened(), self._versions[path]
         options: dict[str, Any] = {"range": (begin, end)}
         if etag:
@@ -191,9 +191,9 @@ class ObjectStore:
         return version_digest(self.address, meta["path"], meta["size"], etag, version)
 
     def _explained(self, error: Exception, path: str) -> Exception:
-        """What an error of obstore means. Its text is not shown: it has addresses with signatures."""
+        """The meaning of an error of obstore. Its text is not shown: it has addresses with signatures."""
         text, kind = str(error), type(error).__name__
-        status = int(found[1]) if (found := _STATUS.search(text)) else None
+        status = int(stated[1]) if (stated := _STATUS.search(text)) else None
         place = f"{self.address}/{path}" if path else self.address
         settings = _SETTINGS[self._service]
         if any(host in text for host in _MACHINE_CREDENTIALS):
@@ -271,7 +271,7 @@ class ObjectStore:
 
 
 def _network() -> dict[str, Any]:
-    """What obstore does not take from the environment by itself: REQUESTS_CA_BUNDLE, ports in NO_PROXY."""
+    """REQUESTS_CA_BUNDLE, and ports in NO_PROXY, which obstore does not read by itself."""
     options: dict[str, Any] = {}
     bundle = os.environ.get("REQUESTS_CA_BUNDLE")
     if bundle and Path(bundle).is_file():
@@ -289,13 +289,13 @@ def _network() -> dict[str, Any]:
 
 
 def _aws(address: str) -> dict[str, Any]:
-    """What obstore does not find by itself: profiles, SSO, and all else that botocore knows."""
-    found: dict[str, Any] = {}
+    """Settings that obstore does not find by itself: profiles, SSO, and all else that botocore knows."""
+    settings: dict[str, Any] = {}
     if not any(os.environ.get(name) for name in ("AWS_REGION", "AWS_DEFAULT_REGION")):
-        found["region"] = "us-east-1"
+        settings["region"] = "us-east-1"
     skip = os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true", "yes", "on")
     if skip or (os.environ.get("AWS_ACCESS_KEY_ID") and not os.environ.get("AWS_PROFILE")):
-        return found
+        return settings
     try:
         import botocore.exceptions
         import botocore.session
@@ -305,7 +305,7 @@ def _aws(address: str) -> dict[str, Any]:
                 "MissingExtra",
                 "AWS_PROFILE needs botocore; pip install 'lmeval-dispersion[cloud]'",
             ) from None
-        return found
+        return settings
     try:
         session = botocore.session.get_session()
         credentials = session.get_credentials()
@@ -316,12 +316,12 @@ def _aws(address: str) -> dict[str, Any]:
         ) from error
     if credentials is None:
         raise ScreeningError(
-            "AccessDenied", f"no credentials for {address} were found; set {_SETTINGS['S3']}"
+            "AccessDenied", f"no credentials for {address} were settings; set {_SETTINGS['S3']}"
         )
     if region := session.get_config_variable("region"):
-        found["region"] = region
+        settings["region"] = region
     if not os.environ.get("AWS_ENDPOINT_URL") and profile.get("endpoint_url"):
-        found["endpoint"] = profile["endpoint_url"]
+        settings["endpoint"] = profile["endpoint_url"]
 
     def provide() -> dict[str, Any]:
         from datetime import datetime, timedelta, timezone
@@ -334,7 +334,7 @@ def _aws(address: str) -> dict[str, Any]:
             "expires_at": datetime.now(timezone.utc) + timedelta(minutes=5),
         }
 
-    return {**found, "credential_provider": provide}
+    return {**settings, "credential_provider": provide}
 
 
 def _azure() -> dict[str, Any]:
@@ -369,7 +369,7 @@ def _first_line(error: Exception, place: str = "") -> str:
 
 
 def finder(cache: Cache) -> Callable[[str], tuple[ObjectStore, str]]:
-    """What finds the bucket and the path in it that an address names; one object a bucket."""
+    """A function that finds the bucket and the path in it that an address names; one object a bucket."""
     stores: dict[str, ObjectStore] = {}
 
     def find(address: str) -> tuple[ObjectStore, str]:

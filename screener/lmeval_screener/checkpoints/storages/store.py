@@ -12,21 +12,15 @@ import contextlib
 import fnmatch
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from lmeval_screener.checkpoints.cache import Cache
-from lmeval_screener.checkpoints.http import (
-    ATTEMPTS,
-    RANGES,
-    AgainError,
-    contradiction,
-    retried,
-    side_by_side,
-)
+from lmeval_screener.checkpoints.http import retried, side_by_side
 from lmeval_screener.checkpoints.limits import Allowance, Budget
-from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot, check_ranges, single_file
+from lmeval_screener.checkpoints.remote import RangedSnapshot
+from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot, single_file
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import WEIGHTS
 from lmeval_screener.targets.target import Target, step_key
@@ -34,8 +28,6 @@ from lmeval_screener.targets.training_runs import DEPTH, STORE_FOLDERS, is_step,
 
 T = TypeVar("T")
 
-#: Small files are at most so long: the largest tokenizers have some 40 MB.
-SMALL = 64 * 2**20
 #: Folders that are listed at a time. A glob may stand for ten thousand: all at once are more than a server
 #: answers before their connections count as dead.
 LISTINGS = 32
@@ -43,7 +35,7 @@ LISTINGS = 32
 
 @dataclass(frozen=True)
 class FolderListing:
-    """What lies in a folder: the names of folders, and files by name."""
+    """The content of a folder: the names of folders, and files by name."""
 
     folders: tuple[str, ...] = ()
     files: Mapping[str, FileEntry] = field(default_factory=dict)
@@ -59,7 +51,7 @@ class Store(Protocol):
     address: str
 
     async def listed(self, path: str, meter: Meter) -> FolderListing:
-        """What lies in a folder (empty where nothing does), in one attempt.
+        """The folders and files in a folder (none where it is not there), in one attempt.
 
         Raises:
             AgainError: It may pass.
@@ -112,8 +104,8 @@ class StoreSource:
                     "slashes)",
                 )
             works = (self._checkpoints(store, place, budget) for place in places)
-            found = await side_by_side(works, min(LISTINGS, len(places)))
-        paths = [path for some in found for path in some]
+            checkpoints = await side_by_side(works, min(LISTINGS, len(places)))
+        paths = [path for run in checkpoints for path in run]
         return [replace(target, repo=_address(store, path)) for path in dict.fromkeys(paths)]
 
     async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
@@ -151,7 +143,7 @@ class StoreSource:
             raise
 
     async def listing(self, address: str, budget: Budget) -> FolderListing:
-        """What lies at an address.
+        """The folders and files at an address.
 
         Raises:
             ScreeningError: An error of the connection.
@@ -169,9 +161,9 @@ class StoreSource:
         """Listings of some folders, each within the time of a budget: many are no longer a checkpoint's."""
 
         async def one(path: str) -> FolderListing:
-            own = Budget(budget.seconds)
+            listing_budget = Budget(budget.seconds)
             async with self._slots:
-                return await own.bounded(self._listed(store, path, own, self._meter))
+                return await listing_budget.bounded(self._listed(store, path, listing_budget, self._meter))
 
         return await side_by_side(one(path) for path in paths)
 
@@ -191,7 +183,9 @@ class StoreSource:
             ]
         if not _is_glob(parts[-1]):
             listings = await self._each_listed(store, places, budget)
-            places = [p for p, found in zip(places, listings, strict=True) if found.files or found.folders]
+            places = [
+                p for p, listing in zip(places, listings, strict=True) if listing.files or listing.folders
+            ]
         return sorted(places, key=step_key)
 
     async def _checkpoints(self, store: Store, path: str, budget: Budget) -> list[str]:
@@ -206,12 +200,12 @@ class StoreSource:
 
         async def look(places: Sequence[str]) -> None:
             new = [place for place in places if place not in tree]
-            found = await self._each_listed(store, new, budget)
-            tree.update(zip(new, found, strict=True))
+            listings = await self._each_listed(store, new, budget)
+            tree.update(zip(new, listings, strict=True))
 
         await look([path])
         await look([_join(path, name) for name in STORE_FOLDERS if name in tree[path].folders])
-        steps = [_join(p, name) for p, found in tree.items() for name in found.folders if is_step(name)]
+        steps = [_join(p, name) for p, listing in tree.items() for name in listing.folders if is_step(name)]
         level = [*steps, *([path] if is_step(path.rpartition("/")[2]) else [])]
         for _ in range(DEPTH + 1):
             await look(level)
@@ -253,26 +247,13 @@ class _ListedPath:
         return self.tree.get(self.path.rpartition("/")[0], FolderListing())
 
 
-class Reads(Protocol):
-    """A store whose files are read by `StoreSnapshot`."""
-
-    async def read(
-        self, path: str, entry: FileEntry, begin: int, end: int, received: bytearray, meter: Meter
-    ) -> None:
-        """Append bytes ``[begin, end)`` of a file to what was received, as far as they come; one attempt.
-
-        Raises:
-            AgainError: It may pass.
-            ScreeningError: It does not; ``BadResponse`` where the file is no longer the listed one.
-        """
-        ...
-
-
-class StoreSnapshot:
-    """A checkpoint in a store; see `Snapshot`.
+class StoreSnapshot(RangedSnapshot):
+    """A checkpoint in a store that reads files by itself; see `Snapshot`.
 
     Args:
-        store: Where it is read.
+        read: Appends bytes ``[begin, end)`` of a listed file to what was received, as far as they come, in
+            one attempt; raises AgainError for what may pass, and ScreeningError for what does not:
+            ``BadResponse`` where the file is no longer the listed one.
         repo: Its address.
         path: Its folder in the store.
         files: By name.
@@ -283,7 +264,7 @@ class StoreSnapshot:
 
     def __init__(
         self,
-        store: Reads,
+        read: Callable[[str, FileEntry, int, int, bytearray, Meter], Awaitable[None]],
         repo: str,
         path: str,
         files: Mapping[str, FileEntry],
@@ -292,78 +273,16 @@ class StoreSnapshot:
         meter: Meter,
         cache: Cache,
     ) -> None:
-        self.repo = repo
-        self.requested_revision: str | None = None
-        self.revision: str | None = None
-        self.files = files
-        self.meter = meter
-        self.parameters: int | None = None
-        # What is not known to have a version cannot be kept: it may be another file tomorrow.
-        self.cache: Cache | None = cache if all(entry.digest for entry in files.values()) else None
+        super().__init__(repo, files, budget=budget, meter=meter, cache=cache)
         self.allowance: Allowance | None = None
-        self._store, self._path, self._budget = store, path, budget
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._proven: set[str] = set()  # files of which a range came right
+        self._read_bytes, self._path = read, path
 
-    async def small_file(self, path: str) -> bytes:
-        """Whole content of a small file; see `Snapshot.small_file`."""
-        entry, size = self._entry(path)
-        if size > SMALL:
-            raise ScreeningError(
-                "BadResponse", f"{path} of {self.repo} has {size} bytes, too many for its kind; check it"
-            )
-        async with self._locks.setdefault(path, asyncio.Lock()):
-            if self.cache and entry.digest and (kept := self.cache.read("files", entry.digest)) is not None:
-                return kept
-            body = await self._range(path, 0, size)
-            if self.cache and entry.digest:
-                self.cache.write("files", entry.digest, body)
-            return body
-
-    async def size(self, path: str) -> int:
-        """Size of a file; see `Snapshot.size`."""
-        return self._entry(path)[1]
-
-    async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Bytes of a file; see `Snapshot.ranges`."""
-        check_ranges(path, self._entry(path)[1], ranges)
-        return await side_by_side(
-            (self._range(path, begin, end) for begin, end in ranges), min(RANGES, len(ranges))
-        )
-
-    async def _range(self, path: str, begin: int, end: int) -> bytes:
-        """One range; a body that breaks is resumed where it broke."""
-        received, (entry, _) = bytearray(), self._entry(path)
-
-        async def attempt() -> bytes:
-            before = len(received)
-            if self.allowance is not None:
-                await self.allowance.admit(self.meter, self._budget)
-                self.allowance.spend(self.meter, counted=False)
-            try:
-                place = _join(self._path, path)
-                await self._store.read(place, entry, begin + before, end, received, self.meter)
-                if len(received) != end - begin:
-                    got = len(received)
-                    received.clear()
-                    raise contradiction(
-                        f"{self.repo} sent {got} bytes of {path} where {end - begin} were asked for"
-                    )
-            except AgainError as again:
-                again.fruitful = len(received) > before
-                if path in self._proven:  # a server that is right as a rule
-                    again.attempts = ATTEMPTS
-                raise
-            self._proven.add(path)
-            return bytes(received)
-
-        return await retried(attempt, self._budget) if end > begin else b""
-
-    def _entry(self, path: str) -> tuple[FileEntry, int]:
-        entry = self.files.get(path)
-        if entry is None or entry.size is None:
-            raise ScreeningError("FileNotFound", f"{self.repo} has no {path}; is the upload complete?")
-        return entry, entry.size
+    async def _read(self, path: str, begin: int, end: int, received: bytearray) -> None:
+        if self.allowance is not None:
+            await self.allowance.admit(self.meter, self._budget)
+            self.allowance.spend(self.meter, counted=False)
+        entry = self._entry(path)
+        await self._read_bytes(_join(self._path, path), entry, begin, end, received, self.meter)
 
 
 def version_digest(*parts: object) -> str:

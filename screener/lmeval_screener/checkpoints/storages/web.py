@@ -37,11 +37,7 @@ _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 class WebServers:
-    """Files and folders by their addresses; a `Source`.
-
-    Args:
-        hub: For its connections, cache and meter.
-    """
+    """Files and folders by their addresses; a `Source`."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -100,18 +96,7 @@ class WebServers:
 
 
 class WebSnapshot(RemoteSnapshot):
-    """Files at addresses; see `Snapshot`. Read as files of the Hub are, from where they are said to be.
-
-    Args:
-        transport: The pool.
-        repo: The address that was asked for.
-        addresses: Of each file.
-        files: Those that are there.
-        etags: ETags of every range; None where the server names none.
-        budget: Time for everything.
-        meter: Counts what travels.
-        cache: Where things are kept.
-    """
+    """Files at addresses; see `Snapshot`. Read as files of the Hub are, from where they are said to be."""
 
     def __init__(
         self,

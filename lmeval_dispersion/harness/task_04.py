@@ -7,32 +7,35 @@ from typing import Any
 
 from lm_eval.api.task import ConfigurableTask
 
-from lmeval_dispersion.harness.compat.carriers import filter_of, plain, state_of, with_state
-from lmeval_dispersion.harness.compat.hooks import TaskHooks
+from lmeval_dispersion.harness.seams import filter_of, plain, state_of, with_state
 
 
-class HookedTask(TaskHooks, ConfigurableTask):  # type: ignore[misc]
-    """See :class:`TaskHooks`."""
+class HookedTask(ConfigurableTask):  # type: ignore[misc]
+    """lm-eval's task class with what a dispersion task asks of any generation of it.
+
+    The properties and :meth:`document_index`; and ``judged(doc, state, answers, metrics, filter_name)`` of a
+    subclass is called once for each document and filter: its metrics join lm-eval's.
+    """
 
     _selected: Sequence[int] = ()  # of --samples, ascending: instances are numbered by their place in it
 
     @property
     def only_predicts(self) -> bool:
-        """See :class:`TaskHooks`."""
+        """Whether ``--predict_only`` replaced the metrics, so that nothing of ours applies."""
         return "bypass" in self._metric_fn_list
 
     @property
     def several_contexts(self) -> bool:
-        """See :class:`TaskHooks`."""
+        """Whether the choices of a document are in its contexts, as in Winogrande."""
         return bool(self.multiple_input)
 
     @property
     def filter_names(self) -> list[str]:
-        """See :class:`TaskHooks`."""
+        """The filters, each of which judges every answer."""
         return [ensemble.name for ensemble in self._filters]
 
     def document_index(self, doc_id: int) -> int:
-        """See :class:`TaskHooks`."""
+        """Index in the task's split of the document that lm-eval's instances call ``doc_id``."""
         return self._selected[doc_id] if self._selected else doc_id
 
     def build_all_requests(self, **options: Any) -> None:

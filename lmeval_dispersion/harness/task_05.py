@@ -8,13 +8,12 @@ from typing import Any
 
 from lm_eval.api.task import Task
 
-from lmeval_dispersion.harness.compat.carriers import plain, state_of
-from lmeval_dispersion.harness.compat.hooks import TaskHooks
 from lmeval_dispersion.harness.records import DocRecord
+from lmeval_dispersion.harness.seams import plain, state_of
 
 
-class HookedTask(TaskHooks, Task):  # type: ignore[misc]
-    """See :class:`TaskHooks`. Making one gives a subclass that is also lm-eval's class of the output type."""
+class HookedTask(Task):  # type: ignore[misc]
+    """As that of 0.4. Making one gives a subclass that is also lm-eval's class of the output type."""
 
     def __new__(cls, config: Any = None, **_: Any) -> Any:
         """An object of lm-eval's class for the configuration's output type, with this class before it."""
@@ -25,21 +24,21 @@ class HookedTask(TaskHooks, Task):  # type: ignore[misc]
 
     @property
     def only_predicts(self) -> bool:
-        """See :class:`TaskHooks`."""
+        """Whether ``--predict_only`` replaced the metrics, so that nothing of ours applies."""
         return bool(self._has_metric("bypass"))
 
     @property
     def several_contexts(self) -> bool:
-        """See :class:`TaskHooks`."""
+        """Whether the choices of a document are in its contexts, as in Winogrande."""
         return bool(self._multiple_inputs)
 
     @property
     def filter_names(self) -> list[str]:
-        """See :class:`TaskHooks`."""
+        """The filters, each of which judges every answer."""
         return [scorer.name for scorer in self._scorers]
 
     def document_index(self, doc_id: int) -> int:
-        """See :class:`TaskHooks`; this lm-eval numbers its instances by it."""
+        """Index in the task's split of the document that lm-eval's instances call ``doc_id``."""
         return doc_id
 
     def process_instances(self) -> None:
