@@ -22,9 +22,8 @@ import pandas as pd
 import torch
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.model.capture import capture, resolve, split_names
+from lmeval_dispersion.model.capture import capture, depth, resolve, split_names
 from lmeval_dispersion.model.loading import DTYPES, LoadedModel, load_model
-from lmeval_dispersion.model.parts import depth
 from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.options import add_column, add_examples, add_layers, add_quiet
 from lmeval_dispersion.store import COLUMNS, write_store

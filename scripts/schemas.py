@@ -21,6 +21,12 @@ FOLDER = Path(__file__).parents[1] / "docs" / "reference" / "schemas"
 SITE = "https://lmeval-dispersion.github.io/lmeval-dispersion/reference/schemas/"
 #: Result class -> what prints it, and where the documentation explains it.
 RESULTS = {
+    "lmeval_dispersion.training.comparison:Comparison": (
+        "What `dispersion train --format json` prints: docs/reference/training.md."
+    ),
+    "lmeval_dispersion.watching.report:Watched": (
+        "What `dispersion watch --format json` prints: docs/reference/watching.md."
+    ),
     "lmeval_screener.shortlist.verdict:Verdict": (
         "What `dispersion verify --format json` prints: "
         "docs/reference/screening.md#from-short-list-to-verdict."

@@ -68,10 +68,10 @@ serve() { # serve LOG ARGUMENT...: a server, when it answers
   shift
   "$home/venv/bin/vllm" serve "$model" "$@" --host 127.0.0.1 --port "$port" --max-model-len 2048 > "$log" 2>&1 &
   server=$!
-  for _ in $(seq 900); do
+  for _ in $(seq 400); do
     if "$python" -c "import urllib.request as u; u.urlopen('http://127.0.0.1:$port/v1/models')" 2>/dev/null; then return; fi
     kill -0 "$server" || { tail -20 "$log"; exit 1; }
-    sleep 1
+    sleep 3
   done
   echo "vLLM did not start in time: $log"; exit 1
 }

@@ -149,8 +149,6 @@ def test_help_names_a_command_or_the_nearest_one(capsys):
 
 @pytest.mark.parametrize(("old", "new"), sorted(RENAMED.items()))
 def test_an_old_name_answers_with_the_new_one(old, new, capsys):
-    if old in COMMANDS:
-        pytest.skip("still a command")
     assert main([old, "RUN", "--help"]) == 2
     assert capsys.readouterr() == ("", f"dispersion: `dispersion {old}` is `dispersion {new}` now\n")
     name = next(known for known in COMMANDS if new.split()[: len(known.split())] == known.split())
@@ -215,11 +213,11 @@ def test_quiet_leaves_standard_error_empty(words, tmp_path, monkeypatch, capsys)
     assert capsys.readouterr().out == quiet.out
 
 
-def test_the_command_of_a_training_gives_its_settings_again():
-    from lmeval_dispersion.training.train import command_of, given_settings
-
-    words = "--model m --data d --output-dir o --layer last --layer layer.0 --seed 3 --seed 1 --bf16"
-    settings = given_settings(parser_of("train")[0].parse_args(words.split()))
-    assert (settings.layer, settings.seed, settings.bf16) == (("last", "layer.0"), (3, 1), True)
-    command = shlex.split(command_of(settings))
-    assert given_settings(parser_of("train")[0].parse_args(command[2:])) == settings
+def test_the_surface_stays_small():
+    """Commands, and the options in their help; what several analyses share counts once."""
+    entries: dict[str, set[str]] = {}
+    for name in COMMANDS:
+        shown = [action.option_strings for action in parser_of(name)[0]._actions]
+        entries.setdefault(name.split()[0], set()).update(names[-1] for names in shown if names)
+    assert len(entries) <= 13
+    assert sum(map(len, entries.values())) <= 190

@@ -55,7 +55,10 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
     )
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument(
-        "--worst", type=int, metavar="N", help="the N documents that the model tells least from the others"
+        "--worst",
+        type=int,
+        metavar="N",
+        help="the N documents that the model tells least from the others (default: none)",
     )
     kind.add_argument(
         "--budget", action="store_true", help="how many labelled documents the run's estimates are worth"

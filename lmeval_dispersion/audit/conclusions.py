@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from lmeval_dispersion.audit.run import FEWEST
-
-if TYPE_CHECKING:
-    from lmeval_dispersion.audit.report import Audit
 
 Relation = Literal["same", "reversed", "between", "open", "alone"]
 
@@ -61,25 +58,8 @@ def inside_figure(part: Mapping[str, Any], key: str) -> tuple[str, Figure | None
     return "", None
 
 
-def slices_sentence(found: Audit, *, judged: bool = True) -> str:
-    """How dispersed the run is, its least dispersed slice, and whether accuracy follows dispersion."""
-    whole, count = found.overall, found.run["documents"]
-    if math.isnan(whole["dispersion"]):
-        return f"The run has {count} document{'s' if count > 1 else ''}: {whole['reason']}."
-    start = f"The {count} documents have a dispersion of {whole['dispersion']:.4f}"
-    if not math.isnan(whole["accuracy"]):
-        start += f" at {100 * whole['accuracy']:.1f} % accuracy"
-    name = next(iter(found.slices), None)
-    if name is None:
-        return f"{start}, and nothing divides them into slices."
-    table = found.slices[name]
-    text = f"{start}; {_least(name, table['least_dispersed'])}"
-    if "missing" in table["association"] or not judged:
-        return f"{text}."
-    return f"{text}. {_order(table['association'])}."
-
-
-def _least(name: str, found: Mapping[str, Any]) -> str:
+def least_dispersed_text(name: str, found: Mapping[str, Any]) -> str:
+    """Which slice is least dispersed, and from how many others it can be distinguished."""
     if "missing" in found:
         return f"no {name} is called the least dispersed, since {found['missing']}"
     if found["not_told_apart"] == found["others"]:
@@ -93,7 +73,8 @@ def _least(name: str, found: Mapping[str, Any]) -> str:
     return f"{text}, told apart from all {found['others']} others"
 
 
-def _order(found: Mapping[str, Any]) -> str:
+def order_text(found: Mapping[str, Any]) -> str:
+    """Whether accuracy follows dispersion over slices."""
     figure = Figure(found["spearman"], found["low"], found["high"])
     side = figure.side(0)
     verb = ("shows no clear order by", "rises with", "falls with")[side]

@@ -6,6 +6,7 @@ answers are no evidence, the parts that are told by them are left out, and not c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,9 +24,10 @@ from lmeval_dispersion.audit.charts import (
 from lmeval_dispersion.audit.conclusions import (
     association_sentence,
     found_sentence,
+    least_dispersed_text,
+    order_text,
     pools_sentence,
     ranking_sentence,
-    slices_sentence,
 )
 from lmeval_dispersion.audit.mixtures import mixture_curves
 from lmeval_dispersion.audit.ranking import ranking_report
@@ -253,3 +255,21 @@ def summary(found: Audit) -> list[str]:
         ranking_sentence(found.ranking),
         calibration_sentence(found.calibration),
     ]
+
+
+def slices_sentence(audit: Audit, *, judged: bool = True) -> str:
+    """How dispersed the run is, its least dispersed slice, and whether accuracy follows dispersion."""
+    whole, count = audit.overall, audit.run["documents"]
+    if math.isnan(whole["dispersion"]):
+        return f"The run has {count} document{'s' if count > 1 else ''}: {whole['reason']}."
+    start = f"The {count} documents have a dispersion of {whole['dispersion']:.4f}"
+    if not math.isnan(whole["accuracy"]):
+        start += f" at {100 * whole['accuracy']:.1f} % accuracy"
+    name = next(iter(audit.slices), None)
+    if name is None:
+        return f"{start}, and nothing divides them into slices."
+    table = audit.slices[name]
+    text = f"{start}; {least_dispersed_text(name, table['least_dispersed'])}"
+    if "missing" in table["association"] or not judged:
+        return f"{text}."
+    return f"{text}. {order_text(table['association'])}."

@@ -21,13 +21,13 @@ from lmeval_dispersion.harness.metrics import TaskMetrics
 from lmeval_dispersion.harness.prompts import PromptShape
 from lmeval_dispersion.harness.records import DocRecord
 from lmeval_dispersion.harness.seams import Surroundings
+from lmeval_dispersion.model.capture import depth
 from lmeval_dispersion.model.identity import (
     adapter_identity,
     cached_commit,
     settings_identity,
     weights_identity,
 )
-from lmeval_dispersion.model.parts import depth
 from lmeval_dispersion.store import begin_store, write_store
 
 if TYPE_CHECKING:

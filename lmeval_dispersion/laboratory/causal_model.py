@@ -18,9 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from lmeval_dispersion.errors import DispersionError, NonFiniteStateError, UsageError
-from lmeval_dispersion.model.capture import Decoder, capture
+from lmeval_dispersion.model.capture import Decoder, capture, unwrapped
 from lmeval_dispersion.model.loading import ModelLike, loaded_model
-from lmeval_dispersion.model.parts import unwrapped
 
 # Layer, states (b, t, d), number of the first of them in the run -> what is kept of them.
 Reduce = Callable[[str, Tensor, int], Any]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.laboratory.causal_model import CausalModel
 from lmeval_dispersion.laboratory.segments import prefix_of
-from lmeval_dispersion.model.parts import unwrapped
+from lmeval_dispersion.model.capture import unwrapped
 
 CONTROLS = ("untrained", "shuffled")
 

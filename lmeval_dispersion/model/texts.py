@@ -220,4 +220,4 @@ def _parquet_values(path: Path, column: str) -> Iterator[Any]:
 
 
 def _no_column(source: str, column: str, known: list[str]) -> str:
-    return f"expected texts under {column!r} in {source}, which has {', '.join(known[:20])}; pass --column"
+    return f"expected texts under {column!r} in {source}, which has {', '.join(known[:20])}; name the column"

@@ -12,6 +12,8 @@ least (float64 stays float64), under autocast too. A stack of layers (l, b, t, d
 - ``max_tokens``: draw at most that many tokens of a row, anew each call from ``generator`` (without one:
   always the same draw), never from the global generator.
 
+They raise GeometryError where a shape does not fit, and UsageError for an option that cannot be used.
+
 Vectors of length up to 1e-12 have no direction: the angular losses leave them out. A group with fewer than
 two points drops out; where none is left the loss is 0 with a zero gradient. Non-finite states give NaN.
 
@@ -72,19 +74,8 @@ def push_away(
     -1 orthogonal on average, 0 all parallel: lower is more dispersed, and -value is the dispersion of the
     tokens.
 
-    Args:
-        z: States, (b, t, d) or (l, b, t, d).
-        mask: Real tokens, (b, t); None: all.
-        segments: Document ids of packed rows, (b, t); None: a document a row.
-        pairs: ``sequence`` or ``batch``: among which tokens pairs are formed.
-        across_ranks: Form the pairs over all ranks of the default process group, through one all-reduce of
-            sums; needs ``pairs="batch"`` and a wrapper that averages gradients over ranks (DDP, FSDP).
-        max_tokens: Tokens drawn of each row; None: all.
-        generator: Of that draw.
-
-    Raises:
-        GeometryError: A shape does not fit.
-        UsageError: An option is not usable.
+    ``across_ranks`` forms the pairs over all ranks of the default process group, through one all-reduce of
+    sums; it needs ``pairs="batch"`` and a wrapper that averages gradients over ranks (DDP, FSDP).
 
     Source: RD section 3.4.
 
@@ -119,16 +110,7 @@ def cross_domain_push_away(
 ) -> Tensor:
     """Minus the mean cosine distance over pairs of tokens of different domains; in [-2, 0].
 
-    Args:
-        z: States, (b, t, d) or (l, b, t, d).
-        domains: Domain of each sequence, (b,), any integers. With one domain in the batch the loss is 0.
-        mask: Real tokens, (b, t); None: all.
-        segments: Taken for a common signature; pairs span texts here.
-        max_tokens: Tokens drawn of each row; None: all.
-        generator: Of that draw.
-
-    Raises:
-        GeometryError: A shape does not fit.
+    ``domains`` (b,) holds the domain of each sequence, any integers; with one in the batch the loss is 0.
 
     Source: RD section 3.4.
     """
@@ -157,18 +139,7 @@ def angular_spread(
     0 all parallel, -1/(2 tau) all orthogonal. Cosines are held 1e-6 away from +-1, so that the slope is
     finite; inside that the gradient goes on.
 
-    Args:
-        z: States, (b, t, d) or (l, b, t, d).
-        mask: Real tokens, (b, t); None: all.
-        segments: Document ids of packed rows, (b, t); None: a document a row.
-        tau: Temperature, at least 0.02. Small values look at the closest pairs only.
-        pairs: ``sequence`` or ``batch``: among which tokens pairs are formed.
-        max_tokens: Tokens drawn of each row; None: all.
-        generator: Of that draw.
-
-    Raises:
-        GeometryError: A shape does not fit.
-        UsageError: An option is not usable.
+    ``tau`` is the temperature, at least 0.02; small values look at the closest pairs only.
 
     Source: LD, angular spread.
     """
@@ -190,12 +161,6 @@ def orthogonalization(
     """Mean of max(0, margin - D)^2 over ordered pairs i != j, D = arccos(cos)/pi; in [0, margin^2].
 
     0 when no two points are closer than ``margin`` (0.5: a right angle), margin^2 when all are parallel.
-    Other arguments as in :func:`angular_spread`.
-
-    Raises:
-        GeometryError: A shape does not fit.
-        UsageError: An option is not usable.
-
     Source: LD, orthogonalization.
     """
     if not 0.0 < margin <= 1.0:
@@ -222,19 +187,8 @@ def l2_repel(
     takes the median squared distance of each group (a constant for the gradient; over 128 evenly spaced
     points where there are more).
 
-    Args:
-        z: States, (b, t, d) or (l, b, t, d).
-        mask: Real tokens, (b, t); None: all.
-        segments: Document ids of packed rows, (b, t); None: a document a row.
-        tau: Squared length scale, or ``median``.
-        norm_weight: Weight of the mean square of the numbers in z, over points.
-        pairs: ``sequence`` or ``batch``: among which tokens pairs are formed.
-        max_tokens: Tokens drawn of each row; None: all.
-        generator: Of that draw.
-
-    Raises:
-        GeometryError: A shape does not fit.
-        UsageError: An option is not usable.
+    ``tau`` is a squared length scale, or ``median``; ``norm_weight`` weighs the mean square of the numbers in
+    z, over points.
 
     Source: LD, l2-repel.
     """
@@ -263,19 +217,8 @@ def decorrelation(
 ) -> Tensor:
     """Mean squared correlation over pairs of different features; in [0, 1], 0 uncorrelated.
 
-    Args:
-        z: States, (b, t, d) or (l, b, t, d).
-        mask: Real tokens, (b, t); None: all.
-        segments: Document ids of packed rows, (b, t); None: a document a row.
-        axis: ``features`` correlates features over the tokens, ``tokens`` tokens over the features (as LD's
-            released code does).
-        pairs: Over which tokens: of each sequence, or of the batch.
-        max_tokens: Tokens drawn of each row; None: all.
-        generator: Of that draw.
-
-    Raises:
-        GeometryError: A shape does not fit.
-        UsageError: An option is not usable.
+    ``axis``: ``features`` correlates features over the tokens, ``tokens`` tokens over the features (as LD's
+    released code does).
 
     Source: LD, decorrelation; the sum there is a mean here.
     """

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lmeval_dispersion.errors import CaptureError, GeometryError, NonFiniteLossError, UsageError
-from lmeval_dispersion.model.capture import Decoder
+from lmeval_dispersion.model.capture import Decoder, unwrapped
 from lmeval_dispersion.model.layer_names import states_after_blocks
-from lmeval_dispersion.model.parts import unwrapped
 from lmeval_dispersion.training.losses import DispersionLoss, loss_named, push_away
 from lmeval_dispersion.training.pairing import NO_DIRECTION
 

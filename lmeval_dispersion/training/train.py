@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import errno
 import json
 import logging
 import math
 import os
-import shlex
 import shutil
 import warnings
 from collections.abc import Callable
@@ -26,7 +24,7 @@ from lmeval_dispersion.errors import TrainingError, UsageError
 from lmeval_dispersion.geometry import Dispersion
 from lmeval_dispersion.model.layer_names import states_after_blocks
 from lmeval_dispersion.model.texts import Texts
-from lmeval_dispersion.options import Output, add_examples, add_output, write_whole
+from lmeval_dispersion.options import Output, add_examples, add_output, command_parser, write_whole
 from lmeval_dispersion.report import render
 from lmeval_dispersion.training.comparison import BASE, Comparison
 
@@ -46,8 +44,18 @@ LOSS_NAMES = (
 )
 
 
-def _option(metavar: str, text: str, default: Any = None) -> Any:
-    return field(default=default, metadata={"metavar": metavar, "help": text})
+def number(text: str) -> int:
+    """A whole number such as ``200M``, ``1.5k``, ``2e6`` or ``4096``.
+
+    >>> number("200M")
+    200000000
+    """
+    factor = {"k": 10**3, "m": 10**6, "b": 10**9}.get(text[-1:].lower(), 1)
+    return int(float(text[:-1] if factor > 1 else text) * factor)
+
+
+def _option(metavar: str, text: str, default: Any = None, *, least: int | None = None) -> Any:
+    return field(default=default, metadata={"metavar": metavar, "help": text, "least": least})
 
 
 @dataclass(frozen=True)
@@ -69,26 +77,22 @@ class Settings:
     eval_data: tuple[str, ...] = _option(
         "FILE|HUB_ID", "held-out texts, for each --data in its order (default: the end of --data)", ()
     )
-    loss: tuple[str, ...] = _option(
-        "NAME",
-        f"loss to train with, of {', '.join(LOSS_NAMES)}; may be repeated",
-        ("angular_spread",),
-    )
-    seed: tuple[int, ...] = _option("N", "train all once with this seed; may be repeated", (0,))
+    loss: tuple[str, ...] = _option("", "loss to train with; may be repeated", ("angular_spread",))
+    seed: tuple[int, ...] = _option("N", "train all once with this seed; may be repeated", (0,), least=0)
     tokens: int = _option("N", "tokens that each model sees, such as 200M", 200_000_000)
-    block: int = _option("N", "tokens of a sequence", 512)
-    batch_size: int = _option("N", "sequences of a micro-batch, in each process", 8)
-    accumulate: int = _option("N", "micro-batches of an optimizer step", 1)
-    lr: float = _option("X", "peak learning rate; 5 %% linear warm-up, then linear decay to 0", 5e-5)
-    weight: float = _option("X", "weight of the loss", 0.1)
+    block: int = _option("N", "tokens of a sequence", 512, least=2)
+    batch_size: int = _option("N", "sequences of a micro-batch, in each process", 8, least=1)
+    accumulate: int = _option("N", "micro-batches of an optimizer step", 1, least=1)
+    lr: float = _option("X", "peak learning rate; 5 %% linear warm-up, then linear decay to 0", 5e-5, least=0)
+    weight: float = _option("X", "weight of the loss", 0.1, least=0)
     layer: tuple[str, ...] = _option(
         "LAYER", "last, all, early_half, late_half, layer.3 or 3, ...; may be repeated", ("last",)
     )
-    max_tokens: int = _option("N", "tokens drawn of each sequence for the loss; 0 takes all", 256)
+    max_tokens: int = _option("N", "tokens drawn of each sequence for the loss; 0: all", 256, least=0)
     from_scratch: bool = _option("", "start from random weights with the model's configuration", False)
     bf16: bool = _option("", "train under bf16 autocast", False)
-    eval_tokens: int = _option("N", "tokens of each domain to evaluate on", 50_000)
-    save_every: int = _option("N", "steps between checkpoints", 200)
+    eval_tokens: int = _option("N", "tokens of each domain to evaluate on", 50_000, least=1)
+    save_every: int = _option("N", "steps between checkpoints", 200, least=1)
     column: str = _option("FIELD", "field of the text in JSONL, parquet and Hub data sets", "text")
     data_config: str | None = _option("NAME", "configuration of Hub data sets")
     # How many processes train together: no flag, the launcher (torchrun, accelerate) says it.
@@ -115,17 +119,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for name, setting in _FLAGS.items():
         flag, text, default = "--" + name.replace("_", "-"), setting.metadata["help"], setting.default
+        first = default[0] if isinstance(default, tuple) and default else default
         if isinstance(default, bool):
             parser.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=text)
             continue
         if "(default" not in text and name not in ("model", "data", "output_dir"):
-            text += f" (default: {','.join(map(str, default)) if isinstance(default, tuple) else default})"
+            text += f" (default: {'none' if first is None else first})"
         parser.add_argument(
             flag,
-            metavar=setting.metadata["metavar"],
+            type=number if isinstance(first, int) else type(first) if isinstance(first, float) else str,
+            choices=LOSS_NAMES if name == "loss" else None,
+            metavar=setting.metadata["metavar"] or None,
             action="append" if isinstance(default, tuple) else "store",
             default=argparse.SUPPRESS,
-            help=text.replace("(default: None)", "(default: none)"),
+            help=text,
         )
     add_output(parser)
     add_examples(
@@ -135,39 +142,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def settings_from(flags: dict[str, Any], file: str | None = None) -> Settings:
-    """Settings from a YAML file and from flags, which win.
+def given_settings(args: argparse.Namespace) -> Settings:
+    """The settings of the flags, and of the YAML file that they name where there is no flag.
 
     Raises:
-        UsageError: The file cannot be read, a name is unknown, or a value cannot be used.
+        UsageError: The file cannot be read, or a value cannot be used.
     """
-    given = {**(_read(file) if file else {}), **flags}
-    for name in given:
-        if name not in _FLAGS and name != "processes":
-            near = difflib.get_close_matches(name, _FLAGS, n=1)
-            raise UsageError(f"there is no setting {name!r}" + (f"; did you mean {near[0]}?" if near else ""))
-    missing = [name for name in ("model", "data", "output_dir") if not given.get(name)]
+    given = {name: value for name, value in vars(args).items() if name in _FLAGS}
+    if args.settings is not None:
+        parser = command_parser(f"dispersion train, {args.settings}", "")
+        add_arguments(parser)
+        given = {**vars(parser.parse_args(_words(args.settings))), **given}
+    given = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items() if name in _FLAGS}
+    missing = [
+        f"--{name.replace('_', '-')}" for name in ("model", "data", "output_dir") if not given.get(name)
+    ]
     if missing:
-        flags_missing = ", ".join("--" + name.replace("_", "-") for name in missing)
-        raise UsageError(f"expected {flags_missing}; see `dispersion train --help`")
-    defaults = {setting.name: setting.default for setting in fields(Settings)}
-    settings = Settings(**{name: _converted(name, value, defaults[name]) for name, value in given.items()})
+        raise UsageError(f"expected {', '.join(missing)}; see `dispersion train --help`")
+    settings = Settings(**given, processes=int(os.environ.get("WORLD_SIZE", "1")))
     _check(settings)
     return settings
 
 
-def count(text: Any) -> int:
-    """A number such as ``200M``, ``1.5k``, ``2e6`` or ``4096``.
-
-    >>> count("200M")
-    200000000
-    """
-    word = str(text).strip().replace("_", "")
-    factor = {"k": 10**3, "m": 10**6, "b": 10**9}.get(word[-1:].lower(), 1)
-    return int(float(word[:-1] if factor > 1 else word) * factor)
-
-
-def _read(file: str) -> dict[str, Any]:
+def _words(file: str) -> list[str]:
+    """The flags that a YAML file stands for."""
     try:
         content = yaml.safe_load(Path(file).expanduser().read_text(encoding="utf-8"))
     except OSError as error:
@@ -176,43 +174,21 @@ def _read(file: str) -> dict[str, Any]:
         raise UsageError(f"expected YAML in {file}: {str(error).splitlines()[0]}") from error
     if not isinstance(content, dict):
         raise UsageError(f"expected names and values in {file}, got {type(content).__name__}")
-    return {str(name).replace("-", "_"): value for name, value in content.items()}
-
-
-def _converted(name: str, value: Any, default: Any) -> Any:
-    if isinstance(default, bool):
-        if not isinstance(value, bool):
-            raise UsageError(f"expected true or false for {name}, got {value!r}")
-        return value
-    try:
-        if isinstance(default, tuple):
-            values = value if isinstance(value, (list, tuple)) else [value]
-            return tuple(int(v) if name == "seed" else str(v) for v in values)
-        if isinstance(default, int):
-            return count(value)
-        return float(value) if isinstance(default, float) else str(value)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"expected a number such as 200M, 50k or 0.1 for {name}, got {value!r}") from error
+    flags = {f"--{str(name).replace('_', '-')}": value for name, value in content.items()}
+    several = {name: value if isinstance(value, list) else [value] for name, value in flags.items()}
+    words = [(name, value) for name, values in several.items() for value in values if value is not False]
+    return [name if value is True else f"{name}={value}" for name, value in words]
 
 
 def _check(s: Settings) -> None:
-    for loss in s.loss:
-        if loss not in LOSS_NAMES:
-            near = difflib.get_close_matches(loss, LOSS_NAMES, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise UsageError(f"expected a loss of {', '.join(LOSS_NAMES)}, got {loss!r}{hint}")
-    states_after_blocks(s.layer)
-    least = {"block": 2, "batch_size": 1, "accumulate": 1, "save_every": 1, "eval_tokens": 1, "max_tokens": 0}
-    for name, low in least.items():
-        if getattr(s, name) < low:
-            raise UsageError(f"expected {name} of at least {low}, got {getattr(s, name)}")
+    for name, setting in _FLAGS.items():
+        values, least = getattr(s, name), setting.metadata["least"]
+        for value in values if isinstance(values, tuple) else [values]:
+            if least is not None and not least <= value < math.inf:
+                raise UsageError(f"expected {name} of at least {least} and finite, got {value}")
     if s.max_tokens == 1:
         raise UsageError("expected max_tokens of at least 2, which make a pair, or 0 for all, got 1")
-    for name in ("weight", "lr"):
-        if not 0 <= getattr(s, name) < math.inf:
-            raise UsageError(f"expected {name} of at least 0 and finite, got {getattr(s, name)}")
-    if not all(0 <= seed < 2**32 for seed in s.seed):
-        raise UsageError(f"expected seeds from 0 to {2**32 - 1}, got {', '.join(map(str, s.seed))}")
+    states_after_blocks(s.layer)
     if len(set(s.loss)) < len(s.loss) or len(set(s.seed)) < len(s.seed):
         raise UsageError("expected each loss and each seed once")
     if not s.steps:
@@ -223,12 +199,6 @@ def _check(s: Settings) -> None:
         raise UsageError("expected two --data with cross_domain_push_away, whose pairs are of two domains")
     for source in (*s.data, *s.eval_data):
         Texts(source, column=s.column, config=s.data_config)
-
-
-def given_settings(args: argparse.Namespace) -> Settings:
-    """The settings of the flags and of the file that they name; see :func:`settings_from`."""
-    flags = {name: value for name, value in vars(args).items() if name in _FLAGS}
-    return settings_from(flags | {"processes": int(os.environ.get("WORLD_SIZE", "1"))}, args.settings)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -258,7 +228,7 @@ def run(args: argparse.Namespace) -> int:
         if not processes.is_main_process:
             return 0
         document = Comparison.of(results, settings.data).document()
-        document = dataclasses.replace(document, command=command_of(settings))
+        document = dataclasses.replace(document, command=output.command)
         for name, form in (("comparison.json", "json"), ("comparison.md", "markdown")):
             (folder / name).write_text(render(document, form))
     except OSError as error:
@@ -614,21 +584,6 @@ def _last_whole(here: Path, steps: int) -> Path | None:
         else:
             shutil.rmtree(path)
     return whole[max(whole)] if whole else None
-
-
-def command_of(settings: Settings) -> str:
-    """The command with these settings, in flags."""
-    words = ["dispersion", "train"]
-    if settings.processes > 1:
-        words = ["torchrun", "--nproc-per-node", str(settings.processes), "--no-python", *words]
-    for name, setting in _FLAGS.items():
-        value = getattr(settings, name)
-        if value == setting.default:
-            continue
-        flag = "--" + name.replace("_", "-")
-        for word in value if isinstance(value, tuple) else [value]:
-            words += [flag] if word is True else [flag, str(word)]
-    return shlex.join(words)
 
 
 COMMANDS = {"train": (add_arguments, run)}

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from lmeval_dispersion.errors import GeometryError, UsageError
 from lmeval_dispersion.geometry import dispersion, effective_rank
-from lmeval_dispersion.model.capture import Decoder, capture
-from lmeval_dispersion.model.parts import head, unwrapped
+from lmeval_dispersion.model.capture import Decoder, capture, head, unwrapped
 from lmeval_dispersion.watching.records import FORMAT, append_record
 
 # The fixed batch where none is given: short, of several kinds, the same for every run.

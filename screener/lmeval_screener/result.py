@@ -96,8 +96,6 @@ class AgreementRow:
     n: Annotated[int, Col("n", "d")]
     spearman: Annotated[float, Col("Spearman", ".3f")]
     spearman_p: Annotated[float, Col("p", "p-value")]
-    kendall: Annotated[float, Col("Kendall τ-b", ".3f", drop=2)]
-    kendall_p: Annotated[float, Col("p", "p-value", drop=2)]
     permutations: Annotated[str, Col("Permutations", drop=1)]
 
 
@@ -451,8 +449,6 @@ def _agreement_row(line: Agreement) -> AgreementRow:
         line.n,
         line.spearman,
         line.spearman_p,
-        line.kendall,
-        line.kendall_p,
         line.reason or f"{'all' if line.exact else 'drawn'}: {line.permutations:,}",
     )
 

@@ -16,11 +16,10 @@ from lmeval_dispersion.audit.conclusions import (
     pools_sentence,
     ranking_sentence,
     relation,
-    slices_sentence,
 )
 from lmeval_dispersion.audit.mixtures import mixture_curves
 from lmeval_dispersion.audit.ranking import ranking_report
-from lmeval_dispersion.audit.report import audit
+from lmeval_dispersion.audit.report import audit, slices_sentence
 from lmeval_dispersion.audit.run import read_run
 from lmeval_dispersion.audit.slices import slice_table, slicings
 from lmeval_dispersion.report import render

@@ -19,10 +19,10 @@ from threadpoolctl import threadpool_limits
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T5Config
 
-from lmeval_dispersion.cli import main
+from lmeval_dispersion.cli import main, parser_of
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.training.losses import LOSSES
-from lmeval_dispersion.training.train import LOSS_NAMES, claimed_folder, settings_from
+from lmeval_dispersion.training.train import LOSS_NAMES, claimed_folder, given_settings
 
 ROOT = Path(__file__).parents[2]
 WORDS = [
@@ -104,12 +104,19 @@ def arguments(base, out, **options):
     return ["train", *flags]
 
 
+def status(words):
+    try:
+        return main(words)
+    except SystemExit as ended:  # argparse's
+        return ended.code
+
+
 def environment():
     return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def started(base, out, **options):
-    call = "import sys; from lmeval_dispersion.cli import main; sys.exit(main())"
+    call = "import sys; from lmeval_dispersion.cli import main, parser_of; sys.exit(main())"
     return subprocess.Popen(
         [sys.executable, "-c", call, *arguments(base, out, **options)],
         env=environment(),
@@ -223,13 +230,13 @@ def test_base_and_losses_on_two_domains(base, tmp_path, capsys):
     assert printed == (tmp_path / "out" / "comparison.json").read_text()
     markdown = (tmp_path / "out" / "comparison.md").read_text()
     assert "**Better than base: " in markdown or "**No loss is better than base.**" in markdown
-    assert "--loss push_away --loss cross_domain_push_away" in markdown  # the command that made it
+    assert "--loss=push_away --loss=cross_domain_push_away" in markdown  # the command that made it
 
 
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        ({"loss": "angular"}, 2, "did you mean angular_spread"),
+        ({"loss": "angular"}, 2, "invalid choice: 'angular' (choose from"),
         ({"data": "/nowhere.txt"}, 2, "does not exist"),
         ({"model": "/nowhere"}, 2, "nowhere"),
         ({"tokens": "12"}, 2, "at least one step of 64"),
@@ -242,7 +249,7 @@ def test_base_and_losses_on_two_domains(base, tmp_path, capsys):
 )
 def test_mistakes_are_one_sentence(base, tmp_path, capsys, options, code, said):
     given = {name: value.replace("BASE", str(base)) for name, value in options.items()}
-    assert main(arguments(base, tmp_path / "out", **given)) == code
+    assert status(arguments(base, tmp_path / "out", **given)) == code
     printed, errors = capsys.readouterr()
     assert said in errors
     assert printed == ""
@@ -258,8 +265,8 @@ def test_mistakes_are_one_sentence(base, tmp_path, capsys, options, code, said):
         ({"eval_data": "/nowhere.jsonl"}, 2, "does not exist"),
         ({"eval_data": ["BASE/prose.txt", "BASE/prose.txt"]}, 2, "eval_data for each of 1 data, got 2"),
         ({"max_tokens": "1"}, 2, "make a pair"),
-        ({"seed": "-1"}, 2, "expected seeds"),
-        ({"lr": "fast"}, 2, "for lr, got 'fast'"),
+        ({"seed": "-1"}, 2, "expected seed of at least 0"),
+        ({"lr": "fast"}, 2, "argument --lr: invalid float value: 'fast'"),
         ({"model": "BASE/reader"}, 2, "expected a causal language model"),
         ({"output_dir": "BASE/prose.txt"}, 2, "new or empty folder"),
         ({"output_dir": "BASE/prose.txt/in"}, 2, "where folders and files can be made"),
@@ -278,7 +285,7 @@ def test_every_argument_is_checked_before_the_first_arm(
         name: [*map(placed, value)] if isinstance(value, list) else placed(value)
         for name, value in options.items()
     }
-    assert main(arguments(base, given.pop("output_dir"), **given)) == code
+    assert status(arguments(base, given.pop("output_dir"), **given)) == code
     printed, errors = capsys.readouterr()
     assert said in errors.replace("\n", " ")
     assert printed == ""
@@ -349,22 +356,29 @@ def test_a_failed_start_blocks_nothing_and_a_full_disk_is_one_sentence(base, tmp
     assert "block 8 -> 16" in capsys.readouterr().err
 
 
-def test_another_comparisons_folder_is_refused_and_settings_files_are_read(base, tmp_path):
-    file = tmp_path / "settings.yaml"
-    file.write_text(f"model: {base / 'model'}\ndata: {base / 'prose.txt'}\nblok: 4\n")
+def test_another_comparisons_folder_is_refused_and_settings_files_are_read(base, tmp_path, capsys):
+    file, text = tmp_path / "settings.yaml", base / "prose.txt"
     assert set(LOSSES) == set(LOSS_NAMES)
-    with pytest.raises(UsageError, match="did you mean block"):
-        settings_from({}, str(file))
-    with pytest.raises(UsageError, match="true or false for bf16"):
-        settings_from({"model": "m", "data": "d", "output_dir": "o", "bf16": "no"})
-    file.write_text(f"model: {base / 'model'}\ndata: x.txt\ntokens: 2M\nseed: [1, 2]\n")
-    flags = {"output_dir": str(tmp_path / "out"), "data": [str(base / "prose.txt")]}
-    settings = settings_from(flags, str(file))
-    assert (settings.tokens, settings.seed, settings.data) == (2_000_000, (1, 2), (str(base / "prose.txt"),))
-    begun = claimed_folder(settings) / "base-seed1"
+
+    def settings(content, *words):
+        file.write_text(f"model: {base / 'model'}\n{content}\n")
+        return given_settings(parser_of("train")[0].parse_args(["--settings", str(file), *words]))
+
+    for content, said in (("blok: 4", "did you mean --block?"), ("bf16: 'no'", "--bf16"), ("lr: x", "--lr")):
+        with pytest.raises(SystemExit):
+            settings(content)
+        shown = capsys.readouterr().err
+        assert said in shown
+        assert "settings.yaml" in shown
+    words = ("--output-dir", str(tmp_path / "out"), "--data", str(text))
+    content = "data: x.txt\ntokens: 2M\nseed: [1, 2]\nbf16: true\nfrom_scratch: false"
+    found = settings(content, *words)
+    assert (found.tokens, found.seed, found.data) == (2_000_000, (1, 2), (str(text),))
+    assert (found.bf16, found.from_scratch) == (True, False)
+    begun = claimed_folder(found) / "base-seed1"
     begun.mkdir()
     (begun / "trainer_state.json").write_text("{}")
     with pytest.raises(UsageError, match=r"lr 5e-05 -> 0\.1"):
-        claimed_folder(settings_from(flags | {"lr": "0.1"}, str(file)))
+        claimed_folder(settings(content, *words, "--lr", "0.1"))
     with pytest.raises(UsageError, match="empty folder"):
-        claimed_folder(settings_from(flags | {"output_dir": str(tmp_path)}, str(file)))
+        claimed_folder(settings(content, *words, "--output-dir", str(tmp_path)))

@@ -68,8 +68,8 @@ def test_mistakes_are_told_with_the_next_step(tmp_path):
     cases = {
         "note.txt": f"does not exist; did you mean {tmp_path}/notes.txt",
         "a.csv": "expected a file of .txt",
-        "a.jsonl": "under 'text' in .*, which has body; pass --column",
-        "a.parquet": "under 'text' in .*, which has body; pass --column",
+        "a.jsonl": "under 'text' in .*, which has body; name the column",
+        "a.parquet": "under 'text' in .*, which has body; name the column",
         "b.parquet": "expected a parquet file",
         ".": "the folder",
     }

@@ -158,7 +158,10 @@ def test_injected_gradients_survive_an_evaluation_before_the_backward_pass(reent
     assert_same_gradients(gradients(model), wanted)
 
 
-@pytest.mark.parametrize(("mode", "compiled"), [("add", False), ("inject", False), ("inject", True)])
+@pytest.mark.parametrize(
+    ("mode", "compiled"),
+    [("add", False), ("inject", False), pytest.param("inject", True, marks=pytest.mark.slow)],
+)
 def test_evaluation_is_measured_over_all_its_tokens(mode, compiled):
     """One pair mean over everything, by a plain loop over pairs, whatever the batches; without training."""
     model, batch = tiny_gpt2(2), batch_of(padded=True)
@@ -229,6 +232,7 @@ def test_checkpointing_changes_nothing(mode, reentrant):
     assert_same_gradients(gradients(model), wanted_gradients)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*not a leaf Tensor:UserWarning")
 def test_compiled_equals_eager_and_late_hooks_are_refused():
     torch._dynamo.reset()

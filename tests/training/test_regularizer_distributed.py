@@ -12,6 +12,7 @@ from tiny_decoders import assert_same_gradients, gradients, tiny_gpt2, tokens
 from lmeval_dispersion.training.regularizer import DispersionRegularizer
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,14 @@ def tokenizer():
     )
 
 
-@pytest.mark.parametrize("code", EXAMPLES, ids=[f"{i}-{title(code)}" for i, code in enumerate(EXAMPLES)])
+def cases():
+    """Every example; those that compile, wrap a process group or need TRL are long."""
+    for i, code in enumerate(EXAMPLES):
+        long = re.search(r"torch\.compile|DistributedDataParallel|fully_shard|from trl ", code)
+        yield pytest.param(code, id=f"{i}-{title(code)}", marks=[pytest.mark.slow] if long else [])
+
+
+@pytest.mark.parametrize("code", [*cases()])
 def test_example_runs(code, request, tokenizer, tmp_path, monkeypatch):
     from datasets import Dataset
     from transformers import TrainingArguments
