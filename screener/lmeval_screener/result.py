@@ -337,7 +337,7 @@ class Result(Report):
                 unknown.setdefault(c.no_ratio or "it was not read", []).append(c.label)
         tokens = self.checkpoints[0].tokens if self.checkpoints else None
         dropped = {word for c in self.checkpoints for word in c.tokens.dropped}
-        within = [line for line in self.agreement if line.scope == "group" and line.spearman_p <= 0.05]
+        whole = [line for line in self.agreement if line.scope != "group"] or self.agreement
         return {
             "sentences": [
                 answer.sentences(group, self.metric, self.domain) for group in groups[: answer.GROUPS]
@@ -347,7 +347,7 @@ class Result(Report):
             "shown_groups": [(i, group) for i, group in enumerate(groups) if self._members(group)],
             "notes": {note: _who(labels) for note, labels in notes.items()},
             "unknown": {reason: _who(labels, len(members)) for reason, labels in unknown.items()},
-            "agrees": within[0] if len(groups) == 1 and within else None,
+            "agreed": whole[0] if whole else None,
             "facts_of_all": self._facts(tokens) if tokens is not None else {},
             "words": "  ".join(w.replace(" ", "␣") for w in self.domain_words if w not in dropped),
         }
