@@ -69,10 +69,9 @@ def _studies(folders: Sequence[str]) -> Document:
         raise UsageError(
             f"expected two studies of the laboratory, got {len(folders)}; compare them pair by pair"
         )
-    from lmeval_dispersion.laboratory.comparison import compared
-    from lmeval_dispersion.laboratory.reports.documents import comparison_document
+    from lmeval_dispersion.laboratory.comparison import compare_studies
 
-    return comparison_document(compared(*folders), *folders)
+    return compare_studies(*folders).document()
 
 
 COMMANDS = {"compare": (add_arguments, run)}

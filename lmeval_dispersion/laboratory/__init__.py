@@ -19,9 +19,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lmeval_dispersion.laboratory.comparison import compare_studies
     from lmeval_dispersion.laboratory.context_clusters import clusters
     from lmeval_dispersion.laboratory.perplexity_law import law
-    from lmeval_dispersion.laboratory.reports.results import compare_studies
     from lmeval_dispersion.laboratory.sublayer_choice import sublayers
     from lmeval_dispersion.laboratory.token_condensation import condensation
 
@@ -32,7 +32,7 @@ _MODULES = {
     "sublayers": "sublayer_choice",
     "condensation": "token_condensation",
     "clusters": "context_clusters",
-    "compare_studies": "reports.results",
+    "compare_studies": "comparison",
 }
 
 

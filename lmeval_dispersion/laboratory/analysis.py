@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
@@ -27,13 +28,17 @@ from lmeval_dispersion.laboratory.segments import Segments, read_segments, write
 from lmeval_dispersion.laboratory.study import Folder, Study, Unit, Units, opened
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.model.texts import Texts
-from lmeval_dispersion.report import Document, Reportable, nullable
+from lmeval_dispersion.report import Report, Table, nullable
+from lmeval_dispersion.report.declared import json_value
 
 
 @dataclass(frozen=True, repr=False)
-class StudyResult(Reportable):
+class StudyResult(Report):
     """A finished study as a report; its tables are the fields of the four results."""
 
+    schema = "dispersion-lab-report/2"
+    libraries = ("torch", "transformers", "numpy")
+    guide = "docs/reference/laboratory.md"
     kind: ClassVar[str]
     main: ClassVar[str]  # the table that CSV and to_frame() hold
     manifest: dict[str, Any]
@@ -45,15 +50,57 @@ class StudyResult(Reportable):
         found = {field.name: tables.get(field.name) for field in fields(cls) if field.name != "manifest"}
         return cls(manifest=study.manifest, **found)
 
-    def document(self) -> Document:
-        """The report that the command prints."""
-        from lmeval_dispersion.laboratory.reports.documents import result_document
-
-        return result_document(self)
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of the main table."""
+        return records(getattr(self, self.main))
 
     def to_frame(self) -> pd.DataFrame:
         """The main table, tidy."""
         return nullable(getattr(self, self.main))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON contract: the answer, the manifest and every table."""
+        frames = {name: value for name, value in vars(self).items() if isinstance(value, pd.DataFrame)}
+        content = {
+            "manifest": self.manifest,
+            "tables": {name: records(frame) for name, frame in frames.items()},
+        }
+        return {"schema": self.schema, "answer": self.answer(), "kind": self.kind, **json_value(content)}
+
+    def context(self) -> dict[str, Any]:
+        """For the template: the models' names, and what was run."""
+        manifest = self.manifest
+        named = {key: ", ".join(value) for key, value in manifest["names"].items()}
+        settings = {
+            key: json.dumps(value) if isinstance(value, (dict, list)) else value
+            for key, value in manifest["settings"].items()
+            if key != "models"
+        }
+        run = [named, *manifest["models"], settings, {**manifest["versions"], "created": manifest["created"]}]
+        return {"models": [model["model"] for model in manifest["models"]], "run": run}
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a frame as mappings."""
+    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
+
+
+def table(row: type[Any], frame: pd.DataFrame, caption: str, *, most: int = 0, **options: Any) -> Table:
+    """A table of a dataclass's rows, from the columns of a frame that it names.
+
+    Args:
+        row: The dataclass; of fields that the frame lacks the default counts.
+        frame: The frame.
+        caption: The table's caption.
+        most: Take so many rows of the frame, evenly spaced with both ends, and say so; 0: all.
+        options: Of :meth:`Table.of`.
+    """
+    names = [field.name for field in fields(row) if field.name in frame]
+    if 0 < most < len(frame):
+        options["more"] = f"{most} of {len(frame)} rows; --details shows all."
+        frame = frame.iloc[np.linspace(0, len(frame) - 1, most).round().astype(int)]
+    rows = [row(**{name: each[name] for name in names}) for each in records(frame)]
+    return Table.of(rows, caption, **options)
 
 
 R = TypeVar("R", bound=StudyResult)

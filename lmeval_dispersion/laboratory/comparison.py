@@ -7,16 +7,23 @@ draw, which takes the texts' own variation out; others as independent samples. `
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 
 from lmeval_dispersion.errors import GeometryError, UsageError
+from lmeval_dispersion.laboratory import charts
 from lmeval_dispersion.laboratory.claims import depth_samples, depth_trend
 from lmeval_dispersion.laboratory.study import Study, read_study
+from lmeval_dispersion.report import Chart, Col, Report, Table, nullable
+from lmeval_dispersion.report.cells import short_names
+from lmeval_dispersion.report.declared import json_value
 from lmeval_dispersion.statistics import (
+    NORMAL_975,
     Array,
     Bounds,
     Interval,
@@ -25,12 +32,128 @@ from lmeval_dispersion.statistics import (
     correlation_difference,
     jackknife_se,
     normal_bounds,
+    normal_point,
     percentiles,
     resampled_correlations,
     resampled_means,
 )
 
 Record = dict[str, Any]
+
+_SHOWN = 5  # clearest differences of each metric in a default answer
+
+
+@dataclass(frozen=True, repr=False)
+class StudiesCompared(Report):
+    """Two studies side by side, see :func:`compare_studies`.
+
+    Attributes:
+        differences: A row a metric: both values, their difference and its 95 % interval.
+        first: Folder of the baseline.
+        second: Folder of the other study.
+    """
+
+    template = "studies.jinja"
+    schema = "dispersion-lab-comparison/2"
+    guide = "docs/reference/laboratory.md"
+    differences: pd.DataFrame
+    first: str
+    second: str
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The differences."""
+        return [
+            {str(key): value for key, value in row.items()} for row in self.differences.to_dict("records")
+        ]
+
+    def to_frame(self) -> pd.DataFrame:
+        """The differences, tidy."""
+        return nullable(self.differences)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON contract: the answer, both folders and every difference."""
+        content = {"answer": self.answer(), "first": self.first, "second": self.second, "rows": self.rows()}
+        return {"schema": self.schema, **json_value(content)}
+
+    def tables(self) -> dict[str, Table]:
+        """``differences``: all; and of each metric the clearest."""
+        frame = self._named().sort_values("clear", ascending=False, kind="stable")
+        tables = {"differences": _table(self._named(), "First, second, and second minus first")}
+        for figure, rows in frame.groupby("figure", sort=False):
+            more = f"{_SHOWN} of {len(rows)} rows; --details shows all." if len(rows) > _SHOWN else ""
+            tables[str(figure)] = _table(rows.head(_SHOWN).sort_index(), str(figure), more=more, hide=_HIDDEN)
+        return tables
+
+    def charts(self) -> dict[str, Chart]:
+        """``differences``: each with its interval."""
+        draw = partial(charts.differences, self._named())
+        return {
+            "differences": Chart(draw, "Difference of every metric; the dashed line is none", "A dot a row.")
+        }
+
+    def context(self) -> dict[str, Any]:
+        """For the template: the differences that are clear of 0, and the clearest of each metric."""
+        frame = self._named()
+        sure = frame[told_apart(self.differences)]
+        surest = sure.loc[sorted(sure.groupby("figure")["clear"].idxmax())]
+        first, second = short_names([self.first, self.second])
+        return {"first": first, "second": second, "sure": len(sure), "surest": surest.to_dict("records")}
+
+    def _named(self) -> pd.DataFrame:
+        """The differences, with what each is about in words, and how clear of 0 it is."""
+        frame = self.differences
+        about = [name for name in frame if name not in ("figure", *_VALUES)]
+        reach = (frame["high"] - frame["low"]) / 2
+        return frame.assign(
+            row=[
+                ", ".join(str(value) for value in row if str(value))
+                for row in frame[about].itertuples(index=False)
+            ],
+            clear=frame["difference"].abs() / reach.clip(lower=1e-12),
+        )
+
+
+_HIDDEN = ("figure", "first", "second", "paired")  # in a default answer
+_VALUES = ("first", "second", "difference", "low", "high", "paired")
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One difference."""
+
+    row: Annotated[str, Col("Row")]
+    figure: Annotated[str, Col("Metric")]
+    first: Annotated[float, Col("First", ".4g", drop=2)]
+    second: Annotated[float, Col("Second", ".4g", drop=2)]
+    difference: Annotated[float, Col("Difference", "+.4g", dots="both", reach="low high")]
+    low: Annotated[float, Col("95 % from", "+.4g", short="from", drop=1)]
+    high: Annotated[float, Col("to", "+.4g", drop=1)]
+    paired: Annotated[bool, Col("Paired", drop=3, hint="whether both studies saw the same tokens")]
+
+
+def _table(frame: pd.DataFrame, caption: str, **options: Any) -> Table:
+    names = [field.name for field in fields(_Row)]
+    return Table.of([_Row(*row) for row in frame[names].itertuples(index=False)], caption, **options)
+
+
+def told_apart(differences: pd.DataFrame) -> pd.Series[bool]:
+    """Which differences leave out 0 with bounds that hold for all rows together.
+
+    Each bound is moved outwards as a normal estimate's would be for Bonferroni's correction.
+    """
+    value = differences["difference"]
+    factor = normal_point(int(value.notna().sum())) / NORMAL_975
+    below, above = (value - differences["low"]) * factor, (differences["high"] - value) * factor
+    return (value > below) & (value > 0) | (-value > above) & (value < 0)
+
+
+def compare_studies(first: str | Path, second: str | Path) -> StudiesCompared:
+    """Two complete studies of one kind, the second minus the first.
+
+    Raises:
+        UsageError: See :func:`compared`.
+    """
+    return StudiesCompared(compared(first, second), str(first), str(second))
 
 
 def compared(first: str | Path, second: str | Path) -> pd.DataFrame:

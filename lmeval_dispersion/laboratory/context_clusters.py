@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import contributions, dispersion_estimate, unit_rows
-from lmeval_dispersion.laboratory.analysis import Analysis, StudyResult, analyse
+from lmeval_dispersion.laboratory import charts
+from lmeval_dispersion.laboratory.analysis import Analysis, StudyResult, analyse, records, table
 from lmeval_dispersion.laboratory.causal_model import CausalModel, last_vectors, perplexity
 from lmeval_dispersion.laboratory.claims import jackknife_bounds, log_ratios_left_out
 from lmeval_dispersion.laboratory.inputs import DataLike
@@ -25,7 +28,11 @@ from lmeval_dispersion.laboratory.ngrams import Contexts, recurring_contexts, wr
 from lmeval_dispersion.laboratory.segments import digest
 from lmeval_dispersion.laboratory.study import Folder, Unit
 from lmeval_dispersion.model.loading import ModelLike
+from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.statistics import Array, Interval
+
+_SHOWN = 12  # rows of a default answer
+_SHOWN_NGRAMS = 20
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,6 +55,87 @@ class ClustersResult(StudyResult):
 
     kind = "clusters"
     main = "summary"
+    template = "clusters.jinja"
+
+    def tables(self) -> dict[str, Table]:
+        """``some`` distances; ``summary``: all of them; ``ngrams``: of each cluster."""
+        more = (
+            f"{len(self.ngrams) - _SHOWN_NGRAMS} more; --format json has them."
+            if len(self.ngrams) > _SHOWN_NGRAMS
+            else ""
+        )
+        return {
+            "some": table(
+                _Distances,
+                self.summary,
+                "Distance between clusters over that within them",
+                most=_SHOWN,
+                hide=("between", "clusters", "perplexity"),
+            ),
+            "summary": table(_Distances, self.summary, "All distances, with the contexts' perplexity"),
+            "ngrams": table(_Ngram, self.ngrams.head(_SHOWN_NGRAMS), "The n-grams", more=more),
+        }
+
+    def charts(self) -> dict[str, Chart]:
+        """``distances``: within and between clusters."""
+        draw = partial(charts.cluster_lines, self.summary)
+        return {"distances": Chart(draw, "Distances within and between clusters", "One panel a layer.")}
+
+    def context(self) -> dict[str, Any]:
+        """For the template: the layer that stands for all, and which models differ there from the first."""
+        layers = list(dict.fromkeys(self.summary["layer"]))
+        layer = "last" if "last" in layers else layers[-1]
+        summary = self.summary[self.summary["layer"] == layer]
+        rows = records(summary)
+        defined = rows[0]["clusters"] >= 3 and bool(np.isfinite(summary["ratio"]).all())
+        against = self._against(rows, layer) if defined else []
+        return {**super().context(), "rows": rows, "defined": defined, "against": against}
+
+    def _against(self, rows: list[dict[str, Any]], layer: str) -> list[tuple[str, list[str]]]:
+        each = {
+            model: log_ratios_left_out(frame["within"].to_numpy(), frame["apart"].to_numpy())
+            for model, frame in self.clusters[self.clusters["layer"] == layer].groupby("model")
+        }
+        first = rows[0]
+        found: dict[str, list[str]] = {
+            "further apart": [],
+            "closer together": [],
+            "not clearly differently": [],
+        }
+        for row in rows[1:]:
+            value = float(np.log(row["ratio"] / first["ratio"]))
+            low, high = jackknife_bounds(value, each[row["model"]] - each[first["model"]], len(rows) - 1)
+            found[
+                "further apart" if low > 0 else "closer together" if high < 0 else "not clearly differently"
+            ].append(row["model"])
+        return [(words, names) for words, names in found.items() if names]
+
+
+@dataclass(frozen=True)
+class _Distances:
+    """Distances in one model at one layer."""
+
+    model: Annotated[str, Col("Model")]
+    layer: Annotated[str, Col("Layer")]
+    within: Annotated[float, Col("Within", ".4f", hint="of members to their centroid")]
+    between: Annotated[
+        float, Col("Between", ".4f", error="between_se", drop=1, hint="over pairs of centroids")
+    ]
+    between_se: float
+    ratio: Annotated[float, Col("Ratio", ".2f", dots="both", reach="ratio_low ratio_high")]
+    ratio_low: Annotated[float, Col("95 % from", ".2f", short="from")]
+    ratio_high: Annotated[float, Col("to", ".2f")]
+    clusters: Annotated[int, Col("Clusters", "d", drop=2)]
+    perplexity: Annotated[float, Col("Perplexity", ".2f", drop=3)]
+
+
+@dataclass(frozen=True)
+class _Ngram:
+    """The n-gram of a cluster."""
+
+    cluster: Annotated[int, Col("Cluster", "d")]
+    ngram: Annotated[str, Col("N-gram")]
+    occurrences: Annotated[int, Col("Occurrences", "d")]
 
 
 def clusters(

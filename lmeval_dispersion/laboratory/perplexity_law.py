@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -32,14 +33,16 @@ from lmeval_dispersion.geometry import (
     spectrum,
     vendi_score,
 )
-from lmeval_dispersion.laboratory.analysis import Analysis, StudyResult, analyse
+from lmeval_dispersion.laboratory import charts
+from lmeval_dispersion.laboratory.analysis import Analysis, StudyResult, analyse, table
 from lmeval_dispersion.laboratory.causal_model import CausalModel, last_vectors, perplexity, token_dispersions
-from lmeval_dispersion.laboratory.claims import bounds_together
+from lmeval_dispersion.laboratory.claims import bounds_together, places
 from lmeval_dispersion.laboratory.controls import as_controls, control_model, control_tokens
 from lmeval_dispersion.laboratory.inputs import DataLike
 from lmeval_dispersion.laboratory.segments import Segments
 from lmeval_dispersion.laboratory.study import Folder, Unit
 from lmeval_dispersion.model.loading import ModelLike
+from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.statistics import (
     Array,
     Interval,
@@ -59,6 +62,8 @@ SEQUENCE = "sequence"  # perplexity of the whole segment; "last@16" is that of t
 _GROUPS = 32  # of the jackknife over texts
 _UNITS = 64  # of the first pass, at most
 _BIN_VALUES = ("dispersion", "dispersion_se", "vendi_score", *Spectrum._fields)
+_SHOWN = 12  # layers of a default answer
+_PANELS = 6  # layers that have a panel each; more are rows of a heat map
 MEASURES = ("dispersion", "token_dispersion", "vendi_score", *Spectrum._fields)
 
 
@@ -91,6 +96,192 @@ class LawResult(StudyResult):
 
     kind = "law"
     main = "correlations"
+    template = "law.jinja"
+
+    def tables(self) -> dict[str, Table]:
+        """``layers``: r of whole segments; ``correlations``, ``controls`` and ``overall`` in full."""
+        first = self._of_dispersion(self.correlations).query(f"perplexity == '{SEQUENCE}'")
+        hidden = [
+            "split",
+            "perplexity",
+            "measure",
+            "scale",
+            "bins",
+            "spearman",
+            "pearson_plain",
+            "pearson_log",
+        ]
+        hidden += ["line_r2"]
+        if self.controls is not None:
+            others = self._of_dispersion(self.controls)
+            wide = others.pivot(index=["perplexity", "layer"], columns="control", values="pearson")
+            first = first.merge(wide.reset_index(), on=["perplexity", "layer"])
+        caption = "r of the perplexity of whole segments and dispersion"
+        tables = {
+            "layers": table(_Row, first, caption, most=_SHOWN, hide=hidden),
+            "correlations": table(_Row, self.correlations, "r of perplexity with each measure"),
+            "overall": table(_Overall, self.overall, "All texts"),
+        }
+        if self.controls is not None:
+            caption = "The same for controls, and the model's r minus theirs"
+            tables["controls"] = table(_Row, self.controls, caption)
+        return tables
+
+    def charts(self) -> dict[str, Chart]:
+        """``layers``: r by layer; ``bins``: perplexity and dispersion of every bin."""
+        found: dict[str, Chart] = {}
+        layers = self.correlations["layer"].nunique()
+        if layers > 1:
+            found["layers"] = Chart(
+                partial(charts.law_layers, self.correlations, self.controls),
+                "r of perplexity and dispersion by layer, with 95 % intervals over bins",
+                "One panel a perplexity; a dot a layer.",
+                "Bars are for one layer alone; the answer's hold for all together.",
+            )
+        if layers > _PANELS:
+            found["bins"] = Chart(
+                partial(charts.law_heat, self.points),
+                "Dispersion of every chosen bin by layer, in standard deviations of the layer's bins",
+                "A heat map: bins from easy to hard, a row a layer.",
+                "Where the law holds, a row goes from high on the left to low on the right.",
+            )
+        else:
+            caption = "Mean perplexity and dispersion of every chosen bin"
+            found["bins"] = Chart(partial(charts.law_bins, self.points), caption, "One dot a bin.")
+        return found
+
+    def context(self) -> dict[str, Any]:
+        """For the template: of each perplexity where r is clear of 0 and of its controls."""
+        rows, controls = self._of_dispersion(self.correlations), None
+        if self.controls is not None:
+            controls = self._of_dispersion(self.controls)
+        kinds = [_verdict(kind, rows, controls) for kind in dict.fromkeys(rows["perplexity"])]
+        return {**super().context(), "kinds": kinds}
+
+    @staticmethod
+    def _of_dispersion(frame: pd.DataFrame) -> pd.DataFrame:
+        return frame.query("measure == 'dispersion' and split == 'data'")
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A correlation, of the model or of a control."""
+
+    split: Annotated[str, Col("Text")] = ""
+    perplexity: Annotated[
+        str, Col("Perplexity of", hint="sequence: whole segments; last@c: the token after c")
+    ] = ""
+    layer: Annotated[str, Col("Layer")] = ""
+    measure: Annotated[str, Col("Measure")] = ""
+    control: Annotated[
+        str, Col("Control", hint="random weights, or the tokens of each text in random order")
+    ] = ""
+    pearson: Annotated[
+        float | None,
+        Col(
+            "r",
+            "+.2f",
+            dots="both",
+            reach="low high",
+            hint="over bins; -1: easier bins are more dispersed, 0: no line",
+        ),
+    ] = None
+    low: Annotated[float | None, Col("95 % from", "+.2f", short="from", drop=1)] = None
+    high: Annotated[float | None, Col("to", "+.2f", drop=1)] = None
+    untrained: Annotated[float | None, Col("Untrained", "+.2f")] = None
+    shuffled: Annotated[float | None, Col("Shuffled", "+.2f")] = None
+    difference: Annotated[float | None, Col("Model minus control", "+.2f")] = None
+    difference_low: Annotated[float | None, Col("from", "+.2f")] = None
+    difference_high: Annotated[float | None, Col("to", "+.2f")] = None
+    scale: Annotated[
+        str, Col("with", hint="plain perplexity of segments, log perplexity of single tokens")
+    ] = ""
+    spearman: Annotated[float | None, Col("Spearman", "+.2f", drop=2)] = None
+    pearson_plain: Annotated[float | None, Col("r of plain perplexity", "+.2f", short="r plain", drop=5)] = (
+        None
+    )
+    pearson_log: Annotated[float | None, Col("r of log perplexity", "+.2f", short="r of log", drop=4)] = None
+    line_r2: Annotated[
+        float | None,
+        Col(
+            "R² of the line", ".2f", short="R²", drop=3, hint="fitted on data; negative: worse than the mean"
+        ),
+    ] = None
+    bins: Annotated[int | None, Col("Bins", "d", drop=3)] = None
+    reason: Annotated[str, Col("Why undefined")] = ""
+
+
+@dataclass(frozen=True)
+class _Overall:
+    """All texts of a source at one layer."""
+
+    split: Annotated[str, Col("Text")]
+    layer: Annotated[str, Col("Layer")]
+    dispersion: Annotated[
+        float,
+        Col(
+            "Dispersion", ".4f", error="dispersion_se", hint="mean cosine distance: 0 parallel, 1 orthogonal"
+        ),
+    ]
+    texts: Annotated[int | None, Col("Texts", "d")] = None
+    dispersion_se: float | None = None
+    token_dispersion: Annotated[
+        float | None, Col("Token dispersion", ".4f", hint="over the tokens of one text")
+    ] = None
+    perplexity: Annotated[float | None, Col("Perplexity", ".2f")] = None
+
+
+class _Claim(NamedTuple):
+    """Layers at which r has a sign for sure, and the controls that it is beyond or like there."""
+
+    sign: int
+    places: str
+    beyond: list[str]
+    like: list[str]
+
+
+class _Verdict(NamedTuple):
+    """What is claimed of one perplexity, and r at the layer that stands for all."""
+
+    after: str
+    claims: list[_Claim]
+    layers: int
+    row: dict[str, Any]
+    controls: dict[str, float]
+
+
+def _verdict(kind: str, every: pd.DataFrame, controls: pd.DataFrame | None) -> _Verdict:
+    rows = every[every["perplexity"] == kind].set_index("layer")
+    layers = list(rows.index)
+    shown = "last" if "last" in layers else layers[-1]
+    beside = None if controls is None else controls[controls["perplexity"] == kind]
+    values: dict[str, float] = {}
+    if beside is not None:
+        there = beside[beside["layer"] == shown]
+        values = dict(zip(there["control"].tolist(), there["pearson"].tolist(), strict=True))
+    claims = [claim for sign in (-1, 1) for claim in _claims(layers, rows, beside, sign)]
+    row = {"layer": shown, **{str(key): value for key, value in rows.loc[shown].items()}}
+    return _Verdict(kind.removeprefix("last@"), claims, len(layers), row, values)
+
+
+def _claims(
+    layers: list[str], rows: pd.DataFrame, controls: pd.DataFrame | None, sign: int
+) -> Iterator[_Claim]:
+    """Where r has this sign for sure, and from which controls it does not clearly differ there."""
+    bound = rows["all_high" if sign < 0 else "all_low"] * sign
+    sure = [layer for layer in layers if bound[layer] > 0]
+    if controls is None:
+        if sure:
+            yield _Claim(sign, places(sure, layers), [], [])
+        return
+    apart = controls["apart_high" if sign < 0 else "apart_low"] * sign > 0
+    alike: dict[str, tuple[str, ...]] = {
+        layer: tuple(sorted(controls["control"][(controls["layer"] == layer) & ~apart])) for layer in sure
+    }
+    for like in sorted(set(alike.values())):
+        where = [layer for layer in sure if alike[layer] == like]
+        beyond = [] if like else list(dict.fromkeys(controls["control"]))
+        yield _Claim(sign, places(where, layers), beyond, list(like))
 
 
 class _Split(NamedTuple):

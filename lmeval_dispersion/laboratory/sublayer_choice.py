@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -19,12 +20,14 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import dispersion
-from lmeval_dispersion.laboratory.analysis import Analysis, StudyResult, analyse
+from lmeval_dispersion.laboratory import charts
+from lmeval_dispersion.laboratory.analysis import Analysis, StudyResult, analyse, records, table
 from lmeval_dispersion.laboratory.causal_model import CausalModel, last_vectors
 from lmeval_dispersion.laboratory.inputs import DataLike
 from lmeval_dispersion.laboratory.knn import agreement, knn_tables, require_faiss
 from lmeval_dispersion.laboratory.study import Folder
 from lmeval_dispersion.model.loading import ModelLike
+from lmeval_dispersion.report import Chart, Col, Table
 
 SIZES = (10, 50, 100)
 REPEATS = 10
@@ -61,6 +64,99 @@ class SublayersResult(StudyResult):
 
     kind = "sublayers"
     main = "summary"
+    template = "sublayers.jinja"
+
+    def tables(self) -> dict[str, Table]:
+        """``draws``: mean and spread a candidate and size; ``recommendation``; with a kNN-LM its measures."""
+        tables = {
+            "draws": table(_Draws, self.summary, "Dispersion of draws, mean ± standard deviation"),
+            "recommendation": table(_Recommended, self.recommendation, "Margin"),
+        }
+        if self.knn is not None and self.knn_differences is not None:
+            caption = "On segments that neither built nor tuned it"
+            tables["knn"] = table(_Measured, self.knn, caption)
+            caption = "Difference of the keys in nats a token, first minus second"
+            tables["differences"] = table(_Pair, self.knn_differences, caption)
+        return tables
+
+    def charts(self) -> dict[str, Chart]:
+        """``draws``: every draw."""
+        draw = partial(charts.sublayer_draws, self.draws)
+        return {"draws": Chart(draw, "Dispersion of every draw", "A tick a draw, a row a candidate.")}
+
+    def context(self) -> dict[str, Any]:
+        """For the template: the recommended candidate, and what it costs against the others as a key."""
+        best = records(self.recommendation)[0]
+        against = [
+            {"layer": pair["second"], **{key: pair[key] for key in ("difference", "low", "high")}}
+            if pair["first"] == best["layer"]
+            else {
+                "layer": pair["first"],
+                "difference": -pair["difference"],
+                "low": -pair["high"],
+                "high": -pair["low"],
+            }
+            for pair in ([] if self.knn_differences is None else records(self.knn_differences))
+            if best["layer"] in (pair["first"], pair["second"])
+        ]
+        return {**super().context(), "best": best, "against": against}
+
+
+@dataclass(frozen=True)
+class _Draws:
+    """Draws of one size of a candidate."""
+
+    layer: Annotated[str, Col("Layer")]
+    segments: Annotated[int, Col("Segments", "d")]
+    mean: Annotated[float, Col("Dispersion", ".4f", error="sd", dots="both")]
+    sd: float
+    draws: Annotated[int, Col("Draws", "d", drop=1)]
+
+
+@dataclass(frozen=True)
+class _Recommended:
+    """The two candidates of highest mean."""
+
+    layer: Annotated[str, Col("Layer")]
+    second: Annotated[str, Col("Second")]
+    segments: Annotated[int, Col("Segments", "d")]
+    difference: Annotated[float, Col("Difference", "+.4f")]
+    margin: Annotated[
+        float, Col("Margin (SD)", ".2f", hint="difference over the SD of one draw of new text; 2 recommends")
+    ]
+    draws_won: Annotated[int, Col("Draws won", "d")]
+    draws: Annotated[int, Col("Draws", "d")]
+    lowest_perplexity: Annotated[str, Col("Lowest kNN-LM perplexity")] = ""
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A kNN-LM from one candidate's states."""
+
+    layer: Annotated[str, Col("Layer")]
+    base_perplexity: Annotated[float, Col("Model alone", ".3f")]
+    perplexity: Annotated[float, Col("Perplexity", ".3f")]
+    gain: Annotated[
+        float, Col("Gain (nats a token)", ".4f", dots="both", reach="gain_low gain_high", short="Gain")
+    ]
+    gain_low: Annotated[float, Col("from", ".4f", drop=1)]
+    gain_high: Annotated[float, Col("to", ".4f", drop=1)]
+    keys: Annotated[int, Col("Keys", "d", drop=3)]
+    weight: Annotated[float, Col("Weight of kNN", ".2f", drop=4)]
+    temperature: Annotated[
+        float, Col("Temperature", ".2g", drop=4, hint="multiple of the median distance to the nearest key")
+    ]
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Two candidates as keys."""
+
+    first: Annotated[str, Col("First")]
+    second: Annotated[str, Col("Second")]
+    difference: Annotated[float, Col("Difference", "+.4f", dots="both", reach="low high")]
+    low: Annotated[float, Col("95 % from", "+.4f", short="from")]
+    high: Annotated[float, Col("to", "+.4f")]
 
 
 def sublayers(

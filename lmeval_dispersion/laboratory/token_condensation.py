@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -21,16 +22,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmeval_dispersion.errors import GeometryError, UsageError
-from lmeval_dispersion.laboratory.analysis import Analysis, StudyResult, analyse
+from lmeval_dispersion.laboratory import charts
+from lmeval_dispersion.laboratory.analysis import Analysis, StudyResult, analyse, table
 from lmeval_dispersion.laboratory.causal_model import CausalModel, token_dispersions, unit_tokens
 from lmeval_dispersion.laboratory.claims import depth_trend, student_bounds, text_trends
 from lmeval_dispersion.laboratory.controls import as_controls, control_model
 from lmeval_dispersion.laboratory.inputs import DataLike
 from lmeval_dispersion.laboratory.study import Folder
 from lmeval_dispersion.model.loading import ModelLike
-from lmeval_dispersion.statistics import Interval, mean_interval
+from lmeval_dispersion.report import Chart, Col, Table
+from lmeval_dispersion.statistics import Array, Interval, mean_interval
 
 BINS = 128
+
+_SHOWN = 12  # depths of a default answer
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,6 +60,152 @@ class CondensationResult(StudyResult):
 
     kind = "condensation"
     main = "layers"
+    template = "condensation.jinja"
+
+    def tables(self) -> dict[str, Table]:
+        """``trends`` a model and control where there are several, else ``some`` depths; ``layers``: all."""
+        caption = "Mean cosine similarity of two tokens"
+        tables = {"layers": table(_Depth, self.layers, caption)}
+        if len(self.summary) == 1:
+            tables["some"] = table(_Depth, self.layers, caption, most=_SHOWN, hide=("model",))
+        else:
+            curves = {trend.model: trend.curve for trend in self._trends()}
+            known = self.summary.assign(
+                curve=self.summary["model"].map(curves).where(self.summary["control"] == "", ""),
+            )
+            hidden = ("curve", "last_mean", "kendall", "texts")
+            caption = "Spearman of similarity and depth"
+            tables["trends"] = table(_Trend, known, caption, most=_SHOWN, hide=hidden)
+            tables["every_trend"] = table(_Trend, known, caption)
+        return tables
+
+    def charts(self) -> dict[str, Chart]:
+        """``lines``: mean similarity by depth; ``heat``: its distribution at every depth."""
+        lines, heat = (
+            partial(charts.condensation_lines, self.layers),
+            partial(charts.condensation_heat, self.histogram),
+        )
+        return {
+            "lines": Chart(lines, "Mean cosine similarity by depth", "One line a model."),
+            "heat": Chart(heat, "How the similarities are distributed at every depth", "A heat map a model."),
+        }
+
+    def context(self) -> dict[str, Any]:
+        """For the template: whether tokens grow alike with depth, per model, beside its controls."""
+        controls = [name for name in dict.fromkeys(self.summary["control"]) if name]
+        return {**super().context(), "trends": self._trends(), "controls": controls}
+
+    def _trends(self) -> list[Verdict]:
+        models = list(dict.fromkeys(self.texts["model"]))
+        return [verdict(name, self.texts[self.texts["model"] == name], len(models)) for name in models]
+
+
+@dataclass(frozen=True)
+class _Depth:
+    """Similarity at one depth."""
+
+    model: Annotated[str, Col("Model")]
+    control: Annotated[str, Col("Control", hint="random weights, or the tokens of each text in random order")]
+    depth: Annotated[
+        int, Col("Depth", "d", hint="0 enters the first block; the last is after the final norm")
+    ]
+    layer: Annotated[str, Col("Layer")]
+    mean: Annotated[float, Col("Mean", ".4f", dots="both", reach="low high")]
+    low: Annotated[float, Col("95 % from", ".4f", short="from", drop=1)]
+    high: Annotated[float, Col("to", ".4f", drop=1)]
+
+
+@dataclass(frozen=True)
+class _Trend:
+    """A model's trend with depth, or a control's."""
+
+    model: Annotated[str, Col("Model")]
+    control: Annotated[str, Col("Control", hint="random weights, or the tokens of each text in random order")]
+    trend: Annotated[
+        float,
+        Col(
+            "Spearman",
+            "+.2f",
+            dots="both",
+            reach="trend_low trend_high",
+            hint="of each text's own similarity and depth, averaged",
+        ),
+    ]
+    trend_low: Annotated[float, Col("95 % from", "+.2f", short="from", drop=1)]
+    trend_high: Annotated[float, Col("to", "+.2f", drop=1)]
+    curve: Annotated[str, Col("Curve")]
+    last_mean: Annotated[float, Col("Mean of the last depths", ".3f", short="Last mean", drop=2)]
+    kendall: Annotated[float, Col("Kendall of the means", "+.2f", short="Kendall", drop=4)]
+    texts: Annotated[int, Col("Texts", "d", drop=3)]
+    reason: Annotated[str, Col("Why undefined")] = ""
+
+
+class Verdict(NamedTuple):
+    """A model's trend: ``alike``, ``apart``, ``turns``, ``none`` or ``undefined``, and its controls'."""
+
+    model: str
+    verdict: str
+    value: float
+    low: float
+    high: float
+    curve: str
+    controls: dict[str, float]
+    like: list[str]
+    beyond: list[str]
+
+    @property
+    def key(self) -> str:
+        """What models of one verdict share."""
+        return " ".join([self.verdict, *self.like, "/", *self.beyond])
+
+
+def verdict(model: str, texts: pd.DataFrame, claims: int) -> Verdict:
+    """The trend of one model's texts, with bounds that hold for ``claims`` models together.
+
+    Tokens grow alike where each text's own Spearman of similarity and depth is above 0 on average, and apart
+    where it is below. A curve that turns for sure within the first two thirds of the depth does neither.
+    """
+    similarities = {
+        str(control): frame.pivot(index="text", columns="depth", values="mean").to_numpy()
+        for control, frame in texts.groupby("control", sort=False)
+    }
+    trends = {control: text_trends(values) for control, values in similarities.items()}
+    mine = trends.pop("")
+    others = {
+        control: float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
+        for control, values in trends.items()
+    }
+    known = mine[np.isfinite(mine)]
+    if len(known) < 2:
+        nan = float("nan")
+        return Verdict(model, "undefined", nan, nan, nan, "", others, [], [])
+    low, high = student_bounds(known, claims)
+    found = float(known.mean()), low, high
+    sign = 1 if low > 0 else -1 if high < 0 else 0
+    if not sign:
+        return Verdict(model, "none", *found, "", others, [], [])
+    if turn := _turn(sign * similarities[""], claims):
+        words = ("rises", "falls")[::sign]
+        curve = f"{words[0]} to depth {turn} of {similarities[''].shape[1] - 1}, then {words[1]}"
+        return Verdict(model, "turns", *found, curve, others, [], [])
+    like = []
+    for control, values in trends.items():
+        apart = sign * (mine - values)
+        if not student_bounds(apart[np.isfinite(apart)], claims * len(trends)).low > 0:
+            like.append(control)
+    word = "alike" if sign > 0 else "apart"
+    return Verdict(model, word, *found, "", others, like, [] if like else list(trends))
+
+
+def _turn(values: Array, claims: int) -> int:
+    """The depth within the first two thirds from which values (texts, depths) fall for sure; 0 for none."""
+    last = values.shape[1] - 1
+    peak = int(values.mean(axis=0).argmax())
+    if not 0 < peak <= last * 2 / 3:
+        return 0
+    fall = values[:, peak] - values[:, peak + 1 :].mean(axis=1)
+    # The peak is chosen among all depths, so the bound holds for each of them.
+    return peak if student_bounds(fall[np.isfinite(fall)], claims * last).low > 0 else 0
 
 
 def condensation(
@@ -125,11 +276,11 @@ def _measure(analysis: Analysis) -> None:
             units = analysis.over(f"m{number}{control}", other, drawn, names, reduce, control=control)
             found = np.stack([units.joined(name) for name in names], axis=1)
             tables = model_tables(label, names, found[..., 0], found[..., 1:].sum(axis=0), settings)
-            for table, frame in tables.items():
+            for name, frame in tables.items():
                 frame.insert(1, "control", control)
-                parts.setdefault(table, []).append(frame)
+                parts.setdefault(name, []).append(frame)
         described.append({"model": label, **causal.summary()})
-    analysis.study.finish({table: pd.concat(frames) for table, frames in parts.items()}, models=described)
+    analysis.study.finish({name: pd.concat(frames) for name, frames in parts.items()}, models=described)
 
 
 def similarity_counts(states: Tensor) -> NDArray[np.int64]:

@@ -39,7 +39,7 @@ class Column:
         drop: When a table is too wide, columns with the largest number go first; 0 never goes.
         dots: Terminals draw the values as dots on one axis beside the column: with a whisker to both sides
             (``both``), to the left (``below``) or none (``dot``); empty for no drawing.
-        reach: Key of the whisker's length; empty for the error's.
+        reach: Key of the whisker's length, or the keys of its two ends, ``low high``; empty for the error's.
     """
 
     key: str

@@ -273,6 +273,10 @@ def _whisker(row: Row, column: Column) -> tuple[float, float, float] | None:
     value = number(row.get(column.key))
     if value is None:
         return None
+    if " " in column.reach:
+        ends = (number(row.get(key)) for key in column.reach.split())
+        below, above = (abs(value - (value if end is None else end)) for end in ends)
+        return float(value), below, above
     reach = abs(number(row.get(column.reach or column.error)) or 0.0) if column.dots != "dot" else 0.0
     return float(value), reach, reach if column.dots == "both" else 0.0
 

@@ -140,7 +140,7 @@ def test_two_processes_give_the_numbers_of_one(place, whole):
     assert done.returncode == 0, done.stderr
     same(whole, place / "two")
     report = json.loads((place / "two.json").read_text())
-    assert report["format"] == "dispersion-lab-report/1"
+    assert report["schema"] == "dispersion-lab-report/2"
     assert len(report["tables"]["correlations"]) == len(tables(whole)["correlations"])
 
 
@@ -161,7 +161,7 @@ def test_a_comparison_pairs_on_the_same_text(place, monkeypatch, capsys):
     capsys.readouterr()
     assert run_here("compare", "condensation-model", "condensation-tuned", "--format", "json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["format"] == "dispersion-lab-comparison/1"
+    assert found["schema"] == "dispersion-lab-comparison/2"
     rows = found["rows"]
     early = [row for row in rows if row["figure"] == "mean" and row["depth"] in ("0", "1", "2")]
     assert len(early) == 3
@@ -173,7 +173,7 @@ def test_a_comparison_pairs_on_the_same_text(place, monkeypatch, capsys):
     assert last["low"] < last["difference"] < last["high"]
     assert last["paired"] is True
     assert run_here("compare", "condensation-model", "condensation-tuned", "-o", "difference.html") == 0
-    assert "told apart from 0, all taken together" in (place / "difference.html").read_text()
+    assert "clear of 0, all taken together" in (place / "difference.html").read_text()
 
 
 @pytest.mark.parametrize("kind", ["law", "sublayers", "clusters"])
@@ -250,7 +250,7 @@ def test_too_short_a_text_for_the_largest_draw_is_said_and_partly_done(place, mo
     assert run_here(*arguments) == 3
     first = capsys.readouterr()
     assert "has 200 segments, too few for draws of 5000" in first.err
-    assert "The two of highest dispersion" in first.out
+    assert "Dispersion of draws" in first.out
     assert run_here(*arguments) == 3
     assert capsys.readouterr().out == first.out
     assert list((place / "here").iterdir()) == []

@@ -124,6 +124,12 @@ def test_an_axis_needs_spread_and_room():
     axis = axis_of([{"x": 0.5, "r": 1.5}, {"x": 3}], column, 20)
     assert axis is not None
     assert (axis.low, axis.high, axis.heading) == (-1.0, 3.0, "-1.00           3.00")
+    ends = Column("x", "X", ".2f", dots="both", reach="low high")
+    bounded = axis_of(
+        [{"x": 0.5, "low": -1.0, "high": 0.75}, {"x": 3.0, "low": None, "high": None}], ends, 20
+    )
+    assert bounded is not None
+    assert (bounded.low, bounded.high) == (-1.0, 3.0)
     assert axis.drawn(3, 0, 0) == "     │             ●"
     assert axis.drawn(0.5, 1.5, 1.5) == "───────●───────     "
 

@@ -21,6 +21,7 @@ from lmeval_screener.accuracies import Rated, find_accuracies
 from lmeval_screener.agreement import Agreement, agreement
 from lmeval_screener.shortlist.estimates import GroupResults, decision_accuracy, missed
 from lmeval_screener.shortlist.manifest import Candidate, Manifest
+from lmeval_screener.targets.target import labelled
 
 Outcome = Literal["works", "misleads", "chance", "unknown"]
 LEVEL = 0.05
@@ -206,9 +207,7 @@ def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = 
     }
     names = {group: " · ".join(group) for group in places}
     results = {group: _group(candidates, values, members) for group, members in places.items()}
-    lines = agreement(
-        [c.G for c in candidates], values.tolist(), [names[c.group] for c in candidates], kendall=False
-    )
+    lines = agreement([c.G for c in candidates], values.tolist(), [names[c.group] for c in candidates])
     of_group = {line.group: line for line in lines if line.scope == "group"}
     groups = _holm(
         [group_verdict(names[g], [group_results], of_group[names[g]]) for g, group_results in results.items()]
@@ -225,7 +224,11 @@ def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = 
         figures=_figures(compared),
         results=tuple(meaning),
         without=tuple(
-            c.label for c, value in zip(candidates, values, strict=True) if c.chosen and math.isnan(value)
+            item.label
+            for c, item, value in zip(
+                candidates, labelled([c.target for c in candidates]), values, strict=True
+            )
+            if c.chosen and math.isnan(value)
         ),
         hours_per_model=hours,
         hours_saved=hours and hours * (overall.candidates - overall.listed - overall.audited),

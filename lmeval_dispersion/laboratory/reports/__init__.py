@@ -1,1 +1,0 @@
-"""What a study says: answers, charts, documents, results. Its modules are private."""

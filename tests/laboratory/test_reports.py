@@ -1,0 +1,478 @@
+"""Reports of the four analyses and of a comparison: every form says what the frames say.
+
+Sentences stand on planted data where they must, and on data where they must not.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from json_schemas import faults
+
+from lmeval_dispersion.laboratory import clusters, condensation, law, sublayers
+from lmeval_dispersion.laboratory.claims import bounds_together
+from lmeval_dispersion.laboratory.comparison import StudiesCompared, told_apart
+from lmeval_dispersion.laboratory.context_clusters import ClustersResult, ratio_interval
+from lmeval_dispersion.laboratory.knn import agreement
+from lmeval_dispersion.laboratory.perplexity_law import LawResult, control_correlations, correlations
+from lmeval_dispersion.laboratory.sublayer_choice import SublayersResult, recommendation
+from lmeval_dispersion.laboratory.token_condensation import CondensationResult, model_tables
+from lmeval_dispersion.report import render
+from lmeval_dispersion.statistics import fisher, resampled_correlations
+
+MANIFEST = {
+    "models": [{"model": "planted"}], "names": {"models": ["planted"], "texts": ["planted.txt"]},
+    "settings": {}, "versions": {}, "created": "2026-01-01",
+}  # fmt: skip
+OVERALL = pd.DataFrame({"split": ["data"], "layer": ["last"], "dispersion": [0.5]})
+LAYERS = [*(f"layer.{k}" for k in range(7)), "last"]
+BINS = 30
+NO_CONTROL = (
+    "No control was run; `--control untrained --control shuffled` shows what does not come from training."
+)
+
+
+def law_result(rng, slopes, control=None, kinds=("sequence",), noise=0.3):
+    """A law whose dispersion follows difficulty with a slope for each layer, and likewise a control's."""
+    frames = []
+    for kind in kinds:
+        hard = np.linspace(0, 1, BINS)
+        shared = rng.normal(size=BINS) * noise / 2  # layers of one model err together
+        for layer, slope in zip(LAYERS, slopes, strict=True):
+            columns = {
+                "split": "data", "perplexity": kind, "layer": layer, "bin": np.arange(BINS),
+                "mean_perplexity": 20 + 30 * hard, "mean_nll": np.log(20 + 30 * hard),
+                "dispersion": 0.5 + slope * hard + shared + rng.normal(size=BINS) * noise / 2,
+            }  # fmt: skip
+            for name, steep in (control or {}).items():
+                columns[f"dispersion.{name}"] = 0.5 + steep * hard + rng.normal(size=BINS) * noise / 2**0.5
+            frames.append(pd.DataFrame(columns))
+    points = pd.concat(frames)
+    controls = control_correlations(points, list(control), 0) if control else None
+    return LawResult(MANIFEST, correlations(points, 0), points, OVERALL, controls)
+
+
+def answer_of(result):
+    return result.answer()
+
+
+def test_a_planted_law_is_found_where_it_is():
+    slopes = [0, 0, 0, -1.5, -1.5, -1.5, 0, -1.5]
+    answer = answer_of(law_result(np.random.default_rng(0), slopes))
+    assert (
+        "r of perplexity and dispersion is negative at 4 of 8 layers (layer.3 to layer.5, last) (r -0"
+        in answer[0]
+    )
+    assert answer[-1] == NO_CONTROL
+    reverse = answer_of(law_result(np.random.default_rng(0), [-s for s in slopes]))
+    assert "is positive at 4 of 8 layers (layer.3 to layer.5, last) (r +0" in reverse[0]
+    assert "negative" not in reverse[0]
+
+
+def test_a_law_that_a_control_shows_too_is_not_the_models():
+    rng = np.random.default_rng(1)
+    answer = answer_of(law_result(rng, [-1.5] * 8, {"untrained": -1.5, "shuffled": 0.0}))
+    assert "negative at all 8 layers, but not clearly more so than untrained (r -0.9" in answer[0]
+    assert "; untrained -0." in answer[0]
+    assert "; shuffled " in answer[0]
+    assert NO_CONTROL not in answer
+    own = answer_of(law_result(rng, [-1.5] * 8, {"untrained": 0.0, "shuffled": 0.0}))
+    assert "negative at all 8 layers, more so than untrained and shuffled" in own[0]
+    assert "not clearly" not in own[0]
+
+
+def test_a_correlation_that_is_undefined_or_has_no_interval_is_said_so():
+    points = pd.DataFrame(
+        {"perplexity": "sequence", "split": "data", "layer": "last", "mean_perplexity": [1.0, 2, 4]}
+    )
+    points["mean_nll"] = np.log(points["mean_perplexity"])
+    for dispersion, words in (
+        ([0.3, 0.3, 0.3], "undefined: a correlation with a constant"),
+        ([3.0, 2.0, 2.5], "-0.33, without an interval at 3 bins"),
+    ):
+        points = points.assign(dispersion=dispersion)
+        result = LawResult(MANIFEST, correlations(points, 0), points, OVERALL, None)
+        answer = answer_of(result)[0]
+        assert words in answer
+        assert "nan" not in answer
+
+
+def test_single_tokens_have_a_sentence_of_their_own():
+    answer = answer_of(
+        law_result(np.random.default_rng(0), [1.5] * 8, kinds=("sequence", "last@16", "last@32"))
+    )
+    assert answer[1].startswith(
+        "Single tokens: after 16, r of log perplexity is positive at all 8 layers (r +0.8"
+    )
+    assert "; after 32, r of log perplexity is positive at all 8 layers" in answer[1]
+    assert len(answer) == 3
+
+
+def false_claims(count, make):
+    return sum(make(np.random.default_rng([7, seed])) for seed in range(count)) / count
+
+
+def law_claims(result):
+    return result.context()["kinds"][0].claims
+
+
+def test_noise_claims_no_law():
+    """For all layers together at most 5 % (here: 60 draws, so at most 8 with 99 % probability)."""
+    assert false_claims(60, lambda rng: bool(law_claims(law_result(rng, [0] * 8)))) <= 8 / 60
+
+
+def test_a_shared_law_is_rarely_said_to_be_more_than_the_control():
+    def claimed(rng):
+        return any(claim.beyond for claim in law_claims(law_result(rng, [-0.8] * 8, {"untrained": -0.8})))
+
+    assert false_claims(60, claimed) <= 8 / 60
+
+
+def test_bounds_together_cover_all_correlations_at_once():
+    truth = -0.6
+    covered = 0
+    for seed in range(200):
+        rng = np.random.default_rng([3, seed])
+        x, shared = rng.normal(size=(2, 40))
+        own = rng.normal(size=(10, 40))
+        ys = truth * x + np.sqrt(1 - truth**2) * (0.9 * shared + np.sqrt(1 - 0.81) * own)
+        r = [np.corrcoef(x, y)[0, 1] for y in ys]
+        samples = np.stack([fisher(resampled_correlations(x, y)) for y in ys], axis=1)
+        low, high = bounds_together(fisher(r), samples)
+        covered += bool(((low <= np.arctanh(truth)) & (np.arctanh(truth) <= high)).all())
+    assert 0.9 <= covered / 200 <= 1.0
+
+
+def sublayer_result(rng, lead, pool=500, knn=None):
+    draws = pd.DataFrame(
+        [
+            {"layer": layer, "segments": 50, "draw": draw, "dispersion": base + rng.normal() * 0.01}
+            for draw in range(10)
+            for layer, base in (("layer.2.attn", 0.8 + lead), ("layer.2.ffn", 0.8))
+        ]
+    )
+    chosen = recommendation(draws, pool)
+    summary = draws.groupby(["layer", "segments"])["dispersion"].agg(mean="mean", sd="std", draws="count")
+    measured = differences = None
+    if knn is not None:
+        names = {"first": "layer.2.attn", "second": "layer.2.ffn"}
+        differences = pd.DataFrame([{**names, "difference": sum(knn) / 2, "low": knn[0], "high": knn[1]}])
+        chosen = chosen.assign(knn=agreement(chosen["layer"].item(), differences))
+        columns = (
+            "base_perplexity",
+            "perplexity",
+            "gain",
+            "gain_low",
+            "gain_high",
+            "keys",
+            "weight",
+            "temperature",
+        )
+        measured = pd.DataFrame({"layer": list(names.values())}).assign(**dict.fromkeys(columns, 1.0))
+    return SublayersResult(MANIFEST, summary.reset_index(), chosen, draws, measured, differences)
+
+
+def test_a_key_is_recommended_only_where_the_draws_tell_it_apart():
+    (clear,) = answer_of(sublayer_result(np.random.default_rng(0), 0.1))
+    assert clear.startswith("Key the datastore by layer.2.attn: layer.2.attn lies above layer.2.ffn by 0.")
+    assert clear.endswith("(10 of 10 draws).")
+    (open_,) = answer_of(sublayer_result(np.random.default_rng(0), 0.0))
+    assert open_.startswith("No recommendation: ")
+    (whole,) = answer_of(sublayer_result(np.random.default_rng(0), 0.1, pool=50))
+    assert whole.startswith("No recommendation: ")
+    assert "a draw is the whole text, so nothing says how sure that is" in whole
+    noise = false_claims(200, lambda rng: bool(sublayer_result(rng, 0.0).recommendation["told_apart"].item()))
+    assert noise <= 0.05
+
+
+@pytest.mark.parametrize(
+    ("knn", "sentence"),
+    [
+        (
+            (-0.03, -0.01),
+            "The measured kNN-LM agrees with this recommendation: layer.2.attn costs -0.0200 (-0.0300 to",
+        ),
+        (
+            (0.01, 0.03),
+            "The measured kNN-LM contradicts this recommendation: layer.2.attn costs +0.0200 (+0.0100 to",
+        ),
+        (
+            (-0.01, 0.03),
+            "The measured kNN-LMs do not clearly differ: layer.2.attn costs +0.0100 (-0.0100 to +0.0300)",
+        ),
+    ],
+)
+def test_a_measured_key_agrees_only_where_it_is_sure(knn, sentence):
+    answer = answer_of(sublayer_result(np.random.default_rng(0), 0.1, knn=knn))
+    assert answer[1].startswith(sentence)
+
+
+def condensation_result(rng, slopes, noise=0.05, texts=40):
+    """Similarity that moves with depth by a slope, for each (model, control)."""
+    parts = {}
+    for (model, control), slope in slopes.items():
+        means = 0.3 + slope * np.linspace(0, 1, 6) + rng.normal(size=(texts, 6)) * noise
+        names = ["embeddings", *(f"layer.{k}" for k in range(4)), "last"]
+        counts = np.ones((6, 4))
+        for table, frame in model_tables(model, names, means, counts, {"seed": 0, "last": 3}).items():
+            frame.insert(1, "control", control)
+            parts.setdefault(table, []).append(frame)
+    tables = {table: pd.concat(frames) for table, frames in parts.items()}
+    return CondensationResult(manifest=MANIFEST, **tables)
+
+
+def test_condensation_is_claimed_where_planted_and_beside_its_controls():
+    rng = np.random.default_rng(0)
+    answer = answer_of(condensation_result(rng, {("m", ""): 0.3}))
+    assert answer[0].startswith(
+        "Tokens of a text grow alike with depth: Spearman of a text's similarity and depth +0."
+    )
+    assert answer[1] == NO_CONTROL
+    assert "grow apart with depth" in answer_of(condensation_result(rng, {("m", ""): -0.3}))[0]
+    same = answer_of(condensation_result(rng, {("m", ""): 0.2, ("m", "shuffled"): 0.2}))
+    assert same[0].startswith("Tokens of a text grow alike, but no more than shuffled, with depth: ")
+    more = answer_of(condensation_result(rng, {("m", ""): 0.2, ("m", "shuffled"): -0.1}))
+    assert more[0].startswith("Tokens of a text grow alike, more so than shuffled, with depth")
+    assert "; shuffled -0." in more[0]
+    several = answer_of(condensation_result(rng, {("a", ""): 0.2, ("b", ""): -0.2, ("c", ""): 0.2}))
+    assert several[0] == "Tokens of a text grow alike with depth in a and c; grow apart with depth in b."
+
+
+@pytest.mark.parametrize(
+    ("sign", "words"), [(1, "rises to depth 2 of 5, then falls"), (-1, "falls to depth 2 of 5, then rises")]
+)
+def test_a_curve_that_turns_early_is_no_steady_growth(sign, words):
+    rng = np.random.default_rng(0)
+    result = condensation_result(rng, {("m", ""): 0.0, ("m", "shuffled"): 0.0}, noise=0.01)
+    curve = np.array([0.0, 0.2, 0.4, 0.35, 0.3, 0.25])
+    result.texts["mean"] += sign * curve[result.texts["depth"]] * (result.texts["control"] == "")
+    (answer,) = answer_of(result)
+    assert answer.startswith("Tokens of a text show no steady trend with depth: ")
+    assert words in answer
+    late = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.3])
+    result.texts["mean"] += sign * (late - curve)[result.texts["depth"]] * (result.texts["control"] == "")
+    assert " grow alike, more" in answer_of(result)[0] or sign < 0
+
+
+def test_noise_claims_no_condensation():
+    def claimed(rng):
+        result = condensation_result(rng, {("m", ""): 0.0, ("m", "shuffled"): 0.0})
+        return result.context()["trends"][0].verdict != "none"
+
+    assert false_claims(150, claimed) <= 0.1
+
+
+def clusters_result(rng, ratios, clusters=60):
+    summaries, each = [], []
+    shared = rng.normal(size=(2, clusters)) * 0.02
+    for model, ratio in ratios.items():
+        within = 0.3 + shared[0] + rng.normal(size=clusters) * 0.01
+        apart = 0.3 * ratio + shared[1] + rng.normal(size=clusters) * 0.01
+        found = ratio_interval(within, apart)
+        ratio = {"ratio": found.value, "ratio_low": found.low, "ratio_high": found.high}
+        others = dict.fromkeys(("within", "between", "between_se", "perplexity"), 1.0)
+        summaries.append({"model": model, "layer": "last", "clusters": clusters, **ratio, **others})
+        each.append(pd.DataFrame({"model": model, "layer": "last", "within": within, "apart": apart}))
+    ngrams = pd.DataFrame({"cluster": [0], "ngram": ["a b"], "occurrences": [9]})
+    return ClustersResult(MANIFEST, pd.DataFrame(summaries), pd.concat(each), ngrams)
+
+
+def test_clusters_are_compared_with_the_first_model():
+    rng = np.random.default_rng(0)
+    (answer,) = answer_of(clusters_result(rng, {"a": 1.0, "b": 1.5, "c": 1.0, "d": 0.5}))
+    assert answer == (
+        "Against a, clusters lie further apart in b; closer together in d; not clearly differently in c "
+        "(between over within 60 clusters at last)."
+    )
+    (alone,) = answer_of(clusters_result(rng, {"a": 1.5}))
+    assert alone.startswith(
+        "Clusters lie further apart than their members lie from their centre: between over"
+    )
+    assert answer_of(clusters_result(rng, {"a": 0.5}))[0].startswith("Clusters lie closer together than")
+    noise = false_claims(
+        150, lambda rng: "not" not in clusters_result(rng, {"a": 1.0, "b": 1.0}).context()["against"][0][0]
+    )
+    assert noise <= 0.1
+
+
+def differences(values, half):
+    values = np.asarray(values, dtype=float)
+    bounds = {"difference": values, "low": values - half, "high": values + half}
+    rows = {"layer": list("abcde")[: len(values)], "figure": "mean", "first": 0.0, "second": values}
+    return pd.DataFrame({**rows, **bounds, "paired": True})
+
+
+def test_a_comparison_counts_only_what_is_sure_among_all_rows():
+    frame = differences([0.1, 0.5, -0.6, 0.0, np.nan], 0.2)
+    answer = StudiesCompared(frame, "runs/x", "runs/y").answer()
+    assert answer[0] == "y minus x: 2 of 5 differences are clear of 0, all taken together."
+    assert answer[1] == "The clearest of each metric: c, mean -0.6 (-0.8 to -0.4)."
+    # Alone 0.21 leaves 0 out, among five it does not.
+    none = StudiesCompared(differences([0.21, 0.1, 0, 0, 0], 0.2), "x", "y").answer()
+    assert none == ["y minus x: none of 5 differences is clear of 0."]
+    assert told_apart(differences([0.21], 0.2)).all()
+
+
+def test_noise_is_no_difference():
+    def claimed(rng):
+        values = rng.normal(size=30)
+        return told_apart(
+            pd.DataFrame({"difference": values, "low": values - 1.96, "high": values + 1.96})
+        ).any()
+
+    assert false_claims(400, claimed) <= 0.08
+
+
+BOTH = ("untrained", "shuffled")
+KINDS = ("law", "sublayers", "condensation", "clusters")
+
+
+@pytest.fixture(scope="module")
+def results(model, data, repeating):
+    contexts = {"ngram": 4, "occurrences": 20, "contexts": 12, "context": 6, "layers": "layer.1,last"}
+    return {
+        "law": law(model, data, segment=30, bins=4, bin_size=10, layers="all", contexts=(8,), control=BOTH),
+        "sublayers": sublayers(model, data, segment=30, sizes=(5, 20)),
+        "condensation": condensation(model, data, segment=30, texts=20, control=BOTH),
+        "clusters": clusters(model, repeating, **contexts),
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_json_is_the_manifest_and_every_frame_and_csv_the_main_one(results, kind):
+    result = results[kind]
+    found = json.loads(render(result.document(), "json"))
+    assert list(found) == ["schema", "answer", "kind", "manifest", "tables"]
+    assert faults(found) == []
+    assert all(faults({key: found[key] for key in found if key != left}) for left in list(found)[1:])
+    assert faults({**found, "answer": []})
+    assert faults({**found, "tables": {f"{name}_new": rows for name, rows in found["tables"].items()}})
+    assert found["answer"] == result.answer()
+    assert found["manifest"] == result.manifest
+    frames = {name: value for name, value in vars(result).items() if isinstance(value, pd.DataFrame)}
+    assert "controls" in frames or kind != "law"
+    assert list(found["tables"]) == list(frames)
+    for name, frame in frames.items():
+        again = pd.DataFrame(found["tables"][name], columns=frame.columns)
+        pd.testing.assert_frame_equal(again, frame.reset_index(drop=True), check_dtype=False)
+    rows = pd.read_csv(
+        io.StringIO(render(result.document(), "csv")), keep_default_na=False, na_values=["nan", "NaN"]
+    )
+    main = result.to_frame().reset_index(drop=True)
+    assert list(rows.columns) == list(main.columns)
+    for column in main.select_dtypes("number"):
+        assert np.allclose(pd.to_numeric(rows[column]), main[column], rtol=1e-8, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_default_answer_fits_one_look_and_details_hold_the_rest(results, kind):
+    document = results[kind].document()
+    for width in (80, 120):
+        lines = render(document, "table", width=width).splitlines()
+        assert len(lines) <= 30
+        assert max(map(len, lines)) <= width
+        assert any("●" in line for line in lines)
+        assert " ".join(document.answer[0].split()[:9]) in " ".join(" ".join(lines).split())
+    whole = " ".join(render(document, "table", width=250, details=True).split())
+    for table in document.tables().values():
+        for row in table.rows:
+            for column in table.columns:
+                if column.format.endswith("f") and not column.drop and np.isfinite(row[column.key]):
+                    assert format(row[column.key], column.format) in whole
+    assert all(" ".join(limit.replace("`", "").split()) in whole for limit in document.limits)
+    page = results[kind].to_html()
+    assert "Content-Security-Policy" in page
+    assert page.count("<svg") >= 2 * len(document.charts())
+    assert results[kind].plot()["data"]["values"]
+
+
+def test_thirty_layers_are_a_dozen_rows_and_a_heat_map():
+    rng = np.random.default_rng(0)
+    layers = [*(f"layer.{k}" for k in range(29)), "last"]
+    points = pd.concat(
+        pd.DataFrame(
+            {
+                "split": "data", "perplexity": kind, "layer": layer, "bin": np.arange(0, 60, 3),
+                "mean_perplexity": np.linspace(10, 90, 20), "mean_nll": np.log(np.linspace(10, 90, 20)),
+                "dispersion": 10.0**-place + rng.normal(size=20) * 10.0**-place,
+            }
+        )
+        for kind in ("sequence", "last@16")
+        for place, layer in enumerate(layers)
+    )  # fmt: skip
+    result = LawResult(MANIFEST, correlations(points, 0), points, OVERALL, None)
+    text = render(result.document(), "table", width=100)
+    assert len(text.splitlines()) <= 30
+    assert "12 of 30 rows; --details shows all." in text
+    shown = [line.split()[0] for line in text.splitlines() if line.startswith(("layer.", "last"))]
+    assert (len(shown), shown[0], shown[-1]) == (12, "layer.0", "last")
+    lines, heat = (chart.specification() for chart in result.charts().values())
+    rows = pd.DataFrame(heat["data"]["values"])
+    assert len(rows) == 2 * 30 * 20
+    assert heat["spec"]["mark"]["type"] == "rect"
+    # Every layer is in its own standard deviations, whatever its level; bins stand from easy to hard.
+    spread = rows.groupby(["panel", "layer"])["deviation"].agg(["mean", "std"])
+    assert spread["mean"].abs().max() < 1e-3
+    assert (spread["std"] - 1).abs().max() < 1e-3
+    ordered = rows.sort_values("place").groupby(["panel", "layer"])["mean_perplexity"]
+    assert ordered.is_monotonic_increasing.all()
+    assert {row["layer"] for row in lines["data"]["values"]} == set(layers)
+
+
+def test_a_page_of_an_undefined_correlation_gives_its_reason():
+    points = pd.DataFrame({"split": "data", "perplexity": "sequence", "layer": "last", "bin": range(3)})
+    points = points.assign(mean_perplexity=[1.0, 2, 4], mean_nll=np.log([1, 2, 4]), dispersion=0.5)
+    result = LawResult(MANIFEST, correlations(points, 0), points, OVERALL, None)
+    assert "a correlation with a constant is not defined" in result.to_html()
+
+
+def test_a_comparison_has_every_row_in_every_form():
+    frame = pd.DataFrame(
+        {
+            "layer": ["layer.0", "last", "last"],
+            "figure": ["dispersion", "dispersion", "pearson r"],
+            "first": [0.1, 0.2, float("nan")],
+            "second": [0.2, 0.25, 0.5],
+            "difference": [0.1, 0.05, float("nan")],
+            "low": [0.05, -0.01, float("nan")],
+            "high": [0.15, 0.11, float("nan")],
+            "paired": [True, True, False],
+        }
+    )
+    result = StudiesCompared(frame, "a", "b")
+    assert result.answer() == [
+        "b minus a: 1 of 3 differences is clear of 0, all taken together.",
+        "The clearest of each metric: layer.0, dispersion +0.1 (+0.05 to +0.15).",
+    ]
+    found = json.loads(render(result.document(), "json"))
+    assert list(found) == ["schema", "answer", "first", "second", "rows"]
+    assert faults(found) == []
+    without = [{key: value for key, value in row.items() if key != "paired"} for row in found["rows"]]
+    assert faults({**found, "rows": without})
+    assert found["rows"][0] == {
+        "layer": "layer.0", "figure": "dispersion", "first": 0.1, "second": 0.2, "difference": 0.1,
+        "low": 0.05, "high": 0.15, "paired": True,
+    }  # fmt: skip
+    assert found["rows"][2]["difference"] is None
+    assert (
+        render(result.document(), "csv")
+        .splitlines()[2]
+        .startswith("last,dispersion,0.2,0.25,0.05,-0.01,0.11,")
+    )
+    labels = [row["row"] for row in result.plot()["data"]["values"]]
+    assert labels == ["layer.0", "last", "last"]
+
+
+def test_studies_are_compared_without_torch():
+    code = (
+        "import sys, lmeval_dispersion.laboratory.comparison; "
+        "print(sorted({'altair', 'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
