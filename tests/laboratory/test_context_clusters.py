@@ -10,7 +10,7 @@ from slow_states import hidden_states
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import cluster_distances
 from lmeval_dispersion.laboratory import clusters
-from lmeval_dispersion.laboratory.ngrams import recurring_contexts, write_corpus
+from lmeval_dispersion.laboratory.context_clusters import recurring_contexts, write_corpus
 from lmeval_dispersion.model.texts import Texts
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from lmeval_dispersion.laboratory import sublayers
-from lmeval_dispersion.laboratory.knn import _Votes, agreement
+from lmeval_dispersion.laboratory.sublayer_choice import _Votes, agreement
 
 
 def test_neighbours_vote_as_a_slow_knn_would():

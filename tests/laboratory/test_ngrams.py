@@ -7,7 +7,7 @@ from collections import Counter
 import tiny_models
 from slow_states import token_ids
 
-from lmeval_dispersion.laboratory.ngrams import recurring_contexts, write_corpus
+from lmeval_dispersion.laboratory.context_clusters import recurring_contexts, write_corpus
 from lmeval_dispersion.model.texts import Texts
 
 

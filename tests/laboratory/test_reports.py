@@ -19,9 +19,8 @@ from lmeval_dispersion.laboratory import clusters, condensation, law, sublayers
 from lmeval_dispersion.laboratory.claims import bounds_together
 from lmeval_dispersion.laboratory.comparison import StudiesCompared, told_apart
 from lmeval_dispersion.laboratory.context_clusters import ClustersResult, ratio_interval
-from lmeval_dispersion.laboratory.knn import agreement
 from lmeval_dispersion.laboratory.perplexity_law import LawResult, control_correlations, correlations
-from lmeval_dispersion.laboratory.sublayer_choice import SublayersResult, recommendation
+from lmeval_dispersion.laboratory.sublayer_choice import SublayersResult, agreement, recommendation
 from lmeval_dispersion.laboratory.token_condensation import CondensationResult, model_tables
 from lmeval_dispersion.report import render
 from lmeval_dispersion.statistics import fisher, resampled_correlations
