@@ -1,8 +1,9 @@
 """How often siblings that differ by noise alone are told apart: `python benchmarks/separation.py`.
 
 Each group is one matrix with independent noise in every row of every sibling. Printed is the share of groups
-in which at least one pair is told apart, by two standard errors pair by pair and with
-all pairs of the group counted (`tied_with`), beside the spread of G among the siblings and its printed error.
+in which at least one pair is told apart: by two standard errors pair by pair, with all pairs of the group
+counted, and by G and ratio together (`tied_with`), beside the spread of G among the siblings and its printed
+error.
 """
 
 from __future__ import annotations
@@ -12,23 +13,29 @@ import itertools
 
 import numpy as np
 from lmeval_screener.ranking.gap import Gap, difference, gap
+from lmeval_screener.ranking.ratio import Ratio, ratio
 from lmeval_screener.ranking.ties import ALL_PAIRS, rank_gaps
+from lmeval_screener.weights.final_norm import FinalNorm
 
 from lmeval_dispersion.geometry import METRICS, Metric
 
 DIGITS, WORDS, WIDTH = 10, 105, 256
 
 
-def siblings(draw: np.random.Generator, count: int, noise: float, metric: Metric) -> list[Gap]:
-    """Gaps of one drawn matrix, with noise of a share ``noise`` of each row's norm in every sibling."""
+def siblings(
+    draw: np.random.Generator, count: int, noise: float, metric: Metric
+) -> tuple[list[Gap], list[Ratio]]:
+    """Both figures of one matrix, with noise of a share ``noise`` of each row's norm in every sibling."""
     base = draw.normal(size=(DIGITS + WORDS, WIDTH)) + 0.6 * draw.normal(size=WIDTH)
     base[:DIGITS] += 0.6 * draw.normal(size=WIDTH)
     size = noise * np.linalg.norm(base, axis=1, keepdims=True) / np.sqrt(WIDTH)
-    found = []
+    norm = FinalNorm("norm", np.ones(WIDTH), "rms")
+    gaps, ratios = [], []
     for _ in range(count):
         rows = base + size * draw.normal(size=base.shape)
-        found.append(gap(rows[:DIGITS], rows[DIGITS:], metric))
-    return found
+        gaps.append(gap(rows[:DIGITS], rows[DIGITS:], metric))
+        ratios.append(ratio(rows[:DIGITS], rows[DIGITS:], norm, "BF16"))
+    return gaps, ratios
 
 
 def main() -> None:
@@ -39,26 +46,29 @@ def main() -> None:
     args = parser.parse_args()
     groups, sizes = args.groups, [int(size) for size in args.sizes.split(",")]
     draw = np.random.default_rng(20260501)
-    print("metric     siblings  noise  pair by pair  all counted  sd of G  printed se", flush=True)
+    heads = "metric     siblings  noise  pair by pair  all counted   both  sd of G  printed se"
+    print(heads, flush=True)
     for metric in METRICS:
         for count in sizes:
             for noise in (0.02, 0.3):
-                pairwise = counted = 0
+                pairwise = counted = together = 0
                 spreads, errors = [], []
                 for _ in range(groups):
-                    gaps = siblings(draw, count, noise, metric)
+                    gaps, ratios = siblings(draw, count, noise, metric)
                     standings = rank_gaps(gaps)
                     # All pairs of a large group take too long one by one: no figure of them.
                     pairwise += count <= ALL_PAIRS and any(
                         difference(a, b).separated for a, b in itertools.combinations(gaps, 2)
                     )
                     counted += any(len(s.tied_with) < count - 1 for s in standings)
+                    by_both = rank_gaps(gaps, ratios)
+                    together += any(len(s.tied_with) < count - 1 for s in by_both)
                     spreads.append(np.var([g.mean for g in gaps], ddof=1))
                     errors.append(gaps[0].se)
                 looks = f"{pairwise / groups:.3f}" if count <= ALL_PAIRS else "-"
                 print(
                     f"{metric:9} {count:9} {noise:6} {looks:>13} {counted / groups:12.3f} "
-                    f"{np.sqrt(np.mean(spreads)):8.4f} {np.mean(errors):11.4f}",
+                    f"{together / groups:6.3f} {np.sqrt(np.mean(spreads)):8.4f} {np.mean(errors):11.4f}",
                     flush=True,
                 )
 

@@ -8,7 +8,6 @@ install has no scipy.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -506,31 +505,24 @@ class RankAgreement(NamedTuple):
 
     Attributes:
         spearman: Rank correlation in [-1, 1] from the sum of products of the ranks inside the strata.
-        kendall: Tau-b in [-1, 1] over the pairs inside strata.
         spearman_p: Two-sided: the share of all orders of the second numbers, permuted inside each stratum,
             whose absolute Spearman correlation is at least as large.
-        kendall_p: The same for tau-b.
         exact: All orders were enumerated (strata of up to nine). Otherwise ``permutations`` were drawn with
             a fixed seed, and p = (1 + as large) / (1 + drawn).
         permutations: Orders that were enumerated or drawn.
     """
 
     spearman: float
-    kendall: float
     spearman_p: float
-    kendall_p: float
     exact: bool
     permutations: int
 
 
-def rank_agreement(
-    strata: Sequence[tuple[ArrayLike, ArrayLike]], *, kendall: bool = True
-) -> RankAgreement | None:
-    """Rank correlations of pairs of finite numbers (n,), (n,) compared only inside their stratum.
+def rank_agreement(strata: Sequence[tuple[ArrayLike, ArrayLike]]) -> RankAgreement | None:
+    """Rank correlation of pairs of finite numbers (n,), (n,) compared only inside their stratum.
 
     Strata of fewer than two members compare nothing. None where no stratum compares two, or where one of
-    the two numbers is constant inside every stratum: no order is defined there. Without ``kendall`` tau-b and
-    its p are NaN: they need all pairs, ten thousand numbers have 50 million.
+    the two numbers is constant inside every stratum: no order is defined there.
 
     >>> rank_agreement([([1, 2, 3], [10, 20, 30])]).spearman_p
     0.3333333333333333
@@ -539,59 +531,20 @@ def rank_agreement(
     size_x, size_y = (sum(int(pair[side] @ pair[side]) for pair in used) for side in (0, 1))
     if not size_x or not size_y:
         return None
-    signs = [(_signs(x), _signs(y)) for x, y in used] if kendall else []
-    pairs_x, pairs_y = (sum(int(np.abs(pair[side]).sum()) for pair in signs) for side in (0, 1))
+    # Integers, so that nothing is rounded.
     products = sum(int(x @ y) for x, y in used)
-    concordance = sum(int((x * y).sum()) for x, y in signs)
     exact = all(len(x) <= _EXACT_UP_TO for x, _ in used)
-    spearman_p, kendall_p = _p_values(used, signs, abs(products), abs(concordance), exact)
-    tau = concordance / math.sqrt(pairs_x * pairs_y) if kendall else math.nan
-    return RankAgreement(
-        products / math.sqrt(size_x * size_y),
-        tau,
-        spearman_p,
-        kendall_p,
-        exact,
-        math.prod(math.factorial(len(x)) for x, _ in used) if exact else _DRAWS,
-    )
+    if exact:
+        count = math.prod(math.factorial(len(x)) for x, _ in used)
+        p = _share([y[_all_orders(len(x))] @ x for x, y in used], abs(products))
+    else:
+        rng, count = np.random.default_rng(_SEED), _DRAWS
+        drawn = np.sum([_drawn_products(x, y, rng) for x, y in used], axis=0)
+        p = (1 + int((np.abs(drawn) >= abs(products)).sum())) / (1 + _DRAWS)
+    return RankAgreement(products / math.sqrt(size_x * size_y), p, exact, count)
 
 
 _Integers = NDArray[np.int64]
-
-
-def _p_values(
-    members: list[tuple[_Integers, _Integers]],
-    signs: list[tuple[_Integers, _Integers]],
-    products: int,
-    concordance: int,
-    exact: bool,
-) -> tuple[float, float]:
-    """Two-sided p of both statistics' absolute values, which are integers here, so nothing is rounded."""
-    rng = np.random.default_rng(_SEED)
-    spearman_null, kendall_null = [], []
-    if not signs:
-        spearman_null = [
-            y[_all_orders(len(x))] @ x if exact else _drawn_products(x, y, rng) for x, y in members
-        ]
-    for (x, y), (signs_x, signs_y) in zip(members, signs, strict=bool(signs)):
-        orders = (
-            _all_orders(len(x)) if exact else rng.permuted(np.tile(np.arange(len(x)), (_DRAWS, 1)), axis=1)
-        )
-        spearman_null.append(y[orders] @ x)
-        kendall_null.append(
-            np.array([(signs_x * signs_y[np.ix_(order, order)]).sum() for order in orders], dtype=np.int64)
-            if len(x) > _EXACT_UP_TO
-            else _concordances(signs_x, signs_y, orders)
-        )
-    if not signs:
-        if exact:
-            return _share(spearman_null, products), math.nan
-        return (1 + int((np.abs(np.sum(spearman_null, axis=0)) >= products).sum())) / (1 + _DRAWS), math.nan
-    if not exact:
-        drawn = [np.sum(null, axis=0) for null in (spearman_null, kendall_null)]
-        large = [int((np.abs(drawn[0]) >= products).sum()), int((np.abs(drawn[1]) >= concordance).sum())]
-        return (1 + large[0]) / (1 + _DRAWS), (1 + large[1]) / (1 + _DRAWS)
-    return _share(spearman_null, products), _share(kendall_null, concordance)
 
 
 def _drawn_products(x: _Integers, y: _Integers, rng: np.random.Generator) -> _Integers:
@@ -612,15 +565,6 @@ def _share(nulls: list[_Integers], least: int) -> float:
                 step[before + value] += ways * count
         total = step
     return sum(ways for value, ways in total.items() if abs(value) >= least) / total.total()
-
-
-def _concordances(signs_x: _Integers, signs_y: _Integers, orders: _Integers) -> _Integers:
-    """Kendall's numerator (each pair twice) for every order, pair by pair."""
-    total = np.zeros(len(orders), dtype=np.int64)
-    for i, j in itertools.combinations(range(len(signs_x)), 2):
-        if signs_x[i, j]:
-            total += signs_x[i, j] * signs_y[orders[:, i], orders[:, j]]
-    return 2 * total
 
 
 def _all_orders(n: int) -> _Integers:

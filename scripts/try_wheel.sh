@@ -10,13 +10,13 @@ work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 cd "$work"
 
 says() { grep -q "$1" || { echo "expected \"$1\" in the output of: $2" >&2; exit 1; }; echo "ok: $2"; }
-uvx --from "$wheel" screen-checkpoints --demo | says "^Best: sums-80" "uvx --from WHEEL screen-checkpoints --demo"
-"${pipx[@]}" run --spec "$wheel" screen-checkpoints --demo | says "^Best: sums-80" "pipx run --spec WHEEL screen-checkpoints --demo"
+uvx --from "$wheel" screen-checkpoints --demo | says "^Evaluate first: sums-80" "uvx --from WHEEL screen-checkpoints --demo"
+"${pipx[@]}" run --spec "$wheel" screen-checkpoints --demo | says "^Evaluate first: sums-80" "pipx run --spec WHEEL screen-checkpoints --demo"
 uvx --from "$wheel" --with "$wheel" dispersion --help | says "usage: dispersion" "uvx --from WHEEL dispersion --help"
 
 # `hf dispersion`, the extension of the `hf` command.
 uv build --quiet --wheel --out-dir "$work/hf" "$here/packaging/hf-dispersion"
-uvx --from "$(ls "$work"/hf/*.whl)" --with "$wheel" hf-dispersion --demo | says "^Best: sums-80" "hf-dispersion --demo"
+uvx --from "$(ls "$work"/hf/*.whl)" --with "$wheel" hf-dispersion --demo | says "^Evaluate first: sums-80" "hf-dispersion --demo"
 
 # The packages are in the cache by now: what remains is the installation.
 for try in 1 2 3; do

@@ -26,7 +26,7 @@ def loaded_after(code: str) -> set[str]:
     "code",
     [
         "from lmeval_screener import screen, Result",
-        "import lmeval_screener.cli, lmeval_screener.screening, lmeval_screener.reports.answer",
+        "import lmeval_screener.cli, lmeval_screener.screening, lmeval_screener.result",
         "import lmeval_dispersion, lmeval_dispersion.geometry, lmeval_dispersion.cli",
     ],
 )
@@ -60,7 +60,7 @@ from lmeval_screener.cli import main
 with contextlib.redirect_stdout(io.StringIO()):
     assert main(["--demo", "--format", "{form}"]) == 0
 """
-    assert not loaded_after(code) & {*HEAVY, "pandas", "altair", "vl_convert"}
+    assert not loaded_after(code) & {*HEAVY, "pandas", "altair", "vl_convert", "aiohttp"}
 
 
 def test_the_check_can_fail():

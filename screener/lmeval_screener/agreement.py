@@ -29,11 +29,8 @@ class Agreement:
         n: Checkpoints that have both a gap and an accuracy.
         spearman: Rank correlation in [-1, 1]: 1 same order, 0 no relation, -1 opposite. NaN where undefined.
             *Within groups*: the same sum of products over ranks inside the groups.
-        kendall: Tau-b in [-1, 1]: share of concordant minus discordant pairs, corrected for ties. NaN where
-            undefined. *Within groups*: over the pairs inside groups.
         spearman_p: Two-sided: the share of all orders of the accuracies whose |Spearman| is at least as
             large. Two checkpoints always give 1, three give at least 1/3: it is reported as it is.
-        kendall_p: The same for tau-b.
         exact: All orders were enumerated (groups of up to nine). Otherwise ``permutations`` were drawn with a
             fixed seed, and p = (1 + as large) / (1 + drawn).
         permutations: Orders that were enumerated or drawn.
@@ -44,24 +41,19 @@ class Agreement:
     group: str
     n: int
     spearman: float
-    kendall: float
     spearman_p: float
-    kendall_p: float
     exact: bool
     permutations: int
     reason: str = ""
 
 
-def agreement(
-    gaps: Sequence[float], accuracies: Sequence[float], groups: Sequence[str], *, kendall: bool = True
-) -> list[Agreement]:
+def agreement(gaps: Sequence[float], accuracies: Sequence[float], groups: Sequence[str]) -> list[Agreement]:
     """Agreement of gaps with accuracies, per group and overall.
 
     Args:
         gaps: One gap per checkpoint; NaN leaves the checkpoint out.
         accuracies: One accuracy per checkpoint, in any unit; NaN leaves the checkpoint out.
         groups: The group that each is ranked in.
-        kendall: Whether tau-b is wanted too; without it thousands of checkpoints take seconds.
 
     Returns:
         One line per group in order of appearance; with more than one group also *within groups* and
@@ -77,30 +69,28 @@ def agreement(
         if math.isfinite(gap) and math.isfinite(accuracy):
             members[group][0].append(gap)
             members[group][1].append(accuracy)
-    lines = [_line("group", group, [pair], kendall) for group, pair in members.items()]
+    lines = [_line("group", group, [pair]) for group, pair in members.items()]
     if len(members) > 1:
         everything = (
             [x for xs, _ in members.values() for x in xs],
             [y for _, ys in members.values() for y in ys],
         )
-        lines.append(_line("within groups", "", list(members.values()), kendall))
-        lines.append(_line("overall", "", [everything], kendall))
+        lines.append(_line("within groups", "", list(members.values())))
+        lines.append(_line("overall", "", [everything]))
     return lines
 
 
-def _line(
-    scope: Scope, group: str, strata: list[tuple[list[float], list[float]]], kendall: bool
-) -> Agreement:
+def _line(scope: Scope, group: str, strata: list[tuple[list[float], list[float]]]) -> Agreement:
     """One line of the result; orders are permuted inside each stratum."""
     n = sum(len(xs) for xs, _ in strata)
-    figures = rank_agreement(strata, kendall=kendall)
+    figures = rank_agreement(strata)
     if figures is not None:
         return Agreement(scope, group, n, **figures._asdict())
     if all(len(xs) < 2 for xs, _ in strata):
         reason = "fewer than two checkpoints to compare"
     else:
         reason = f"all {'gaps' if all(len(set(xs)) < 2 for xs, _ in strata) else 'accuracies'} are equal"
-    return Agreement(scope, group, n, math.nan, math.nan, math.nan, math.nan, True, 0, reason)
+    return Agreement(scope, group, n, math.nan, math.nan, True, 0, reason)
 
 
 def agreements(groups: Sequence[Group], metric: Metric) -> list[Agreement]:

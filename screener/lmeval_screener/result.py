@@ -96,8 +96,6 @@ class AgreementRow:
     n: Annotated[int, Col("n", "d")]
     spearman: Annotated[float, Col("Spearman", ".3f")]
     spearman_p: Annotated[float, Col("p", "p-value")]
-    kendall: Annotated[float, Col("Kendall τ-b", ".3f", drop=2)]
-    kendall_p: Annotated[float, Col("p", "p-value", drop=2)]
     permutations: Annotated[str, Col("Permutations", drop=1)]
 
 
@@ -339,7 +337,7 @@ class Result(Report):
                 unknown.setdefault(c.no_ratio or "it was not read", []).append(c.label)
         tokens = self.checkpoints[0].tokens if self.checkpoints else None
         dropped = {word for c in self.checkpoints for word in c.tokens.dropped}
-        within = [line for line in self.agreement if line.scope == "group" and line.spearman_p <= 0.05]
+        whole = [line for line in self.agreement if line.scope != "group"] or self.agreement
         return {
             "sentences": [
                 answer.sentences(group, self.metric, self.domain) for group in groups[: answer.GROUPS]
@@ -349,7 +347,7 @@ class Result(Report):
             "shown_groups": [(i, group) for i, group in enumerate(groups) if self._members(group)],
             "notes": {note: _who(labels) for note, labels in notes.items()},
             "unknown": {reason: _who(labels, len(members)) for reason, labels in unknown.items()},
-            "agrees": within[0] if len(groups) == 1 and within else None,
+            "agreed": whole[0] if whole else None,
             "facts_of_all": self._facts(tokens) if tokens is not None else {},
             "words": "  ".join(w.replace(" ", "␣") for w in self.domain_words if w not in dropped),
         }
@@ -451,8 +449,6 @@ def _agreement_row(line: Agreement) -> AgreementRow:
         line.n,
         line.spearman,
         line.spearman_p,
-        line.kendall,
-        line.kendall_p,
         line.reason or f"{'all' if line.exact else 'drawn'}: {line.permutations:,}",
     )
 

@@ -104,7 +104,7 @@ def called(site: Path, name: str, *words: str, folder: Path) -> str:
 
 def test_the_demo_runs_from_the_wheel_alone(site, tmp_path):
     assert called(site, "screen-checkpoints", "--demo", "--quiet", folder=tmp_path).startswith(
-        "Best: sums-80"
+        "Evaluate first: sums-80"
     )
 
 

@@ -138,3 +138,22 @@ def test_from_afar_it_costs_one_range_and_7_kb(hub, tmp_path):
     assert requests == len(IDS) + 1
     assert size == (len(IDS) + 1) * 3584 * 2
     assert "zero" in norm.reason, "the sparse file holds no numbers there"
+
+
+def test_from_afar_in_another_shard_it_costs_that_shards_header(hub, tmp_path):
+    blocks = {f"model.layers.{n}.mlp.up_proj.weight": ("F32", np.zeros((16, 512))) for n in range(40)}
+    hub.add("org/m", write_checkpoint(tmp_path / "m", tensors() | blocks, shards=3))
+
+    async def work(budget: Budget) -> tuple[FinalNorm, int, int]:
+        async with ours(hub, tmp_path / "cache") as client:
+            snapshot = await client.snapshot("org/m", None, budget)
+            projection = await find_projection(snapshot)
+            start = snapshot.meter.requests, snapshot.meter.bytes_read
+            _, norm = await read_rows_and_norm(projection, IDS)
+            return norm, snapshot.meter.requests - start[0], snapshot.meter.bytes_read - start[1]
+
+    budget = Budget(20)
+    norm, requests, size = asyncio.run(budget.bounded(work(budget)))
+    np.testing.assert_array_equal(norm.weight, GAMMA)
+    assert requests <= len(IDS) + 4  # where the shard lies, its header, the weight
+    assert size < len(IDS) * 64 + 6000

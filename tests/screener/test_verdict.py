@@ -267,6 +267,8 @@ def test_results_are_matched_by_the_commit_that_was_screened(tmp_path):
     assert (found.overall.results, found.without) == (4, ())
     assert found.groups[0].best == 0.4
     assert found.overall.spearman == -1
+    (tmp_path / "results_4.json").unlink()
+    assert verify(manifest, [str(tmp_path)]).without == ("checkpoint-5",)
 
 
 def test_sources_that_disagree_are_refused_and_equal_ones_are_not(tmp_path):

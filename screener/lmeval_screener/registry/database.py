@@ -55,6 +55,7 @@ LASTING = frozenset(
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _WAIT = 120.0  # seconds that a statement waits for another process; each holds the file for milliseconds
 _APPLICATION, _LAYOUT = 0x4C4D5352, 1  # marks in the file's header; the layout is raised with the tables
+_OTHER = "expected a registry of screen-checkpoints, got {}; name another file"
 #: File systems that several machines share: SQLite's write-ahead log needs memory that all writers share.
 _NETWORK = frozenset(
     {
@@ -111,11 +112,10 @@ def written(path: Path) -> Iterator[sqlite3.Connection]:
     """
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise UsageError(f"expected --registry to be a file in an existing folder, got {path}")
-    _check_kind(path)
     with _sentences(path), closing(_connect(f"{path.absolute().as_uri()}?mode=rwc")) as connection:
         # Two that begin at once both find nothing: the second waits, and finds the tables.
         with transaction(connection):
-            if _is_empty(connection):
+            if connection.execute("SELECT name FROM sqlite_master").fetchone() is None:
                 for statement in _TABLES.split(";"):
                     connection.execute(statement)
                 connection.execute(f"PRAGMA application_id = {_APPLICATION}")
@@ -138,7 +138,6 @@ def read(path: Path) -> Iterator[sqlite3.Connection]:
     """
     if not path.is_file():
         raise UsageError(f"expected a registry, got {path}, which is not there; --registry makes one")
-    _check_kind(path)
     # Where nothing can be written no process writes, and SQLite could keep no account of its readers.
     free = os.access(path, os.W_OK) and os.access(path.absolute().parent, os.W_OK)
     mode = "rw" if free else "ro&immutable=1"
@@ -160,7 +159,8 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # a full disk has ended it
+            connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
 
@@ -193,7 +193,17 @@ def _sentences(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        reason = str(error)
+        reason, head = str(error), b""
+        if "not a database" in reason:
+            # Only now: to close a file that SQLite has open would let go of its locks.
+            head = path.read_bytes()[:16]
+        if head[8:12] == b"DUCK":
+            raise UsageError(
+                f"{path} was made by an earlier version, in DuckDB's format, which is no longer read; name a "
+                "new file and run the same screenings again: they fill it"
+            ) from error
+        if head and not head.startswith(b"SQLite format 3"):
+            raise UsageError(_OTHER.format(path)) from error
         if "readonly" in reason or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
             raise UsageError(f"expected --registry where writing is allowed, got {path}") from error
         if "locked" in reason or "locking" in reason:
@@ -209,34 +219,12 @@ def _sentences(path: Path) -> Iterator[None]:
         raise DispersionError(f"the registry {path} failed ({reason}): {advice}") from error
 
 
-def _check_kind(path: Path) -> None:
-    """Whether a file may be a database of SQLite; one that is not there may become one."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(16)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise UsageError(f"expected a registry that can be read, got {path}: {error.strerror}") from error
-    if head[8:12] == b"DUCK":
-        raise UsageError(
-            f"{path} was made by an earlier version, in DuckDB's format, which is no longer read; name a "
-            "new file and run the same screenings again: they fill it"
-        )
-    if head and head != b"SQLite format 3\0":
-        raise UsageError(f"expected a registry of screen-checkpoints, got {path}; name another file")
-
-
-def _is_empty(connection: sqlite3.Connection) -> bool:
-    return connection.execute("SELECT name FROM sqlite_master").fetchone() is None
-
-
 def _check(connection: sqlite3.Connection, path: Path) -> None:
     """Whether a database is a registry of this layout."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (layout,) = connection.execute("PRAGMA user_version").fetchone()
     if application != _APPLICATION:
-        raise UsageError(f"expected a registry of screen-checkpoints, got {path}; name another file")
+        raise UsageError(_OTHER.format(path))
     if layout != _LAYOUT:
         raise UsageError(
             f"expected a registry of layout {_LAYOUT}, got {layout} in {path}; use the version of "

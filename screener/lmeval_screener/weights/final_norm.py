@@ -66,6 +66,7 @@ class StoredNorm:
         holders: The files that hold it: one, or one for each slice.
         kind: RMSNorm or LayerNorm.
         plus_one: Whether the norm multiplies by 1 + weight.
+        guess: Bytes of the first request for a holder's header, where it is another file than the head's.
     """
 
     files: WeightFiles
@@ -73,6 +74,7 @@ class StoredNorm:
     holders: Sequence[str]
     kind: NormKind
     plus_one: bool = False
+    guess: int = 16_384
 
     async def read(self, width: int) -> FinalNorm:
         """The norm in front of rows of a width.
@@ -84,7 +86,7 @@ class StoredNorm:
             return FinalNorm(None, np.ones(width), self.kind)
         weight = np.full(width, np.nan)
         for file in self.holders:
-            header = await self.files.header(file)
+            header = await self.files.header(file, self.guess)
             tensor = header.tensors.get(self.name)
             if tensor is None:
                 return FinalNorm(reason=f"{self.name} is not in {file}")

@@ -176,8 +176,7 @@ async def find_projection(snapshot: Snapshot) -> OutputProjection:
         files_of = _weight_map(snapshot, index, index_name)
         name, tied = await _chosen(snapshot, files_of, config, warnings)
         file = _shard(snapshot, name, files_of[name], index_name)
-        guess = _SOME + _PER_TENSOR * sum(shard == file for shard in files_of.values())
-        header = await files.header(file, guess)
+        header = await files.header(file, _header_bytes(files_of, file))
         if name not in header.tensors:
             raise ScreeningError(
                 "BadIndex",
@@ -195,6 +194,8 @@ async def find_projection(snapshot: Snapshot) -> OutputProjection:
     warnings += _size_warnings(config, rows.shape[0])
     holders = {stored: (shard,) for stored, shard in files_of.items() if shard in snapshot.files}
     norm = find_norm(files, holders, model_types(config))
+    if not isinstance(norm, str) and norm.holders:
+        norm = replace(norm, guess=_header_bytes(files_of, norm.holders[0]))
     return OutputProjection(name, file, tensor.dtype, rows, tied, parameters, tuple(warnings), norm)
 
 
@@ -292,6 +293,11 @@ async def _with_suggestion(snapshot: Snapshot, config: Mapping[str, Any], senten
     return ScreeningError(
         "QuantizedTensor", f"{reason}; {await suggest_alternative(snapshot, config) or step}"
     )
+
+
+def _header_bytes(files_of: Mapping[str, str], file: str) -> int:
+    """About the size of a shard's header, by the number of its tensors."""
+    return _SOME + _PER_TENSOR * sum(shard == file for shard in files_of.values())
 
 
 def _index(snapshot: Snapshot) -> str | None:
