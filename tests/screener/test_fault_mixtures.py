@@ -121,7 +121,7 @@ RARE = {
 
 @pytest.mark.parametrize("kind", RARE)
 def test_a_server_that_is_wrong_once_in_fifteen_times_loses_no_checkpoint(hub, tmp_path, monkeypatch, kind):
-    """At least 98 of 100 come right, none wrong; here all of 25."""
+    """At least 98 of 100 come right, none wrong; here all of 12."""
     folder = write_checkpoint(tmp_path / "repo", head_and_embedding(v=2000, d=64))
     hub.add("org/model", folder)
     ids = tuple(range(0, 2000, 40))
@@ -133,9 +133,9 @@ def test_a_server_that_is_wrong_once_in_fifteen_times_loses_no_checkpoint(hub, t
         return RARE[kind](reply, request) if wrong[-1] else reply
 
     hub.fault("cdn", rarely)
-    for number in range(25):
+    for number in range(12):
         np.testing.assert_array_equal(read(hub, tmp_path / f"cache{number}", ids=ids).rows, truth)
-    assert sum(wrong) > 50
+    assert sum(wrong) > 20
 
 
 def test_a_server_that_refuses_every_third_request_ends_within_the_time_limit(hub, tmp_path):

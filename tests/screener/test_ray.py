@@ -251,12 +251,11 @@ def test_without_ray_a_sentence_says_what_to_install(capsys, monkeypatch):
 @needs_ray
 @pytest.mark.slow
 def test_the_ray_script_of_a_short_list_evaluates_every_checkpoint(tmp_path):
-    from lmeval_screener.shortlist.choice import shortlist
     from lmeval_screener.shortlist.emit import emit
-    from test_shortlist import group, result_of
+    from test_shortlist import group, result_of, shortlist
 
     result = result_of(*group(3))
-    emit(tmp_path / "list", result, shortlist(result, 3), tasks=("gsm8k",), command="")
+    emit(tmp_path / "list", result.head(), shortlist(result, 3), tasks=("gsm8k",), command="")
     runner = tmp_path / "lm_eval"
     runner.write_text('#!/bin/sh\necho "$3" >> ran\ncase "$3" in *-2.yaml) exit 1;; esac\n')
     runner.chmod(0o755)

@@ -170,8 +170,13 @@ def calibrate(
     features: Sequence[str] = (),
     slice_size: int | None = None,
     seed: int = 0,
+    labels: bool = True,
+    answers: Mapping[str, Any] | None = None,
 ) -> Calibration:
-    """A calibrator with its report; arguments and errors are those of :func:`.calibrator.fit_calibrator`."""
+    """A calibrator with its report; arguments and errors are those of :func:`.calibrator.fit_calibrator`.
+
+    Without ``labels`` it leaves out what labels would have told; ``answers`` are the run's, if known.
+    """
     content, estimators, prepared = fit_calibrator(
         run, by=by, features=features, slice_size=slice_size, seed=seed
     )
@@ -192,10 +197,10 @@ def calibrate(
         used=content["used"],
         level=content["level"],
         half_width=_half_width(content),
-        cautions=answers_report(run)["cautions"],
+        cautions=(answers or answers_report(run))["cautions"],
         estimators=estimators,
-        whole=[label_error(scores, k, rng) for k in LABELS if k < len(scores)],
-        a_slice=list(slice_label_errors([run.score[rows] for rows in prepared.parts], rng)),
+        whole=[label_error(scores, k, rng) for k in LABELS if labels and k < len(scores)],
+        a_slice=list(slice_label_errors([run.score[rows] for rows in prepared.parts if labels], rng)),
         enough_for_five_points=labels_enough(scores),
         points=_held_out(content),
         _calibrator=content,

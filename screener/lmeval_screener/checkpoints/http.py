@@ -355,6 +355,8 @@ class _named:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None:
+            return
         import aiohttp
 
         host = self._url.host

@@ -71,83 +71,60 @@ def parse_listing(body: bytes, asked: str) -> RepoFiles:
         ScreeningError: ``BadResponse`` if it is something else; so do all of these functions.
     """
     # Whether its files can be had is for their server to say: a mirror may have a token of its own.
-    return replace(_listing(_parsed(body, dict, asked), asked), gated=False, changed="")
+    return replace(_listing(_object(body, asked), asked), gated=False, changed="")
 
 
 def parse_page(body: bytes, asked: str) -> list[RepoSummary]:
     """Repositories from one page of ``/api/models?expand=sha&expand=siblings&…``."""
-    summaries = []
-    for info in _parsed(body, list, asked):
-        name = info.get("id") if isinstance(info, dict) else None
-        if not isinstance(name, str) or not name:
-            raise _bad(asked)
-        # A repository without a commit is empty, and listed nevertheless.
-        with_files = info.get("sha") and info.get("siblings") is not None
-        summaries.append(
-            RepoSummary(name, _text(info.get("lastModified")), _listing(info, name) if with_files else None)
+    return [
+        RepoSummary(
+            info["id"],
+            _text(info.get("lastModified")),
+            # A repository without a commit is empty, and listed nevertheless.
+            _listing(info, info["id"]) if info.get("sha") and info.get("siblings") is not None else None,
         )
-    return summaries
+        for info in _items(_parsed(body, asked), "id", asked)
+    ]
 
 
 def parse_collection(body: bytes, asked: str) -> tuple[list[RepoSummary], int]:
     """Models of ``/api/collections/{slug}``, and how many of its items are none."""
-    items = _parsed(body, dict, asked).get("items")
-    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise _bad(asked)
-    models = [item for item in items if item.get("type") == "model" and isinstance(item.get("id"), str)]
+    items = _items(_object(body, asked).get("items"), "type", asked)
+    models = [item for item in items if item["type"] == "model" and isinstance(item.get("id"), str)]
     summaries = [RepoSummary(model["id"], _text(model.get("lastModified")), None) for model in models]
     return summaries, len(items) - len(models)
 
 
 def parse_tree(body: bytes, asked: str) -> dict[str, FileEntry]:
     """Files from one page of ``/api/models/{repo}/tree/{revision}?recursive=true``."""
-    files = {}
-    for item in _parsed(body, list, asked):
-        path = item.get("path") if isinstance(item, dict) else None
-        if not isinstance(path, str):
-            raise _bad(asked)
-        if item.get("type") == "file":
-            large = item.get("lfs")
-            oid = large.get("oid") if isinstance(large, dict) else None
-            files[path] = file_entry(path, item.get("size"), oid, item.get("oid"))
-    return files
+    return {
+        item["path"]: file_entry(item["path"], item.get("size"), _in(item, "lfs", "oid"), item.get("oid"))
+        for item in _items(_parsed(body, asked), "path", asked)
+        if item.get("type") == "file"
+    }
 
 
 def parse_folder(body: bytes, asked: str) -> list[dict[str, Any]]:
     """Items of one page of ``/api/buckets/{name}/tree/{folder}``."""
-    items: list[dict[str, Any]] = _parsed(body, list, asked)
-    if not all(isinstance(item, dict) and isinstance(item.get("path"), str) for item in items):
-        raise _bad(asked)
-    return items
+    return _items(_parsed(body, asked), "path", asked)
 
 
 def parse_references(body: bytes, asked: str) -> list[str]:
     """Names of branches and tags from ``/api/models/{repo}/refs``."""
-    refs = _parsed(body, dict, asked)
-    names = []
-    for kind in ("branches", "tags"):
-        listed = refs.get(kind) or []
-        for ref in listed if isinstance(listed, list) else [None]:
-            if not isinstance(ref, dict) or not isinstance(ref.get("name"), str):
-                raise _bad(asked)
-            names.append(ref["name"])
-    return list(dict.fromkeys(names))
+    refs = _object(body, asked)
+    kinds = (_items(refs.get(kind) or [], "name", asked) for kind in ("branches", "tags"))
+    return list(dict.fromkeys(ref["name"] for kind in kinds for ref in kind))
 
 
 def _listing(info: Mapping[str, Any], asked: str) -> RepoFiles:
-    commit, siblings = info.get("sha"), info.get("siblings", [])
-    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit) or not isinstance(siblings, list):
+    commit, parameters = info.get("sha"), _in(info, "safetensors", "total")
+    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         raise _bad(asked)
-    files = {}
-    for sibling in siblings:
-        path = sibling.get("rfilename") if isinstance(sibling, dict) else None
-        if not isinstance(path, str):
-            raise _bad(asked)
-        large = sibling.get("lfs")
-        oid = large.get("sha256") if isinstance(large, dict) else None
-        files[path] = file_entry(path, sibling.get("size"), oid, sibling.get("blobId"))
-    counted = info.get("safetensors")
-    parameters = counted.get("total") if isinstance(counted, dict) else None
+    files = {
+        path: file_entry(path, item.get("size"), _in(item, "lfs", "sha256"), item.get("blobId"))
+        for item in _items(info.get("siblings", []), "rfilename", asked)
+        if (path := item["rfilename"])
+    }
     return RepoFiles(
         _text(info.get("id")) or asked,
         commit,
@@ -268,14 +245,30 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _parsed(body: bytes, kind: type, asked: str) -> Any:
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        raise _bad(asked) from None
-    if not isinstance(value, kind):
+def _in(item: Mapping[str, Any], name: str, key: str) -> Any:
+    inner = item.get(name)
+    return inner.get(key) if isinstance(inner, dict) else None
+
+
+def _items(value: Any, key: str, asked: str) -> list[dict[str, Any]]:
+    """A list of objects that all have a text under a key."""
+    if not isinstance(value, list) or not all(isinstance(i, dict) and _text(i.get(key)) for i in value):
         raise _bad(asked)
     return value
+
+
+def _object(body: bytes, asked: str) -> dict[str, Any]:
+    value = _parsed(body, asked)
+    if not isinstance(value, dict):
+        raise _bad(asked)
+    return value
+
+
+def _parsed(body: bytes, asked: str) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise _bad(asked) from None
 
 
 def _bad(asked: str) -> ScreeningError:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multidict import CIMultiDictProxy
 from yarl import URL
 
 from lmeval_screener.checkpoints.cache import Cache
@@ -225,7 +224,7 @@ class RemoteSnapshot(RangedSnapshot):
         async with await transport.followed("GET", url, headers, self.meter, self._budget) as response:
             host = response.url.host
             if response.status == 206:
-                if problem := range_problem(response.headers, begin, end, size, place.etag):
+                if problem := range_problem(response, begin, end, size, place.etag):
                     raise contradiction(f"{host} answered wrongly for {path} of {self.repo}: {problem}")
                 while piece := await piece_of(response, self.meter):
                     received += piece
@@ -290,9 +289,10 @@ class RemoteSnapshot(RangedSnapshot):
 
 
 def range_problem(
-    headers: CIMultiDictProxy[str], begin: int, end: int, size: int, etag: str | None
+    response: aiohttp.ClientResponse, begin: int, end: int, size: int, etag: str | None
 ) -> str | None:
     """Why a 206 is not bytes ``[begin, end)`` of the file that is meant, as it is stored; None if it is."""
+    headers = response.headers
     expected = f"bytes {begin}-{end - 1}/{size}"
     if (got := headers.getall("Content-Range", [])) != [expected]:
         return f"expected Content-Range {expected!r}, got {', '.join(map(repr, got)) or None}"

@@ -19,8 +19,7 @@ from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.local import open_file, open_folder
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot
-from lmeval_screener.checkpoints.storages.object_store import SERVICES, finder
-from lmeval_screener.checkpoints.storages.store import StoreSource
+from lmeval_screener.checkpoints.storages import SERVICES
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.target import Target, parse_target
 
@@ -93,6 +92,8 @@ class Sources:
         if target.local:
             places = list(Path(target.repo).iterdir()) if Path(target.repo).is_dir() else []
             return {p.name for p in places if p.is_dir()}, {p.name for p in places if p.is_file()}
+        from lmeval_screener.checkpoints.storages.store import StoreSource
+
         source = self._source(target.scheme) if target.scheme is not None else None
         if not isinstance(source, StoreSource):
             return set(), set()
@@ -115,20 +116,24 @@ class Sources:
 
     def _made(self, scheme: str) -> Source:
         hub = self._hub
-        if scheme in SERVICES:
-            return StoreSource(finder(hub.cache), hub.meter, hub.allowance)
         if scheme in ("http", "https"):
             from lmeval_screener.checkpoints.storages.web import WebServers
 
             return WebServers(hub)
-        if scheme == "hf":
-            from lmeval_screener.checkpoints.storages import buckets
-
-            return StoreSource(buckets.finder(hub), hub.meter)
         if scheme == "models":
             from lmeval_screener.checkpoints.storages.mlflow_models import RegisteredModels
 
             return RegisteredModels(self.snapshot, self.names)
+        from lmeval_screener.checkpoints.storages.store import StoreSource
+
+        if scheme == "hf":
+            from lmeval_screener.checkpoints.storages import buckets
+
+            return StoreSource(buckets.finder(hub), hub.meter)
+        if scheme in SERVICES:
+            from lmeval_screener.checkpoints.storages import object_store
+
+            return StoreSource(object_store.finder(hub.cache), hub.meter, hub.allowance)
         from lmeval_screener.checkpoints.storages import filesystems
 
         return StoreSource(filesystems.finder(hub.cache), hub.meter, hub.allowance)

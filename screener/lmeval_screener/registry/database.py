@@ -55,6 +55,7 @@ LASTING = frozenset(
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _WAIT = 120.0  # seconds that a statement waits for another process; each holds the file for milliseconds
 _APPLICATION, _LAYOUT = 0x4C4D5352, 1  # marks in the file's header; the layout is raised with the tables
+_OTHER = "expected a registry of screen-checkpoints, got {}; name another file"
 #: File systems that several machines share: SQLite's write-ahead log needs memory that all writers share.
 _NETWORK = frozenset(
     {
@@ -111,11 +112,10 @@ def written(path: Path) -> Iterator[sqlite3.Connection]:
     """
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise UsageError(f"expected --registry to be a file in an existing folder, got {path}")
-    _check_kind(path)
     with _sentences(path), closing(_connect(f"{path.absolute().as_uri()}?mode=rwc")) as connection:
         # Two that begin at once both find nothing: the second waits, and finds the tables.
         with transaction(connection):
-            if _is_empty(connection):
+            if connection.execute("SELECT name FROM sqlite_master").fetchone() is None:
                 for statement in _TABLES.split(";"):
                     connection.execute(statement)
                 connection.execute(f"PRAGMA application_id = {_APPLICATION}")
@@ -138,7 +138,6 @@ def read(path: Path) -> Iterator[sqlite3.Connection]:
     """
     if not path.is_file():
         raise UsageError(f"expected a registry, got {path}, which is not there; --registry makes one")
-    _check_kind(path)
     # Where nothing can be written no process writes, and SQLite could keep no account of its readers.
     free = os.access(path, os.W_OK) and os.access(path.absolute().parent, os.W_OK)
     mode = "rw" if free else "ro&immutable=1"
@@ -160,7 +159,8 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # a full disk has ended it
+            connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
 
@@ -179,7 +179,7 @@ def file_system(path: Path) -> str:
 
 
 def _connect(address: str) -> sqlite3.Connection:
-    # What a notebook's thread began another may end.
+    # A notebook's thread may begin it and another end it.
     connection = sqlite3.connect(
         address, uri=True, timeout=_WAIT, isolation_level=None, check_same_thread=False
     )
@@ -193,7 +193,17 @@ def _sentences(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        reason = str(error)
+        reason, head = str(error), b""
+        if "not a database" in reason:
+            # Only now: to close a file that SQLite has open would let go of its locks.
+            head = path.read_bytes()[:16]
+        if head[8:12] == b"DUCK":
+            raise UsageError(
+                f"{path} was made by an earlier version, in DuckDB's format, which is no longer read; name a "
+                "new file and run the same screenings again: they fill it"
+            ) from error
+        if head and not head.startswith(b"SQLite format 3"):
+            raise UsageError(_OTHER.format(path)) from error
         if "readonly" in reason or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
             raise UsageError(f"expected --registry where writing is allowed, got {path}") from error
         if "locked" in reason or "locking" in reason:
@@ -209,34 +219,12 @@ def _sentences(path: Path) -> Iterator[None]:
         raise DispersionError(f"the registry {path} failed ({reason}): {advice}") from error
 
 
-def _check_kind(path: Path) -> None:
-    """Whether a file may be a database of SQLite; one that is not there may become one."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(16)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise UsageError(f"expected a registry that can be read, got {path}: {error.strerror}") from error
-    if head[8:12] == b"DUCK":
-        raise UsageError(
-            f"{path} was made by an earlier version, in DuckDB's format, which is no longer read; name a "
-            "new file and run the same screenings again: they fill it"
-        )
-    if head and head != b"SQLite format 3\0":
-        raise UsageError(f"expected a registry of screen-checkpoints, got {path}; name another file")
-
-
-def _is_empty(connection: sqlite3.Connection) -> bool:
-    return connection.execute("SELECT name FROM sqlite_master").fetchone() is None
-
-
 def _check(connection: sqlite3.Connection, path: Path) -> None:
     """Whether a database is a registry of this layout."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (layout,) = connection.execute("PRAGMA user_version").fetchone()
     if application != _APPLICATION:
-        raise UsageError(f"expected a registry of screen-checkpoints, got {path}; name another file")
+        raise UsageError(_OTHER.format(path))
     if layout != _LAYOUT:
         raise UsageError(
             f"expected a registry of layout {_LAYOUT}, got {layout} in {path}; use the version of "
@@ -245,7 +233,7 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def tokens_key(domain: TokenSet, reference: TokenSet) -> str:
-    """What identifies a pair of token sets: a hash of all that decides which rows are read."""
+    """Key of a pair of token sets: a hash of all that decides which rows are read."""
     return hashlib.sha256(f"{domain.digest} {reference.digest}".encode()).hexdigest()[:32]
 
 
@@ -262,7 +250,7 @@ class Session:
 
     Attributes:
         connection: The registry.
-        tokens: What identifies the pair of token sets.
+        tokens: Key of the pair of token sets.
         run: Its name in the registry.
         reused: Checkpoints that were taken from the registry.
     """
@@ -290,7 +278,7 @@ class Session:
         )  # fmt: skip
 
     def pinned(self, target: Target) -> Reading | None:
-        """What is known of a target whose commit is known before anything is asked.
+        """The reading that is kept of a target whose commit is known before anything is asked.
 
         Raises:
             ScreeningError: It failed before, and that commit always will.
@@ -303,7 +291,7 @@ class Session:
         return self._find(target, self._name(asked) or asked, commit)
 
     def find(self, target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> Reading | None:
-        """What is known of a checkpoint as it was opened.
+        """The reading that is kept of a checkpoint as it was opened.
 
         Raises:
             ScreeningError: It failed before, and that commit always will.
@@ -313,7 +301,7 @@ class Session:
         return self._find(target, identity, state)
 
     def _name(self, asked: str) -> str | None:
-        """What an address that was asked for turned out to be, where that is another one."""
+        """The identity that an address turned out to have, where that is another."""
         row = self.connection.execute("SELECT identity FROM names WHERE asked = ?", [asked]).fetchone()
         return None if row is None else str(row[0])
 
@@ -321,7 +309,7 @@ class Session:
         if self._refresh:
             return None
         place = [identity, target.file or "", state, self.tokens]
-        # What a checkpoint failed with in this version counts more than what an earlier one measured.
+        # A failure in this version counts more than what an earlier version measured.
         failed = self.connection.execute(
             "SELECT error, message FROM seen WHERE identity = ? AND file = ? AND state = ? AND tokens = ? "
             "AND version = ? AND error IS NOT NULL ORDER BY last DESC",
@@ -412,11 +400,11 @@ class Session:
 
     def finish(self, result: Result) -> None:
         """Say of the run that it reached its end, and which folders that it knew are no longer there."""
-        for one in stored(self.connection, self.tokens):
-            if one.measured is not None and folder_is_gone(one.identity):
+        for entry in stored(self.connection, self.tokens):
+            if entry.measured is not None and folder_is_gone(entry.identity):
                 with transaction(self.connection):
                     self._keep_seen(
-                        one.target, one.identity, "", "FolderNotFound", "the folder is no longer there"
+                        entry.target, entry.identity, "", "FolderNotFound", "the folder is no longer there"
                     )
         self.connection.execute(
             "UPDATE runs SET ended = ?, screened = ?, failed = ?, bytes = ?, requests = ?, seconds = ? "
@@ -429,7 +417,7 @@ class Session:
 
 
 def identity_of(target: Target, repo: str) -> str:
-    """What a checkpoint is known by, whatever revision of it: its repository, address, or folder's place."""
+    """The name of a checkpoint in all its revisions: its repository, address, or folder's place."""
     if target.local:
         return f"file://{Path(target.repo).resolve()}"
     return repo if "://" in repo else f"hf://{repo}"
@@ -479,7 +467,7 @@ def _state(snapshot: Snapshot) -> str:
 
 @dataclass(frozen=True)
 class Seen:
-    """What was last found of one checkpoint.
+    """The last that was found of a checkpoint.
 
     Attributes:
         target: As it was asked for, by its present name.
@@ -487,7 +475,7 @@ class Seen:
         state: The commit, or a hash of a folder's listing; empty where it was not reached.
         error: Its code, empty where it was measured.
         message: And its sentence.
-        measured: What was measured, where it was.
+        measured: The reading, where there is entry.
     """
 
     target: Target
@@ -504,7 +492,7 @@ class Seen:
 
 
 def stored(connection: sqlite3.Connection, tokens: str, *, until: str = "9") -> list[Seen]:
-    """What was last seen of every checkpoint with some token sets.
+    """The last that was seen of every checkpoint with some token sets.
 
     Args:
         connection: Of :func:`read`.
@@ -545,7 +533,7 @@ def resolutions(connection: sqlite3.Connection, tokens: str) -> dict[str, Resolu
 
 
 def measured_of(row: sqlite3.Row, target: Target, known: dict[str, Resolution]) -> Reading:
-    """What a row of the table ``results`` says of a checkpoint; reading it cost nothing this time."""
+    """A row of the table ``results`` as a reading; it cost nothing this time."""
     gaps, ratio = figures_of(np.frombuffer(row["numbers"], dtype="<f8"), row["split"])
     return Reading(
         target, row["repo"], row["revision"], row["tensor"], row["tensor_file"], row["dtype"],

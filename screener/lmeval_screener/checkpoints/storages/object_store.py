@@ -21,6 +21,7 @@ from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.http import CONNECTIONS, CONTRADICTIONS, SILENCE, AgainError
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot
+from lmeval_screener.checkpoints.storages import SERVICES
 from lmeval_screener.checkpoints.storages.store import (
     FolderListing,
     StoreSnapshot,
@@ -30,12 +31,6 @@ from lmeval_screener.checkpoints.storages.store import (
 )
 from lmeval_screener.errors import ScreeningError
 
-#: Which service a scheme of an address means.
-SERVICES = {
-    **dict.fromkeys(("s3", "s3a"), "S3"),
-    **dict.fromkeys(("gs", "gcs"), "Google Cloud Storage"),
-    **dict.fromkeys(("az", "azure", "abfs", "abfss"), "Azure"),
-}
 _SETTINGS = {
     "S3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; AWS_SKIP_SIGNATURE=true for a public "
     "bucket; AWS_ENDPOINT_URL for another service than Amazon's",
