@@ -33,6 +33,8 @@ USEFUL = 2 / 3  # decision accuracy that results should be enough to show
 class GroupVerdict:
     """One group, or all of them; None where a figure is not defined.
 
+    Its last fields are those of `Missed`, where a group has results on its list.
+
     Attributes:
         group: Family and scale; ``all, inside groups`` for all groups together.
         outcome: The verdict in a word.
@@ -44,18 +46,7 @@ class GroupVerdict:
         low: Lower end of its 95 % interval, for checkpoints like these.
         high: Upper end.
         listed: How many were on the short list.
-        best: Its best result.
-        regret: Best of all minus ``best``, where all are known.
-        at_random: Regret of as many drawn at random, on average.
-        seen: Best of what is known minus ``best``: the regret is at least this.
-        others: Candidates that are not on the list.
-        audited: How many of them were to be evaluated as drawn at random.
-        drawn: How many of those have a result, where not all candidates have one.
-        better_seen: Drawn ones that are better than ``best``.
-        better: How many of the others are better: known, or estimated without bias.
-        better_low: Lower end of its 95 % interval, exact.
-        better_high: Upper end.
-        excess: By how much an other is better than ``best``, on average, 0 where it is not.
+        audited: How many others were to be evaluated as drawn at random.
         stands_for_all: Whether the pairs stand for those of all candidates, not only of those with results.
         separate: Whether the group by itself is distinguished from chance, all groups counted (Holm).
         reason: Why there is no correlation; empty where there is one.
@@ -276,22 +267,7 @@ def group_verdict(name: str, results: Sequence[GroupResults], line: Agreement) -
         reason=line.reason,
     )
     outside = missed(results[0]) if len(results) == 1 else None
-    if outside is None:
-        return verdict
-    return replace(
-        verdict,
-        best=outside.best,
-        regret=_defined(outside.regret),
-        at_random=_defined(outside.at_random),
-        seen=outside.seen,
-        others=outside.others,
-        drawn=outside.drawn,
-        better_seen=outside.better_seen,
-        better=_defined(outside.better.value),
-        better_low=_defined(outside.better.low),
-        better_high=_defined(outside.better.high),
-        excess=_defined(outside.excess),
-    )
+    return verdict if outside is None else replace(verdict, **outside._asdict())
 
 
 def _outcome(line: Agreement, high: float | None, stands_for_all: bool) -> Outcome:
