@@ -184,10 +184,10 @@ class Group:
         training: str | None = None
         steps: dict[Screened, str | None] = {}
         for c in self.checkpoints:
-            own, step = training_and_step(c.repo, c.requested_revision, local=c.revision is None)
-            if training is not None and own != training:
+            run, step = training_and_step(c.repo, c.requested_revision, local=c.revision is None)
+            if training is not None and run != training:
                 return None
-            training, steps[c] = own, step
+            training, steps[c] = run, step
         if len(steps) < 2 or not any(steps.values()):
             return None
         return tuple(sorted(steps, key=lambda c: (steps[c] is None, step_key(steps[c] or ""))))
@@ -211,8 +211,8 @@ class Group:
     @cached_property
     def steps(self) -> tuple[Screened, ...]:
         """The members of a training that have a step, in order; empty where the group is no training."""
-        found = tuple(c for c in self.trajectory or () if c.step is not None)
-        return found if len(found) > 1 else ()
+        members = tuple(c for c in self.trajectory or () if c.step is not None)
+        return members if len(members) > 1 else ()
 
     def rival(self, metric: Metric) -> Screened | None:
         """The best by the ratio, where that is another one than by G and either figure is sure of it."""
