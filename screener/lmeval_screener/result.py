@@ -282,7 +282,7 @@ class Result(Report):
         tables = {"failed": Table.of(_failures(self.failed), "", name="failed")}
         for place, group in enumerate(self.groups):
             members = self._members(group)
-            name = f"{group.family}-{group.scale}"
+            name = group.anchor
             excerpt = _excerpt(members, training=bool(group.steps))
             rows = [self._ranked_row(c, group) for c in members]
             headings = {"label": "Step"} if group.steps else {}

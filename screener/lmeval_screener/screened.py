@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -200,6 +201,11 @@ class Group:
             training, _ = training_and_step(members[0].repo, None, local=local)
             return Path(training).resolve().name if local else training.rpartition("/")[2]
         return f"{self.family} · {self.scale}"
+
+    @property
+    def anchor(self) -> str:
+        """Its name in a page's addresses."""
+        return re.sub(r"[^\w-]+", "-", f"{self.family}-{self.scale}")
 
     @cached_property
     def names(self) -> dict[Screened, str]:
