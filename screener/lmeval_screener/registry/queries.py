@@ -13,7 +13,7 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Col
 from lmeval_screener.ranking import groups
-from lmeval_screener.ranking.gap import difference
+from lmeval_screener.ranking.gap import Difference, difference
 from lmeval_screener.reading import Reading
 from lmeval_screener.registry.database import Seen, folder_is_gone, stored
 from lmeval_screener.screened import Screened
@@ -84,8 +84,9 @@ class Ranked:
     group: Annotated[str | None, Col("Group", drop=2)]
     rank: Annotated[int | None, Col("Rank", "d", short="#")]
     tied_with: Annotated[tuple[int, ...], Col("No clear order with", drop=1)]
-    G: Annotated[float | None, Col("G", ".4f", error="se")]
+    G: Annotated[float | None, Col("G", ".3f", error="se")]
     se: float | None
+    ratio: Annotated[float | None, Col("Ratio", ".3f")]
     revision: Annotated[str | None, Col("Commit", drop=3)]
     note: Annotated[str | None, Col("Note")]
 
@@ -189,6 +190,7 @@ class Move:
         group: Family and scale; None where it is not ranked.
         rank: Its rank there now.
         G: Its gap now.
+        ratio: Its second figure now.
         gain: G minus that of the former best of its group, or that of its former commit.
         se: Its paired error.
         apart: Whether that difference is more than chance of the tokens; None where there is none.
@@ -200,7 +202,8 @@ class Move:
     group: Annotated[str | None, Col("Group", drop=2)]
     rank: Annotated[int | None, Col("Rank", "d", short="#")]
     G: Annotated[float | None, Col("G", ".3f", drop=1)]
-    gain: Annotated[float | None, Col("Δ G", ".4f", error="se")]
+    ratio: Annotated[float | None, Col("Ratio", ".3f", drop=1)]
+    gain: Annotated[float | None, Col("Δ G", ".3f", error="se")]
     se: float | None
     apart: Annotated[bool | None, Col("Clear", drop=1)]
     text: Annotated[str, Col("How")]
@@ -232,34 +235,37 @@ def moved(connection: sqlite3.Connection, tokens: str, since: str, metric: Metri
             changes.append((c, old.measured, entry.measured))
     moves += [_changed(*change, metric, len(changes)) for change in changes]
     order = ("new", "changed", "recovered", "deleted", "failed")
-    return sorted(moves, key=lambda move: (order.index(move.what), move.rank or 0))
+    return sorted(moves, key=lambda move: (order.index(move.what), move.group or "", move.rank or 0))
 
 
 def _unranked(what: str, label: str, text: str) -> Move:
-    return Move(what, label, None, None, None, None, None, None, text)
+    return Move(what, label, None, None, None, None, None, None, None, text)
+
+
+def _ranked_move(
+    what: str, c: Screened, metric: Metric, text: str, gain: Difference | None, apart: bool | None
+) -> Move:
+    group, ratio = f"{c.family} · {c.scale}", None if c.ratio is None else c.ratio.mean
+    mean, se = (None, None) if gain is None else (gain.mean, gain.se)
+    return Move(what, c.label, group, c.rank, c.gaps[metric].mean, ratio, mean, se, apart, text)
 
 
 def _against(c: Screened, former: Screened | None, what: str, metric: Metric) -> Move:
     """A checkpoint beside the best one of its group that was there before."""
-    group = f"{c.family} · {c.scale}"
     if former is None or former.label == c.label:
-        return Move(what, c.label, group, c.rank, c.gaps[metric].mean, None, None, None, "first of its group")
+        return _ranked_move(what, c, metric, "first of its group", None, None)
     gain, clear = difference(c.gaps[metric], former.gaps[metric]), not c.tied_to(former.rank)
     words = ("above" if gain.mean > 0 else "below") if clear else "no clear order with"
-    text = f"{words} the former best, {former.label}"
-    return Move(what, c.label, group, c.rank, c.gaps[metric].mean, gain.mean, gain.se, clear, text)
+    return _ranked_move(what, c, metric, f"{words} the former best, {former.label}", gain, clear)
 
 
 def _changed(c: Screened, before: Reading, after: Reading, metric: Metric, count: int) -> Move:
     """A checkpoint beside its former commit, where so many changed."""
-    group = f"{c.family} · {c.scale}"
     if before.resolution != after.resolution:
-        text = "its tokenizer changed too: not compared"
-        return Move("changed", c.label, group, c.rank, c.gaps[metric].mean, None, None, None, text)
+        return _ranked_move("changed", c, metric, "its tokenizer changed too: not compared", None, None)
     gain = difference(after.gaps[metric], before.gaps[metric])
     commits = f"{(before.revision or 'before')[:8]} → {(after.revision or 'now')[:8]}"
-    clear = gain.p < _ERROR_RATE / count
-    return Move("changed", c.label, group, c.rank, c.gaps[metric].mean, gain.mean, gain.se, clear, commits)
+    return _ranked_move("changed", c, metric, commits, gain, gain.p < _ERROR_RATE / count)
 
 
 def _place(seen: Seen) -> tuple[str, str, str]:

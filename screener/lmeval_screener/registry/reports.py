@@ -106,11 +106,11 @@ def query(
             rows.append(
                 Ranked(
                     c.label, f"{c.family} · {c.scale}", c.rank, c.tied_with, c.gaps[metric].mean,
-                    c.gaps[metric].se, c.revision, None,
+                    c.gaps[metric].se, None if c.ratio is None else c.ratio.mean, c.revision, None,
                 )
             )  # fmt: skip
     if family is None and scale is None and top is None:
-        rows += [Ranked(label, None, None, (), None, None, None, "deleted") for label in gone]
+        rows += [Ranked(label, None, None, (), None, None, None, None, "deleted") for label in gone]
     failed = sum(bool(entry.error) and entry.target.label not in gone for entry in seen)
     counts = f"{count(len(checkpoints), 'checkpoint')} in {count(len(groups), 'group')}"
     sentence = f"{counts} for {domain} against {reference}"
