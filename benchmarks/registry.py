@@ -1,4 +1,4 @@
-"""What a whole registry costs: `python benchmarks/registry.py [--sizes 100,1000] [--storage hub]`.
+"""Time and memory of a whole registry: `python benchmarks/registry.py [--sizes 100,1000] [--storage hub]`.
 
 A server process speaks the Hub's protocol and answers after 40 ms over a line of 200 MB/s that all
 connections share. Checkpoints have Qwen2.5-7B's true shapes, so that each takes about 105 ranged requests.

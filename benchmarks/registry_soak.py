@@ -218,7 +218,7 @@ class Runs:
         return os.posix_spawn(sys.executable, self._command, self._env)
 
     def rows(self, statement: str) -> list[Any]:
-        """What the registry answers; nothing before it has tables."""
+        """The registry's answer; nothing before it has tables."""
         try:
             with closing(sqlite3.connect(self.registry, timeout=60)) as connection:
                 return connection.execute(statement).fetchall()
@@ -281,7 +281,7 @@ def problems(
     lines: list[dict[str, Any]],
     summary: dict[str, Any],
 ) -> list[str]:
-    """What is wrong with a registry and the last run's output; empty where nothing is.
+    """Faults of a registry and of the last run's output; empty where there are none.
 
     Args:
         expected: See `truth`.

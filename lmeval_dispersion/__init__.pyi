@@ -9,9 +9,9 @@ from lmeval_dispersion.audit import rank_run as rank_run
 from lmeval_dispersion.errors import DispersionError as DispersionError
 from lmeval_dispersion.geometry import Dispersion as Dispersion
 from lmeval_dispersion.geometry import contributions as contributions
-from lmeval_dispersion.geometry import dispersion as dispersion
 from lmeval_dispersion.geometry import dispersion_estimate as dispersion_estimate
 from lmeval_dispersion.geometry import vendi_score as vendi_score
+from lmeval_dispersion.geometry.dispersion import dispersion as dispersion
 from lmeval_dispersion.harness.task import DispersionTask as DispersionTask
 from lmeval_dispersion.laboratory import clusters as clusters
 from lmeval_dispersion.laboratory import compare_studies as compare_studies

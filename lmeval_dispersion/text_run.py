@@ -57,27 +57,27 @@ def write_text_run(
     """
     name = task or Path(texts.source).name
     names = [site.name for site in resolve(loaded.model, layers)]
-    found = list(texts)
-    if not found:
+    entries = list(texts)
+    if not entries:
         raise UsageError(f"{texts.source} holds no text; check the file and --column")
     if report := texts.report():
         print(report, file=sys.stderr)
     limit = _longest(loaded)
-    ids = [loaded.tokenizer(text.text)["input_ids"] for text in found]
+    ids = [loaded.tokenizer(text.text)["input_ids"] for text in entries]
     encoded = [_Encoded(row, tokens[-limit:]) for row, tokens in enumerate(ids) if tokens]
     documents = pd.DataFrame(
         {
-            "doc_id": [text.id for text in found],
+            "doc_id": [text.id for text in entries],
             "task": name,
-            "doc_hash": [hashlib.sha256(text.text.encode()).hexdigest() for text in found],
+            "doc_hash": [hashlib.sha256(text.text.encode()).hexdigest() for text in entries],
             "prompt_tokens": [min(len(tokens), limit) for tokens in ids],
             "truncated": [len(tokens) > limit for tokens in ids],
-            "text": [text.text for text in found],
+            "text": [text.text for text in entries],
         }
     )
     documents = _with_columns(documents, texts)
     vectors: dict[str, Any] = {}
-    perplexity = np.full(len(found), np.nan)
+    perplexity = np.full(len(entries), np.nan)
     for batch in _batches(encoded):
         states, values = _forward(loaded, batch, names)
         rows = [item.row for item in batch]
@@ -85,7 +85,7 @@ def write_text_run(
         for layer, rows_of_states in states.items():
             width = rows_of_states.shape[1]
             # A text without a token keeps a row without direction.
-            store = vectors.setdefault(layer, np.full((len(found), width), np.nan, dtype=np.float32))
+            store = vectors.setdefault(layer, np.full((len(entries), width), np.nan, dtype=np.float32))
             store[rows] = rows_of_states
     if not vectors:
         raise UsageError(f"no text of {texts.source} has a token; check the file and the tokenizer")
@@ -123,12 +123,12 @@ def _forward(
             input_ids=ids.to(loaded.device), attention_mask=mask.long().to(loaded.device), use_cache=False
         ).logits
         index = torch.tensor(lengths) - 1
-        found = {
+        rows = {
             name: state[torch.arange(len(batch)), index.to(state.device)].float().cpu().numpy()
             for name, state in states.items()
         }
         perplexities = [_perplexity(logits[i, : n - 1], ids[i, 1:n]) for i, n in enumerate(lengths)]
-    return found, perplexities
+    return rows, perplexities
 
 
 def _perplexity(logits: torch.Tensor, following: torch.Tensor) -> float:
@@ -166,10 +166,10 @@ def _with_columns(documents: pd.DataFrame, texts: Texts) -> pd.DataFrame:
     else:
         frame = pd.DataFrame([_record(line) for line in _lines(texts.path)])
     taken = frame.iloc[documents["doc_id"].to_numpy()].reset_index(drop=True)
-    own = {"doc_id", "text", "query_perplexity", "prompt_tokens", "truncated", texts.column}
+    taken_names = {"doc_id", "text", "query_perplexity", "prompt_tokens", "truncated", texts.column}
     for name in taken.columns:
         plain = taken[name].map(lambda value: value is None or isinstance(value, str | bool | int | float))
-        if name not in own and (plain.all() or name in COLUMNS):
+        if name not in taken_names and (plain.all() or name in COLUMNS):
             documents[str(name)] = taken[name]
     if "correct" in documents:
         try:

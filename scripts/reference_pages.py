@@ -20,7 +20,7 @@ def every_help() -> Iterator[tuple[str, str]]:
 
 
 def public_names() -> Iterator[tuple[str, list[str]]]:
-    """Heading and full paths of the public names, by what they are for; each name once.
+    """Heading and paths of the public names, by what they are for; each name once.
 
     Raises:
         AssertionError: A public name has no heading here.
@@ -44,8 +44,7 @@ def public_names() -> Iterator[tuple[str, list[str]]]:
     found: dict[str, list[str]] = {heading: [] for heading in rooms.values()}
     for name in lmeval_dispersion.__all__:
         value = getattr(lmeval_dispersion, name)
-        # The module that defines it, not the one that hands it on: pages are made by reading, not by running.
-        path = value.__name__ if inspect.ismodule(value) else f"{value.__module__}.{value.__qualname__}"
-        heading = next(heading for room, heading in rooms.items() if path.startswith(room))
-        found[heading].append(path)
+        place = value.__name__ if inspect.ismodule(value) else value.__module__
+        heading = next(heading for room, heading in rooms.items() if place.startswith(room))
+        found[heading].append(f"lmeval_dispersion.{name}")
     yield from ((heading, paths) for heading, paths in found.items() if paths)

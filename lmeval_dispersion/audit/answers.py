@@ -112,7 +112,7 @@ def _cautions(found: dict[str, Any], run: Run) -> list[str]:
     if low <= chance <= high:
         sentences.append(
             f"The accuracy of {100 * found['accuracy']:.1f} % (95 % {100 * low:.1f} to {100 * high:.1f}) is "
-            f"not told from guessing ({100 * chance:.1f} %): right answers may be luck."
+            f"no better than guessing ({100 * chance:.1f} %): right answers may be luck."
         )
     if (repeated := found["repeated_documents"]) >= REPEATED * len(run.vectors):
         sentences.append(

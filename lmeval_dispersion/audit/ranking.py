@@ -91,7 +91,7 @@ def ranked_documents(run: Run) -> list[RankedDocument]:
     return [RankedDocument(*row) for row in frame.where(frame.notna(), None).itertuples(index=False)]
 
 
-def ranking_report(run: Run) -> dict[str, Any]:
+def ranking_report(run: Run, answers: dict[str, Any] | None = None) -> dict[str, Any]:
     """AUROC, accuracy by decile and error share of the low tail for every signal.
 
     Raises:
@@ -107,7 +107,7 @@ def ranking_report(run: Run) -> dict[str, Any]:
     return {
         "documents": len(run.labelled),
         "wrong": int((~run.right[run.labelled]).sum()),
-        "cautions": answers_report(run)["cautions"],
+        "cautions": (answers or answers_report(run))["cautions"],
         "signals": table,
         "best_other": _best_other(table),
         "against": _against(found, run),

@@ -214,9 +214,9 @@ def audit(
         notes=list(run.notes),
         slices={name: slice_table(run, parts, raw) for name, parts in ways.items()},
         mixtures=part("mixtures", mixture_curves, seed=seed, curves=extent != "answer"),
-        calibration=part("calibration", calibrate, seed=seed),
+        calibration=part("calibration", calibrate, seed=seed, labels=False, answers=answers),
         paper_protocol=part("paper_protocol", paper_protocol, seed=seed),
-        ranking=part("ranking", ranking_report),
+        ranking=part("ranking", ranking_report, answers=answers),
         hard_tail={"missing": "left out; --details computes it"}
         if extent == "answer"
         else part("hard_tail", hard_tail, seed=seed),

@@ -47,22 +47,7 @@ LoggedTasks = Sequence[LoggedTask]
 
 @dataclass(frozen=True)
 class _Run:
-    """What all tasks of one command share.
-
-    Attributes:
-        logged: The run with the samples.
-        lm: lm-eval's model for transformers.
-        arguments: Its arguments.
-        output: Folder of the stores.
-        layers: Canonical names.
-        judge: ``FILTER/METRIC`` or ``METRIC`` as given.
-        notes: What must be said of every store.
-        force: Whether disagreement is noted only.
-        prefill: Runs requests.
-        writes: Whether this process writes; several that hold one model between them all run the same.
-        engine: What the manifest says of the server; {} for transformers.
-        checked: Where a server ran: task -> place of a document -> what transformers brought back.
-    """
+    """What all tasks of one command share."""
 
     logged: LoggedRun
     lm: Any
@@ -236,15 +221,15 @@ def _store_task(run: _Run, task: LoggedTask) -> None:
     if not run.writes:
         return
     seen = dict(zip(ordered, states, strict=True))
-    found = [seen[prompt_key(instance)] for instance in instances]
+    prompts = [seen[prompt_key(instance)] for instance in instances]
     # A server gives no answers: those of transformers to some of the documents stand for them.
-    answered = run.checked.get(task.name, {}) if run.engine else dict(enumerate(found))
+    answered = run.checked.get(task.name, {}) if run.engine else dict(enumerate(prompts))
     agreement, remark = _agreement(task, [documents[i] for i in answered], list(answered.values()), run.force)
     records, by = [], None
-    for document, one in zip(documents, found, strict=True):
+    for document, prompt in zip(documents, prompts, strict=True):
         name, correct = correctness(document.metrics, split_judge(run.judge)[1])
         by = name or by
-        records.append(_record(task, document, one.state, correct, _filter(task, run.judge)))
+        records.append(_record(task, document, prompt.state, correct, _filter(task, run.judge)))
     metrics = TaskMetrics(task.store_name, records, run.layers)
     judged = f"{_filter(task, run.judge)}/{by}" if by is not None and len(task.filters) > 1 else by
     notes = [*task.notes, *run.notes, *remark]
@@ -312,20 +297,20 @@ def _model(run: LoggedRun, arguments: Mapping[str, Any], batch_size: int | str) 
 def _model_notes(run: LoggedRun, lm: Any, arguments: Mapping[str, Any]) -> list[str]:
     """What the results tell of model and tokenizer, against the model at hand: refused or noted."""
     results, tokenizer, notes = run.results, lm.tokenizer, []
-    told = False
+    tokenizer_known = False
     for kind in ("eos", "bos"):
         logged = results.get(f"tokenizer_{kind}_token")
         if not isinstance(logged, list) or len(logged) != 2 or logged[0] in (None, "None"):
             continue
-        told = True
-        own = [str(getattr(tokenizer, f"{kind}_token")), str(getattr(tokenizer, f"{kind}_token_id"))]
-        if [str(value) for value in logged] != own:
+        tokenizer_known = True
+        token = [str(getattr(tokenizer, f"{kind}_token")), str(getattr(tokenizer, f"{kind}_token_id"))]
+        if [str(value) for value in logged] != token:
             raise HarnessError(
                 f"the samples are of another tokenizer: its {kind} token is {logged}, and "
-                f"{arguments['pretrained']} has {own}; name the model that gave the answers"
+                f"{arguments['pretrained']} has {token}; name the model that gave the answers"
             )
-    if not told:
-        notes.append("the results do not tell the tokenizer; it is taken to be the model's own")
+    if not tokenizer_known:
+        notes.append("the results do not tell the tokenizer; it is taken to be the model's token")
     if not isinstance(results.get("max_length"), int):
         notes.append(
             f"the results do not tell the backend's context length; prompts are cut at {lm.max_length} tokens"
@@ -384,14 +369,10 @@ def _record(
 
 
 def _agreement(
-    task: LoggedTask, documents: Sequence[LoggedDocument], found: Sequence[Seen], force: bool
+    task: LoggedTask, documents: Sequence[LoggedDocument], answers: Sequence[Seen], force: bool
 ) -> tuple[dict[str, float], list[str]]:
-    """How far the model's own answers are from the logged ones; another model's are refused.
-
-    Returns:
-        Figures for the manifest, and what must be said of them.
-    """
-    pairs = [(d, s) for d, s in zip(documents, found, strict=True) if s.state.prompt_tokens]
+    """How far the model's own answers are from the logged ones; another model's are refused."""
+    pairs = [(d, s) for d, s in zip(documents, answers, strict=True) if s.state.prompt_tokens]
     if not pairs:
         return {}, []
     if task.output_type == "generate_until":

@@ -33,14 +33,7 @@ State = Literal["enabled", "out of date", "disabled"]
 
 
 class Status(NamedTuple):
-    """Whether lm-eval finds the tasks by itself.
-
-    Attributes:
-        state: ``out of date`` where another version of this package wrote the files.
-        folder: Where they are or would be.
-        files: How many this version has.
-        editable: Whether lm-eval is a checkout, which then shows the files as untracked.
-    """
+    """Whether lm-eval finds the tasks by itself."""
 
     state: State
     folder: Path
@@ -61,8 +54,8 @@ def task_files() -> dict[str, str]:
         place, text = path.relative_to(root).as_posix(), path.read_text("utf-8")
         body = _PATTERN.sub("", text)
         for names, category in _PATTERN.findall(text):
-            own = body.replace("CATEGORY", category)
-            files |= {place.replace("NAME", name): own.replace("NAME", name) for name in names.split()}
+            filled = body.replace("CATEGORY", category)
+            files |= {place.replace("NAME", name): filled.replace("NAME", name) for name in names.split()}
         if body == text:
             files[place] = text
     return dict(sorted(files.items()))
@@ -70,8 +63,8 @@ def task_files() -> dict[str, str]:
 
 def task_names() -> list[str]:
     """Names of all tasks and groups of this version."""
-    found = (re.search(r"^(?:task|group): (\S+)$", text, re.MULTILINE) for text in task_files().values())
-    return sorted(match[1] for match in found if match)
+    names = (re.search(r"^(?:task|group): (\S+)$", text, re.MULTILINE) for text in task_files().values())
+    return sorted(match[1] for match in names if match)
 
 
 def harness_tasks() -> Path:

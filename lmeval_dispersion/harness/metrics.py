@@ -45,14 +45,14 @@ class Figure:
 
     def measure(self, records: tuple[DocRecord, ...]) -> float:
         """The figure over exactly these records."""
-        found = estimate(records, self.layer)
-        return found.se if self.error else found.mean
+        figure = estimate(records, self.layer)
+        return figure.se if self.error else figure.mean
 
 
 def unique(records: Sequence[DocRecord]) -> list[DocRecord]:
     """Each document once, by its index; an empty text has no segment, and with it no state."""
-    found = {record.doc_id: record for record in records if record.state.prompt_tokens}
-    return [found[doc_id] for doc_id in sorted(found)]
+    records_by_id = {record.doc_id: record for record in records if record.state.prompt_tokens}
+    return [records_by_id[doc_id] for doc_id in sorted(records_by_id)]
 
 
 def over(metric: str, records: Sequence[DocRecord]) -> tuple[DocRecord, ...]:
@@ -66,12 +66,7 @@ def over(metric: str, records: Sequence[DocRecord]) -> tuple[DocRecord, ...]:
 
 @lru_cache(maxsize=1)  # lm-eval asks for a value and then for its error
 def estimate(records: tuple[DocRecord, ...], layer: str) -> Estimate:
-    """Dispersion over the records' states with its jackknife error; NaN below two states with a direction.
-
-    Args:
-        records: Records, whose states may have several rows each.
-        layer: Captured layer; where records have no such name, their first one.
-    """
+    """Dispersion over the records' states with its jackknife error; NaN below two states with a direction."""
     n = 0
     for rows in _blocks(records, layer):
         n += len(rows)
@@ -89,17 +84,7 @@ def _blocks(records: Sequence[DocRecord], layer: str) -> Iterator[Vectors]:
 
 
 class TaskMetrics:
-    """The documents of one finished task: what its store holds, and its metrics by layer.
-
-    Args:
-        task: Name, for messages.
-        records: Records in any order (ranks hand theirs in one after the other); duplicates are dropped.
-        layers: Captured layers, the default one first.
-
-    Attributes:
-        records: In the order of their true index.
-        vectors: Layer -> raw states (n, d), a row each document or segment.
-    """
+    """The documents of one finished task: what its store holds, and its metrics by layer."""
 
     def __init__(self, task: str, records: Sequence[DocRecord], layers: Sequence[str]) -> None:
         self.task = task
@@ -122,31 +107,31 @@ class TaskMetrics:
 
     def remarks(self) -> list[tuple[str, str]]:
         """Warnings about the metrics: words that many tasks share, and the same with this task's figures."""
-        found = []
+        warnings = []
         labelled = any(not math.isnan(record.correct) for record in self.records)
         for metric, which in METRICS.items():
             n = self._estimate(metric, self.layers[0]).n
             if n < 2 and (labelled or which == "all"):
                 kind = "" if which == "all" else f"{which} "
                 shared = f"{metric} is NaN (fewer than two {kind}documents)"
-                found.append((shared, f"{metric} is NaN: {n} {kind}documents, two are needed"))
+                warnings.append((shared, f"{metric} is NaN: {n} {kind}documents, two are needed"))
         for layer, valid in self.valid.items():
             if not valid.all():
                 why = f"states of {layer} are zero or not finite and left out; try --model_args dtype=float32"
-                found.append((why, f"{int((~valid).sum())} of {len(valid)} {why}"))
+                warnings.append((why, f"{int((~valid).sum())} of {len(valid)} {why}"))
         if self.truncated:
             why = "prompts were longer than the model's context and cut on the left"
-            found.append((why, f"{self.truncated} of {len(self.records)} {why}"))
-        return found
+            warnings.append((why, f"{self.truncated} of {len(self.records)} {why}"))
+        return warnings
 
     def summary(self) -> dict[str, Any]:
         """The metrics of every layer for lm-eval's results JSON; NaN is null."""
         layers = {}
         for layer in self.layers:
-            found = {metric: self._estimate(metric, layer) for metric in METRICS}
+            estimates = {metric: self._estimate(metric, layer) for metric in METRICS}
             layers[layer] = {
                 f"{metric}{suffix}": value
-                for metric, measured in found.items()
+                for metric, measured in estimates.items()
                 for suffix, value in (
                     ("", _json_number(measured.mean)),
                     ("_stderr", _json_number(measured.se)),

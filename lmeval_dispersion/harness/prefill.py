@@ -26,12 +26,7 @@ _PART = 1024  # prompts whose states are written together: what a killed run los
 
 @dataclass(frozen=True)
 class Seen:
-    """What one prompt brought back.
-
-    Attributes:
-        state: Its state.
-        answer: The model's own answer, to check the logged one by; NaN where a server gives none.
-    """
+    """State and answer of one prompt."""
 
     state: DocState
     answer: float | str
@@ -59,18 +54,7 @@ def on_transformers(lm: Any) -> Prefill:
 def run_parts(
     instances: Sequence[Instance], folder: Path, key: str, prefill: Prefill, *, writes: bool = True
 ) -> list[Seen]:
-    """Run the prompts that have not been run yet.
-
-    Args:
-        instances: Requests of one type.
-        folder: Of the store.
-        key: Changes with all that decides what comes back.
-        prefill: Runs some requests.
-        writes: Whether this process writes; those that hold one model between them all run the same.
-
-    Returns:
-        What all instances brought back, in their order.
-    """
+    """Run the prompts that have not been run yet."""
     parts = folder / FOLDER
     parts.mkdir(parents=True, exist_ok=True)
     chunks = [instances[start : start + _PART] for start in range(0, len(instances), _PART)]
@@ -79,10 +63,10 @@ def run_parts(
     held = [file.exists() for file in files]
     seen: list[Seen] = []
     for file, chunk, there in zip(files, chunks, held, strict=True):
-        found = list(_load(file, chunk)) if there else prefill(chunk)
+        seen_now = list(_load(file, chunk)) if there else prefill(chunk)
         if writes and not there:
-            _save(file, found)
-        seen += found
+            _save(file, seen_now)
+        seen += seen_now
     return seen
 
 
@@ -97,9 +81,9 @@ def _name(number: int, chunk: Sequence[Instance], key: str) -> str:
 
 
 def _save(file: Path, seen: Sequence[Seen]) -> None:
-    states = [one.state for one in seen]
+    states = [prompt.state for prompt in seen]
     layers = next((list(state.vectors) for state in states if state.vectors), [])
-    answers = [one.answer for one in seen]
+    answers = [prompt.answer for prompt in seen]
     arrays: dict[str, Any] = {
         "count": np.array([len(state.prompt_tokens) for state in states]),
         "prompt_tokens": np.array([n for state in states for n in state.prompt_tokens], dtype=np.int64),

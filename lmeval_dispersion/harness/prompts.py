@@ -12,19 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PromptShape:
-    """What shaped the prompts of one task.
-
-    Attributes:
-        doc_to_text: The template, or the source of the function that stands in its place.
-        description: What comes before the examples.
-        subject: The task's slice, which its description may name.
-        delimiters: Between question and answer, and between examples.
-        num_fewshot: Number of examples.
-        fewshot_seed: Seed of their choice; None: not known.
-        chat_template: Hash of the chat template; None where none was applied.
-        multiturn: Whether examples were turns of the conversation.
-        system: The system prompt.
-    """
+    """What shaped the prompts of one task."""
 
     doc_to_text: Any
     description: str | None
@@ -57,18 +45,18 @@ class PromptShape:
         if self.subject:
             description = description.replace(self.subject.replace("_", " "), "SUBJECT")
         template = [source_text(self.doc_to_text), description, list(self.delimiters)]
-        found = {
+        keys = {
             "prompt_template": _hash(json.dumps(template)),
             "num_fewshot": str(self.num_fewshot or 0),
         }
         if self.num_fewshot and self.fewshot_seed is not None:
-            found["fewshot_seed"] = str(self.fewshot_seed)
+            keys["fewshot_seed"] = str(self.fewshot_seed)
         if self.system:
-            found["system_prompt"] = _hash(self.system)
+            keys["system_prompt"] = _hash(self.system)
         if self.chat_template:
-            found["chat_template"] = self.chat_template
-            found["multiturn"] = str(self.multiturn).lower()
-        return found
+            keys["chat_template"] = self.chat_template
+            keys["multiturn"] = str(self.multiturn).lower()
+        return keys
 
 
 def source_text(value: Any) -> str:

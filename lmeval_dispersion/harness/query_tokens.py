@@ -45,9 +45,9 @@ def _spans_by_offsets(lm: Any, prompt: str, context: Sequence[int]) -> tuple[lis
     wanted = list(context)
     # With or without special tokens: whichever lm-eval has chosen for this prompt.
     for special in (True, False):
-        found = lm.tokenizer(prompt, add_special_tokens=special, return_offsets_mapping=True)
-        if found["input_ids"] == wanted:
-            spans = found["offset_mapping"]
+        encoded = lm.tokenizer(prompt, add_special_tokens=special, return_offsets_mapping=True)
+        if encoded["input_ids"] == wanted:
+            spans = encoded["offset_mapping"]
             positions, latest = [], 0
             for start, stop in spans:  # special tokens say (0, 0) wherever they are
                 latest = max(latest, stop)

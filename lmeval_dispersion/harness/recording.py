@@ -57,10 +57,6 @@ class Recorder:
 
     A subclass names the methods of HFLM that it shadows, and has a method of the same name without leading
     underscore for each: called in its place, with the original first.
-
-    Args:
-        lm: lm-eval's HFLM, or a subclass of it.
-        layers: Names as :mod:`lmeval_dispersion.model.capture` takes them.
     """
 
     shadows: tuple[str, ...] = ()
@@ -192,14 +188,7 @@ class TokenRecorder(Recorder):
 
 
 class ContextRecorder(TokenRecorder):
-    """Records ``loglikelihood`` requests: the state of the last context token of those that ask for it.
-
-    Args:
-        lm: lm-eval's model.
-        layers: Names of the layers.
-        queries: For each request None where no state is wanted, else (prompt, query) with query None where
-            the task renders none.
-    """
+    """Records ``loglikelihood`` requests: the state of the last context token of those that ask for it."""
 
     def __init__(
         self, lm: Any, layers: Sequence[str], queries: Sequence[tuple[str, str | None] | None]

@@ -92,19 +92,7 @@ def record_of(
     alias: str | None,
     filter_name: str = "none",
 ) -> DocRecord:
-    """The record of one document.
-
-    Args:
-        doc: The document.
-        state: What the model gave for it.
-        answers: The filtered answers: texts, log-probabilities, or pairs (log-probability, is greedy).
-        doc_id: True index in the task's split.
-        correct: See :func:`correctness`.
-        target: What the task calls right: a text, or the number of a choice; None: nothing.
-        choices: Whether the answers are those to the choices of one question.
-        alias: Subject where the document names none.
-        filter_name: The filter that the answers came through.
-    """
+    """The record of one document."""
     # A list where a cache that speaks JSON has held it.
     pairs = [a for a in answers if isinstance(a, tuple | list) and len(a) == 2 and isinstance(a[0], float)]
     logprobs = [float(a[0]) for a in pairs] or [float(a) for a in answers if isinstance(a, float)]
@@ -156,15 +144,7 @@ def check_judge(task: str, named: str | None, filters: Sequence[str], metrics: I
 
 
 def correctness(metrics: Mapping[str, Any], named: str | None) -> tuple[str | None, float]:
-    """Which of a document's metrics says whether it was answered correctly, and what it says.
-
-    Args:
-        metrics: lm-eval's own metrics of the document.
-        named: The metric to go by; None: the first of :data:`CORRECT` that there is.
-
-    Returns:
-        Name and share in [0, 1]; (None, NaN) where no metric tells.
-    """
+    """Name and value of the metric that tells correct answers: ``named`` or the first known; (None, NaN)."""
     for name in (named,) if named else CORRECT:
         if name in metrics and isinstance(metrics[name], int | float):
             return name, float(metrics[name])

@@ -25,13 +25,7 @@ _ROLLING = "loglikelihood_rolling"
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """One run's results file with the samples beside it.
-
-    Attributes:
-        file: The results file.
-        results: What it says.
-        samples: Task -> its samples file.
-    """
+    """One run's results file with the samples beside it."""
 
     file: Path
     results: dict[str, Any]
@@ -117,22 +111,22 @@ def find_run(place: str | Path) -> LoggedRun:
     if not path.exists():
         raise HarnessError(f"{path} does not exist; name the folder that lm-eval's --output_path made")
     files = sorted(path.parent.glob("samples_*.jsonl") if path.is_file() else path.rglob("samples_*.jsonl"))
-    found: dict[tuple[Path, str], dict[str, Path]] = {}
+    runs: dict[tuple[Path, str], dict[str, Path]] = {}
     for file in files:
         if match := _FILE.fullmatch(file.name):
-            found.setdefault((file.parent, match["date"]), {})[match["task"]] = file
+            runs.setdefault((file.parent, match["date"]), {})[match["task"]] = file
     if path.is_file():
-        found = {key: tasks for key, tasks in found.items() if path.stem.endswith(key[1])}
-    if not found:
+        runs = {key: tasks for key, tasks in runs.items() if path.stem.endswith(key[1])}
+    if not runs:
         raise HarnessError(
             f"{path} has no samples of lm-eval (samples_TASK_DATE.jsonl); run it with --log_samples and "
             "--output_path"
         )
-    results = {key: _results_file(*key) for key in found}
-    if len(found) > 1:
+    results = {key: _results_file(*key) for key in runs}
+    if len(runs) > 1:
         named = ", ".join(str(file or f"{folder} ({date})") for (folder, date), file in results.items())
-        raise HarnessError(f"{path} holds the samples of {len(found)} runs; name one of them: {named}")
-    (folder, date), tasks = next(iter(found.items()))
+        raise HarnessError(f"{path} holds the samples of {len(runs)} runs; name one of them: {named}")
+    (folder, date), tasks = next(iter(runs.items()))
     results_file = results[folder, date]
     if results_file is None:
         raise HarnessError(
@@ -177,7 +171,7 @@ def read_task(run: LoggedRun, task: str, *, allow_holes: bool = False) -> Logged
     return LoggedTask(
         name=task,
         output_type=kind,
-        filters={name: [found[i] for i in sorted(found)] for name, found in filters.items()},
+        filters={name: [documents[i] for i in sorted(documents)] for name, documents in filters.items()},
         shape=_shape(run.results, config),
         category=_category(run.results, task),
         alias=config.get("task_alias"),
@@ -211,8 +205,8 @@ def _sample(file: Path, number: int, line: str) -> dict[str, Any]:
             f"{file}: line {number} has no {missing[0]!r}: another lm-eval wrote it; this version reads the "
             "samples of 0.4.13 and 0.5.0.dev2"
         )
-    found: dict[str, Any] = value
-    return found
+    sample: dict[str, Any] = value
+    return sample
 
 
 def _document(file: Path, sample: Mapping[str, Any], kind: str, template: str | None) -> LoggedDocument:
@@ -281,8 +275,8 @@ def _query(doc: Any, template: str | None) -> str | None:
     """What ``doc_to_text`` of lm-eval gives."""
     if template is None or not isinstance(doc, dict):
         return None
-    found = doc[template] if template in doc else apply_template(template, doc)
-    return found if isinstance(found, str) else None
+    query = doc[template] if template in doc else apply_template(template, doc)
+    return query if isinstance(query, str) else None
 
 
 def _holes(
@@ -296,13 +290,13 @@ def _holes(
     everyone = set().union(*filters.values())
     count = ((run.results.get("n-samples") or {}).get(task) or {}).get("effective")
     expected = int(count) if count is not None else len(everyone)
-    absent = {i for found in filters.values() for i in everyone - set(found)}
+    absent = {i for documents in filters.values() for i in everyone - set(documents)}
     if len(everyone) < expected:
         absent |= set(range(expected)) - everyone
     if not absent:
         return []
     named = ", ".join(map(str, sorted(absent)[:_SHOWN])) + (", …" if len(absent) > _SHOWN else "")
-    if not allowed or any(len(found) != len(everyone) for found in filters.values()):
+    if not allowed or any(len(documents) != len(everyone) for documents in filters.values()):
         raise HarnessError(
             f"{file} lacks {len(absent)} of {max(expected, len(everyone))} documents ({named}); run it "
             "again, or pass --force where they were left out on purpose (--samples)"

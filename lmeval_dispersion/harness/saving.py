@@ -45,17 +45,11 @@ _stamps: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Run:
-    """One task's run, from its start to its store.
-
-    Attributes:
-        around: What lm-eval knows of the evaluation.
-        options: Keyword arguments of ``build_all_requests``.
-        folder: Where this process writes the store; None: it writes none.
-    """
+    """One task's run, from its start to its store."""
 
     around: Surroundings
     options: Mapping[str, Any]
-    folder: Path | None
+    folder: Path | None  # None: this process writes no store
 
 
 def begin(task: str, metadata: Mapping[str, Any], around: Surroundings, options: Mapping[str, Any]) -> Run:
@@ -73,17 +67,7 @@ def begin(task: str, metadata: Mapping[str, Any], around: Surroundings, options:
 
 
 def save(run: Run, task: Any, metrics: TaskMetrics, summary: Mapping[str, Any]) -> str | None:
-    """Write the store of a finished run; a failure is logged in one sentence and costs the run nothing else.
-
-    Args:
-        run: As it began.
-        task: lm-eval's task, for its name, configuration and version.
-        metrics: The task's metrics, with its records and vectors.
-        summary: Its metrics by layer, for the manifest.
-
-    Returns:
-        The store's folder; None where none was wanted or it could not be written.
-    """
+    """Write a finished run's store, return its folder; a failure is logged and costs the run nothing else."""
     if run.folder is None:
         return None
     try:
@@ -242,16 +226,11 @@ def shape_manifest(shape: PromptShape, lm: Any, arguments: Any) -> dict[str, Any
 
 
 def model_identity(lm: Any, arguments: Any) -> dict[str, str]:
-    """What lm-eval's model is, whatever it is called: see :mod:`lmeval_dispersion.model.identity`.
-
-    Args:
-        lm: lm-eval's HFLM.
-        arguments: Its arguments, as given.
-    """
+    """What lm-eval's model is, whatever it is called: see :mod:`lmeval_dispersion.model.identity`."""
     name, adapter, delta = (getattr(lm, key, None) for key in ("pretrained", "peft", "delta"))
     gguf = _argument(arguments, "gguf_file")
     tokenizer, starts = _argument(arguments, "tokenizer"), getattr(lm, "add_bos_token", None)
-    found: dict[str, str | None] = {
+    identity: dict[str, str | None] = {
         "weights": weights_identity(name, _commit(name, lm, arguments), gguf)
         if isinstance(name, str)
         else None,
@@ -262,7 +241,7 @@ def model_identity(lm: Any, arguments: Any) -> dict[str, str]:
         "add_bos_token": None if starts is None else str(starts).lower(),
         **settings_identity(getattr(lm, "model", None)),
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in identity.items() if value is not None}
 
 
 def _argument(arguments: Any, name: str) -> str | None:

@@ -96,36 +96,31 @@ class Surroundings:
 
 def surroundings() -> Surroundings:
     """Read what lm-eval's ``evaluate`` and ``simple_evaluate`` know, if they are among the callers."""
-    found: dict[str, Any] = {}
+    known: dict[str, Any] = {}
     frame = sys._getframe(1)
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         if module.startswith("lm_eval."):
             scope = frame.f_locals
             if module.startswith(("lm_eval._cli", "lm_eval.__main__")):
-                found["command_line"] = True
-            elif frame.f_code.co_name == "evaluate" and "lm" in scope and "lm" not in found:
-                found["lm"] = getattr(scope["lm"], "lm", scope["lm"])
-                found["groups"] = scope.get("groups")
-                found["limit"] = scope.get("limit_arg", scope.get("limit"))
-            elif frame.f_code.co_name == "simple_evaluate" and "tracker" not in found:
-                found["tracker"] = scope.get("evaluation_tracker")
-                found["model_args"] = scope.get("model_args")
-                found["limit"] = scope.get("limit")
-                found["fewshot_seed"] = scope.get("fewshot_random_seed")
+                known["command_line"] = True
+            elif frame.f_code.co_name == "evaluate" and "lm" in scope and "lm" not in known:
+                known["lm"] = getattr(scope["lm"], "lm", scope["lm"])
+                known["groups"] = scope.get("groups")
+                known["limit"] = scope.get("limit_arg", scope.get("limit"))
+            elif frame.f_code.co_name == "simple_evaluate" and "tracker" not in known:
+                known["tracker"] = scope.get("evaluation_tracker")
+                known["model_args"] = scope.get("model_args")
+                known["limit"] = scope.get("limit")
+                known["fewshot_seed"] = scope.get("fewshot_random_seed")
         frame = frame.f_back  # type: ignore[assignment]
-    return Surroundings(**found)
+    return Surroundings(**known)
 
 
 def add_request_types(
     methods: Mapping[str, Callable[..., Any]], refusal: Callable[..., Any], needed: Sequence[str]
 ) -> None:
     """Add methods to lm-eval's model for transformers; doing it twice changes nothing.
-
-    Args:
-        methods: Request type -> method of HFLM. Its own methods stay as they are.
-        refusal: Method that all other model classes get for each type.
-        needed: Attributes of HFLM that the methods stand on.
 
     Raises:
         HarnessError: This lm-eval lacks one of them.
@@ -143,13 +138,8 @@ def add_request_types(
 
 @contextmanager
 def shadowed(lm: Any, replacements: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Put functions over methods of one model object; its own come back afterwards, whatever happens.
-
-    Args:
-        lm: lm-eval's model object.
-        replacements: Name of a method -> function called in its place with the method as first argument.
-    """
-    own = {name: lm.__dict__[name] for name in replacements if name in lm.__dict__}
+    """Put functions over methods of one model object; its own come back afterwards, whatever happens."""
+    originals = {name: lm.__dict__[name] for name in replacements if name in lm.__dict__}
     try:
         for name, replacement in replacements.items():
             setattr(lm, name, partial(replacement, getattr(lm, name)))
@@ -157,7 +147,7 @@ def shadowed(lm: Any, replacements: Mapping[str, Callable[..., Any]]) -> Iterato
     finally:
         for name in replacements:
             lm.__dict__.pop(name, None)
-        lm.__dict__.update(own)
+        lm.__dict__.update(originals)
 
 
 @contextmanager
@@ -309,13 +299,7 @@ class _PooledError(_Pooled):
 
 
 def pooled(parts: Parts, measure: Measure, *, error: bool = False) -> Any:
-    """The measure of ``parts`` as a float that comes out of lm-eval's group arithmetic as that of all parts.
-
-    Args:
-        parts: Whatever the measure takes; parts of several tasks are concatenated.
-        measure: Function of parts.
-        error: Whether lm-eval combines it as a standard error.
-    """
+    """The measure of ``parts`` as a float that lm-eval's group arithmetic turns into that of all parts."""
     return (_PooledError if error else _PooledValue).of(parts, measure)
 
 

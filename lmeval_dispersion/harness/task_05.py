@@ -60,8 +60,8 @@ class HookedTask(Task):  # type: ignore[misc]
                     scorer.reduced_docs[doc_id],
                     scorer.name,
                 )
-                own = {name: [value] for name, value in ours.items()}
-                results[doc_id] = replace(scored, scores={**scored.scores, **own})
+                scores = {name: [value] for name, value in ours.items()}
+                results[doc_id] = replace(scored, scores={**scored.scores, **scores})
             scorer.set_results(results)
 
     def aggregate(self, bootstrap_iters: int | None = 100000) -> tuple[dict[str, Any], int]:

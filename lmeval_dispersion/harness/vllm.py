@@ -47,12 +47,7 @@ _PATIENCE = (10, 3600)  # seconds to connect, and for the states of one request
 
 
 class VllmServer:
-    """A vLLM server with the pooling runner.
-
-    Args:
-        base_url: Such as ``http://localhost:8000``; a trailing ``/v1`` is left out.
-        model: The model that it was started with, for messages.
-    """
+    """A vLLM server with the pooling runner."""
 
     def __init__(self, base_url: str, model: str) -> None:
         import requests
@@ -195,13 +190,13 @@ class Agreement:
         return f"{text} (allowed in {self.dtype}: {share:.0%} and {apart:.4f})"
 
 
-def agreement(found: ArrayLike, expected: ArrayLike, dtype: str) -> Agreement:
+def agreement(states: ArrayLike, expected: ArrayLike, dtype: str) -> Agreement:
     """Compare states (n, d) of a server with those of transformers.
 
     Raises:
         HarnessError: The widths differ.
     """
-    ours, theirs = (np.asarray(rows, dtype=np.float64) for rows in (found, expected))
+    ours, theirs = (np.asarray(rows, dtype=np.float64) for rows in (states, expected))
     if ours.shape != theirs.shape:
         raise HarnessError(
             f"the server gives states of width {ours.shape[-1]}, and the model has {theirs.shape[-1]}: it "
@@ -224,44 +219,34 @@ def agreement(found: ArrayLike, expected: ArrayLike, dtype: str) -> Agreement:
 def check_server(
     server: VllmServer, lm: Any, instances: Sequence[Instance]
 ) -> tuple[Agreement | None, dict[int, Seen]]:
-    """Run some requests on the server and on transformers.
-
-    Args:
-        server: The server.
-        lm: lm-eval's model, with the same weights.
-        instances: Requests to choose from, of any type.
-
-    Returns:
-        How far the states are from each other (None where no request has a state), and what transformers
-        brought back, by the request's place.
-    """
+    """Run some requests on the server and on transformers."""
     order = sorted(range(len(instances)), key=lambda i: (len(instances[i].args[0]), i))
     places = np.linspace(0, len(order) - 1, min(CHECKED, len(order))).round().astype(int)
     chosen = [order[place] for place in places]
     expected = {i: on_transformers(lm)([instances[i]])[0] for i in chosen}
-    found: dict[int, Seen] = {}
+    by_server: dict[int, Seen] = {}
     for kind in sorted({instances[i].request_type for i in chosen}):
         same = [i for i in chosen if instances[i].request_type == kind]
-        found.update(zip(same, on_server(server, lm)([instances[i] for i in same]), strict=True))
+        by_server.update(zip(same, on_server(server, lm)([instances[i] for i in same]), strict=True))
     having = [i for i in chosen if expected[i].state.vectors]
     if not having:
         return None, expected
     ours, theirs = (
-        np.concatenate([run[i].state.vectors[LAYER] for i in having]) for run in (found, expected)
+        np.concatenate([run[i].state.vectors[LAYER] for i in having]) for run in (by_server, expected)
     )
     return agreement(ours, theirs, str(lm.model.dtype).removeprefix("torch.")), expected
 
 
-def refusal(server: VllmServer, found: Agreement) -> HarnessError:
+def refusal(server: VllmServer, agreement: Agreement) -> HarnessError:
     """The error of a server whose states are not those of transformers."""
     why = (
         "the server divides states by their length"
-        if found.unit
+        if agreement.unit
         else "it runs another model, precision, layer or tokenizer"
     )
     return HarnessError(
-        f"vllm does not give the states of transformers: {found}: {why}; start it with `{server.command}`, "
-        "or use --backend hf"
+        f"vllm does not give the states of transformers: {agreement}: {why}; start it with "
+        f"`{server.command}`, or use --backend hf"
     )
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -13,23 +17,132 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.laboratory.causal_model import CausalModel
-from lmeval_dispersion.laboratory.controls import control_tokens
-from lmeval_dispersion.laboratory.inputs import (
-    DataLike,
-    as_models,
-    as_texts,
-    data_settings,
-    full_name,
-    labels,
-    model_settings,
-)
+from lmeval_dispersion.laboratory.causal_model import CausalModel, control_tokens
 from lmeval_dispersion.laboratory.segments import Segments, read_segments, write_segments
 from lmeval_dispersion.laboratory.study import Folder, Study, Unit, Units, opened
-from lmeval_dispersion.model.loading import ModelLike
+from lmeval_dispersion.model.identity import adapter_identity, weights_identity
+from lmeval_dispersion.model.loading import LoadedModel, ModelChoice, ModelLike, model_choice
 from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.report import Report, Table, nullable
+from lmeval_dispersion.report.cells import short_names
 from lmeval_dispersion.report.declared import json_value
+
+DataLike = str | Path | Texts
+
+
+_HUB = re.compile(r"(?P<id>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[^@]+))?(?:@(?P<split>.+))?")
+
+
+def as_texts(data: DataLike, column: str = "text") -> Texts:
+    """``data`` as a source of texts; a Hub data set may be written ``id:configuration@split``."""
+    if isinstance(data, Texts):
+        return data
+    text = str(data)
+    match = _HUB.fullmatch(text)
+    if match and not Path(text).exists() and (match["config"] or match["split"]):
+        return Texts(match["id"], column=column, config=match["config"], split=match["split"] or "train")
+    return Texts(text, column=column)
+
+
+def model_settings(model: ModelLike) -> dict[str, Any]:
+    """What identifies a model in a study's settings: its content, never its name or place.
+
+    ``weights`` and ``adapter`` are a commit of the Hub or a digest of every byte of the folder (of the
+    parameters, for a model that is loaded already); None where the Hub could not be asked. Where it runs is
+    no part of it.
+    """
+    choice = model_choice(model)
+    known = {"dtype": choice.dtype, "quantize": choice.quantize}
+    if isinstance(model, LoadedModel):
+        return {"weights": _parameters_digest(model.model), "adapter": None, **known}
+    adapter = None if choice.adapter is None else _identity(adapter_identity, choice.adapter, None)
+    return {"weights": _identity(weights_identity, choice.name, choice.revision), "adapter": adapter, **known}
+
+
+def _identity(of: Callable[[str, str | None], str | None], name: str, revision: str | None) -> str | None:
+    if Path(name).expanduser().is_dir():
+        return of(name, None)
+    from huggingface_hub import hf_hub_download
+
+    file = "adapter_config.json" if of is adapter_identity else "config.json"
+    try:
+        # The folder of a snapshot is named for its commit; without a network the one in the cache is found.
+        return of(name, Path(hf_hub_download(name, file, revision=revision)).parent.name)
+    except (OSError, ValueError):  # loading says what is wrong with it
+        return None
+
+
+def _parameters_digest(model: Any) -> str:
+    import torch
+
+    digest = sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest.update(raw.numpy().data)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def as_models(models: ModelLike | Sequence[ModelLike]) -> list[ModelLike]:
+    """One model or several as a list."""
+    several = [models] if isinstance(models, (str, Path, ModelChoice, LoadedModel)) else list(models)
+    names = [full_name(model) for model in several]
+    twice = [name for name in names if names.count(name) > 1]
+    if not several or twice:
+        raise UsageError(
+            f"expected different models, got {twice[0]} twice" if twice else "expected a model, got none"
+        )
+    return several
+
+
+def labels(models: Sequence[ModelLike]) -> list[str]:
+    """What reports call the models: the last parts of their names, as few as tell all of them apart."""
+    choices = [model_choice(model) for model in models]
+    names = short_names([_place(choice.name) for choice in choices])
+    adapters = short_names([_place(choice.adapter or "") for choice in choices])
+    return [_described(*each) for each in zip(names, adapters, choices, strict=True)]
+
+
+def full_name(model: ModelLike) -> str:
+    """A model's name as it was given, with revision, adapter and bits where they are set."""
+    choice = model_choice(model)
+    return _described(choice.name, choice.adapter or "", choice)
+
+
+def _described(name: str, adapter: str, choice: ModelChoice) -> str:
+    extras = f"@{choice.revision}" if choice.revision else ""
+    extras += f" + {adapter}" if adapter else ""
+    return name + extras + (f" ({choice.quantize})" if choice.quantize else "")
+
+
+def _place(name: str) -> str:
+    """The whole path of a folder, so that ``.`` has a name too; a Hub id as it is."""
+    folder = Path(name).expanduser()
+    return folder.resolve().as_posix() if name and folder.is_dir() else name
+
+
+def data_settings(texts: Texts) -> dict[str, Any]:
+    """What identifies a source in a study's settings: a file's content, a Hub data set's commit.
+
+    A data set is read at that commit from here on.
+    """
+    if texts.path is not None:
+        return {"sha256": file_digest(texts.path), "kind": texts.path.suffix, "column": texts.column}
+    from huggingface_hub import HfApi
+
+    with suppress(OSError, ValueError):  # reading says what is wrong with it
+        texts.revision = HfApi().dataset_info(texts.source, revision=texts.revision).sha
+    known = {"source": texts.source, "commit": texts.revision}
+    return {**known, "config": texts.config, "split": texts.split, "column": texts.column}
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    digest = sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,15 +199,7 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def table(row: type[Any], frame: pd.DataFrame, caption: str, *, most: int = 0, **options: Any) -> Table:
-    """A table of a dataclass's rows, from the columns of a frame that it names.
-
-    Args:
-        row: The dataclass; of fields that the frame lacks the default counts.
-        frame: The frame.
-        caption: The table's caption.
-        most: Take so many rows of the frame, evenly spaced with both ends, and say so; 0: all.
-        options: Of :meth:`Table.of`.
-    """
+    """A table of a dataclass's rows, from the columns of a frame that it names."""
     names = [field.name for field in fields(row) if field.name in frame]
     if 0 < most < len(frame):
         options["more"] = f"{most} of {len(frame)} rows; --details shows all."
@@ -161,20 +266,7 @@ class Analysis:
         control: str = "",
         losses: bool = False,
     ) -> Units:
-        """Run all segments, a batch a unit, each of which keeps an array a layer and ``nll`` for losses.
-
-        Args:
-            name: Of the pass.
-            causal: The model.
-            drawn: The segments.
-            layers: Whose states are looked at.
-            reduce: From states (b, t, d) and the segments' numbers (b,) to an array of b rows.
-            control: As whose tokens the model sees the segments.
-            losses: Also keep the NLL of every token after the first, (b, t - 1).
-
-        Raises:
-            NonFiniteStateError: The model produces NaN; names layer and text.
-        """
+        """Run all segments, a batch a unit, each of which keeps an array a layer and ``nll`` for losses."""
         n, length = drawn.tokens.shape
         size = self.batch_size(causal, length, len(layers))
 
@@ -215,23 +307,7 @@ def analyse(
     *,
     held_out: DataLike | None = None,
 ) -> R:
-    """The result of the study that models, texts and settings name, measured where it is not complete.
-
-    Args:
-        result: What comes of it.
-        measure: Does the work, and finishes the study with the result's tables.
-        models: What is run.
-        data: The source of texts.
-        settings: The protocol, ``pack`` and ``seed`` included.
-        batch: Segments a forward pass; by memory if None.
-        folder: Where the study is kept; a temporary place if None.
-        quiet: Whether to say nothing on stderr.
-        held_out: A second source.
-
-    Raises:
-        UsageError: A model is named twice, a source does not exist, the folder holds another study, or
-            ``batch`` is below 1.
-    """
+    """The result of the study that models, texts and settings name, measured where it is not complete."""
     if batch is not None and batch < 1:
         raise UsageError(f"expected a batch size of at least 1, got {batch}")
     every = as_models(models)

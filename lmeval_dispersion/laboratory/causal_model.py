@@ -3,6 +3,10 @@
 Batches are sized to memory; a batch that does not fit all the same is run in halves. Logits are computed only
 where tokens are scored, a stretch of tokens at a time: whole ones of a batch would take more memory than all
 else (64 segments of 512 tokens and 150,000 words: 20 GB in float32).
+
+Controls are what the same analysis finds where a model knows nothing, or where a text says nothing.
+``untrained``: the same architecture at random weights, on the same texts. ``shuffled``: the same model on the
+same texts with the tokens of each in random order (what the tokenizer puts in front stays there).
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from lmeval_dispersion.errors import DispersionError, NonFiniteStateError, UsageError
+from lmeval_dispersion.laboratory.segments import prefix_of
 from lmeval_dispersion.model.capture import Decoder, capture, unwrapped
 from lmeval_dispersion.model.loading import ModelLike, loaded_model
 
@@ -34,17 +39,10 @@ _NO_CPU_MEMORY = ("can't allocate memory", "not enough memory")  # how torch say
 class CausalModel:
     """A left-to-right model, ready to run segments.
 
-    Args:
-        model: A Hub id or folder, a choice with options, or a loaded model.
-
     Attributes:
         loaded: The model.
         decoder: Its parts.
         bare_head: Whether its logits are its projection's output, so that they can be computed in stretches.
-
-    Raises:
-        UsageError: The model does not read from left to right.
-        CaptureError: Its blocks cannot be found.
     """
 
     def __init__(self, model: ModelLike) -> None:
@@ -78,11 +76,7 @@ class CausalModel:
         }
 
     def layers(self, wanted: str | Sequence[str]) -> list[str]:
-        """Canonical names of ``wanted``: ``last``, ``all`` (every block, then ``last``), or names.
-
-        Raises:
-            UsageError: The model has no place of such a name; the message lists what there is.
-        """
+        """Canonical names of ``wanted``: ``last``, ``all`` (every block, then ``last``), or names."""
         names = wanted.split(",") if isinstance(wanted, str) else list(wanted)
         if names == ["all"]:
             return [f"layer.{k}" for k in range(len(self.decoder) - 1)] + ["last"]
@@ -130,10 +124,6 @@ class CausalModel:
         Returns:
             For every layer what ``reduce`` made of the states of each batch, in order; and, where ``losses``
             are asked for, the NLL in nats of tokens 1 ... t - 1, shape (n, t - 1).
-
-        Raises:
-            UsageError: A token is outside the model's vocabulary.
-            DispersionError: A single segment does not fit into memory.
         """
         reduced: dict[str, list[Any]] = {layer: [] for layer in layers}
         scored = [np.empty((0, tokens.shape[1] - 1))]
@@ -202,11 +192,7 @@ class CausalModel:
         return reduced, np.asarray(torch.stack(scored).numpy())
 
     def check_finite(self, values: NDArray[Any], layer: str, origins: NDArray[np.int64], source: str) -> None:
-        """Refuse rows of ``values`` (b, ...) that are not finite, naming layer and text.
-
-        Raises:
-            NonFiniteStateError: One is not.
-        """
+        """Refuse rows of ``values`` (b, ...) that are not finite, naming layer and text."""
         bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
         if bad.size:
             text, start = origins[int(bad[0])]
@@ -344,3 +330,51 @@ def token_dispersions(states: Tensor) -> NDArray[np.float64]:
     squares = ((units - mean) ** 2).sum(dim=-1).double() * valid
     spread = squares.sum(dim=1) / (count - 1)
     return np.asarray(spread.masked_fill(count < 2, float("nan")).cpu().numpy())
+
+
+CONTROLS = ("untrained", "shuffled")
+
+
+def as_controls(wanted: str | Sequence[str] | None) -> list[str]:
+    """Names of controls, each once, in the order of ``CONTROLS``."""
+    names = [wanted] if isinstance(wanted, str) else list(wanted or ())
+    for name in names:
+        if name not in CONTROLS:
+            raise UsageError(f"expected controls among {', '.join(CONTROLS)}, got {name!r}")
+    return [name for name in CONTROLS if name in names]
+
+
+def control_model(control: str, causal: CausalModel, seed: int) -> CausalModel:
+    """The model that a control runs; ``untrained`` has random weights, as transformers draws them."""
+    if control != "untrained":
+        return causal
+    import transformers
+
+    model: Any = unwrapped(causal.loaded.model)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        try:
+            built = transformers.AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
+        except (ValueError, TypeError) as error:
+            raise DispersionError(
+                f"{causal.loaded.name} cannot be built at random weights, which this needs: {error}"
+            ) from error
+    # The model's own dtype, so that rounding is the same; float32 where its weights are quantised.
+    quantised = getattr(model.config, "quantization_config", None) is not None
+    dtype = torch.float32 if quantised else model.dtype
+    built = built.to(causal.loaded.device, dtype=dtype).eval().requires_grad_(False)
+    return CausalModel(causal.loaded._replace(model=built, name=f"{causal.loaded.name} at random weights"))
+
+
+def control_tokens(
+    control: str, tokens: NDArray[Any], numbers: NDArray[np.int64], causal: CausalModel, seed: int
+) -> NDArray[Any]:
+    """The segments (b, t) that a control runs; the order of each depends on its number and the seed only."""
+    if control != "shuffled":
+        return tokens
+    front = len(prefix_of(causal.loaded.tokenizer))
+    mixed = np.array(tokens)
+    for row, number in zip(mixed, numbers, strict=True):
+        order = np.random.default_rng([seed, int(number)]).permutation(len(row) - front)
+        row[front:] = row[front:][order]
+    return mixed

@@ -29,11 +29,6 @@ from lmeval_dispersion.statistics import (
 def bounds_together(values: ArrayLike, samples: ArrayLike) -> tuple[Array, Array]:
     """Lower and upper bounds (m,) that hold for all ``values`` (m,) at once in 95 % of cases.
 
-    Args:
-        values: The estimates; NaN where there is none.
-        samples: Bootstrap samples (repeats, m), every row one resample of the data for all estimates. Where
-            estimates move together, as neighbouring layers do, the bounds are hardly wider than for one.
-
     The bound is the estimate ± q standard deviations of its samples, with q the 95 % point of the largest
     deviation in a resample, in standard deviations (Efron and Tibshirani 1993; Mammen 1993).
     """
@@ -85,12 +80,7 @@ def places(chosen: Sequence[str], every: Sequence[str]) -> str:
 
 
 def log_ratios_left_out(within: Array, apart: Array) -> Array:
-    """Log of between over within without each cluster in turn, shape (n,), for a jackknife.
-
-    Args:
-        within: Mean distance of each cluster's members to its centroid, (n >= 3,).
-        apart: Mean distance of each centroid to the others.
-    """
+    """Log of between over within without each cluster in turn, shape (n,), for a jackknife."""
     n = len(within)
     inside = (within.sum() - within) / (n - 1)
     # Leaving a centroid out of the mean over pairs.
@@ -109,9 +99,6 @@ def depth_trend(per_text: ArrayLike, seed: int = 0) -> DepthTrend:
     """Rank correlation with depth of the column means of ``per_text`` (n texts, layers).
 
     +1: the mean rises with every layer, -1: it falls with every layer. The interval resamples texts.
-
-    Raises:
-        GeometryError: Fewer than 3 layers, a non-finite value, or the same mean in all layers.
 
     Source: LD section 2 (Spearman and Kendall of the layer mean of the cosine similarity).
     """

@@ -153,7 +153,7 @@ def _run(kind: str, args: argparse.Namespace) -> int:
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from lmeval_dispersion import laboratory
-    from lmeval_dispersion.laboratory.inputs import as_texts
+    from lmeval_dispersion.laboratory.analysis import as_texts
     from lmeval_dispersion.laboratory.study import Processes, StudyRoot
 
     names = [option[2:].replace("-", "_") for option in _PROTOCOLS[kind]]

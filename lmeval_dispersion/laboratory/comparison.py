@@ -161,9 +161,6 @@ def compared(first: str | Path, second: str | Path) -> pd.DataFrame:
 
     Columns: what the row is about, ``figure``, ``first``, ``second``, ``difference`` (second minus first)
     with ``low`` and ``high``, ``paired``.
-
-    Raises:
-        UsageError: A folder holds no complete study, the studies are of two kinds, or they share no metric.
     """
     a, b = read_study(first), read_study(second)
     kinds = a.manifest["kind"], b.manifest["kind"]

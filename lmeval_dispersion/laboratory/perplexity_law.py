@@ -7,7 +7,7 @@ of s segments it costs K s / n of the first pass (less for short contexts); the 
 segment's state of every layer until the bins are known, takes n x layers x width numbers on disk.
 
 The perplexity of a single token runs over many powers of ten, so its logarithm stands for it: in the choice
-of bins and in r. Controls (:mod:`lmeval_dispersion.laboratory.controls`) keep the model's bins and
+of bins and in r. Controls (:mod:`lmeval_dispersion.laboratory.causal_model`) keep the model's bins and
 perplexities and change the states alone, so that both are compared on the same segments in the same bins.
 
 Source: RD sections 2.2, A.1.2 (bins, algorithm 1), A.4 (held-out split), A.5 (Vendi score).
@@ -34,11 +34,17 @@ from lmeval_dispersion.geometry import (
     vendi_score,
 )
 from lmeval_dispersion.laboratory import charts
-from lmeval_dispersion.laboratory.analysis import Analysis, StudyResult, analyse, table
-from lmeval_dispersion.laboratory.causal_model import CausalModel, last_vectors, perplexity, token_dispersions
+from lmeval_dispersion.laboratory.analysis import Analysis, DataLike, StudyResult, analyse, table
+from lmeval_dispersion.laboratory.causal_model import (
+    CausalModel,
+    as_controls,
+    control_model,
+    control_tokens,
+    last_vectors,
+    perplexity,
+    token_dispersions,
+)
 from lmeval_dispersion.laboratory.claims import bounds_together, places
-from lmeval_dispersion.laboratory.controls import as_controls, control_model, control_tokens
-from lmeval_dispersion.laboratory.inputs import DataLike
 from lmeval_dispersion.laboratory.segments import Segments
 from lmeval_dispersion.laboratory.study import Folder, Unit
 from lmeval_dispersion.model.loading import ModelLike

@@ -111,21 +111,8 @@ def write_segments(
 ) -> dict[str, Any]:
     """Draw ``count`` segments of ``length`` tokens from ``texts``, or all there are, in random order.
 
-    Args:
-        folder: An existing folder.
-        name: The files are ``{name}.npy`` and ``{name}.origins.npy``.
-        texts: The source.
-        tokenizer: A transformers tokenizer.
-        length: Tokens a segment, special ones included; at least 2.
-        count: Segments to draw.
-        seed: Of the draw.
-        pack: Join all texts to one document.
-
     Returns:
         ``counts`` (:class:`Counts` as a mapping) and ``sha256`` of the tokens, for a study's manifest.
-
-    Raises:
-        UsageError: ``length`` is below 2, or the source has not a single segment.
     """
     prefix = prefix_of(tokenizer)
     body = length - len(prefix)

@@ -120,11 +120,7 @@ class Study:
         names: Mapping[str, Any] | None = None,
         quiet: bool = True,
     ) -> Study:
-        """Start a study in ``folder``, or go on with the one that is there; ``names`` are for readers.
-
-        Raises:
-            UsageError: The folder holds something else, or a study with other settings.
-        """
+        """Start a study in ``folder``, or go on with the one that is there; ``names`` are for readers."""
         processes = Processes()
         if processes.first:
             _prepare(folder, kind, json.loads(json.dumps(settings)), names or {})
@@ -235,11 +231,7 @@ def opened(
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a study.
-
-    Raises:
-        UsageError: ``folder`` holds no study, or one of another version.
-    """
+    """The manifest of a study."""
     if not is_study(folder):
         raise UsageError(f"expected the folder of a study, got {folder}, which holds none")
     manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
@@ -258,11 +250,7 @@ def is_study(folder: str | Path) -> bool:
 
 
 def read_study(folder: str | Path) -> Study:
-    """A complete study, to be looked at.
-
-    Raises:
-        UsageError: No study is there, or it is not complete.
-    """
+    """A complete study, to be looked at."""
     study = Study(Path(folder))
     if not study.complete:
         raise UsageError(f"the study in {folder} is not complete; give its command again to resume it")

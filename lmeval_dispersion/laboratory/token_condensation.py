@@ -23,11 +23,15 @@ from torch import Tensor
 
 from lmeval_dispersion.errors import GeometryError, UsageError
 from lmeval_dispersion.laboratory import charts
-from lmeval_dispersion.laboratory.analysis import Analysis, StudyResult, analyse, table
-from lmeval_dispersion.laboratory.causal_model import CausalModel, token_dispersions, unit_tokens
+from lmeval_dispersion.laboratory.analysis import Analysis, DataLike, StudyResult, analyse, table
+from lmeval_dispersion.laboratory.causal_model import (
+    CausalModel,
+    as_controls,
+    control_model,
+    token_dispersions,
+    unit_tokens,
+)
 from lmeval_dispersion.laboratory.claims import depth_trend, student_bounds, text_trends
-from lmeval_dispersion.laboratory.controls import as_controls, control_model
-from lmeval_dispersion.laboratory.inputs import DataLike
 from lmeval_dispersion.laboratory.study import Folder
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.report import Chart, Col, Table

@@ -47,11 +47,11 @@ def check_one_model(parts: Sequence[Part]) -> None:
             )
         if a is None or b is None:
             continue
-        found = differences(a, b, (*MODEL_KEYS, *RUN_KEYS))
-        if found:
+        differing = differences(a, b, (*MODEL_KEYS, *RUN_KEYS))
+        if differing:
             raise MixedStoresError(
-                f"the stores in {first_place.name} and {place.name} differ in {shown(found)}; read them one "
-                "at a time or use `dispersion compare`"
+                f"the stores in {first_place.name} and {place.name} differ in {shown(differing)}; read them "
+                "one at a time or use `dispersion compare`"
             )
 
 
@@ -92,13 +92,13 @@ def check_comparable(first: Sequence[Part], other: Sequence[Part]) -> list[str]:
 
 def _prompt_differences(first: Sequence[Part], other: Sequence[Part]) -> dict[str, tuple[str, str]]:
     by_task = {task: manifest for _, manifest in first for task in manifest.get("tasks") or {}}
-    found: dict[str, tuple[str, str]] = {}
+    differing: dict[str, tuple[str, str]] = {}
     for _, manifest in other:
         for task in manifest.get("tasks") or {}:
             if task in by_task:
                 a, b = by_task[task].get("identity") or {}, manifest.get("identity") or {}
-                found |= differences(a, b, (*RUN_KEYS, *TASK_KEYS))
-    return found
+                differing |= differences(a, b, (*RUN_KEYS, *TASK_KEYS))
+    return differing
 
 
 def differences(a: Identity, b: Identity, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -116,10 +116,10 @@ def joint_identity(identities: Sequence[Identity]) -> dict[str, str]:
     return joint
 
 
-def shown(found: Mapping[str, tuple[str, str]]) -> str:
+def shown(differing: Mapping[str, tuple[str, str]]) -> str:
     """The differing keys with both values, as part of a sentence."""
 
     def short(value: str) -> str:
         return value if len(value) <= _SHOWN else f"{value[: _SHOWN - 1]}…"
 
-    return ", ".join(f"{key} ({short(a)} and {short(b)})" for key, (a, b) in found.items())
+    return ", ".join(f"{key} ({short(a)} and {short(b)})" for key, (a, b) in differing.items())

@@ -101,11 +101,11 @@ class Store:
     def norms(self, layer: str | None = None) -> NDArray[np.float32]:
         """Lengths of the raw vectors of one layer, shape (n,), float32; 0 or non-finite: no direction."""
         name = self._layer(layer)
-        found = []
+        parts = []
         for path, manifest in self.parts:
             with _open_tensors(path) as tensors:
-                found.append(_tensor_slice(tensors, path, f"{name}.norm", (manifest["n"],))[:])
-        return np.concatenate(found)
+                parts.append(_tensor_slice(tensors, path, f"{name}.norm", (manifest["n"],))[:])
+        return np.concatenate(parts)
 
     def to_numpy(self, layer: str | None = None) -> NDArray[np.float32]:
         """The states of one layer as the model gave them, shape (n, d), float32.
@@ -184,12 +184,6 @@ def read_store(path: str | Path) -> Store:
     return Store(folder, _joint_manifest([m for _, m in parts], shared), documents, parts)
 
 
-def is_store(path: str | Path) -> bool:
-    """Whether ``path`` is a folder that holds a store, finished or not, or folders of stores."""
-    folder = Path(path)
-    return folder.is_dir() and bool(_candidates(folder))
-
-
 def _candidates(folder: Path) -> list[Path]:
     """Folders at or below ``folder`` that hold a file of a store, sorted by path."""
     if any((folder / name).exists() for name in (MANIFEST, VECTORS, DOCUMENTS)):
@@ -205,16 +199,16 @@ def _stores(folder: Path) -> list[Path]:
             "; `dispersion embed MODEL FILE` makes a run of texts" if folder.exists() else "; check the path"
         )
         raise StoreError(f"expected the folder of a run, got {folder}, which is no folder{hint}")
-    found = _candidates(folder)
-    if not found:
+    places = _candidates(folder)
+    if not places:
         raise StoreError(f"{folder} holds no store, nor does a sub-folder; name the folder of a run")
-    for place in found:
+    for place in places:
         if not (place / MANIFEST).exists():
             raise PartialStoreError(
                 f"the store in {place} is partial: its run did not finish ({MANIFEST} is missing); "
                 "run it again or remove the folder"
             )
-    return found
+    return places
 
 
 def _same_model(parts: Sequence[tuple[Path, dict[str, Any]]]) -> None:
@@ -318,10 +312,10 @@ def _tensor_slice(tensors: Any, folder: Path, name: str, shape: tuple[int, ...])
     """A lazily read tensor of an open file, with its shape checked. Raises StoreError."""
     if name not in tensors.keys():  # noqa: SIM118 (a safetensors handle is no mapping)
         raise StoreError(f"{folder / VECTORS} has no tensor {name!r}; the store is damaged, run it again")
-    found = tensors.get_slice(name)
-    if tuple(found.get_shape()) != shape:
-        raise StoreError(f"{folder / VECTORS}: {name} is {found.get_shape()}, expected {list(shape)}")
-    return found
+    stored = tensors.get_slice(name)
+    if tuple(stored.get_shape()) != shape:
+        raise StoreError(f"{folder / VECTORS}: {name} is {stored.get_shape()}, expected {list(shape)}")
+    return stored
 
 
 def _open_tensors(folder: Path) -> Any:

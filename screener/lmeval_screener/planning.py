@@ -1,4 +1,4 @@
-"""What a screening will cost before it is done, and the options that limit it."""
+"""The cost of a screening before it is done, and the options that limit it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def add_limit_options(parser: argparse._ActionsContainer) -> None:
 
 
 def allowance_of(args: argparse.Namespace) -> Allowance:
-    """What a run may cost, by its options.
+    """The limits of a run by its options.
 
     Raises:
         UsageError: A limit that is none.
@@ -57,9 +57,9 @@ def allowance_of(args: argparse.Namespace) -> Allowance:
 
     size = None
     if args.max_bytes is not None:
-        if not (found := _SIZE.fullmatch(args.max_bytes)):
+        if not (match := _SIZE.fullmatch(args.max_bytes)):
             raise UsageError(f"expected --max-bytes such as 500M or 2G, got {args.max_bytes!r}")
-        size = int(float(found[1]) * 1000 ** " kmg".index(found[2].lower() or " "))
+        size = int(float(match[1]) * 1000 ** " kmg".index(match[2].lower() or " "))
 
     def notice(name: str, seconds: float) -> None:
         message = f"the server's quota of {name} is used up; going on in {seconds:.0f} s"
@@ -71,7 +71,7 @@ def allowance_of(args: argparse.Namespace) -> Allowance:
 def plan_document(
     selected: Selected, targets: Sequence[Target], domain: TokenSet, reference: TokenSet
 ) -> Document:
-    """What the screening of some targets costs at most: what is cached or in a registry costs less.
+    """The most that the screening of some targets costs: from a cache or a registry it costs less.
 
     Args:
         selected: The selection that they came of.
@@ -112,7 +112,7 @@ def plan_document(
 
 
 def _planned(target: Target, words: int, has_token: bool) -> dict[str, Any]:
-    """What one checkpoint costs at most."""
+    """The most that a checkpoint costs."""
     listing = target.listing
     row = {"checkpoint": target.label, "what": "to read", "api": 0, "resolvers": 0, "bytes": 0}
     if target.refused is not None or target.local:

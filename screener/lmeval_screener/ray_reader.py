@@ -40,7 +40,7 @@ _SILENCE = 20.0  # seconds without a sign of life after which a cluster is lost
 _START = 120.0  # seconds that one of this machine's own may take to start
 _SLACK = 60.0  # seconds for a block's way to a worker and back
 
-#: What was read of a checkpoint, or code and sentence of why nothing was.
+#: The reading of a checkpoint, or code and sentence of why there is none.
 Outcome = Reading | tuple[str, str]
 #: Number of a checkpoint, the checkpoint, its seconds.
 _Asked = tuple[int, Target, float]
@@ -218,8 +218,8 @@ def _speak_with_ray(
 
         logging.getLogger("ray").setLevel(logging.ERROR)
         # Without an address Ray would join the cluster that somebody started last on this machine.
-        own = {"include_dashboard": False} if address == "local" else {}
-        ray.init(address=address, log_to_driver=False, configure_logging=False, **own)
+        extra = {"include_dashboard": False} if address == "local" else {}
+        ray.init(address=address, log_to_driver=False, configure_logging=False, **extra)
         _spread(connection, asked, (domain, reference, folder))
     except Exception as error:
         with contextlib.suppress(OSError):

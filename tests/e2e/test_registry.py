@@ -134,7 +134,7 @@ def test_killed_twice_nothing_is_lost_or_doubled(hub, add, start, run, tmp_path)
         process.send_signal(signal.SIGKILL)
         process.communicate()
         read = {r.path for r in hub.requests[first:] if r.part == "resolve"}
-        # What an earlier, killed run had read is not read again.
+        # Nothing that an earlier, killed run had read is read again.
         assert not [path for path in read for name in stored if f"/{name}/" in path]
         assert run("registry", "query", store).returncode == 0
         stored = {row[0] for row in rows_of(store, "SELECT repo FROM results")}
@@ -383,7 +383,7 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(hub, add, start, 
 
 
 def again(capsys, *args):
-    """What the command says on standard error, in this process."""
+    """Status and standard error of the command, in this process."""
     status = screen_checkpoints([*map(str, args), "--output", os.devnull, "--format", "json"])
     return status, capsys.readouterr().err
 

@@ -15,7 +15,7 @@ from slow_states import mean_pair_distance
 from lmeval_dispersion.errors import TooFewVectorsError, UsageError
 from lmeval_dispersion.geometry import spectrum
 from lmeval_dispersion.laboratory import law
-from lmeval_dispersion.laboratory.inputs import as_texts
+from lmeval_dispersion.laboratory.analysis import as_texts
 from lmeval_dispersion.laboratory.perplexity_law import sorted_bins, uniform_bins
 from lmeval_dispersion.laboratory.segments import read_segments, write_segments
 from lmeval_dispersion.model.loading import load_model

@@ -73,11 +73,11 @@ def test_estimates_from_an_audit_are_without_bias_over_all_its_draws():
         assert np.mean(shares) == pytest.approx(share_by_hand(gaps, accuracies))
         what = [missed(one) for one in found]
         others = accuracies[size:]
-        assert np.mean([one.better.value for one in what]) == pytest.approx((others > best).sum())
+        assert np.mean([one.better for one in what]) == pytest.approx((others > best).sum())
         assert np.mean([one.excess for one in what]) == pytest.approx(np.maximum(others - best, 0).mean())
         truth = max(accuracies.max() - best, 0)
         assert all(one.seen <= truth + 1e-12 for one in what)
-        covered = [one.better.low <= (others > best).sum() <= one.better.high for one in what]
+        covered = [one.better_low <= (others > best).sum() <= one.better_high for one in what]
         assert np.mean(covered) >= 0.95
 
 
@@ -89,7 +89,7 @@ def test_regret_and_what_as_many_at_random_would_miss_by_enumeration():
     draws = [max(c) for c in itertools.combinations(accuracies, 3)]
     assert best_at_random(accuracies, 3) == pytest.approx(np.mean(draws))
     assert found.at_random == pytest.approx(accuracies.max() - np.mean(draws))
-    assert tuple(found.better) == ((accuracies[3:] > accuracies[:3].max()).sum(),) * 3
+    assert found[7:10] == ((accuracies[3:] > accuracies[:3].max()).sum(),) * 3
 
 
 def test_the_interval_of_a_count_covers_every_truth_and_is_not_wider_than_it_must_be():
@@ -141,7 +141,7 @@ def test_what_is_known_beside_an_audit_is_no_sample_and_takes_no_part():
     one = audited(gaps, accuracies, listed, (4, 6))
     more = group(gaps, np.where(np.arange(9) == 8, 99.0, one.accuracies), listed, (4, 6))
     assert decision_accuracy([more]) == decision_accuracy([one])
-    assert missed(more).better == missed(one).better
+    assert missed(more)[7:10] == missed(one)[7:10]
     assert missed(more).seen > missed(one).seen
 
 

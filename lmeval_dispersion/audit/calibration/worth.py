@@ -95,7 +95,7 @@ def label_error(scores: Array, k: int, rng: np.random.Generator) -> LabelError:
 def slice_label_errors(slices: Sequence[Array], rng: np.random.Generator) -> Iterator[LabelError]:
     """Mean over slices of the errors of k labels each; smaller slices have all their labels."""
     for k in LABELS:
-        if k < max(map(len, slices)):
+        if k < max(map(len, slices), default=0):
             errors = [label_error(scores, k, rng) for scores in slices]
             yield LabelError(
                 k,

@@ -179,7 +179,7 @@ def file_system(path: Path) -> str:
 
 
 def _connect(address: str) -> sqlite3.Connection:
-    # What a notebook's thread began another may end.
+    # A notebook's thread may begin it and another end it.
     connection = sqlite3.connect(
         address, uri=True, timeout=_WAIT, isolation_level=None, check_same_thread=False
     )
@@ -233,7 +233,7 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def tokens_key(domain: TokenSet, reference: TokenSet) -> str:
-    """What identifies a pair of token sets: a hash of all that decides which rows are read."""
+    """Key of a pair of token sets: a hash of all that decides which rows are read."""
     return hashlib.sha256(f"{domain.digest} {reference.digest}".encode()).hexdigest()[:32]
 
 
@@ -250,7 +250,7 @@ class Session:
 
     Attributes:
         connection: The registry.
-        tokens: What identifies the pair of token sets.
+        tokens: Key of the pair of token sets.
         run: Its name in the registry.
         reused: Checkpoints that were taken from the registry.
     """
@@ -278,7 +278,7 @@ class Session:
         )  # fmt: skip
 
     def pinned(self, target: Target) -> Reading | None:
-        """What is known of a target whose commit is known before anything is asked.
+        """The reading that is kept of a target whose commit is known before anything is asked.
 
         Raises:
             ScreeningError: It failed before, and that commit always will.
@@ -291,7 +291,7 @@ class Session:
         return self._find(target, self._name(asked) or asked, commit)
 
     def find(self, target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> Reading | None:
-        """What is known of a checkpoint as it was opened.
+        """The reading that is kept of a checkpoint as it was opened.
 
         Raises:
             ScreeningError: It failed before, and that commit always will.
@@ -301,7 +301,7 @@ class Session:
         return self._find(target, identity, state)
 
     def _name(self, asked: str) -> str | None:
-        """What an address that was asked for turned out to be, where that is another one."""
+        """The identity that an address turned out to have, where that is another."""
         row = self.connection.execute("SELECT identity FROM names WHERE asked = ?", [asked]).fetchone()
         return None if row is None else str(row[0])
 
@@ -309,7 +309,7 @@ class Session:
         if self._refresh:
             return None
         place = [identity, target.file or "", state, self.tokens]
-        # What a checkpoint failed with in this version counts more than what an earlier one measured.
+        # A failure in this version counts more than what an earlier version measured.
         failed = self.connection.execute(
             "SELECT error, message FROM seen WHERE identity = ? AND file = ? AND state = ? AND tokens = ? "
             "AND version = ? AND error IS NOT NULL ORDER BY last DESC",
@@ -400,11 +400,11 @@ class Session:
 
     def finish(self, result: Result) -> None:
         """Say of the run that it reached its end, and which folders that it knew are no longer there."""
-        for one in stored(self.connection, self.tokens):
-            if one.measured is not None and folder_is_gone(one.identity):
+        for entry in stored(self.connection, self.tokens):
+            if entry.measured is not None and folder_is_gone(entry.identity):
                 with transaction(self.connection):
                     self._keep_seen(
-                        one.target, one.identity, "", "FolderNotFound", "the folder is no longer there"
+                        entry.target, entry.identity, "", "FolderNotFound", "the folder is no longer there"
                     )
         self.connection.execute(
             "UPDATE runs SET ended = ?, screened = ?, failed = ?, bytes = ?, requests = ?, seconds = ? "
@@ -417,7 +417,7 @@ class Session:
 
 
 def identity_of(target: Target, repo: str) -> str:
-    """What a checkpoint is known by, whatever revision of it: its repository, address, or folder's place."""
+    """The name of a checkpoint in all its revisions: its repository, address, or folder's place."""
     if target.local:
         return f"file://{Path(target.repo).resolve()}"
     return repo if "://" in repo else f"hf://{repo}"
@@ -467,7 +467,7 @@ def _state(snapshot: Snapshot) -> str:
 
 @dataclass(frozen=True)
 class Seen:
-    """What was last found of one checkpoint.
+    """The last that was found of a checkpoint.
 
     Attributes:
         target: As it was asked for, by its present name.
@@ -475,7 +475,7 @@ class Seen:
         state: The commit, or a hash of a folder's listing; empty where it was not reached.
         error: Its code, empty where it was measured.
         message: And its sentence.
-        measured: What was measured, where it was.
+        measured: The reading, where there is entry.
     """
 
     target: Target
@@ -492,7 +492,7 @@ class Seen:
 
 
 def stored(connection: sqlite3.Connection, tokens: str, *, until: str = "9") -> list[Seen]:
-    """What was last seen of every checkpoint with some token sets.
+    """The last that was seen of every checkpoint with some token sets.
 
     Args:
         connection: Of :func:`read`.
@@ -533,7 +533,7 @@ def resolutions(connection: sqlite3.Connection, tokens: str) -> dict[str, Resolu
 
 
 def measured_of(row: sqlite3.Row, target: Target, known: dict[str, Resolution]) -> Reading:
-    """What a row of the table ``results`` says of a checkpoint; reading it cost nothing this time."""
+    """A row of the table ``results`` as a reading; it cost nothing this time."""
     gaps, ratio = figures_of(np.frombuffer(row["numbers"], dtype="<f8"), row["split"])
     return Reading(
         target, row["repo"], row["revision"], row["tensor"], row["tensor_file"], row["dtype"],

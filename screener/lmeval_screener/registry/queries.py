@@ -1,4 +1,4 @@
-"""What a registry is asked: checkpoints ranked anew across runs, a checkpoint's history, what has moved."""
+"""Questions to a registry: checkpoints ranked anew across runs, a checkpoint's history, what has moved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Col
 from lmeval_screener.ranking import groups
-from lmeval_screener.ranking.gap import difference
+from lmeval_screener.ranking.gap import Difference, difference
 from lmeval_screener.reading import Reading
 from lmeval_screener.registry.database import Seen, folder_is_gone, stored
 from lmeval_screener.screened import Screened
@@ -46,8 +46,8 @@ def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, st
 
 def named(seen: Sequence[Seen]) -> list[Seen]:
     """The same with the labels that tell them apart."""
-    targets = labelled([one.target for one in seen])
-    return [one.called(target) for one, target in zip(seen, targets, strict=True)]
+    targets = labelled([entry.target for entry in seen])
+    return [entry.called(target) for entry, target in zip(seen, targets, strict=True)]
 
 
 def is_gone(seen: Seen) -> bool:
@@ -64,7 +64,7 @@ def ranked(seen: Sequence[Seen], metric: Metric) -> list[Screened]:
     first: dict[tuple[object, ...], Reading] = {}
     of_family: dict[str, tuple[object, ...]] = {}
     pairs = []
-    for measured in (one.measured for one in seen if one.measured is not None):
+    for measured in (entry.measured for entry in seen if entry.measured is not None):
         resolution, family = measured.resolution, measured.target.family
         tokens = rows.setdefault(
             id(resolution), tuple((t.piece, t.id) for t in (*resolution.domain, *resolution.reference))
@@ -84,8 +84,9 @@ class Ranked:
     group: Annotated[str | None, Col("Group", drop=2)]
     rank: Annotated[int | None, Col("Rank", "d", short="#")]
     tied_with: Annotated[tuple[int, ...], Col("No clear order with", drop=1)]
-    G: Annotated[float | None, Col("G", ".4f", error="se")]
+    G: Annotated[float | None, Col("G", ".3f", error="se")]
     se: float | None
+    ratio: Annotated[float | None, Col("Ratio", ".3f")]
     revision: Annotated[str | None, Col("Commit", drop=3)]
     note: Annotated[str | None, Col("Note")]
 
@@ -135,12 +136,12 @@ def identity_named(connection: sqlite3.Connection, text: str) -> str:
     renamed = connection.execute("SELECT identity FROM names WHERE asked = ?", [f"hf://{text}"]).fetchone()
     exact = {text, f"hf://{text}", f"file://{place}", *(renamed or ())}
     keys = [row[0] for row in connection.execute("SELECT DISTINCT tokens FROM seen")]
-    seen = [one for tokens in keys for one in named(stored(connection, tokens))]
+    seen = [entry for tokens in keys for entry in named(stored(connection, tokens))]
     matches = sorted(
-        {one.identity for one in seen if one.identity in exact}
+        {entry.identity for entry in seen if entry.identity in exact}
         # A label is the end of a path, with a revision or a file behind it.
-        or {one.identity for one in seen if text in (one.target.label, one.target.name)}
-        or {one.identity for one in seen if one.identity.endswith(f"/{text.strip('/')}")}
+        or {entry.identity for entry in seen if text in (entry.target.label, entry.target.name)}
+        or {entry.identity for entry in seen if entry.identity.endswith(f"/{text.strip('/')}")}
     )
     if not matches:
         raise UsageError(f"expected a checkpoint that the registry has seen, got {text}; query lists them")
@@ -189,7 +190,8 @@ class Move:
         group: Family and scale; None where it is not ranked.
         rank: Its rank there now.
         G: Its gap now.
-        gain: G minus that of the former best of its group, or that of its own former commit.
+        ratio: Its second figure now.
+        gain: G minus that of the former best of its group, or that of its former commit.
         se: Its paired error.
         apart: Whether that difference is more than chance of the tokens; None where there is none.
         text: In words.
@@ -200,66 +202,70 @@ class Move:
     group: Annotated[str | None, Col("Group", drop=2)]
     rank: Annotated[int | None, Col("Rank", "d", short="#")]
     G: Annotated[float | None, Col("G", ".3f", drop=1)]
-    gain: Annotated[float | None, Col("Δ G", ".4f", error="se")]
+    ratio: Annotated[float | None, Col("Ratio", ".3f", drop=1)]
+    gain: Annotated[float | None, Col("Δ G", ".3f", error="se")]
     se: float | None
     apart: Annotated[bool | None, Col("Clear", drop=1)]
     text: Annotated[str, Col("How")]
 
 
 def moved(connection: sqlite3.Connection, tokens: str, since: str, metric: Metric) -> list[Move]:
-    """What is not as it was at a time: new checkpoints, best first, then what changed, was lost or failed."""
-    now = {_place(one): one for one in named(stored(connection, tokens))}
-    then = {_place(one): one for one in stored(connection, tokens, until=since)}
-    ranks = {c.label: c for c in ranked([one for one in now.values() if not is_gone(one)], metric)}
-    known = {one.target.label for place, one in now.items() if place in then and then[place].measured}
+    """The moves since a time: new checkpoints, best first, then what changed, was lost or failed."""
+    now = {_place(entry): entry for entry in named(stored(connection, tokens))}
+    then = {_place(entry): entry for entry in stored(connection, tokens, until=since)}
+    ranks = {c.label: c for c in ranked([entry for entry in now.values() if not is_gone(entry)], metric)}
+    known = {entry.target.label for place, entry in now.items() if place in then and then[place].measured}
     best_known: dict[tuple[str, str], Screened] = {}
     for ranked_now in ranks.values():
         if ranked_now.label in known:
             best_known.setdefault((ranked_now.family, ranked_now.scale), ranked_now)
     moves: list[Move] = []
     changes: list[tuple[Screened, Reading, Reading]] = []
-    for place, one in now.items():
-        old, label, c = then.get(place), one.target.label, ranks.get(one.target.label)
-        if old is not None and old.measured is not None and is_gone(one):
-            moves.append(_unranked("deleted", label, one.message or "the folder is no longer there"))
-        elif one.error and (old is None or one.error != old.error):
-            moves.append(_unranked("failed", label, f"{one.error}: {one.message}"))
+    for place, entry in now.items():
+        old, label, c = then.get(place), entry.target.label, ranks.get(entry.target.label)
+        if old is not None and old.measured is not None and is_gone(entry):
+            moves.append(_unranked("deleted", label, entry.message or "the folder is no longer there"))
+        elif entry.error and (old is None or entry.error != old.error):
+            moves.append(_unranked("failed", label, f"{entry.error}: {entry.message}"))
         elif c is not None and (old is None or old.measured is None):
             moves.append(
                 _against(c, best_known.get((c.family, c.scale)), "recovered" if old else "new", metric)
             )
-        elif c is not None and old and old.measured and one.measured and one.state != old.state:
-            changes.append((c, old.measured, one.measured))
+        elif c is not None and old and old.measured and entry.measured and entry.state != old.state:
+            changes.append((c, old.measured, entry.measured))
     moves += [_changed(*change, metric, len(changes)) for change in changes]
     order = ("new", "changed", "recovered", "deleted", "failed")
-    return sorted(moves, key=lambda move: (order.index(move.what), move.rank or 0))
+    return sorted(moves, key=lambda move: (order.index(move.what), move.group or "", move.rank or 0))
 
 
 def _unranked(what: str, label: str, text: str) -> Move:
-    return Move(what, label, None, None, None, None, None, None, text)
+    return Move(what, label, None, None, None, None, None, None, None, text)
+
+
+def _ranked_move(
+    what: str, c: Screened, metric: Metric, text: str, gain: Difference | None, apart: bool | None
+) -> Move:
+    group, ratio = f"{c.family} · {c.scale}", None if c.ratio is None else c.ratio.mean
+    mean, se = (None, None) if gain is None else (gain.mean, gain.se)
+    return Move(what, c.label, group, c.rank, c.gaps[metric].mean, ratio, mean, se, apart, text)
 
 
 def _against(c: Screened, former: Screened | None, what: str, metric: Metric) -> Move:
     """A checkpoint beside the best one of its group that was there before."""
-    group = f"{c.family} · {c.scale}"
     if former is None or former.label == c.label:
-        return Move(what, c.label, group, c.rank, c.gaps[metric].mean, None, None, None, "first of its group")
+        return _ranked_move(what, c, metric, "first of its group", None, None)
     gain, clear = difference(c.gaps[metric], former.gaps[metric]), not c.tied_to(former.rank)
     words = ("above" if gain.mean > 0 else "below") if clear else "no clear order with"
-    text = f"{words} the former best, {former.label}"
-    return Move(what, c.label, group, c.rank, c.gaps[metric].mean, gain.mean, gain.se, clear, text)
+    return _ranked_move(what, c, metric, f"{words} the former best, {former.label}", gain, clear)
 
 
 def _changed(c: Screened, before: Reading, after: Reading, metric: Metric, count: int) -> Move:
     """A checkpoint beside its former commit, where so many changed."""
-    group = f"{c.family} · {c.scale}"
     if before.resolution != after.resolution:
-        text = "its tokenizer changed too: not compared"
-        return Move("changed", c.label, group, c.rank, c.gaps[metric].mean, None, None, None, text)
+        return _ranked_move("changed", c, metric, "its tokenizer changed too: not compared", None, None)
     gain = difference(after.gaps[metric], before.gaps[metric])
     commits = f"{(before.revision or 'before')[:8]} → {(after.revision or 'now')[:8]}"
-    clear = gain.p < _ERROR_RATE / count
-    return Move("changed", c.label, group, c.rank, c.gaps[metric].mean, gain.mean, gain.se, clear, commits)
+    return _ranked_move("changed", c, metric, commits, gain, gain.p < _ERROR_RATE / count)
 
 
 def _place(seen: Seen) -> tuple[str, str, str]:

@@ -92,10 +92,10 @@ def query(
     """The latest of every checkpoint, ranked across runs."""
     tokens, domain, reference = sets_of(connection, domain)
     seen = named(stored(connection, tokens))
-    gone = {one.target.label: one for one in seen if is_gone(one)}
+    gone = {entry.target.label: entry for entry in seen if is_gone(entry)}
     checkpoints = [
         c
-        for c in ranked([one for one in seen if one.target.label not in gone], metric)
+        for c in ranked([entry for entry in seen if entry.target.label not in gone], metric)
         if (family is None or c.family == family) and (scale is None or c.scale == scale)
     ]
     groups: Counter[tuple[str, str]] = Counter()
@@ -106,12 +106,12 @@ def query(
             rows.append(
                 Ranked(
                     c.label, f"{c.family} · {c.scale}", c.rank, c.tied_with, c.gaps[metric].mean,
-                    c.gaps[metric].se, c.revision, None,
+                    c.gaps[metric].se, None if c.ratio is None else c.ratio.mean, c.revision, None,
                 )
             )  # fmt: skip
     if family is None and scale is None and top is None:
-        rows += [Ranked(label, None, None, (), None, None, None, "deleted") for label in gone]
-    failed = sum(bool(one.error) and one.target.label not in gone for one in seen)
+        rows += [Ranked(label, None, None, (), None, None, None, None, "deleted") for label in gone]
+    failed = sum(bool(entry.error) and entry.target.label not in gone for entry in seen)
     counts = f"{count(len(checkpoints), 'checkpoint')} in {count(len(groups), 'group')}"
     sentence = f"{counts} for {domain} against {reference}"
     others = [
@@ -151,11 +151,11 @@ def shown(connection: sqlite3.Connection, text: str) -> Answer:
 
 
 def diff(connection: sqlite3.Connection, tokens: str, time: str, metric: Metric) -> Answer:
-    """What is not as it was, and which of what is new is worth an evaluation.
+    """The moves since a time, and which of what is new is worth an evaluation.
 
     Args:
         connection: A registry.
-        tokens: What identifies the pair of token sets.
+        tokens: Key of the pair of token sets.
         time: See `since_time`.
         metric: Which gap ranks.
     """

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,31 +162,34 @@ def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
     return Interval(share, low, high)
 
 
-@dataclass(frozen=True)
-class Missed:
-    """Better checkpoints that the short list of one group missed.
+class Missed(NamedTuple):
+    """Better checkpoints that the short list of one group missed; None where a figure is not known.
 
     Attributes:
         best: The best accuracy on the list.
-        regret: Best of all minus ``best``; NaN where not all are known.
+        regret: Best of all minus ``best``, where all are known.
         seen: The same among what is known: the regret is at least this.
-        at_random: Regret, on average, of as many drawn at random; NaN where not all are known.
+        at_random: Regret, on average, of as many drawn at random, where all are known.
         others: Candidates that are not on the list.
-        drawn: Those of them that were drawn at random and have a result.
+        drawn: Those of them that were drawn at random and have a result, where not all have one.
         better_seen: Drawn ones that are better than ``best``.
-        better: How many of the others are better: known, or estimated without bias; with its 95 % interval.
+        better: How many of the others are better: known, or estimated without bias.
+        better_low: Lower end of its 95 % interval, exact.
+        better_high: Upper end.
         excess: By how much an other is better than ``best``, on average over all others, 0 where it is not.
     """
 
     best: float
-    regret: float
+    regret: float | None
     seen: float
-    at_random: float
+    at_random: float | None
     others: int
     drawn: int
     better_seen: int
-    better: Interval
-    excess: float
+    better: float | None = None
+    better_low: float | None = None
+    better_high: float | None = None
+    excess: float | None = None
 
 
 def missed(group: GroupResults) -> Missed | None:
@@ -194,25 +197,22 @@ def missed(group: GroupResults) -> Missed | None:
     listed = group.accuracies[group.listed & group.known]
     if not len(listed):
         return None
-    best = float(listed.max())
-    known = group.accuracies[group.known]
+    best, known = float(listed.max()), group.accuracies[group.known]
     seen = float(known.max()) - best
-    outside = group.accuracies[~group.listed & group.known]
     if group.design == "all":
+        outside = group.accuracies[~group.listed]
         better = float((outside > best).sum())
         excess = float(np.maximum(outside - best, 0).mean()) if len(outside) else 0.0
-        random = best_at_random(known, len(listed))
-        exact = Interval(better, better, better)
-        return Missed(best, seen, seen, float(known.max()) - random, len(outside), 0, 0, exact, excess)
-    sample = group.accuracies[group.audited & group.known]
-    count, of = len(sample), group.others
+        random = float(known.max()) - best_at_random(known, len(listed))
+        return Missed(best, seen, seen, random, len(outside), 0, 0, better, better, better, excess)
     if group.design != "audit":
-        return Missed(best, _NAN, seen, _NAN, of, 0, 0, Interval(_NAN, _NAN, _NAN), _NAN)
-    hits = int((sample > best).sum())
-    low, high = count_bounds(hits, count, of)
-    better_estimate = Interval(hits * of / count, low, high)
+        return Missed(best, None, seen, None, group.others, 0, 0)
+    sample = group.accuracies[group.audited & group.known]
+    count, hits = len(sample), int((sample > best).sum())
+    low, high = count_bounds(hits, count, group.others)
     excess = float(np.maximum(sample - best, 0).mean())
-    return Missed(best, _NAN, seen, _NAN, of, count, hits, better_estimate, excess)
+    share = hits * group.others / count
+    return Missed(best, None, seen, None, group.others, count, hits, share, low, high, excess)
 
 
 def best_at_random(values: Array, size: int) -> float:

@@ -1,1 +1,1 @@
-"""What a user asks to screen: names, families, training runs, the demo. Its modules are private."""
+"""The checkpoints that a user asks for: names, families, training runs, the demo. Its modules are private."""

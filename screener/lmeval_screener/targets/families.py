@@ -42,7 +42,7 @@ class Family:
         name: As ``--family`` takes it.
         checkpoints: In the file's order: scales ascending. Every one has its ``scale``; a revision may be a
             glob over branches and tags (a training trajectory).
-        note: What a user should know of the family; empty for most.
+        note: Something that a user should know of the family; empty for most.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What a user writes for a checkpoint: names, addresses and paths, parse_name or explained."""
+"""Names, addresses and paths that a user writes for a checkpoint, parsed or explained."""
 
 from __future__ import annotations
 
@@ -115,13 +115,13 @@ def _elsewhere(text: str) -> str | None:
     from huggingface_hub import constants
 
     try:
-        address, own = urlsplit(text), urlsplit(constants.ENDPOINT)
+        address, endpoint = urlsplit(text), urlsplit(constants.ENDPOINT)
         port = address.port
     except ValueError:
         raise _bad(text) from None
     if not address.hostname or port == 0 or not text.isprintable():
         raise _bad(text, "its host is missing")
-    if address.netloc != own.netloc and address.netloc not in _HOSTS:
+    if address.netloc != endpoint.netloc and address.netloc not in _HOSTS:
         return text
     parts = [part for part in address.path.split("/") if part]
     if parts[:1] == ["buckets"]:

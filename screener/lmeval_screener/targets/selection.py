@@ -82,7 +82,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Selection:
-    """What is selected beside what is named.
+    """Lists of the Hub to screen beside what is named.
 
     Attributes:
         queries: Lists to ask for; what each names is added.
@@ -102,7 +102,7 @@ class Selection:
 
 @dataclass
 class Selected:
-    """What came of a selection.
+    """The checkpoints of a selection.
 
     Attributes:
         targets: Checkpoints, each one once, in the order in which they were named and listed.
@@ -120,7 +120,7 @@ class Selected:
 
     @property
     def sentence(self) -> str:
-        """What was selected and what was not; empty where no list was asked for."""
+        """How many were selected and why others were not; empty where no list was asked for."""
         if not self.listed:
             return ""
         chosen = sum(target.listing is not None for target in self.targets)
@@ -246,14 +246,14 @@ def read_list(path: str) -> list[str]:
     column, revision = next((head.index(name) for name in _NAMES if name in head), None), None
     if column is not None:
         rows, revision = rows[1:], head.index("revision") if "revision" in head else None
-    found = []
+    checkpoints = []
     for row in rows:
         name = row[column or 0] if len(row) > (column or 0) else ""
         at = row[revision] if revision is not None and len(row) > revision else ""
-        found += [f"{name}@{at}" if at else name] if name else []
-    if not found:
+        checkpoints += [f"{name}@{at}" if at else name] if name else []
+    if not checkpoints:
         raise UsageError(f"expected checkpoints in {where}, one a line, got none; check what wrote it")
-    return found
+    return checkpoints
 
 
 def select_targets(
@@ -267,8 +267,8 @@ def select_targets(
     """The targets that names, lists and selections stand for, together.
 
     Args:
-        texts: What the user named: checkpoints, ``ORG/*``, ``-``.
-        selection: What is selected beside.
+        texts: Names as the user wrote them: checkpoints, ``ORG/*``, ``-``.
+        selection: Lists of the Hub to add.
         lists: Files of names, see `read_list`.
         allowance: The user's own limits.
         tokenizer: Where the tokenizer of named checkpoints that store none is read.
@@ -298,9 +298,9 @@ def select_targets(
 
     async def work() -> Selected:
         async with Hub(allowance=allowance) as hub:
-            found = await _gathered(hub, parts, selection, tokenizer)
-            found.requests, found.bytes_read = hub.meter.requests, hub.meter.bytes_read
-            return found
+            selected = await _gathered(hub, parts, selection, tokenizer)
+            selected.requests, selected.bytes_read = hub.meter.requests, hub.meter.bytes_read
+            return selected
 
     return asyncio.run(work())
 
@@ -322,7 +322,7 @@ async def _gathered(
 ) -> Selected:
     from lmeval_screener.targets.training_runs import parse_targets
 
-    found = Selected([])
+    selected = Selected([])
     chosen: dict[Target, Target] = {}
     taken = 0
     for part in parts:
@@ -331,16 +331,16 @@ async def _gathered(
                 chosen.setdefault(target, target)
         elif selection.limit is None or taken < selection.limit:
             left = None if selection.limit is None else selection.limit - taken
-            for target in await _listed(hub, part, selection.since, left, found):
+            for target in await _listed(hub, part, selection.since, left, selected):
                 taken += 1
                 # One with its commit costs less than the same one by name.
                 chosen[target] = target
-    found.targets = list(chosen.values())
-    return found
+    selected.targets = list(chosen.values())
+    return selected
 
 
 async def _listed(
-    hub: Hub, query: Query, since: datetime.date | None, limit: int | None, found: Selected
+    hub: Hub, query: Query, since: datetime.date | None, limit: int | None, selected: Selected
 ) -> list[Target]:
     """The targets of one query, page by page, as many as are wanted."""
     import fnmatch
@@ -351,23 +351,23 @@ async def _listed(
     seen: set[str] = set()
     address: str | None = query.address(PAGE if limit is None else min(limit, PAGE))
     while address is not None:
-        page, address = await _page(hub, query, address, found)
+        page, address = await _page(hub, query, address, selected)
         for entry in page:
             if since is not None and entry.changed and entry.changed < since.isoformat():
                 if not query.collection:
                     return _not_nothing(query, targets, seen)
-                found.skipped["changed before"] += 1
+                selected.skipped["changed before"] += 1
                 continue
             if entry.repo in seen:
                 continue  # a list that moves while it is read names some of its entries twice
             seen.add(entry.repo)
             if query.pattern and not fnmatch.fnmatchcase(entry.repo.partition("/")[2], query.pattern):
                 continue
-            found.listed += 1
+            selected.listed += 1
             if entry.listing is None and not query.collection:
-                found.skipped["empty"] += 1
+                selected.skipped["empty"] += 1
             elif entry.listing is not None and not has_weights(entry.listing.files):
-                found.skipped["without weights"] += 1
+                selected.skipped["without weights"] += 1
             else:
                 targets.append(Target(entry.repo, listing=entry.listing))
             if len(targets) == limit:
@@ -376,7 +376,7 @@ async def _listed(
 
 
 async def _page(
-    hub: Hub, query: Query, address: str, found: Selected
+    hub: Hub, query: Query, address: str, selected: Selected
 ) -> tuple[list[RepoSummary], str | None]:
     from lmeval_screener.checkpoints.hub_responses import parse_collection, parse_page
     from lmeval_screener.checkpoints.limits import Budget
@@ -394,7 +394,7 @@ async def _page(
             "it is private; check the name, or log in (hf auth login, or set HF_TOKEN)"
         ) from None
     if others:
-        found.skipped["no models"] += others
+        selected.skipped["no models"] += others
     return models, None
 
 

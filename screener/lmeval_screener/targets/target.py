@@ -1,4 +1,4 @@
-"""What the user asks to screen: repositories, revisions, globs of them, folders, addresses of storages."""
+"""Targets of a screening: repositories, revisions, globs of them, folders, addresses of storages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Target:
         tokenizer: Where a tokenizer is read if the checkpoint stores none: what may be written for a
             checkpoint, or a tokenizer's file; None for nowhere else.
         listing: Commit and files, where a list of repositories said them: then it costs no API call.
-        labelled: What reports call it (:func:`labelled`); None before all that is screened is known.
+        labelled: Its name in reports (:func:`labelled`); None before all that is screened is known.
     """
 
     repo: str
@@ -53,7 +53,7 @@ class Target:
 
     @property
     def scheme(self) -> str | None:
-        """What its address begins with, such as ``s3``; None for a folder and a repository of the Hub."""
+        """The beginning of its address, such as ``s3``; None for a folder and a repository of the Hub."""
         scheme, mark, _ = self.repo.partition(":/")
         return scheme.lower() if mark and not self.local else None
 
@@ -69,7 +69,7 @@ class Target:
 
     @property
     def label(self) -> str:
-        """What reports call it; its name before that is settled."""
+        """Its name in reports; as the user wrote it before that is settled."""
         return self.labelled or self.name
 
     @property
@@ -89,7 +89,7 @@ def parse_target(text: str, tokenizer: str | None = None) -> Target:
     What cannot be parse_name is a target that is ``refused``: it fails by itself and costs no other its run.
 
     Args:
-        text: What a user wrote for a checkpoint.
+        text: A checkpoint as a user writes it.
         tokenizer: Where a tokenizer is read if the checkpoint stores none.
     """
     try:
@@ -159,5 +159,5 @@ def step_number(revision: str) -> float | None:
     >>> step_number("stage1-step140000-tokens588B"), step_number("main")
     (140000.0, None)
     """
-    found = re.search(r"step[-_=]?(\d+)", revision, re.IGNORECASE) or re.search(r"(\d+)", revision)
-    return float(found.group(1)) if found else None
+    number = re.search(r"step[-_=]?(\d+)", revision, re.IGNORECASE) or re.search(r"(\d+)", revision)
+    return float(number.group(1)) if number else None

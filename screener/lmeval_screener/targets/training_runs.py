@@ -6,7 +6,6 @@ import glob
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from datetime import date
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -20,14 +19,12 @@ _STEP_FOLDER = re.compile(
     r"(?:[-_](?:hf|last|final|consumed_samples.*|tokens?.*))?",
     re.IGNORECASE,
 )
-_STEP_NAME = re.compile(r"(?:checkpoint|ckpt|step|iteration|iter)[-_=]?(\d+)", re.IGNORECASE)
-_DATE = re.compile(r"(?<!\d)(20\d\d)[-_.]?(0[1-9]|1[0-2])[-_.]?([0-3]\d)(?!\d)")
 STORE_FOLDERS = ("checkpoints", "checkpoint")  # where some trainers keep the folders of steps
 DEPTH = 3  # how far below a step's folder its model may lie: actor/huggingface, policy/weights/hf
 
 
 class Folder(Protocol):
-    """What is needed of a folder: a ``Path`` has it, and so has a listing of a storage."""
+    """The part of a folder that is needed: a ``Path`` has it, and so has a listing of a storage."""
 
     @property
     def name(self) -> str:
@@ -60,12 +57,12 @@ def parse_targets(texts: Iterable[str], tokenizer: str | None = None) -> list[Ta
     A glob of paths is the folders and files of weights that match. Runs and globs in a storage other than a
     folder are expanded when they are screened: that takes requests.
     """
-    found = []
+    targets = []
     for path in (path for text in texts for path in _matching_paths(text)):
         target = parse_target(path, tokenizer)
         folders = run_checkpoints(Path(target.repo)) if target.local else []
-        found += [replace(target, repo=str(folder)) for folder in folders] or [target]
-    return found
+        targets += [replace(target, repo=str(folder)) for folder in folders] or [target]
+    return targets
 
 
 def _matching_paths(text: str) -> list[str]:
@@ -92,8 +89,8 @@ def run_checkpoints(folder: F) -> list[F]:
     for place in (folder, *(folder / name for name in STORE_FOLDERS)):
         steps = _subfolders(place, is_step)
         if steps:
-            found = [_model_folder(step) for step in sorted(steps, key=lambda step: step_key(step.name))]
-            return [*found, *([folder] if _has_weights(folder) else [])]
+            models = [_model_folder(step) for step in sorted(steps, key=lambda step: step_key(step.name))]
+            return [*models, *([folder] if _has_weights(folder) else [])]
     if is_step(folder.name) and (inner := _model_folder(folder)) != folder:
         return [inner]
     return []
@@ -114,24 +111,8 @@ def run_and_step(folder: str) -> tuple[str, str] | None:
 
 
 def training_and_step(repo: str, requested_revision: str | None, *, local: bool) -> tuple[str, str | None]:
-    """What training a screened checkpoint is of, and its step's name: a revision, or a folder of a run."""
+    """The training of a screened checkpoint, and its step's name: a revision, or a folder of a run."""
     return (run_and_step(repo) or (repo, None)) if local else (repo, requested_revision)
-
-
-def step_or_date(name: str) -> tuple[str, float] | None:
-    """The training step that a revision's or folder's name tells, else its date in days; None for neither.
-
-    >>> step_or_date("stage1-step140000-tokens588B"), step_or_date("model-2025-03-02"), step_or_date("v1.5")
-    (('step', 140000.0), ('date', 739312.0), None)
-    """
-    if found := _STEP_NAME.search(name):
-        return "step", float(found[1])
-    if found := _DATE.search(name):
-        try:
-            return "date", float(date(int(found[1]), int(found[2]), int(found[3])).toordinal())
-        except ValueError:
-            return None  # 2025-02-31
-    return None
 
 
 def _model_folder(folder: F) -> F:
@@ -150,10 +131,10 @@ def _model_folder(folder: F) -> F:
 
 def _subfolders(folder: F, wanted: Callable[[str], bool]) -> list[F]:
     try:
-        found = [place for place in folder.iterdir() if wanted(place.name) and place.is_dir()]
-        return sorted(found, key=lambda place: place.name)
+        places = [place for place in folder.iterdir() if wanted(place.name) and place.is_dir()]
+        return sorted(places, key=lambda place: place.name)
     except OSError:
-        return []  # what cannot be listed is told when it is opened
+        return []  # a folder that cannot be listed fails when it is opened
 
 
 def _has_model(folder: Folder) -> bool:
