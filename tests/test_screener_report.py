@@ -117,7 +117,7 @@ def test_tables_fit_the_terminal(result, width, details):
 
 def test_details_hold_errors_parts_and_what_was_read(result):
     short, whole = shown(result, width=160), shown(result, width=160, details=True)
-    for text in ("±", "within(R), control", "lm_head.weight", "Kendall", "not the training seed"):
+    for text in ("±", "within(R), control", "lm_head.weight", "Permutations", "not the training seed"):
         assert (text in short, text in whole) == (False, True)
     assert "--details" in short
 
