@@ -172,6 +172,9 @@ def test_a_long_group_is_shortened_to_its_top_the_ties_at_the_cut_and_its_bottom
     assert text.count("the same note") == text.count("not tried") == 1
     assert "36 checkpoints: org/f0, org/f1, org/f2, …" in " ".join(text.split())
     assert len(render(long.document(), "csv").splitlines()) == 1501
+    entries = long.to_dict()["checkpoints"]
+    assert [entries[i]["tied_with"] for i in (0, 13, 16)] == [[], [[15, 19]], [[14, 16], [18, 19]]]
+    assert long.rows()[16]["tied_with"] == "14-16 18-19"
     few = replace(long, checkpoints=long.checkpoints[:40])
     assert "rows; all of them" not in shown(few)
 

@@ -8,10 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lmeval_dispersion.audit.calibration.calibration import predicted_against_true
-from lmeval_dispersion.audit.calibration.paper import PaperProtocol
 from lmeval_dispersion.audit.conclusions import interval_text
 from lmeval_dispersion.report import Chart
+from lmeval_dispersion.report.declared import json_value
 from lmeval_dispersion.statistics import NORMAL_975
 
 Found = Mapping[str, Any]
@@ -24,6 +23,47 @@ _NAMED, _OUTLIERS = 15, 6  # slices named in a chart: all of so few, else the on
 def axis(field: str, title: str | None = None, **more: Any) -> dict[str, Any]:
     """A quantitative channel that need not hold zero."""
     return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": False}, **more}
+
+
+def dots(
+    rows: Sequence[Any],
+    named: str,
+    value: str,
+    bounds: tuple[str, str],
+    title: str,
+    line: float,
+    *more: Found,
+    dot: Found | None = None,
+) -> dict[str, Any]:
+    """Rows of a dataclass: a dot at ``value``, a bar between ``bounds``, and a dashed upright ``line``."""
+    y = {"field": named, "type": "nominal", "title": None, "sort": None, "axis": {"labelOverlap": False}}
+    dashed = {"type": "rule", "strokeDash": [4, 4], "color": "var(--muted)"}
+    bar = {"x": axis(bounds[0], title), "x2": {"field": bounds[1]}}
+    point = {"mark": {"type": "point", "filled": True}, "encoding": {}, **(dot or {})}
+    return {
+        "data": {"values": json_value(rows)},
+        "height": 18 * len(rows) + 20,
+        "encoding": {"y": y},
+        "layer": [
+            {"data": {"values": [{"x": line}]}, "mark": dashed, "encoding": {"x": axis("x"), "y": None}},
+            {"mark": "rule", "encoding": bar},
+            *more,
+            {**point, "encoding": {"x": axis(value), **point["encoding"]}},
+        ],
+    }
+
+
+def predicted_against_true(points: Sequence[Any], **colour: str) -> dict[str, Any]:
+    """Points with ``predicted`` and ``true`` accuracies around a dashed diagonal; ``color`` names a field."""
+    both = {"type": "quantitative", "scale": {"domain": [0, 1]}, "axis": {"format": "%"}}
+    encoding: dict[str, Any] = {
+        "x": {"field": "predicted", "title": "predicted accuracy", **both},
+        "y": {"field": "true", "title": "true accuracy", **both},
+        **{channel: {"field": field, "type": "nominal", "title": None} for channel, field in colour.items()},
+    }
+    mark = {"type": "point", "size": 45, "opacity": 0.65}
+    cloud = {"data": {"values": json_value(points)}, "mark": mark, "encoding": encoding}
+    return {"height": _HEIGHT, "layer": [diagonal(), cloud]}
 
 
 def slice_chart(name: str, table: Found) -> Chart | None:
@@ -177,10 +217,10 @@ def _curve_rows(series: str, curve: Sequence[Found], key: str) -> list[dict[str,
     return rows
 
 
-def paper_protocol_chart(found: PaperProtocol) -> Chart:
+def paper_protocol_chart(found: Any) -> Chart:
     """Predicted against true accuracy of every test batch of the paper's protocol."""
     return Chart(
-        predicted_against_true(found.points, "kind", "kind"),
+        predicted_against_true(found.points, color="kind"),
         "The paper's protocol: accuracy predicted from dispersion against true accuracy, documents held out",
         f"{len(found.points)} batches over {found.seeds} splits. "
         + " ".join(verdict.sentence for verdict in found.verdicts),

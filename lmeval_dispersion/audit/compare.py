@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.charts import axis
+from lmeval_dispersion.audit.charts import dots
 from lmeval_dispersion.audit.report import GUIDE, LIBRARIES
 from lmeval_dispersion.audit.run import Run, read_run
 from lmeval_dispersion.audit.slices import Slice, by_column
@@ -127,7 +127,14 @@ class Comparison(Report):
             clear = sum(row.dispersion_low > 0 or row.dispersion_high < 0 for row in rows)
             if rows:
                 charts[f"run-{i}"] = Chart(
-                    _specification(rows),
+                    dots(
+                        rows,
+                        "slice",
+                        "dispersion_difference",
+                        ("dispersion_low", "dispersion_high"),
+                        "Difference, with 95 % interval",
+                        0.0,
+                    ),
                     "Difference of dispersion, slice by slice; the dashed line is no difference",
                     f"{clear} of {len(rows)} intervals leave out 0; by chance about one in twenty does.",
                 )
@@ -260,28 +267,3 @@ def _notes(runs: Sequence[Run]) -> list[str]:
     if any(pd.notna(run.documents["truncated"]).any() and run.documents["truncated"].any() for run in runs):
         notes.append("some prompts were truncated, and not necessarily the same ones in every run.")
     return notes
-
-
-def _specification(rows: Sequence[Difference]) -> dict[str, Any]:
-    values = [
-        {
-            "slice": r.slice,
-            "difference": r.dispersion_difference,
-            "low": r.dispersion_low,
-            "high": r.dispersion_high,
-        }
-        for r in rows
-    ]
-    return {
-        "data": {"values": values},
-        "height": 18 * len(rows) + 20,
-        "encoding": {"y": {"field": "slice", "type": "nominal", "title": None, "sort": None,
-                           "axis": {"labelOverlap": False}}},
-        "layer": [
-            {"data": {"values": [{"x": 0.0}]}, "mark": {"type": "rule", "strokeDash": [4, 4]},
-             "encoding": {"x": axis("x"), "y": None}},
-            {"mark": "rule", "encoding": {"x": axis("low", "Difference, with 95 % interval"),
-                                          "x2": {"field": "high"}}},
-            {"mark": {"type": "point", "filled": True}, "encoding": {"x": axis("difference")}},
-        ],
-    }  # fmt: skip

@@ -7,7 +7,7 @@ is a store whose run did not finish. ``docs/reference/store.md`` is the contract
 
 from lmeval_dispersion.store.format import COLUMNS
 from lmeval_dispersion.store.identity import check_comparable
-from lmeval_dispersion.store.reading import Store, is_store, read_store
+from lmeval_dispersion.store.reading import Store, read_store
 from lmeval_dispersion.store.writing import begin_store, write_store
 
-__all__ = ["COLUMNS", "Store", "begin_store", "check_comparable", "is_store", "read_store", "write_store"]
+__all__ = ["COLUMNS", "Store", "begin_store", "check_comparable", "read_store", "write_store"]

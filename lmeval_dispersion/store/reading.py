@@ -184,12 +184,6 @@ def read_store(path: str | Path) -> Store:
     return Store(folder, _joint_manifest([m for _, m in parts], shared), documents, parts)
 
 
-def is_store(path: str | Path) -> bool:
-    """Whether ``path`` is a folder that holds a store, finished or not, or folders of stores."""
-    folder = Path(path)
-    return folder.is_dir() and bool(_candidates(folder))
-
-
 def _candidates(folder: Path) -> list[Path]:
     """Folders at or below ``folder`` that hold a file of a store, sorted by path."""
     if any((folder / name).exists() for name in (MANIFEST, VECTORS, DOCUMENTS)):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmeval_dispersion.geometry import METRICS, PairMean
+from lmeval_screener.ranking.ties import ALL_PAIRS
 from lmeval_screener.screened import Group, Screened
 
 _PARTS = ("within_domain", "between", "within_reference")
@@ -16,7 +17,7 @@ _COST = ("bytes_read", "requests", "seconds")
 def entry(c: Screened, group: Group) -> dict[str, Any]:
     """One checkpoint of the JSON contract, a member of a group."""
     row: dict[str, Any] = {name: getattr(c, name) for name in _NAMES} | {
-        "tied_with": list(c.tied_with),
+        "tied_with": tied_with(c, group),
         "next": None if c.next is None else c.next._asdict(),
         "gap": {metric: {"mean": gap.mean, "se": gap.se} for metric, gap in c.gaps.items()},
         "ratio": {
@@ -44,9 +45,19 @@ def entry(c: Screened, group: Group) -> dict[str, Any]:
     return row
 
 
+def tied_with(c: Screened, group: Group) -> list[Any]:
+    """The ranks without a clear order; of a group of more than `ALL_PAIRS` runs of ranks as first and last.
+
+    One by one, those of ten thousand would take a gigabyte.
+    """
+    if len(group.checkpoints) <= ALL_PAIRS:
+        return list(c.tied_with)
+    return [first if first == last else [first, last] for first, last in c.ties.runs()]
+
+
 def flat_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """An entry as a row of CSV: one value in each column."""
-    flat = {name: row[name] for name in _NAMES} | {"tied_with": " ".join(map(str, row["tied_with"]))}
+    flat = {name: row[name] for name in _NAMES} | {"tied_with": _spaced(row["tied_with"])}
     for metric in METRICS:
         for part in ("gap", *_PARTS):
             figure = row[part][metric]
@@ -69,6 +80,10 @@ def flat_row(row: Mapping[str, Any]) -> dict[str, Any]:
         "notes": "; ".join(row["notes"]),
         **{name: row[name] for name in ("chosen", "inclusion_probability") if name in row},
     }
+
+
+def _spaced(ranks: list[Any]) -> str:
+    return " ".join("-".join(map(str, r)) if isinstance(r, list) else str(r) for r in ranks)
 
 
 def _part(part: PairMean) -> dict[str, float]:

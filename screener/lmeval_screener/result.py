@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Chart, Col, Report, Row, Table
 from lmeval_dispersion.report.cells import shown
-from lmeval_dispersion.report.declared import json_value, spans
+from lmeval_dispersion.report.declared import json_value
 from lmeval_screener.agreement import Agreement, agreements
 from lmeval_screener.contract import entry, flat_row
 from lmeval_screener.ranking.gap import difference
@@ -274,7 +274,7 @@ class Result(Report):
 
     def _members(self, group: Group) -> tuple[Screened, ...]:
         """The members that are shown, in the order of the table: a training in that of its steps."""
-        members = (group.trajectory() if group.steps() else None) or group.checkpoints
+        members = (group.trajectory if group.steps else None) or group.checkpoints
         return members if self.chosen is None else tuple(c for c in members if c.chosen is not None)
 
     def tables(self) -> Mapping[str, Table]:
@@ -283,16 +283,16 @@ class Result(Report):
         for place, group in enumerate(self.groups):
             members = self._members(group)
             name = f"{group.family}-{group.scale}"
-            excerpt = _excerpt(members, training=bool(group.steps()))
+            excerpt = _excerpt(members, training=bool(group.steps))
             rows = [self._ranked_row(c, group) for c in members]
-            headings = {"label": "Step"} if group.steps() else {}
+            headings = {"label": "Step"} if group.steps else {}
             ranking = Table.of(rows, "", name=f"ranking-{name}", excerpt=excerpt, headings=headings)
             figures = Table.of(
                 [self._figures_row(c, group) for c in members],
                 "",
                 name=f"figures-{name}",
                 excerpt=excerpt,
-                headings=headings | ({"delta": "Δ from previous"} if group.steps() else {}),
+                headings=headings | ({"delta": "Δ from previous"} if group.steps else {}),
             )
             shares = 3 if all((c.accuracy or 0) <= 1 for c in members) else 1
             places = answer.digits(members, self.metric) if members else 3
@@ -314,9 +314,9 @@ class Result(Report):
         for place, group in enumerate(self.groups):
             if not self._members(group):
                 continue
-            draw = charts.steps_chart if group.steps() else charts.dots_chart
+            draw = charts.steps_chart if group.steps else charts.dots_chart
             found[f"ranking{place}"] = draw(group, self.metric)
-            if group.steps() and (ratio := charts.ratio_chart(group)) is not None:
+            if group.steps and (ratio := charts.ratio_chart(group)) is not None:
                 found[f"ratio{place}"] = ratio
             found[f"parts{place}"] = charts.parts_chart(group, self.metric)
         if self.agreement:
@@ -367,18 +367,18 @@ class Result(Report):
         reach = self._change(c, group)
         return RankedRow(
             c.rank,
-            group.names()[c],
+            group.names[c],
             c.gaps[self.metric].mean,
             None if reach is None else 2 * reach[1],
             None if c.ratio is None else c.ratio.mean,
-            _ranks(c.tied_with),
+            answer.ranks_of(c.ties),
             c.chosen,
             c.accuracy,
         )
 
     def _change(self, c: Screened, group: Group) -> tuple[float, float] | None:
         """The difference to the next rank and its error; along a training, from the step before."""
-        steps = group.steps()
+        steps = group.steps
         if not steps:
             return None if c.next is None else (c.next.difference, c.next.se)
         if c not in steps or c is steps[0]:
@@ -390,7 +390,7 @@ class Result(Report):
         gap, change = c.gaps[self.metric], self._change(c, group) or (None, None)
         inside, across, control = gap.within_domain, gap.between, gap.within_reference
         return FiguresRow(
-            group.names()[c],
+            group.names[c],
             gap.mean,
             gap.se,
             *change,
@@ -415,11 +415,6 @@ def _who(labels: Sequence[str], everyone: int = 0) -> str:
     if len(labels) == 1:
         return labels[0]
     return f"all {everyone}" if len(labels) == everyone else f"{len(labels)} checkpoints"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """Ranks for a cell: one by one where they are few."""
-    return " ".join(map(str, ranks)) if len(ranks) <= 6 else spans(ranks)
 
 
 def _with_decimals(table: Table, **places: int) -> Table:

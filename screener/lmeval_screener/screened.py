@@ -14,7 +14,7 @@ from lmeval_screener.ranking.gap import Gap, difference
 from lmeval_screener.ranking.ratio import Ratio
 from lmeval_screener.ranking.ties import Next, Ranks
 from lmeval_screener.targets.target import label, step_key
-from lmeval_screener.targets.training_runs import step_or_date, training_and_step
+from lmeval_screener.targets.training_runs import training_and_step
 from lmeval_screener.tokens.resolution import Token
 
 #: Exit status where a checkpoint is below.
@@ -87,7 +87,6 @@ class Screened:
         ratio: The second figure; None where the final norm is not known, and G stands alone.
         no_ratio: Why there is none; empty where there is one.
         file: The GGUF file or quantisation that the user chose; None for the checkpoint's own weights.
-        changed: When the repository changed last, where a list of repositories said it (ISO 8601, UTC).
         labelled: What reports call it, where that is settled.
         chosen: Why it is on a short list: ``rank``, ``tied`` or ``audit``; None where it is not.
         inclusion_probability: With which it was to be on it; None without a short list.
@@ -113,7 +112,6 @@ class Screened:
     ratio: Ratio | None = None
     no_ratio: str = ""
     file: str | None = None
-    changed: str | None = None
     labelled: str | None = None
     chosen: str | None = None
     inclusion_probability: float | None = None
@@ -141,16 +139,6 @@ class Screened:
     def step(self) -> str | None:
         """The name of its step in a training; None for none."""
         return training_and_step(self.repo, self.requested_revision, local=self.revision is None)[1]
-
-    @property
-    def step_or_date(self) -> tuple[str, float] | None:
-        """``step`` or ``date`` (in days) and its number, as the name of revision or folder tells it.
-
-        Where it tells none, the date of the repository's last change, if a list of repositories said it.
-        """
-        training, step = training_and_step(self.repo, self.requested_revision, local=self.revision is None)
-        found = step_or_date(step or training.rpartition("/")[2])
-        return step_or_date(self.changed[:10]) if found is None and self.changed else found
 
     def __repr__(self) -> str:
         gaps = ", ".join(f"{metric} G {gap.mean:.3f} ± {gap.se:.3f}" for metric, gap in self.gaps.items())
@@ -187,6 +175,7 @@ class Group:
             f" and {len(self.checkpoints) - 5} more" if len(self.checkpoints) > 5 else ""
         )
 
+    @cached_property
     def trajectory(self) -> tuple[Screened, ...] | None:
         """The members in the order of their steps where all are of one training, else None.
 
@@ -206,21 +195,23 @@ class Group:
     @property
     def title(self) -> str:
         """What reports call it; a training by its model and never by a path."""
-        if members := self.trajectory():
+        if members := self.trajectory:
             local = members[0].revision is None
             training, _ = training_and_step(members[0].repo, None, local=local)
             return Path(training).resolve().name if local else training.rpartition("/")[2]
         return f"{self.family} · {self.scale}"
 
+    @cached_property
     def names(self) -> dict[Screened, str]:
         """What its tables call each member: the step of a training, else the label."""
-        if members := self.trajectory():
+        if members := self.trajectory:
             return {c: c.step or ("default branch" if c.revision else "final model") for c in members}
         return {c: c.label for c in self.checkpoints}
 
+    @cached_property
     def steps(self) -> tuple[Screened, ...]:
         """The members of a training that have a step, in order; empty where the group is no training."""
-        found = tuple(c for c in self.trajectory() or () if c.step is not None)
+        found = tuple(c for c in self.trajectory or () if c.step is not None)
         return found if len(found) > 1 else ()
 
     def rival(self, metric: Metric) -> Screened | None:

@@ -99,7 +99,7 @@ def test_a_sentence_appears_where_it_is_true_and_not_on_noise(summaries, sentenc
 def test_a_caution_comes_first_and_silences_every_conclusion_about_answers(summaries, name):
     text = summaries[name]
     assert not text.startswith("The 1000 documents")
-    for claim in ("points at", "Right answers are", "rises with", "falls with", "AUROC", "better than"):
+    for claim in ("points at", "Right answers are", "rises with", "falls with", "AUROC", "better than the"):
         assert claim not in text
 
 
@@ -247,6 +247,7 @@ def noise_reports(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sentence", "claim"),
     [
@@ -263,6 +264,7 @@ def test_noise_is_seldom_taken_for_a_finding(noise_reports, sentence, claim):
     assert claimed <= 6
 
 
+@pytest.mark.slow
 def test_the_curves_end_in_the_two_pools(noise_reports):
     """Over many stores the rise inside subjects is that of its pools: the same composition at both ends."""
     gaps = []
@@ -273,3 +275,16 @@ def test_the_curves_end_in_the_two_pools(noise_reports):
         gaps.append((rise - inside["pools"]["difference"]) / error)
     assert abs(np.mean(gaps)) < 0.6
     assert np.std(gaps) < 2
+
+
+def test_six_noise_stores_are_not_taken_for_a_finding(tmp_path):
+    """The small form of the tests above: at 5 % a sentence, three of six claims come in 1 of 500 cases."""
+    claims = [0, 0, 0]
+    for seed in range(6):
+        run = read_run(subjects_store(tmp_path / str(seed), seed=seed, subjects=10, each=40))
+        text = [pools_sentence(mixture_curves(run, curves=False)), ranking_sentence(ranking_report(run))]
+        order = slice_table(run, slicings(run)["subject"])["association"]
+        claims[0] += "Right answers are" in text[0]
+        claims[1] += "points at" in text[1]
+        claims[2] += not order["low"] <= 0 <= order["high"]
+    assert max(claims) <= 2

@@ -268,7 +268,7 @@ def test_a_training_run_of_adapters_is_a_trajectory(bases, tmp_path):
     result = reported(tmp_path / "run")
     assert not result.failed, result.failed
     (group,) = result.groups
-    assert [Path(c.repo).name for c in group.trajectory()] == ["checkpoint-100", "checkpoint-200"]
+    assert [Path(c.repo).name for c in group.trajectory] == ["checkpoint-100", "checkpoint-200"]
     assert len({c.gaps["cosine"].mean for c in result.checkpoints}) == 2
 
 

@@ -154,14 +154,14 @@ def test_a_training_is_called_by_its_model_and_its_members_by_their_steps():
     last = member("/x/run1", 1, revision=None)
     (group,) = result([*local, last]).groups
     assert group.title == "run1"
-    assert list(group.names().values()) == ["checkpoint-3", "checkpoint-20", "final model"]
+    assert list(group.names.values()) == ["checkpoint-3", "checkpoint-20", "final model"]
     (group,) = result([member("org/pythia", 1, step=f"step{i}") for i in (20, 3)]).groups
     assert group.title == "pythia"
     # Two runs are no training; each member keeps as much of its path as tells it apart.
     mixed = [*local, member("/x/run2/checkpoint-3", 1, revision=None)]
     (group,) = result(mixed).groups
-    assert (group.trajectory(), group.title) == (None, "fam · 7B")
-    assert list(group.names().values()) == [c.name for c in mixed]
+    assert (group.trajectory, group.title) == (None, "fam · 7B")
+    assert list(group.names.values()) == [c.name for c in mixed]
 
 
 # --- a training -----------------------------------------------------------------------------------------

@@ -136,10 +136,8 @@ def test_a_trajectory_end_to_end(server, proxied, tmp_path, monkeypatch):
         "30": 0.9,
     }
     (group,) = result.groups
-    assert [c.repo.rpartition("/")[2] for c in group.trajectory()] == [
-        f"checkpoint-{n}" for n in (10, 20, 30)
-    ]
-    for c, name in zip(group.trajectory(), ("sums-00", "sums-10", "sums-80"), strict=True):
+    assert [c.repo.rpartition("/")[2] for c in group.trajectory] == [f"checkpoint-{n}" for n in (10, 20, 30)]
+    for c, name in zip(group.trajectory, ("sums-00", "sums-10", "sums-80"), strict=True):
         matrix = full_matrix(data_folder("demo") / name / c.tensor.file, c.tensor.name)
         ids = [[t.id for t in side] for side in (c.tokens.domain_tokens, c.tokens.reference_tokens)]
         assert c.gaps["cosine"].mean == pytest.approx(slow_gap(matrix[ids[0]], matrix[ids[1]]), abs=1e-6)

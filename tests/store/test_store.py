@@ -12,7 +12,7 @@ import pytest
 
 from lmeval_dispersion.errors import MixedStoresError, PartialStoreError, StoreError, StoreVersionError
 from lmeval_dispersion.geometry import dispersion
-from lmeval_dispersion.store import COLUMNS, is_store, read_store, write_store
+from lmeval_dispersion.store import COLUMNS, read_store, write_store
 
 ROOT = Path(__file__).parents[2]
 
@@ -104,7 +104,6 @@ def test_a_store_without_documents_can_be_written_and_read(tmp_path):
 def test_a_missing_file_makes_the_store_partial(tmp_path, name):
     written(tmp_path)
     (tmp_path / name).unlink()
-    assert is_store(tmp_path)
     with pytest.raises(PartialStoreError, match="is partial"):
         read_store(tmp_path).vectors()
 
@@ -153,8 +152,6 @@ def test_no_store_and_no_folder(tmp_path):
         read_store(tmp_path)
     with pytest.raises(StoreError, match="is no folder"):
         read_store(tmp_path / "absent")
-    assert not is_store(tmp_path)
-    assert not is_store(tmp_path / "absent")
     assert read_store(written(tmp_path / "s")).default_layer == "last"
     with pytest.raises(StoreError, match="no layer 'first'; it has last"):
         read_store(tmp_path / "s").vectors("first")

@@ -27,9 +27,17 @@ from lmeval_dispersion.audit.calibration.worth import (
     labels_enough,
     slice_label_errors,
 )
+from lmeval_dispersion.audit.charts import dots, predicted_against_true
 from lmeval_dispersion.audit.run import Run
 from lmeval_dispersion.report import Chart, Report, Table
 from lmeval_dispersion.report.declared import listed
+
+_FILLED_IF_BETTER = {
+    "mark": {"type": "point", "filled": True, "size": 70, "stroke": "var(--series-1)", "strokeWidth": 1.5},
+    "encoding": {
+        "fill": {"condition": {"test": "datum.better", "value": "var(--series-1)"}, "value": "var(--paper)"}
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -132,7 +140,15 @@ class Calibration(Report):
         above = sum(row.better for row in self.estimators)
         return {
             "worth": Chart(
-                _worths(self.estimators),
+                dots(
+                    self.estimators,
+                    "estimator",
+                    "worth",
+                    ("worth_low", "worth_high"),
+                    "labelled documents a slice, with 95 % interval",
+                    alone.worth,
+                    dot=_FILLED_IF_BETTER,
+                ),
                 "Labelled documents a slice that each estimate is worth",
                 f"{above} of {len(self.estimators) - 1} estimates are shown to beat the {TRIVIAL}, which is "
                 f"worth {alone.worth:.0f}. The largest worth is that of {best.estimator}: {best.worth:.0f} "
@@ -142,7 +158,7 @@ class Calibration(Report):
                 name="worth",
             ),
             "points": Chart(
-                predicted_against_true(self.points, "slice"),
+                predicted_against_true(self.points),
                 "Accuracy estimated without a slice's labels against its true accuracy",
                 f"{len(self.points)} slices, each estimated by a fit to the others: {verdict(self)}.",
                 "On the dashed line the estimate is right. An upright line is the labelled accuracy "
@@ -261,60 +277,3 @@ def _held_out(calibrator: Mapping[str, Any]) -> list[HeldOut]:
         estimate = float(fits[part["fold"]].predict(np.array([z]))[0])
         points.append(HeldOut(part["slice"], part["documents"], estimate, part["accuracy"]))
     return points
-
-
-def predicted_against_true(points: Sequence[Any], named: str, kind: str = "") -> dict[str, Any]:
-    """Points with ``predicted`` and ``true`` accuracies around a dashed diagonal; ``kind`` colours them."""
-    values = [
-        {"name": getattr(p, named), "predicted": p.predicted, "true": p.true}
-        | ({"kind": getattr(p, kind)} if kind else {})
-        for p in points
-    ]
-    axis = {"type": "quantitative", "scale": {"domain": [0, 1]}, "axis": {"format": "%"}}
-    colour = {"color": {"field": "kind", "type": "nominal", "title": None}} if kind else {}
-    return {
-        "height": 320,
-        "layer": [
-            {"data": {"values": [{"a": 0, "b": 0}, {"a": 1, "b": 1}]},
-             "mark": {"type": "line", "color": "var(--muted)", "strokeDash": [4, 4], "strokeWidth": 1.5},
-             "encoding": {"x": {"field": "a", **axis}, "y": {"field": "b", **axis}}},
-            {"data": {"values": values}, "mark": {"type": "point", "size": 45, "opacity": 0.65},
-             "encoding": {"x": {"field": "predicted", "title": "predicted accuracy", **axis},
-                          "y": {"field": "true", "title": "true accuracy", **axis}, **colour,
-                          "tooltip": [{"field": "name", "type": "nominal"},
-                                      {"field": "predicted", "format": ".1%"},
-                                      {"field": "true", "format": ".1%"}]}},
-        ],
-    }  # fmt: skip
-
-
-def _worths(rows: Sequence[Estimator]) -> dict[str, Any]:
-    values = [
-        {
-            "estimator": r.estimator,
-            "worth": r.worth,
-            "low": r.worth_low,
-            "high": r.worth_high,
-            "better": r.better,
-        }
-        for r in rows
-    ]
-    filled = {"condition": {"test": "datum.better", "value": "var(--series-1)"}, "value": "var(--paper)"}
-    title = "labelled documents a slice, with 95 % interval"
-    return {
-        "data": {"values": values},
-        "height": 22 * len(rows) + 20,
-        "encoding": {"y": {"field": "estimator", "type": "nominal", "title": None, "sort": None,
-                           "axis": {"labelOverlap": False}}},
-        "layer": [
-            {"data": {"values": [{"x": rows[-1].worth}]},
-             "mark": {"type": "rule", "strokeDash": [4, 4], "color": "var(--muted)"},
-             "encoding": {"x": {"field": "x", "type": "quantitative"}, "y": None}},
-            {"mark": {"type": "rule", "color": "var(--series-1)"},
-             "encoding": {"x": {"field": "low", "type": "quantitative", "title": title},
-                          "x2": {"field": "high"}}},
-            {"mark": {"type": "point", "filled": True, "size": 70, "stroke": "var(--series-1)",
-                      "strokeWidth": 1.5},
-             "encoding": {"x": {"field": "worth", "type": "quantitative"}, "fill": filled}},
-        ],
-    }  # fmt: skip

@@ -22,6 +22,7 @@ from lmeval_dispersion.audit.calibration.features import (
     vector_clusters,
 )
 from lmeval_dispersion.audit.calibration.selection import rows_of_ids
+from lmeval_dispersion.audit.charts import axis, dots
 from lmeval_dispersion.audit.run import Run
 from lmeval_dispersion.audit.slices import Slice
 from lmeval_dispersion.errors import UsageError
@@ -33,6 +34,11 @@ Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 _ENDS = 5  # slices of each end that a short table shows
+_KNOWN = {
+    "transform": [{"filter": "isValid(datum.true)"}],
+    "mark": {"type": "point", "shape": "cross", "angle": 45, "filled": True, "color": "var(--series-2)"},
+    "encoding": {"x": axis("true")},
+}
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,15 @@ class Predictions(Report):
         level = f"{100 * self.level:.0f} %"
         return {
             "estimates": Chart(
-                _specification(rows, level, self.labelled_accuracy),
+                dots(
+                    rows,
+                    "slice",
+                    "predicted",
+                    ("low", "high"),
+                    f"accuracy, with {level} interval",
+                    self.labelled_accuracy,
+                    _KNOWN,
+                ),
                 "Estimated accuracy, slice by slice",
                 f"{told}The labelled documents had {self.labelled_accuracy:.3f}.",
                 f"Dots are estimates with their {level} intervals, "
@@ -361,27 +375,3 @@ def _empty(run: Run, part: Slice) -> Prediction:
     known = run.score[part.rows]
     known = known[~np.isnan(known)]
     return Prediction(part.name, len(part.rows), true=float(known.mean()) if known.size else None)
-
-
-def _specification(rows: Sequence[Prediction], level: str, labelled: float) -> dict[str, Any]:
-    values = [
-        {"slice": row.slice, "predicted": row.predicted, "low": row.low, "high": row.high, "true": row.true}
-        for row in rows
-    ]
-    x = {"type": "quantitative", "scale": {"zero": False}}
-    cross = {"type": "point", "shape": "cross", "angle": 45, "filled": True, "color": "var(--series-2)"}
-    return {
-        "data": {"values": values},
-        "height": 18 * len(rows) + 20,
-        "encoding": {"y": {"field": "slice", "type": "nominal", "title": None, "sort": None,
-                           "axis": {"labelOverlap": False}}},
-        "layer": [
-            {"data": {"values": [{"x": labelled}]}, "mark": {"type": "rule", "strokeDash": [4, 4]},
-             "encoding": {"x": {"field": "x", **x}, "y": None}},
-            {"mark": "rule", "encoding": {"x2": {"field": "high"}, "x": {
-                "field": "low", "title": f"accuracy, with {level} interval", **x}}},
-            {"transform": [{"filter": "isValid(datum.true)"}], "mark": cross,
-             "encoding": {"x": {"field": "true", **x}}},
-            {"mark": {"type": "point", "filled": True}, "encoding": {"x": {"field": "predicted", **x}}},
-        ],
-    }  # fmt: skip

@@ -131,7 +131,6 @@ def _screened(one: Reading, family: str, scale: str, standing: Standing) -> Scre
         next=standing.next,
         ratio=one.ratio,
         no_ratio=one.no_ratio,
-        changed=one.target.listing.changed if one.target.listing else None,
         labelled=one.target.labelled,
     )
 

@@ -78,6 +78,12 @@ class Ranks:
         """Whether there are any."""
         return bool(self._bits)
 
+    def runs(self) -> list[tuple[int, int]]:
+        """First and last of every run of ranks."""
+        flags = np.unpackbits(np.frombuffer(self._bits, np.uint8))
+        edges = np.flatnonzero(np.diff(flags.astype(np.int8), prepend=0, append=0))
+        return [(int(begin), int(end) - 1) for begin, end in edges.reshape(-1, 2)]
+
 
 class Standing(NamedTuple):
     """Where one gap of a group stands.
@@ -98,20 +104,8 @@ class Standing(NamedTuple):
         return tuple(self.ties)
 
 
-class Standings(NamedTuple):
-    """The standings of a group, in the order of its gaps, and how many differences were tested for them."""
-
-    members: list[Standing]
-    comparisons: int
-
-
 def rank_gaps(gaps: Sequence[Gap], ratios: Sequence[Ratio | None] = ()) -> list[Standing]:
-    """The standing of each gap in its group, in the order given; see :func:`compared`."""
-    return compared(gaps, ratios).members
-
-
-def compared(gaps: Sequence[Gap], ratios: Sequence[Ratio | None] = ()) -> Standings:
-    """The standing of each gap in its group, with the number of comparisons; see the module's text.
+    """The standing of each gap in its group, in the order given; see the module's text.
 
     Args:
         gaps: Of one metric over the same tokens.
@@ -129,7 +123,7 @@ def agree(better: Ratio | None, worse: Ratio | None) -> bool:
     return better is None or worse is None or better.above(worse)
 
 
-def _all_pairs(gaps: Sequence[Gap], ratios: Sequence[Ratio | None]) -> Standings:
+def _all_pairs(gaps: Sequence[Gap], ratios: Sequence[Ratio | None]) -> list[Standing]:
     places = ranks([gap.mean for gap in gaps])
     order = sorted(range(len(gaps)), key=lambda i: places[i])
     pairs = {(i, j): difference(gaps[i], gaps[j]) for at, i in enumerate(order) for j in order[at + 1 :]}
@@ -146,7 +140,7 @@ def _all_pairs(gaps: Sequence[Gap], ratios: Sequence[Ratio | None]) -> Standings
         pair = (i, following[i]) if i in following else None
         after = None if pair is None else Next(pairs[pair].mean, pairs[pair].se, pair in apart)
         standings.append(Standing(rank, Ranks(ties[i]), after))
-    return Standings(standings, len(pairs))
+    return standings
 
 
 def _told_apart(p_values: dict[tuple[int, int], float]) -> set[tuple[int, int]]:
@@ -159,7 +153,7 @@ def _told_apart(p_values: dict[tuple[int, int], float]) -> set[tuple[int, int]]:
     return apart
 
 
-def _intervals(gaps: Sequence[Gap], ratios: Sequence[Ratio | None]) -> Standings:
+def _intervals(gaps: Sequence[Gap], ratios: Sequence[Ratio | None]) -> list[Standing]:
     count = len(gaps)
     # `difference` refuses gaps of other tokens or another metric; against one of them is enough.
     for gap in gaps:
@@ -191,7 +185,7 @@ def _intervals(gaps: Sequence[Gap], ratios: Sequence[Ratio | None]) -> Standings
             gain = float(means[at] - means[at + 1])
             following = Next(gain, float(after[at]), not tied[at + 1])
         standings[i] = Standing(int(places[at]), Ranks(places[tied]), following)
-    return Standings(standings, 2 * count - 1)
+    return standings
 
 
 def _interval_errors(gaps: Sequence[Gap], order: NDArray[np.intp]) -> tuple[Array, Array, Array]:

@@ -15,7 +15,7 @@ from typing import Literal
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report.declared import count, listed, spans
 from lmeval_screener.ranking.gap import Gap, difference
-from lmeval_screener.ranking.ties import Changes
+from lmeval_screener.ranking.ties import Changes, Ranks
 from lmeval_screener.screened import Failed, Group, Screened
 
 GROUPS = 4  # groups that get a sentence each
@@ -50,8 +50,8 @@ def failures(failed: Sequence[Failed], screened: int) -> str:
 
 def sentences(group: Group, metric: Metric, domain: str) -> list[str]:
     """What one group says."""
-    members, called = group.checkpoints, group.names()
-    steps = group.steps()
+    members, called = group.checkpoints, group.names
+    steps = group.steps
     if steps:
         found = course([c.gaps[metric] for c in steps], [c.step or "" for c in steps])
         return [replace(found, digits=digits(members, metric)).sentence(), STEP]
@@ -70,7 +70,7 @@ def sentences(group: Group, metric: Metric, domain: str) -> list[str]:
 
 
 def _order(group: Group, domain: str, rival: Screened | None) -> list[str]:
-    members, called = group.checkpoints, group.names()
+    members, called = group.checkpoints, group.names
     if _all_tied(group):
         everyone = listed([called[c] for c in members]) if len(members) <= _MOST else f"all {len(members)}"
         return [f"No checkpoint stands apart: {everyone} have no clear order; evaluate any."]
@@ -112,9 +112,25 @@ def clear(group: Group) -> str:
     return f"The order of ranks {spans(before)} is clear; ranks {shared} overlap."
 
 
+def _spans(ranks: set[int]) -> str:
+    few = len(Ranks(ranks).runs()) <= 4
+    return f"ranks {spans(sorted(ranks))}" if few else f"{len(ranks):,} of ranks {min(ranks)}–{max(ranks)}"
+
+
+def ranks_of(ranks: Ranks) -> str:
+    """Ranks for a reader: one by one where they are few, then as runs, then how many between which."""
+    runs = ranks.runs()
+    count = sum(last - begin + 1 for begin, last in runs)
+    if count <= 6:
+        return " ".join(map(str, ranks))
+    if len(runs) <= 4:
+        return spans(list(ranks))
+    return f"{count:,} of {runs[0][0]}–{runs[-1][1]}"
+
+
 def first(group: Group, rival: Screened | None) -> str:
     """What to spend a budget of three evaluations on."""
-    members, called = group.checkpoints, group.names()
+    members, called = group.checkpoints, group.names
     budget = _FIRST if len(members) > _FIRST else 1
     last = members[budget - 1]
     behind = [c for c in members[budget:] if last.tied_to(c.rank)]
@@ -126,7 +142,7 @@ def first(group: Group, rival: Screened | None) -> str:
     # Those that are tied across the cut are no better than one another.
     unsure = {c for c in members[: budget - 1] if last.tied_to(c.rank)} | {last, *behind}
     sure = [called[c] for c in members[: budget - 1] if c not in unsure]
-    rest = f"any {budget - len(sure)} of ranks {spans(sorted({c.rank for c in unsure}))}"
+    rest = f"any {budget - len(sure)} of {_spans({c.rank for c in unsure})}"
     return ", ".join([*sure, rest, *([called[rival]] if rival is not None and rival not in unsure else [])])
 
 

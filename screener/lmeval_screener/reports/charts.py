@@ -80,7 +80,7 @@ def _marks(values: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def steps_chart(group: Group, metric: Metric) -> Chart:
     """G along the steps of a training."""
     values = []
-    members = group.steps()
+    members = group.steps
     for place, c in enumerate(members):
         number = step_number(c.step or "")
         se = difference(c.gaps[metric], members[place - 1].gaps[metric]).se if place else 0.0
@@ -94,7 +94,7 @@ def steps_chart(group: Group, metric: Metric) -> Chart:
                 "high": G + 2 * se,
             }
         )
-    best = group.names()[group.checkpoints[0]]
+    best = group.names[group.checkpoints[0]]
     return Chart(
         _curve(values, "G", f"{metric} gap G", ("low", "high")),
         caption=f"G along the training of {group.title}",
@@ -108,7 +108,7 @@ def ratio_chart(group: Group) -> Chart | None:
     """The ratio along the steps of a training; None where it is not known."""
     values = [
         {"step": float(place) if number is None else number, "name": c.step, "ratio": c.ratio.mean}
-        for place, c in enumerate(group.steps())
+        for place, c in enumerate(group.steps)
         for number in [step_number(c.step or "")]
         if c.ratio is not None
     ]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import DispersionError
+from lmeval_screener.contract import tied_with
 from lmeval_screener.screened import Failed
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class JsonLines:
                 "family": group.family,
                 "scale": group.scale,
                 "ranking": [
-                    {"label": c.label, "rank": c.rank, "tied_with": list(c.tied_with)}
+                    {"label": c.label, "rank": c.rank, "tied_with": tied_with(c, group)}
                     for c in group.checkpoints
                 ],
             }

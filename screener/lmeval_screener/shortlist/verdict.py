@@ -36,7 +36,7 @@ class GroupVerdict:
     Its last fields are those of `Missed`, where a group has results on its list.
 
     Attributes:
-        group: Family and scale; ``all, inside groups`` for all groups together.
+        group: Family and scale; ``all groups`` for all groups together.
         outcome: The verdict in a word.
         results: How many have a result.
         candidates: How many were screened.
@@ -58,7 +58,7 @@ class GroupVerdict:
     candidates: Annotated[int, Col("of", "d")]
     spearman: Annotated[float | None, Col("Spearman", ".2f")]
     p: Annotated[float | None, Col("p", "p-value")]
-    right: Annotated[float | None, Col("Pairs right", ".0%")]
+    right: Annotated[float | None, Col("Pairs right", ".0%", dots="both", reach="low high")]
     low: Annotated[float | None, Col("95% CI from", ".0%", drop=1)]
     high: Annotated[float | None, Col("to", ".0%", drop=1)]
     listed: Annotated[int, Col("List", "d")]
@@ -67,20 +67,24 @@ class GroupVerdict:
     separate: bool = False
     reason: str = ""
     best: Annotated[float | None, Col("Best of it", ".3g")] = None
-    regret: Annotated[float | None, Col("Lost by the list", ".3g", short="Lost")] = None
-    at_random: Annotated[float | None, Col("Lost at random", ".3g", short="Random", drop=2)] = None
-    seen: Annotated[float | None, Col("Lost at least", ".3g")] = None
+    regret: Annotated[float | None, Col("Lost", ".3g")] = None
+    at_random: Annotated[float | None, Col("Lost at random", ".3g")] = None
+    seen: Annotated[float | None, Col("Lost at least", ".3g", drop=1)] = None
     others: Annotated[int | None, Col("Others", "d")] = None
     drawn: Annotated[int | None, Col("Drawn", "d")] = None
     better_seen: int | None = None
     better: Annotated[float | None, Col("Others better", ".3g")] = None
     better_low: Annotated[float | None, Col("from", ".0f")] = None
     better_high: Annotated[float | None, Col("to", ".0f")] = None
-    excess: Annotated[float | None, Col("Mean excess", ".3g")] = None
+    excess: Annotated[float | None, Col("Mean excess", ".3g", drop=2)] = None
 
 
-_OUTSIDE = ("best", "seen", "others", "drawn", "better", "better_low", "better_high", "excess")
-_INSIDE = ("results", "candidates", "spearman", "p", "right", "low", "high", "at_random")
+# Columns of the table of details alone, and of the first one alone.
+_DETAILS = (
+    *("low", "high", "listed", "best", "at_random", "seen", "others", "drawn"),
+    *("better", "better_low", "better_high", "excess"),
+)
+_FIRST = ("results", "candidates", "spearman", "p", "right", "low", "high", "regret")
 
 
 @dataclass(frozen=True)
@@ -141,19 +145,20 @@ class Verdict(Report):
 
     def tables(self) -> Mapping[str, Table]:
         """Groups against the results, their lists against the others, and the two figures."""
-        lines = [*self.groups, *([self.overall] if len(self.groups) > 1 else [])]
         return {
-            "groups": Table.of(lines, "Inside groups", name="groups", hide=_OUTSIDE),
-            "lists": Table.of(self.groups, "Of each group", name="lists", hide=_INSIDE),
+            "groups": Table.of(self._lines(), "", name="groups", hide=_DETAILS),
+            "lists": Table.of(self.groups, "", name="lists", hide=_FIRST),
             "figures": Table.of(self.figures, "G, ratio, and both where they agree", name="figures"),
         }
 
+    def _lines(self) -> tuple[GroupVerdict, ...]:
+        return (*self.groups, self.overall) if len(self.groups) > 1 else self.groups
+
     def charts(self) -> Mapping[str, Chart]:
         """Share of pairs in the right order, a dot a group with its interval."""
-        lines = [*self.groups, *([self.overall] if len(self.groups) > 1 else [])]
         values = [
             {"group": line.group, "share": line.right, "low": line.low, "high": line.high}
-            for line in lines
+            for line in self._lines()
             if line.right is not None
         ]
         return {
@@ -204,7 +209,7 @@ def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = 
         [group_verdict(names[g], [group_results], of_group[names[g]]) for g, group_results in results.items()]
     )
     whole = next((line for line in lines if line.scope == "within groups"), lines[0])
-    overall = group_verdict("all, inside groups", list(results.values()), whole)
+    overall = group_verdict("all groups", list(results.values()), whole)
     compared = [group_results for group_results in results.values() if group_results.second is not None]
     return Verdict(
         domain=manifest.domain,

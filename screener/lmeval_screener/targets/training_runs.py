@@ -6,7 +6,6 @@ import glob
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from datetime import date
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -20,8 +19,6 @@ _STEP_FOLDER = re.compile(
     r"(?:[-_](?:hf|last|final|consumed_samples.*|tokens?.*))?",
     re.IGNORECASE,
 )
-_STEP_NAME = re.compile(r"(?:checkpoint|ckpt|step|iteration|iter)[-_=]?(\d+)", re.IGNORECASE)
-_DATE = re.compile(r"(?<!\d)(20\d\d)[-_.]?(0[1-9]|1[0-2])[-_.]?([0-3]\d)(?!\d)")
 STORE_FOLDERS = ("checkpoints", "checkpoint")  # where some trainers keep the folders of steps
 DEPTH = 3  # how far below a step's folder its model may lie: actor/huggingface, policy/weights/hf
 
@@ -116,22 +113,6 @@ def run_and_step(folder: str) -> tuple[str, str] | None:
 def training_and_step(repo: str, requested_revision: str | None, *, local: bool) -> tuple[str, str | None]:
     """The training of a screened checkpoint, and its step's name: a revision, or a folder of a run."""
     return (run_and_step(repo) or (repo, None)) if local else (repo, requested_revision)
-
-
-def step_or_date(name: str) -> tuple[str, float] | None:
-    """The training step that a revision's or folder's name tells, else its date in days; None for neither.
-
-    >>> step_or_date("stage1-step140000-tokens588B"), step_or_date("model-2025-03-02"), step_or_date("v1.5")
-    (('step', 140000.0), ('date', 739312.0), None)
-    """
-    if step := _STEP_NAME.search(name):
-        return "step", float(step[1])
-    if day := _DATE.search(name):
-        try:
-            return "date", float(date(int(day[1]), int(day[2]), int(day[3])).toordinal())
-        except ValueError:
-            return None  # 2025-02-31
-    return None
 
 
 def _model_folder(folder: F) -> F:
