@@ -196,7 +196,7 @@ def _record(line: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def add_store_arguments(parser: argparse.ArgumentParser) -> None:
+def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``dispersion embed``."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help="Hub id or folder of a decoder model")
     parser.add_argument(
@@ -227,7 +227,7 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run_store(args: argparse.Namespace) -> int:
+def run_embed(args: argparse.Namespace) -> int:
     """Run ``dispersion embed MODEL TEXTS``."""
     if args.model is None or args.texts is None:
         raise UsageError("expected a model and a file of texts, or --from-samples DIR and --model MODEL")

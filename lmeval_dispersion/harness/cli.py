@@ -140,10 +140,10 @@ def _harness(arguments: list[str]) -> int:
     return 3 if saving.failures else 0
 
 
-def _store_arguments(parser: argparse.ArgumentParser) -> None:
-    from lmeval_dispersion.text_run import add_store_arguments
+def _embed_arguments(parser: argparse.ArgumentParser) -> None:
+    from lmeval_dispersion.text_run import add_embed_arguments
 
-    add_store_arguments(parser)
+    add_embed_arguments(parser)
     group = parser.add_argument_group("from samples of lm-eval, whatever backend ran it")
     group.add_argument(
         "--from-samples", metavar="RESULTS", help="results of a run with --log_samples (default: none)"
@@ -180,11 +180,11 @@ def _store_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _store(args: argparse.Namespace) -> int:
+def _embed(args: argparse.Namespace) -> int:
     if args.from_samples is None:
-        from lmeval_dispersion.text_run import run_store
+        from lmeval_dispersion.text_run import run_embed
 
-        return run_store(args)
+        return run_embed(args)
     model = args.samples_model or args.model
     if model is None:
         raise UsageError("expected --model MODEL beside --from-samples: the model that gave the answers")
@@ -241,5 +241,5 @@ def failure_sentence(error: Exception) -> str | None:
 COMMANDS: dict[str, Command] = {
     "enable": (_enable_arguments, _enable),
     "run": (_run_arguments, _run),
-    "embed": (_store_arguments, _store),
+    "embed": (_embed_arguments, _embed),
 }

@@ -47,7 +47,7 @@ LoggedTasks = Sequence[LoggedTask]
 
 @dataclass(frozen=True)
 class _Run:
-    """What all tasks of one command share."""
+    """The settings that all tasks of one command share."""
 
     logged: LoggedRun
     lm: Any
@@ -295,7 +295,7 @@ def _model(run: LoggedRun, arguments: Mapping[str, Any], batch_size: int | str) 
 
 
 def _model_notes(run: LoggedRun, lm: Any, arguments: Mapping[str, Any]) -> list[str]:
-    """What the results tell of model and tokenizer, against the model at hand: refused or noted."""
+    """Compare the results' model and tokenizer with those at hand: differences are refused or noted."""
     results, tokenizer, notes = run.results, lm.tokenizer, []
     tokenizer_known = False
     for kind in ("eos", "bos"):

@@ -1,4 +1,4 @@
-"""What shaped a task's prompts, as strings that are the same in every process."""
+"""The shape of a task's prompts, as strings that are the same in every process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PromptShape:
-    """What shaped the prompts of one task."""
+    """The settings that shaped the prompts of one task."""
 
     doc_to_text: Any
     description: str | None

@@ -107,7 +107,7 @@ class TokenRecorder(Recorder):
         self.sums: list[tuple[Wanted, Tensor]] = []
 
     def plan(self, index: int, context: list[int], continuation: list[int]) -> Wanted | None:
-        """What request ``index`` (counted over the recorder's life) wants; None for nothing."""
+        """The state that request ``index`` (counted over the recorder's life) wants; None for nothing."""
         raise NotImplementedError
 
     def loglikelihood_tokens(self, original: Any, requests: Any, *args: Any, **kwargs: Any) -> Any:
@@ -300,7 +300,7 @@ class PrefillRecorder(Recorder):
 
 
 class OneTokenRecorder(PrefillRecorder):
-    """The same where generation itself is not wanted: it ends after one token, prompts are cut as ever."""
+    """The same where generation itself is not wanted: it ends after one token, prompts are cut as usual."""
 
     def model_generate(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """In place of HFLM's method."""

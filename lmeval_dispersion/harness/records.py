@@ -1,4 +1,4 @@
-"""What one document brought back from the model, and how the task judged its answer."""
+"""One document's states and measures, and how the task judged its answer."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ REQUEST_TYPES = {
     "generate_until": "dispersion_generate_until",
 }
 
-# What recording stands on.
+# Recording stands on these.
 _NEEDED = (
     "loglikelihood",
     "loglikelihood_rolling",
@@ -161,7 +161,7 @@ def _layers_of(requests: Sequence[Any]) -> list[str]:
 
 
 def state_for(request: Any, wanted: Sequence[Wanted]) -> DocState:
-    """What the states that were seen make of one request."""
+    """The state of one request, from all that was seen for it."""
     return DocState(
         doc_id=request.doc_id,
         vectors={name: np.stack([w.vectors[name] for w in wanted]) for name in wanted[0].vectors}

@@ -272,7 +272,7 @@ def _template(config: Mapping[str, Any]) -> tuple[str | None, bool]:
 
 
 def _query(doc: Any, template: str | None) -> str | None:
-    """What ``doc_to_text`` of lm-eval gives."""
+    """The query as lm-eval's ``doc_to_text`` renders it."""
     if template is None or not isinstance(doc, dict):
         return None
     query = doc[template] if template in doc else apply_template(template, doc)

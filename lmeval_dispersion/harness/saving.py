@@ -226,7 +226,7 @@ def shape_manifest(shape: PromptShape, lm: Any, arguments: Any) -> dict[str, Any
 
 
 def model_identity(lm: Any, arguments: Any) -> dict[str, str]:
-    """What lm-eval's model is, whatever it is called: see :mod:`lmeval_dispersion.model.identity`."""
+    """Identity of lm-eval's model by its content: see :mod:`lmeval_dispersion.model.identity`."""
     name, adapter, delta = (getattr(lm, key, None) for key in ("pretrained", "peft", "delta"))
     gguf = _argument(arguments, "gguf_file")
     tokenizer, starts = _argument(arguments, "tokenizer"), getattr(lm, "add_bos_token", None)

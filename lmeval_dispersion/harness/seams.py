@@ -52,7 +52,7 @@ Measure = Callable[[Parts], float]
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What lm-eval knows of the running evaluation and does not hand to tasks.
+    """The running evaluation as lm-eval knows it and does not hand it to tasks.
 
     Every value may be None, so nothing here may decide a metric: it serves early refusals, the place of the
     store, and notes in its manifest.

@@ -44,7 +44,7 @@ def as_texts(data: DataLike, column: str = "text") -> Texts:
 
 
 def model_settings(model: ModelLike) -> dict[str, Any]:
-    """What identifies a model in a study's settings: its content, never its name or place.
+    """The identity of a model in a study's settings: its content, never its name or place.
 
     ``weights`` and ``adapter`` are a commit of the Hub or a digest of every byte of the folder (of the
     parameters, for a model that is loaded already); None where the Hub could not be asked. Where it runs is
@@ -95,7 +95,7 @@ def as_models(models: ModelLike | Sequence[ModelLike]) -> list[ModelLike]:
 
 
 def labels(models: Sequence[ModelLike]) -> list[str]:
-    """What reports call the models: the last parts of their names, as few as tell all of them apart."""
+    """The models' names in reports: the last parts of their names, as few as tell all of them apart."""
     choices = [model_choice(model) for model in models]
     names = short_names([_place(choice.name) for choice in choices])
     adapters = short_names([_place(choice.adapter or "") for choice in choices])
@@ -121,7 +121,7 @@ def _place(name: str) -> str:
 
 
 def data_settings(texts: Texts) -> dict[str, Any]:
-    """What identifies a source in a study's settings: a file's content, a Hub data set's commit.
+    """The identity of a source in a study's settings: a file's content, a Hub data set's commit.
 
     A data set is read at that commit from here on.
     """
@@ -159,8 +159,8 @@ class StudyResult(Report):
     def of(cls: type[R], study: Study) -> R:
         """The result of a complete study."""
         tables = study.tables()
-        found = {field.name: tables.get(field.name) for field in fields(cls) if field.name != "manifest"}
-        return cls(manifest=study.manifest, **found)
+        values = {field.name: tables.get(field.name) for field in fields(cls) if field.name != "manifest"}
+        return cls(manifest=study.manifest, **values)
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of the main table."""

@@ -63,7 +63,7 @@ class CausalModel:
         return int(self.config.hidden_size)
 
     def summary(self) -> dict[str, Any]:
-        """What was really run, for the manifest."""
+        """The model that was really run, for the manifest."""
         model = self.loaded.model
         return {
             "name": self.loaded.name,
@@ -82,11 +82,11 @@ class CausalModel:
             return [f"layer.{k}" for k in range(len(self.decoder) - 1)] + ["last"]
         if not names:
             raise UsageError("expected at least one layer; pass last, all or names")
-        found: dict[str, str] = {}
+        sites: dict[str, str] = {}
         for name in names:
             site = self.decoder.site(name.strip()).name
-            found.setdefault(site, f"{site}.ffn" if name.strip().endswith(".ffn") else site)
-        return list(found.values())
+            sites.setdefault(site, f"{site}.ffn" if name.strip().endswith(".ffn") else site)
+        return list(sites.values())
 
     def check_segment(self, length: int) -> None:
         """Raise UsageError where segments of ``length`` tokens are longer than the model takes."""
@@ -280,16 +280,16 @@ def _instead(head: nn.Module | None, stand_in: Project) -> Iterator[Project | No
     if head is None:
         yield None
         return
-    own = head.__dict__.get("forward")
+    before = head.__dict__.get("forward")
     project: Project = head.forward
     head.forward = stand_in
     try:
         yield project
     finally:
-        if own is None:
+        if before is None:
             del head.forward
         else:
-            head.forward = own
+            head.forward = before
 
 
 def _nothing(states: Tensor, *_: Any) -> Tensor:

@@ -156,7 +156,7 @@ def compare_studies(first: str | Path, second: str | Path) -> StudiesCompared:
 
 
 def compared(first: str | Path, second: str | Path) -> pd.DataFrame:
-    """What two studies of one kind have in common.
+    """All metrics that two studies of one kind share.
 
     Columns: what the row is about, ``figure``, ``first``, ``second``, ``difference`` (second minus first)
     with ``low`` and ``high``, ``paired``.
@@ -172,10 +172,12 @@ def compared(first: str | Path, second: str | Path) -> pd.DataFrame:
 
 
 def _law(a: Study, b: Study) -> Iterator[Record]:
-    one, two = a.tables(), b.tables()
+    before_tables, after_tables = a.tables(), b.tables()
     keys = ["split", "layer"]
-    folds = [dict(list(tables["jackknife"].groupby(keys))) for tables in (one, two)]
-    for _, row in one["overall"].merge(two["overall"], on=keys, suffixes=("_a", "_b")).iterrows():
+    folds = [dict(list(tables["jackknife"].groupby(keys))) for tables in (before_tables, after_tables)]
+    for _, row in (
+        before_tables["overall"].merge(after_tables["overall"], on=keys, suffixes=("_a", "_b")).iterrows()
+    ):
         left = [fold[(row["split"], row["layer"])] for fold in folds]
         paired = _same(a, b, row["split"]) and len(left[0]) == len(left[1])
         for metric, column, log in (("dispersion", "dispersion", False), ("log perplexity", "nll", True)):
@@ -186,7 +188,9 @@ def _law(a: Study, b: Study) -> Iterator[Record]:
             about = {"split": row["split"], "perplexity": "", "layer": row["layer"]}
             yield {**about, **_normal(metric, values, error, paired)}
     keys = ["split", "perplexity", "layer"]
-    points = [dict(list(tables["points"].groupby(keys, sort=False))) for tables in (one, two)]
+    points = [
+        dict(list(tables["points"].groupby(keys, sort=False))) for tables in (before_tables, after_tables)
+    ]
     for key in (key for key in points[0] if key in points[1]):
         try:
             yield {**dict(zip(keys, key, strict=True)), **_correlations(points[0][key], points[1][key])}
@@ -254,13 +258,13 @@ def _depth_records(
     except GeometryError:
         pass  # no trend to compare; the means below are
     tails = [table[:, -last:].mean(axis=1) for table, last in zip(tables, (last_a, last_b), strict=True)]
-    one, two = (resampled_means(v[:, None], seed)[:, 0] for v, seed in zip(tails, seeds, strict=True))
-    yield "", _sampled("last mean", _pair(v.mean() for v in tails), two - one, paired)
+    earlier, later = (resampled_means(v[:, None], seed)[:, 0] for v, seed in zip(tails, seeds, strict=True))
+    yield "", _sampled("last mean", _pair(v.mean() for v in tails), later - earlier, paired)
     if tables[0].shape[1] == tables[1].shape[1]:
-        one, two = (resampled_means(table, seed) for table, seed in zip(tables, seeds, strict=True))
+        earlier, later = (resampled_means(table, seed) for table, seed in zip(tables, seeds, strict=True))
         for depth in range(tables[0].shape[1]):
             values = _pair(table[:, depth].mean() for table in tables)
-            yield str(depth), _sampled("mean", values, two[:, depth] - one[:, depth], paired)
+            yield str(depth), _sampled("mean", values, later[:, depth] - earlier[:, depth], paired)
 
 
 def _clusters(a: Study, b: Study) -> Iterator[Record]:
@@ -272,8 +276,10 @@ def _clusters(a: Study, b: Study) -> Iterator[Record]:
             about = {"model": model, "layer": layer}
             pair = [group[layer] for group in layers]
             within = [frame["within"].to_numpy() for frame in pair]
-            one, two = (resampled_means(v[:, None], 0 if paired else k)[:, 0] for k, v in enumerate(within))
-            yield {**about, **_sampled("within", _pair(v.mean() for v in within), two - one, paired)}
+            earlier, later = (
+                resampled_means(v[:, None], 0 if paired else k)[:, 0] for k, v in enumerate(within)
+            )
+            yield {**about, **_sampled("within", _pair(v.mean() for v in within), later - earlier, paired)}
             apart = [frame["apart"].to_numpy() for frame in pair]
             # Leaving a centroid out, as in geometry.dispersion_estimate.
             left = [c.mean() + (c.mean() - c) * 2 / (len(c) - 2) if len(c) > 2 else c * np.nan for c in apart]

@@ -103,7 +103,7 @@ class ClustersResult(StudyResult):
             for model, frame in self.clusters[self.clusters["layer"] == layer].groupby("model")
         }
         first = rows[0]
-        found: dict[str, list[str]] = {
+        groups: dict[str, list[str]] = {
             "further apart": [],
             "closer together": [],
             "not clearly differently": [],
@@ -111,10 +111,10 @@ class ClustersResult(StudyResult):
         for row in rows[1:]:
             value = float(np.log(row["ratio"] / first["ratio"]))
             low, high = jackknife_bounds(value, each[row["model"]] - each[first["model"]], len(rows) - 1)
-            found[
+            groups[
                 "further apart" if low > 0 else "closer together" if high < 0 else "not clearly differently"
             ].append(row["model"])
-        return [(words, names) for words, names in found.items() if names]
+        return [(words, names) for words, names in groups.items() if names]
 
 
 @dataclass(frozen=True)
@@ -189,30 +189,30 @@ def clusters(
 
 
 def _measure(analysis: Analysis) -> None:
-    found: Contexts | None = None
+    clusters: Contexts | None = None
     parts, described = [], []
     for number, (label, model) in enumerate(analysis.models.items()):
         causal = CausalModel(model)
-        if found is None:
+        if clusters is None:
             tokenizer = causal.loaded.tokenizer
             vocabulary, first = tokenizer.get_vocab(), label
-            found = _contexts(analysis, causal)
+            clusters = _contexts(analysis, causal)
         elif causal.loaded.tokenizer.get_vocab() != vocabulary:
             raise UsageError(
                 f"expected checkpoints with one tokenizer, got that of {label}, which differs from "
                 f"{first}'s; give them studies of their own"
             )
-        parts.append(_one_model(analysis, causal, number, label, found))
+        parts.append(_one_model(analysis, causal, number, label, clusters))
         described.append({"model": label, **causal.summary()})
-    assert found is not None
+    assert clusters is not None
     tables = {
         "summary": pd.concat([summary for summary, _ in parts]),
         "clusters": pd.concat([each for _, each in parts]),
         "ngrams": pd.DataFrame(
             {
-                "cluster": np.arange(len(found.ngrams)),
-                "ngram": [tokenizer.decode(ids.tolist()) for ids in found.ngrams],
-                "occurrences": found.occurrences,
+                "cluster": np.arange(len(clusters.ngrams)),
+                "ngram": [tokenizer.decode(ids.tolist()) for ids in clusters.ngrams],
+                "occurrences": clusters.occurrences,
             }
         ),
     }
@@ -226,9 +226,9 @@ def _contexts(analysis: Analysis, causal: CausalModel) -> Contexts:
 
     def find() -> dict[str, object]:
         counts = write_corpus(folder, source, tokenizer, settings["pack"])
-        found = recurring_contexts(folder, tokenizer, **{name: settings[name] for name in names})
-        np.savez(folder / "contexts.npz", **found._asdict())
-        return {"counts": asdict(counts), "clusters": len(found.tokens), "sha256": digest(found.tokens)}
+        clusters = recurring_contexts(folder, tokenizer, **{name: settings[name] for name in names})
+        np.savez(folder / "contexts.npz", **clusters._asdict())
+        return {"counts": asdict(counts), "clusters": len(clusters.tokens), "sha256": digest(clusters.tokens)}
 
     analysis.study.once("segments.contexts", find)
     with np.load(folder / "contexts.npz") as kept:
@@ -236,17 +236,17 @@ def _contexts(analysis: Analysis, causal: CausalModel) -> Contexts:
 
 
 def _one_model(
-    analysis: Analysis, causal: CausalModel, number: int, label: str, found: Contexts
+    analysis: Analysis, causal: CausalModel, number: int, label: str, clusters: Contexts
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     layers = causal.layers(analysis.settings["layers"])
-    count, members, length = found.tokens.shape
+    count, members, length = clusters.tokens.shape
     causal.check_segment(length)
     size = analysis.batch_size(causal, length, len(layers))
     origins = np.stack([np.arange(members), np.zeros(members, dtype=np.int64)], axis=1)
 
     def one_cluster(which: int) -> Unit:
         states, losses = causal.run(
-            found.tokens[which], layers, lambda _layer, x, _first: last_vectors(x), batch=size, losses=True
+            clusters.tokens[which], layers, lambda _layer, x, _first: last_vectors(x), batch=size, losses=True
         )
         within, centroids = [], []
         for layer in layers:
@@ -284,8 +284,8 @@ def _one_model(
     return pd.DataFrame(summaries), pd.concat(each)
 
 
-def _named(name: str, found: Interval) -> dict[str, float]:
-    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+def _named(name: str, interval: Interval) -> dict[str, float]:
+    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
 def within_interval(within: Array) -> Interval:
@@ -387,28 +387,28 @@ def recurring_contexts(
     frequent, most = _frequent(corpus, ngram, body, occurrences)
     taken = np.zeros(len(corpus.tokens), dtype=bool)
     rng = np.random.default_rng(seed)
-    found: list[tuple[NDArray[np.int64], int]] = []
+    drawn: list[tuple[NDArray[np.int64], int]] = []
     for places in frequent:
         free = _apart(places, ngram, taken)
         if len(free) < occurrences:
             continue
         for place in free:
             taken[place : place + ngram] = True
-        found.append((np.sort(rng.choice(free, contexts, replace=False)), len(free)))
-        if len(found) == clusters:
+        drawn.append((np.sort(rng.choice(free, contexts, replace=False)), len(free)))
+        if len(drawn) == clusters:
             break
-    if len(found) < 2:
+    if len(drawn) < 2:
         raise UsageError(
             f"expected at least 2 {ngram}-grams that occur {occurrences} times with {body} tokens before "
-            f"them, got {len(found)} (the most frequent one occurs {most} times); pass more text, or lower "
+            f"them, got {len(drawn)} (the most frequent one occurs {most} times); pass more text, or lower "
             "--ngram, --occurrences or --context"
         )
-    chosen = np.stack([places for places, _ in found])
+    chosen = np.stack([places for places, _ in drawn])
     tokens = np.empty((*chosen.shape, context), dtype=np.uint32)
     tokens[..., : len(prefix)] = prefix
     tokens[..., len(prefix) :] = corpus.tokens[chosen[..., None] + np.arange(-body, 0)]
     ngrams = corpus.tokens[chosen[:, :1] + np.arange(ngram)]
-    return Contexts(tokens, np.asarray(ngrams), np.array([count for _, count in found], dtype=np.int64))
+    return Contexts(tokens, np.asarray(ngrams), np.array([count for _, count in drawn], dtype=np.int64))
 
 
 def _frequent(corpus: _Corpus, n: int, before: int, least: int) -> tuple[list[NDArray[np.int64]], int]:

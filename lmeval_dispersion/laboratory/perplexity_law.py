@@ -135,17 +135,17 @@ class LawResult(StudyResult):
 
     def charts(self) -> dict[str, Chart]:
         """``layers``: r by layer; ``bins``: perplexity and dispersion of every bin."""
-        found: dict[str, Chart] = {}
+        drawn: dict[str, Chart] = {}
         layers = self.correlations["layer"].nunique()
         if layers > 1:
-            found["layers"] = Chart(
+            drawn["layers"] = Chart(
                 partial(charts.law_layers, self.correlations, self.controls),
                 "r of perplexity and dispersion by layer, with 95 % intervals over bins",
                 "One panel a perplexity; a dot a layer.",
                 "Bars are for one layer alone; the answer's hold for all together.",
             )
         if layers > _PANELS:
-            found["bins"] = Chart(
+            drawn["bins"] = Chart(
                 partial(charts.law_heat, self.points),
                 "Dispersion of every chosen bin by layer, in standard deviations of the layer's bins",
                 "A heat map: bins from easy to hard, a row a layer.",
@@ -153,8 +153,8 @@ class LawResult(StudyResult):
             )
         else:
             caption = "Mean perplexity and dispersion of every chosen bin"
-            found["bins"] = Chart(partial(charts.law_bins, self.points), caption, "One dot a bin.")
-        return found
+            drawn["bins"] = Chart(partial(charts.law_bins, self.points), caption, "One dot a bin.")
+        return drawn
 
     def context(self) -> dict[str, Any]:
         """For the template: of each perplexity where r is clear of 0 and of its controls."""
@@ -247,7 +247,7 @@ class _Claim(NamedTuple):
 
 
 class _Verdict(NamedTuple):
-    """What is claimed of one perplexity, and r at the layer that stands for all."""
+    """The claims about one perplexity, and r at the layer that stands for all."""
 
     after: str
     claims: list[_Claim]
@@ -435,8 +435,8 @@ class _Law:
                 spread = np.empty((len(nll), len(self.names)))
                 for place, layer in enumerate(self.names):
                     vectors, spread[:, place] = map(np.concatenate, zip(*reduced[layer], strict=True))
-                    for found in (vectors, spread[:, place]):
-                        self.causal.check_finite(found, layer, drawn.origins[rows], drawn.source)
+                    for values in (vectors, spread[:, place]):
+                        self.causal.check_finite(values, layer, drawn.origins[rows], drawn.source)
                     totals[place].update(vectors)
                 self.causal.check_finite(nll, "the output", drawn.origins[rows], drawn.source)
                 spreads.append(spread)
@@ -471,7 +471,7 @@ class _Law:
                 yield _Bin(split, kind, column, length, int(number), every[number])
 
     def one_bin(self, unit: _Bin) -> Unit:
-        """What a bin's states say, (layers, values); then they are forgotten."""
+        """The measures of a bin's states, (layers, values); the states are forgotten."""
         rows = []
         for vectors, _ in self.states(unit, self.causal):
             estimate = dispersion_estimate(vectors)
@@ -504,12 +504,12 @@ class _Law:
             ),
             batch=self.batch,
         )
-        found = []
+        layers = []
         for layer in self.names:
             vectors, spread = map(np.concatenate, zip(*reduced[layer], strict=True))
             causal.check_finite(vectors, layer, drawn.origins[members], drawn.source)
-            found.append((vectors, spread))
-        return found
+            layers.append((vectors, spread))
+        return layers
 
     def points(
         self, units: list[_Bin], values: Array, controls: dict[str, Array]
@@ -530,10 +530,10 @@ class _Law:
                 }
                 if unit.perplexity == SEQUENCE:
                     record["token_dispersion"] = float(unit.split.tokens[unit.members, place].mean())
-                for control, found in controls.items():
-                    record[f"dispersion.{control}"] = float(found[number, place, 0])
+                for control, dispersions in controls.items():
+                    record[f"dispersion.{control}"] = float(dispersions[number, place, 0])
                     if unit.perplexity == SEQUENCE:
-                        record[f"token_dispersion.{control}"] = float(found[number, place, 1])
+                        record[f"token_dispersion.{control}"] = float(dispersions[number, place, 1])
                 yield record
 
     def overall(self, split: _Split) -> pd.DataFrame:
@@ -622,8 +622,8 @@ def correlations(points: pd.DataFrame, seed: int) -> pd.DataFrame:
         for split, bins in both.groupby("split", sort=False):
             for measure in (m for m in MEASURES if m in bins and bins[m].notna().any()):
                 x, y = leading(bins), bins[measure].to_numpy()
-                found = _one(bins, y, seed)
-                if split == "data" and not found["reason"]:
+                row = _one(bins, y, seed)
+                if split == "data" and not row["reason"]:
                     slope, intercept = np.polyfit(x, y, 1)
                     fitted[measure] = (float(slope), float(intercept))
                     if measure == "dispersion":
@@ -631,10 +631,10 @@ def correlations(points: pd.DataFrame, seed: int) -> pd.DataFrame:
                 if measure in fitted and np.ptp(y) > 0:
                     slope, intercept = fitted[measure]
                     left = np.square(y - (slope * x + intercept)).sum()
-                    found["line_r2"] = float(1 - left / np.square(y - y.mean()).sum())
+                    row["line_r2"] = float(1 - left / np.square(y - y.mean()).sum())
                 about = {"split": split, "perplexity": kind, "layer": layer, "measure": measure}
                 scale = "plain" if kind == SEQUENCE else "log"
-                records.append({**about, "bins": len(x), "scale": scale, **found})
+                records.append({**about, "bins": len(x), "scale": scale, **row})
     frame = pd.DataFrame.from_records(records).assign(all_low=np.nan, all_high=np.nan)
     if samples:
         rows = list(samples)
@@ -672,9 +672,9 @@ def control_correlations(points: pd.DataFrame, names: Sequence[str], seed: int) 
                     for r, each in zip((mine, other), drawn, strict=True)
                 ]
                 less, more = correlation_difference(both[1], both[0], (drawn[1], drawn[0]), paired=True)
-                found = {"control": control, "pearson": other, "low": both[1].low, "high": both[1].high}
+                row = {"control": control, "pearson": other, "low": both[1].low, "high": both[1].high}
                 apart = {"difference": mine - other, "difference_low": less, "difference_high": more}
-                records.append({**about, **found, **apart, "reason": ""})
+                records.append({**about, **row, **apart, "reason": ""})
     frame = pd.DataFrame.from_records(records).assign(apart_low=np.nan, apart_high=np.nan)
     if samples:
         rows = list(samples)
@@ -685,7 +685,7 @@ def control_correlations(points: pd.DataFrame, names: Sequence[str], seed: int) 
 
 
 def leading(bins: pd.DataFrame) -> Array:
-    """What r is taken with: mean perplexity of segments, mean log perplexity of single tokens."""
+    """The side of r that is no measure: mean perplexity of segments, mean log perplexity of single tokens."""
     plain = bins["perplexity"].iloc[0] == SEQUENCE
     return np.asarray(bins["mean_perplexity" if plain else "mean_nll"].to_numpy(), dtype=np.float64)
 

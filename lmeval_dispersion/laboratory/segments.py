@@ -31,7 +31,7 @@ _OVERSAMPLE = 20
 
 @dataclass
 class Counts:
-    """What became of a source's texts.
+    """Counts of a source's texts, read and left out.
 
     Attributes:
         texts: Texts read, skipped ones included.

@@ -281,7 +281,7 @@ def _prepare(folder: Path, kind: str, settings: dict[str, Any], names: Mapping[s
     _write_json(folder / "manifest.json", {**started, "created": created, "versions": versions})
 
 
-# What the ends of content's keys say to a reader.
+# Words for the ends of the keys that hold content.
 _CONTENT = {"weights": "the model's files", "adapter": "the adapter's files", "sha256": "the text's content"}
 
 

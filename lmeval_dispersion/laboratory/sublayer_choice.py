@@ -325,7 +325,7 @@ def knn_tables(analysis: Analysis, causal: CausalModel, names: list[str]) -> dic
             f"expected at least 10 segments for a kNN-LM, got {n}; pass more text or shorter segments"
         )
     states = analysis.over(
-        "knn", causal, drawn, names, lambda found, _: found[:, :-1].float().cpu().numpy(), losses=True
+        "knn", causal, drawn, names, lambda x, _: x[:, :-1].float().cpu().numpy(), losses=True
     )
     targets = np.asarray(drawn.tokens[:, 1:], dtype=np.int64)
     losses, part = states.joined("nll"), _evaluated(n)
@@ -351,10 +351,10 @@ def _evaluated(segments: int) -> int:
 
 
 def _tables(names: list[str], rows: Array, base: Array, seed: int) -> dict[str, pd.DataFrame]:
-    found, pairs = [], []
+    measured, pairs = [], []
     for name, (weight, temperature, keys, *mixed) in zip(names, rows, strict=True):
         gain = mean_interval(base - np.array(mixed), seed)
-        found.append(
+        measured.append(
             {
                 "layer": name,
                 "keys": int(keys),
@@ -373,11 +373,11 @@ def _tables(names: list[str], rows: Array, base: Array, seed: int) -> dict[str, 
         bounds = student_bounds(difference, len(names) * (len(names) - 1) // 2)
         pair = {"first": names[first], "second": names[second], "difference": float(difference.mean())}
         pairs.append({**pair, **bounds._asdict()})
-    return {"knn": pd.DataFrame(found), "knn_differences": pd.DataFrame(pairs)}
+    return {"knn": pd.DataFrame(measured), "knn_differences": pd.DataFrame(pairs)}
 
 
 def agreement(recommended: str, differences: pd.DataFrame) -> str:
-    """What the measured kNN-LMs say about a recommended key.
+    """The verdict of the measured kNN-LMs on a recommended key.
 
     ``agrees``: better than every other; ``contradicts``: worse than one of them; ``not told apart`` where
     the bounds of the differences, which hold for all pairs together, leave it open.
@@ -406,7 +406,7 @@ def _evaluated_and_index(states: Units, name: str, first: int) -> tuple[NDArray[
 
 
 class _Votes:
-    """What the nearest keys say about every query's next token.
+    """Votes of the nearest keys for every query's next token.
 
     Distances are squared, in units of ``scale``: by default the median distance to the nearest key.
     """

@@ -159,7 +159,7 @@ class Verdict(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What models of one verdict share."""
+        """A text that is the same for models of one verdict."""
         return " ".join([self.verdict, *self.like, "/", *self.beyond])
 
 
@@ -184,21 +184,21 @@ def verdict(model: str, texts: pd.DataFrame, claims: int) -> Verdict:
         nan = float("nan")
         return Verdict(model, "undefined", nan, nan, nan, "", others, [], [])
     low, high = student_bounds(known, claims)
-    found = float(known.mean()), low, high
+    trend = float(known.mean()), low, high
     sign = 1 if low > 0 else -1 if high < 0 else 0
     if not sign:
-        return Verdict(model, "none", *found, "", others, [], [])
+        return Verdict(model, "none", *trend, "", others, [], [])
     if turn := _turn(sign * similarities[""], claims):
         words = ("rises", "falls")[::sign]
         curve = f"{words[0]} to depth {turn} of {similarities[''].shape[1] - 1}, then {words[1]}"
-        return Verdict(model, "turns", *found, curve, others, [], [])
+        return Verdict(model, "turns", *trend, curve, others, [], [])
     like = []
     for control, values in trends.items():
         apart = sign * (mine - values)
         if not student_bounds(apart[np.isfinite(apart)], claims * len(trends)).low > 0:
             like.append(control)
     word = "alike" if sign > 0 else "apart"
-    return Verdict(model, word, *found, "", others, like, [] if like else list(trends))
+    return Verdict(model, word, *trend, "", others, like, [] if like else list(trends))
 
 
 def _turn(values: Array, claims: int) -> int:
@@ -278,8 +278,8 @@ def _measure(analysis: Analysis) -> None:
         for control in ("", *settings["control"]):
             other = control_model(control, causal, seed)
             units = analysis.over(f"m{number}{control}", other, drawn, names, reduce, control=control)
-            found = np.stack([units.joined(name) for name in names], axis=1)
-            tables = model_tables(label, names, found[..., 0], found[..., 1:].sum(axis=0), settings)
+            each = np.stack([units.joined(name) for name in names], axis=1)
+            tables = model_tables(label, names, each[..., 0], each[..., 1:].sum(axis=0), settings)
             for name, frame in tables.items():
                 frame.insert(1, "control", control)
                 parts.setdefault(name, []).append(frame)

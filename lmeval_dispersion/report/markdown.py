@@ -47,7 +47,8 @@ def _blocks(part: Part, seen: set[tuple[str, str]]) -> Iterator[str]:
     elif isinstance(part, Code):
         yield _fenced(part.text)
     elif isinstance(part, Table):
-        yield f"**{part.caption}**"
+        if part.caption:
+            yield f"**{part.caption}**"
         yield _table(part)
         if more := text_rows(part)[1]:
             yield more

@@ -12,7 +12,7 @@ from lmeval_dispersion.errors import MixedStoresError
 Identity = Mapping[str, str]
 Part = tuple[Path, Mapping[str, Any]]  # a store's folder and manifest
 
-# What a model is, and what shaped all prompts of a run: stores that are read as one share these.
+# The model, and the shape of all prompts of a run: stores that are read as one share these.
 MODEL_KEYS = (
     "weights",
     "gguf",
@@ -24,7 +24,7 @@ MODEL_KEYS = (
     "add_bos_token",
 )
 RUN_KEYS = ("system_prompt", "chat_template", "multiturn")
-# What shaped one task's prompts: tasks of one run may differ here.
+# The shape of one task's prompts: tasks of one run may differ here.
 TASK_KEYS = ("prompt_template", "num_fewshot", "fewshot_seed")
 
 _SHOWN = 24  # characters of a value in a message
@@ -56,7 +56,7 @@ def check_one_model(parts: Sequence[Part]) -> None:
 
 
 def check_comparable(first: Sequence[Part], other: Sequence[Part]) -> list[str]:
-    """What a comparison of two runs must say: how their models differ; other prompts are refused.
+    """Sentences that a comparison of two runs must carry: how their models differ. Other prompts are refused.
 
     Args:
         first: ``parts`` of the one :class:`lmeval_dispersion.store.Store`.

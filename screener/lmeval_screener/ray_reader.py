@@ -189,6 +189,11 @@ class RayReader(Reader):
             asyncio.get_running_loop().call_later(1, self._watch)
 
     def _lose(self, reason: str) -> None:
+        """End all that waits, for one reason."""
+        if self._connection is not None:
+            asyncio.get_running_loop().remove_reader(
+                self._connection.fileno()
+            )  # its end is readable for ever
         if self._some_read:
             self._lost = ScreeningError(
                 "Interrupted", f"{reason}; what was read is kept, run the same command again"

@@ -150,10 +150,10 @@ class Result(Report):
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """The groups in order, each with its checkpoints best first."""
-        found: dict[tuple[str, str], list[Screened]] = {}
+        groups: dict[tuple[str, str], list[Screened]] = {}
         for checkpoint in self.checkpoints:
-            found.setdefault((checkpoint.family, checkpoint.scale), []).append(checkpoint)
-        return tuple(Group(family, scale, tuple(members)) for (family, scale), members in found.items())
+            groups.setdefault((checkpoint.family, checkpoint.scale), []).append(checkpoint)
+        return tuple(Group(family, scale, tuple(members)) for (family, scale), members in groups.items())
 
     @property
     def best(self) -> Screened:
@@ -281,7 +281,7 @@ class Result(Report):
         tables = {"failed": Table.of(_failures(self.failed), "", name="failed")}
         for place, group in enumerate(self.groups):
             members = self._members(group)
-            name = f"{group.family}-{group.scale}"
+            name = group.anchor
             excerpt = _excerpt(members, training=bool(group.steps))
             rows = [self._ranked_row(c, group) for c in members]
             headings = {"label": "Step"} if group.steps else {}
@@ -309,18 +309,18 @@ class Result(Report):
 
     def charts(self) -> Mapping[str, Chart]:
         """G of each group, its parts, and accuracy against G."""
-        found: dict[str, Chart] = {}
+        drawn: dict[str, Chart] = {}
         for place, group in enumerate(self.groups):
             if not self._members(group):
                 continue
             draw = charts.steps_chart if group.steps else charts.dots_chart
-            found[f"ranking{place}"] = draw(group, self.metric)
+            drawn[f"ranking{place}"] = draw(group, self.metric)
             if group.steps and (ratio := charts.ratio_chart(group)) is not None:
-                found[f"ratio{place}"] = ratio
-            found[f"parts{place}"] = charts.parts_chart(group, self.metric)
+                drawn[f"ratio{place}"] = ratio
+            drawn[f"parts{place}"] = charts.parts_chart(group, self.metric)
         if self.agreement:
-            found["accuracy"] = charts.accuracy_chart(self.groups, self.metric)
-        return found
+            drawn["accuracy"] = charts.accuracy_chart(self.groups, self.metric)
+        return drawn
 
     def context(self) -> Mapping[str, Any]:
         """The sentences of each group, notes, and the words of T."""
@@ -382,8 +382,8 @@ class Result(Report):
             return None if c.next is None else (c.next.difference, c.next.se)
         if c not in steps or c is steps[0]:
             return None
-        found = difference(c.gaps[self.metric], steps[steps.index(c) - 1].gaps[self.metric])
-        return found.mean, found.se
+        change = difference(c.gaps[self.metric], steps[steps.index(c) - 1].gaps[self.metric])
+        return change.mean, change.se
 
     def _figures_row(self, c: Screened, group: Group) -> FiguresRow:
         gap, change = c.gaps[self.metric], self._change(c, group) or (None, None)
@@ -400,12 +400,12 @@ class Result(Report):
     def _token_rows(self) -> list[TokensRow]:
         return [
             TokensRow(
-                found["family"],
+                tokens["family"],
                 name,
-                " and ".join(found[side]["variants"]),
-                " ".join(f"{piece}:{row}" for piece, row in found[side]["pieces"].items()),
+                " and ".join(tokens[side]["variants"]),
+                " ".join(f"{piece}:{row}" for piece, row in tokens[side]["pieces"].items()),
             )
-            for found in self._tokens()
+            for tokens in self._tokens()
             for side, name in (("domain", f"T, {self.domain}"), ("reference", f"R, {self.reference}"))
         ]
 
@@ -468,7 +468,7 @@ def _failures(failed: Sequence[Failed]) -> list[FailedRow]:
     rows = []
     for (error, message), alike in equal.items():
         some = ", ".join(f.label for f in alike[:3]) + (", …" if len(alike) > 3 else "")
-        one = len(alike) == 1
-        label = alike[0].label if one else f"{len(alike)} checkpoints: {some}"
-        rows.append(FailedRow(label, error, alike[0].message if one else message))
+        alone = len(alike) == 1
+        label = alike[0].label if alone else f"{len(alike)} checkpoints: {some}"
+        rows.append(FailedRow(label, error, alike[0].message if alone else message))
     return rows

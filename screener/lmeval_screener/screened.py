@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -184,10 +185,10 @@ class Group:
         training: str | None = None
         steps: dict[Screened, str | None] = {}
         for c in self.checkpoints:
-            own, step = training_and_step(c.repo, c.requested_revision, local=c.revision is None)
-            if training is not None and own != training:
+            run, step = training_and_step(c.repo, c.requested_revision, local=c.revision is None)
+            if training is not None and run != training:
                 return None
-            training, steps[c] = own, step
+            training, steps[c] = run, step
         if len(steps) < 2 or not any(steps.values()):
             return None
         return tuple(sorted(steps, key=lambda c: (steps[c] is None, step_key(steps[c] or ""))))
@@ -201,6 +202,11 @@ class Group:
             return Path(training).resolve().name if local else training.rpartition("/")[2]
         return f"{self.family} · {self.scale}"
 
+    @property
+    def anchor(self) -> str:
+        """Its name in a page's addresses."""
+        return re.sub(r"[^\w-]+", "-", f"{self.family}-{self.scale}")
+
     @cached_property
     def names(self) -> dict[Screened, str]:
         """What its tables call each member: the step of a training, else the label."""
@@ -211,8 +217,8 @@ class Group:
     @cached_property
     def steps(self) -> tuple[Screened, ...]:
         """The members of a training that have a step, in order; empty where the group is no training."""
-        found = tuple(c for c in self.trajectory or () if c.step is not None)
-        return found if len(found) > 1 else ()
+        members = tuple(c for c in self.trajectory or () if c.step is not None)
+        return members if len(members) > 1 else ()
 
     def rival(self, metric: Metric) -> Screened | None:
         """The best by the ratio, where that is another one than by G and either figure is sure of it."""

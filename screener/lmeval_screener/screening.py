@@ -157,9 +157,9 @@ def screen(
             allowance=allowance,
             selected=selected,
         )
-        told = progress or (lambda done, count, label: None)
+        report = progress or (lambda done, count, label: None)
         result = screen_targets(
-            targets, settings, lambda outcome, done, count: told(done, count, label_of(outcome))
+            targets, settings, lambda outcome, done, count: report(done, count, label_of(outcome))
         )
         if session is not None:
             session.finish(result)
@@ -273,7 +273,7 @@ class _Run:
         families: dict[str | None, list[Reading]] = {}
         for reading in await self._read_all(expanded):
             families.setdefault(reading.target.family, []).append(reading)
-        found = []
+        comparable = []
         for family, members in families.items():
             commons = common_tokenizers(family, members)
             for reading in members:
@@ -288,8 +288,8 @@ class _Run:
                 except ScreeningError as error:
                     self._fail(reading.target, error)
                 else:
-                    found.append((reading, common.first))
-        return found
+                    comparable.append((reading, common.first))
+        return comparable
 
     async def _read_over(self, reading: Reading, common: Reading) -> Reading:
         """The same checkpoint over the tokens of another tokenizer, at the commit that was read."""
@@ -310,18 +310,20 @@ class _Run:
         lists = await asyncio.gather(*(self._revisions(target) for target in targets))
         for target, revisions in zip(targets, lists, strict=True):
             order.update(dict.fromkeys(revisions or [target]))
-        found = list(order)
+        expanded = list(order)
         if self._settings.accuracies is not None:
-            rated = self._settings.accuracies.of(found)
+            rated = self._settings.accuracies.of(expanded)
             self._errors |= {
-                new: self._errors[old] for new, old in zip(rated, found, strict=True) if old in self._errors
+                new: self._errors[old]
+                for new, old in zip(rated, expanded, strict=True)
+                if old in self._errors
             }
-            found = rated
+            expanded = rated
         text, reference = self._settings.fail_if_below, None
         if text is not None:
-            reference = reference_among(found, text, self._settings.tokenizer)
-            found += [reference] if reference not in found else []
-        self._order = labelled(found)
+            reference = reference_among(expanded, text, self._settings.tokenizer)
+            expanded += [reference] if reference not in expanded else []
+        self._order = labelled(expanded)
         if reference is not None:
             self.reference = self._order[self._order.index(reference)]
         return [target for target in self._order if target not in self._errors]
@@ -345,7 +347,7 @@ class _Run:
 
         What goes wrong with one, or an interrupt, costs no other.
         """
-        found: dict[int, Reading] = {}
+        readings: dict[int, Reading] = {}
         done = 0
         running: set[asyncio.Task[Reading]] = set()
         # Who waits for a quota holds a slot; those that need another quota or none have slots of their own.
@@ -364,7 +366,7 @@ class _Run:
                     task = asyncio.create_task(self._read(targets[place]))
                     running.add(task)
                     try:
-                        outcome = found[place] = await task
+                        outcome = readings[place] = await task
                     finally:
                         task.cancel()
                         running.discard(task)
@@ -399,7 +401,7 @@ class _Run:
                 for waiting in [iter(places)]
                 for _ in range(min(self._reader.side_by_side, len(places)))
             )
-        return [found[place] for place in sorted(found)]
+        return [readings[place] for place in sorted(readings)]
 
     async def _read(self, target: Target) -> Reading:
         if self._session is not None and (known := self._session.pinned(target)) is not None:

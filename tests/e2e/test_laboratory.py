@@ -121,6 +121,7 @@ def test_a_killed_study_resumes_to_the_identical_result(place, whole, monkeypatc
     same(whole, place / "killed")
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_numbers_of_one(place, whole):
     launcher = (sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2")
     arguments = (

@@ -1,4 +1,4 @@
-"""What shaped the prompts: the same strings in every process, others for other prompts."""
+"""The shape of prompts: the same strings in every process, others for other prompts."""
 
 from __future__ import annotations
 

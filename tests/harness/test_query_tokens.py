@@ -52,7 +52,7 @@ def trained(file: Path) -> Any:
 
 
 class Slow:
-    """What a tokenizer in Python offers: texts to tokens and back, no offsets."""
+    """A tokenizer in Python: texts to tokens and back, no offsets."""
 
     is_fast = False
 

@@ -1,4 +1,4 @@
-"""What is recorded: every vector against the model run alone, on the unpadded prompt."""
+"""Recorded states: every vector against the model run alone, on the unpadded prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be recorded is refused: before the model runs where that can be known, else loudly after it."""
+"""States that cannot be recorded are refused: before the model runs where possible, else loudly after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `screen-checkpoints --emit` writes runs: stock lm_eval evaluates it, `dispersion verify` reads it."""
+"""The files of `screen-checkpoints --emit` run: stock lm_eval evaluates it, `dispersion verify` reads it."""
 
 from __future__ import annotations
 

@@ -49,3 +49,11 @@ def test_tables_sections_and_details():
     assert "<details><summary>Cost &lt;b></summary>" in text
     assert "> **Note:** Two\n> \n> parts" in text
     assert "- Limit." in text
+
+
+def test_a_table_without_a_caption_has_no_empty_line_in_bold():
+    document = Document("Title", sections=[Section("One", [Table(TABLE.rows, TABLE.columns, "", "ranks")])])
+    assert "****" not in render(document, "markdown")
+    page = render(document, "html")
+    assert "<caption" not in page
+    assert 'aria-label="ranks"' in page

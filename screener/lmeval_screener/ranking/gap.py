@@ -75,11 +75,11 @@ def gaps(domain: ArrayLike, reference: ArrayLike) -> dict[Metric, Gap]:
     Raises:
         GeometryError: As :func:`gap`.
     """
-    return {metric: _gap(metric, found) for metric, found in contrasts(domain, reference).items()}
+    return {metric: _gap(metric, contrast) for metric, contrast in contrasts(domain, reference).items()}
 
 
-def _gap(metric: Metric, found: Contrast) -> Gap:
-    inside, across = found.within, found.between
+def _gap(metric: Metric, contrast: Contrast) -> Gap:
+    inside, across = contrast.within, contrast.between
     left_domain = inside.left_out + across.left_out
     left_reference = inside.mean + across.left_out_other
     return Gap(
@@ -88,7 +88,7 @@ def _gap(metric: Metric, found: Contrast) -> Gap:
         se=jackknife_se(left_domain, left_reference),
         within_domain=inside,
         between=across,
-        within_reference=found.within_other,
+        within_reference=contrast.within_other,
         left_out_domain=left_domain,
         left_out_reference=left_reference,
     )

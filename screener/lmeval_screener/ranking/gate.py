@@ -31,10 +31,10 @@ def judged(groups: Sequence[Group], failed: Sequence[Failed], reference: str) ->
     """What a gate finds, by the label of its reference."""
     everything = sum(len(group.checkpoints) for group in groups) + len(failed)
     for group in groups:
-        for own in group.checkpoints:
-            if own.label == reference:
+        for member in group.checkpoints:
+            if member.label == reference:
                 below = tuple(
-                    c.label for c in group.checkpoints if c.rank > own.rank and not own.tied_to(c.rank)
+                    c.label for c in group.checkpoints if c.rank > member.rank and not member.tied_to(c.rank)
                 )
                 compared = len(group.checkpoints) - 1
                 return Gate(reference, below, compared, everything - compared - 1)

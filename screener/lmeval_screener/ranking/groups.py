@@ -35,15 +35,15 @@ def common_tokenizers(family: str | None, members: Sequence[Reading]) -> dict[st
     votes = Counter(member.tokenizer for member in members)
     shown = {member.tokenizer: member for member in reversed(members)}
     commons: list[Compared] = []
-    found: dict[str, Compared | None] = {}
+    common_of: dict[str, Compared | None] = {}
     for tokenizer in sorted(dict.fromkeys(member.tokenizer for member in members), key=lambda t: -votes[t]):
         rows = _rows(shown[tokenizer].resolution)
         common = next((common for common in commons if common.rows <= rows), None)
         if common is None and (family is None or not commons):
             common = Compared(shown[tokenizer], rows)
             commons.append(common)
-        found[tokenizer] = common
-    return found
+        common_of[tokenizer] = common
+    return common_of
 
 
 def mismatch(family: str | None, member: Reading, common: Reading) -> ScreeningError:
@@ -89,11 +89,11 @@ def _ranked_group(family: str, scale: str, members: list[Reading], metric: Metri
     standings = rank_gaps(
         [reading.gaps[metric] for reading in members], [reading.ratio for reading in members]
     )
-    found = [
+    checkpoints = [
         _screened(reading, family, scale, standing)
         for reading, standing in zip(members, standings, strict=True)
     ]
-    return sorted(found, key=lambda c: (c.rank, c.label))
+    return sorted(checkpoints, key=lambda c: (c.rank, c.label))
 
 
 @lru_cache(maxsize=64)
@@ -109,34 +109,34 @@ def _token_info(resolution: Resolution) -> TokenInfo:
     )
 
 
-def _screened(one: Reading, family: str, scale: str, standing: Standing) -> Screened:
+def _screened(reading: Reading, family: str, scale: str, standing: Standing) -> Screened:
     return Screened(
-        repo=one.repo,
-        requested_revision=one.target.revision,
-        revision=one.revision,
+        repo=reading.repo,
+        requested_revision=reading.target.revision,
+        revision=reading.revision,
         family=family,
         scale=scale,
-        gaps=one.gaps,
-        tensor=TensorInfo(one.tensor, one.file, one.dtype, one.shape, one.tied),
-        tokens=_token_info(one.resolution),
-        bytes_read=one.bytes_read,
-        requests=one.requests,
-        seconds=one.seconds,
-        notes=(*one.warnings, *_token_notes(one)),
-        accuracy=one.target.accuracy,
-        file=one.target.file,
-        negative_control=one.target.negative_control,
+        gaps=reading.gaps,
+        tensor=TensorInfo(reading.tensor, reading.file, reading.dtype, reading.shape, reading.tied),
+        tokens=_token_info(reading.resolution),
+        bytes_read=reading.bytes_read,
+        requests=reading.requests,
+        seconds=reading.seconds,
+        notes=(*reading.warnings, *_token_notes(reading)),
+        accuracy=reading.target.accuracy,
+        file=reading.target.file,
+        negative_control=reading.target.negative_control,
         rank=standing.rank,
         ties=standing.ties,
         next=standing.next,
-        ratio=one.ratio,
-        no_ratio=one.no_ratio,
-        labelled=one.target.labelled,
+        ratio=reading.ratio,
+        no_ratio=reading.no_ratio,
+        labelled=reading.target.labelled,
     )
 
 
-def _token_notes(one: Reading) -> list[str]:
-    resolution, notes = one.resolution, []
+def _token_notes(reading: Reading) -> list[str]:
+    resolution, notes = reading.resolution, []
     if resolution.never_made:
         words = ", ".join(resolution.never_made[:5])
         more = len(resolution.never_made) - 5
@@ -146,16 +146,18 @@ def _token_notes(one: Reading) -> list[str]:
         )
     if resolution.one_row:
         notes.append(f"counted once because they share a row: {', '.join(resolution.one_row)}")
-    if resolution.vocabulary > one.shape[0]:
+    if resolution.vocabulary > reading.shape[0]:
         notes.append(
-            f"the tokenizer names {resolution.vocabulary} rows, {one.tensor} has only {one.shape[0]}"
+            f"the tokenizer names {resolution.vocabulary} rows, {reading.tensor} has only {reading.shape[0]}"
         )
     return notes
 
 
-def _size(one: Reading) -> Size:
-    vocabulary = one.resolution.vocabulary
-    return Size(one.repo, one.target.scale, one.parameters, *one.shape, one.tied, vocabulary)
+def _size(reading: Reading) -> Size:
+    vocabulary = reading.resolution.vocabulary
+    return Size(
+        reading.repo, reading.target.scale, reading.parameters, *reading.shape, reading.tied, vocabulary
+    )
 
 
 def _rows(resolution: Resolution) -> frozenset[tuple[str, int]]:

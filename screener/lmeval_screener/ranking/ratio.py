@@ -127,5 +127,5 @@ def _relative(dtype: str) -> float:
 
 
 def _bits(dtype: str) -> int:
-    found = re.search(r"\d+", dtype)
-    return int(found[0]) if found else 4
+    bits = re.search(r"\d+", dtype)
+    return int(bits[0]) if bits else 4

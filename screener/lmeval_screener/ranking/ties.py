@@ -127,7 +127,7 @@ def _all_pairs(gaps: Sequence[Gap], ratios: Sequence[Ratio | None]) -> list[Stan
     places = ranks([gap.mean for gap in gaps])
     order = sorted(range(len(gaps)), key=lambda i: places[i])
     pairs = {(i, j): difference(gaps[i], gaps[j]) for at, i in enumerate(order) for j in order[at + 1 :]}
-    apart = _told_apart({pair: found.p for pair, found in pairs.items()})
+    apart = _told_apart({pair: change.p for pair, change in pairs.items()})
     apart = {(i, j) for i, j in apart if agree(ratios[i], ratios[j])}
     following = dict(pairwise(order))
     ties: list[list[int]] = [[] for _ in places]
@@ -206,8 +206,8 @@ def _interval_errors(gaps: Sequence[Gap], order: NDArray[np.intp]) -> tuple[Arra
         some = [_sides(gaps[i]) for i in order[begin : begin + _BLOCK + 1]]
         sides = [np.stack([pair[side] for pair in some]) for side in (0, 1)]
         end = min(begin + _BLOCK, count)
-        own = [side[: end - begin] - mean for side, mean in zip(sides, middle, strict=True)]
-        error[begin:end], freedom[begin:end] = _errors(own)
+        deviations = [side[: end - begin] - mean for side, mean in zip(sides, middle, strict=True)]
+        error[begin:end], freedom[begin:end] = _errors(deviations)
         steps, _ = _errors([side[:-1] - side[1:] for side in sides])
         after[begin : begin + len(steps)] = steps
     return error, freedom, after
@@ -254,8 +254,8 @@ class Changes:
     def any_after(self, place: int) -> bool:
         """Whether the gap at a place differs from any later one."""
         if len(self._gaps) <= ALL_PAIRS:
-            own = self._gaps[place]
-            return any(difference(own, other).p < self._level for other in self._gaps[place + 1 :])
+            gap = self._gaps[place]
+            return any(difference(gap, other).p < self._level for other in self._gaps[place + 1 :])
         errors, freedom = _errors([side[place] - side[place + 1 :] for side in self._sides])
         beyond = np.interp(np.log(freedom), np.log(self._freedom), self._beyond)
         gains = np.abs(self._means[place] - self._means[place + 1 :])

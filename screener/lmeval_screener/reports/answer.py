@@ -53,8 +53,8 @@ def sentences(group: Group, metric: Metric, domain: str) -> list[str]:
     members, called = group.checkpoints, group.names
     steps = group.steps
     if steps:
-        found = course([c.gaps[metric] for c in steps], [c.step or "" for c in steps])
-        return [replace(found, digits=digits(members, metric)).sentence(), STEP]
+        course_of_run = course([c.gaps[metric] for c in steps], [c.step or "" for c in steps])
+        return [replace(course_of_run, digits=digits(members, metric)).sentence(), STEP]
     if len(members) == 1:
         value = f"{members[0].gaps[metric].mean:.{digits(members, metric)}f}"
         return [
@@ -84,14 +84,14 @@ def _all_tied(group: Group) -> bool:
 
 def overlaps(group: Group) -> list[tuple[int, int]]:
     """First and last rank of every run of ranks that hang together by ties, best first."""
-    found: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     for c in group.checkpoints:
         last = max(c.ties, default=0)
-        if found and c.rank <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], last)
+        if runs and c.rank <= runs[-1][1]:
+            runs[-1] = runs[-1][0], max(runs[-1][1], last)
         elif last >= c.rank:
-            found.append((c.rank, last))
-    return found
+            runs.append((c.rank, last))
+    return runs
 
 
 def clear(group: Group) -> str:

@@ -58,7 +58,7 @@ def dots_chart(group: Group, metric: Metric) -> Chart:
         caption=f"G of each checkpoint{of}",
         description=f"Dots of G, best first, from {members[0].label}.",
         meaning="The line to the left of a dot is two standard errors of its difference to the next rank.",
-        name=f"gap-{group.family}-{group.scale}",
+        name=f"gap-{group.anchor}",
     )
 
 
@@ -100,7 +100,7 @@ def steps_chart(group: Group, metric: Metric) -> Chart:
         caption=f"G along the training of {group.title}",
         description=f"G against the training step; largest at {best}.",
         meaning="Bars: two paired standard errors of the change from the step before.",
-        name=f"gap-{group.family}-{group.scale}",
+        name=f"gap-{group.anchor}",
     )
 
 
@@ -118,7 +118,7 @@ def ratio_chart(group: Group) -> Chart | None:
         _curve(values, "ratio", "ratio", None),
         caption=f"Ratio along the training of {group.title}",
         description="within(T) / within(R) of rows times the final norm, against the training step.",
-        name=f"ratio-{group.family}-{group.scale}",
+        name=f"ratio-{group.anchor}",
     )
 
 
@@ -180,7 +180,7 @@ def parts_chart(group: Group, metric: Metric) -> Chart:
         spec,
         caption=f"Parts of the {metric} gap, {group.title}",
         description="Bars of within(T), between(T, R) and the control within(R), with one standard error.",
-        name=f"parts-{group.family}-{group.scale}",
+        name=f"parts-{group.anchor}",
     )
 
 

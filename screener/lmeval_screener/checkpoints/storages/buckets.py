@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _PREFIX = "hf://buckets/"
 
 
-class Bucket:
+class HubBucket:
     """One bucket; a `Store`."""
 
     def __init__(self, name: str, hub: Hub) -> None:
@@ -109,6 +109,6 @@ def finder(hub: Hub) -> Callable[[str], tuple[Store, str]]:
 
     def find(address: str) -> tuple[Store, str]:
         namespace, name, *below = address.removeprefix(_PREFIX).split("/")
-        return Bucket(f"{namespace}/{name}", hub), "/".join(below).strip("/")
+        return HubBucket(f"{namespace}/{name}", hub), "/".join(below).strip("/")
 
     return find
