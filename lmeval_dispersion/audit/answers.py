@@ -36,7 +36,7 @@ def answers_report(run: Run) -> dict[str, Any]:
     right = int(run.right[known].sum())
     accuracy = right / len(known) if len(known) else float("nan")
     low, high = wilson(accuracy, len(known))
-    found = {
+    report = {
         "with_choices": len(known),
         "accuracy": accuracy,
         "accuracy_low": low,
@@ -45,7 +45,7 @@ def answers_report(run: Run) -> dict[str, Any]:
         **_commonest(run),
         "repeated_documents": _repeated(run),
     }
-    return {**found, "cautions": _cautions(found, run)}
+    return {**report, "cautions": _cautions(report, run)}
 
 
 def _commonest(run: Run) -> dict[str, Any]:
@@ -97,24 +97,24 @@ def _repeated(run: Run) -> int:
     return count
 
 
-def _cautions(found: dict[str, Any], run: Run) -> list[str]:
+def _cautions(report: dict[str, Any], run: Run) -> list[str]:
     sentences = []
-    share, constant = found["commonest_share"], found["commonest_accuracy"]
+    share, constant = report["commonest_share"], report["commonest_accuracy"]
     # A model may well give one answer where nearly all questions have it: if it scores more than that.
-    better = not np.isnan(constant) and found["accuracy_low"] > constant
-    if found["answered_documents"] >= _FEWEST and share >= ONE_ANSWER and not better:
+    better = not np.isnan(constant) and report["accuracy_low"] > constant
+    if report["answered_documents"] >= _FEWEST and share >= ONE_ANSWER and not better:
         sentences.append(
-            f"The model answers {found['commonest']} in {_percent(share)} of cases "
-            f"({found['commonest_documents']:,} of {found['answered_documents']:,}): correct and incorrect "
+            f"The model answers {report['commonest']} in {_percent(share)} of cases "
+            f"({report['commonest_documents']:,} of {report['answered_documents']:,}): correct and incorrect "
             "say nothing about the documents here."
         )
-    low, high, chance = found["accuracy_low"], found["accuracy_high"], found["chance"]
+    low, high, chance = report["accuracy_low"], report["accuracy_high"], report["chance"]
     if low <= chance <= high:
         sentences.append(
-            f"The accuracy of {100 * found['accuracy']:.1f} % (95 % {100 * low:.1f} to {100 * high:.1f}) is "
+            f"The accuracy of {100 * report['accuracy']:.1f} % (95 % {100 * low:.1f} to {100 * high:.1f}) is "
             f"no better than guessing ({100 * chance:.1f} %): right answers may be luck."
         )
-    if (repeated := found["repeated_documents"]) >= REPEATED * len(run.vectors):
+    if (repeated := report["repeated_documents"]) >= REPEATED * len(run.vectors):
         sentences.append(
             f"{repeated} of {len(run.vectors)} documents repeat another one: errors and intervals count them "
             "as independent and are too short."

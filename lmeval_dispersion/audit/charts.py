@@ -81,11 +81,11 @@ def slice_chart(name: str, table: Found) -> Chart | None:
         return None
     lowest = min(rows, key=lambda row: float(row["dispersion"]))
     highest = max(rows, key=lambda row: float(row["dispersion"]))
-    found = table["association"]
-    if "spearman" in found:
-        order = f"{interval_text(found)}, over {found['slices']} slices"
+    association = table["association"]
+    if "spearman" in association:
+        order = f"{interval_text(association)}, over {association['slices']} slices"
     else:
-        order = f"no correlation: {found['missing']}"
+        order = f"no correlation: {association['missing']}"
     return Chart(
         _slice_points(name, rows),
         f"Accuracy against dispersion by {name}",
@@ -190,8 +190,8 @@ def mixture_charts(part: Found) -> dict[str, Chart]:
     charts = {}
     for key, title in titles.items():
         rows = _curve_rows("all documents", part["curve"], key)
-        for name, found in part["inside"].items() if key == "dispersion" else ():
-            rows += _curve_rows(f"inside {name}s", found.get("curve", ()), key)
+        for name, inner in part["inside"].items() if key == "dispersion" else ():
+            rows += _curve_rows(f"inside {name}s", inner.get("curve", ()), key)
         trend = part[f"{key}_trend"]
         if len(rows) < 2 or "missing" in trend:
             continue
@@ -217,13 +217,13 @@ def _curve_rows(series: str, curve: Sequence[Found], key: str) -> list[dict[str,
     return rows
 
 
-def paper_protocol_chart(found: Any) -> Chart:
+def paper_protocol_chart(protocol: Any) -> Chart:
     """Predicted against true accuracy of every test batch of the paper's protocol."""
     return Chart(
-        predicted_against_true(found.points, color="kind"),
+        predicted_against_true(protocol.points, color="kind"),
         "The paper's protocol: accuracy predicted from dispersion against true accuracy, documents held out",
-        f"{len(found.points)} batches over {found.seeds} splits. "
-        + " ".join(verdict.sentence for verdict in found.verdicts),
+        f"{len(protocol.points)} batches over {protocol.seeds} splits. "
+        + " ".join(verdict.sentence for verdict in protocol.verdicts),
         "On the dashed line the prediction is right. A cloud that lies flat or upright says that dispersion "
         "carries no accuracy there. Artificial mixtures are the easy case; batches of real slices are what a "
         "user will meet.",

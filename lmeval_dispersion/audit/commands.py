@@ -152,9 +152,11 @@ def run_calibrate(args: argparse.Namespace) -> int:
     chosen = _chosen(args, run)
     if chosen is not None:
         run = labels_of(run, chosen)
-    found = calibrate(run, by=args.slice, features=args.feature, slice_size=args.slice_size, seed=args.seed)
-    file.write_text(calibrator_json(found.calibrator))
-    output.write(found.document())
+    calibration = calibrate(
+        run, by=args.slice, features=args.feature, slice_size=args.slice_size, seed=args.seed
+    )
+    file.write_text(calibrator_json(calibration.calibrator))
+    output.write(calibration.document())
     output.say(f"next: dispersion predict {args.output} RUN")
     return 0
 

@@ -51,35 +51,35 @@ def relation(over_all: Figure, inside: Figure | None, nothing: float) -> Relatio
 
 def inside_figure(part: Mapping[str, Any], key: str) -> tuple[str, Figure | None]:
     """The first stratification of ``part["inside"]`` that has a number: its plural name and the number."""
-    for name, found in part["inside"].items():
-        if "missing" not in found:
-            found = found.get("pools", found)
-            return f"{name}s", Figure(found[key], found[f"{key}_low"], found[f"{key}_high"])
+    for name, figures in part["inside"].items():
+        if "missing" not in figures:
+            figures = figures.get("pools", figures)
+            return f"{name}s", Figure(figures[key], figures[f"{key}_low"], figures[f"{key}_high"])
     return "", None
 
 
-def least_dispersed_text(name: str, found: Mapping[str, Any]) -> str:
+def least_dispersed_text(name: str, least: Mapping[str, Any]) -> str:
     """Which slice is least dispersed, and from how many others it can be distinguished."""
-    if "missing" in found:
-        return f"no {name} is called the least dispersed, since {found['missing']}"
-    if found["not_told_apart"] == found["others"]:
+    if "missing" in least:
+        return f"no {name} is called the least dispersed, since {least['missing']}"
+    if least["not_told_apart"] == least["others"]:
         return (
-            f"the least dispersed {name} is {found['slice']} ({found['dispersion']:.4f}), and it is told "
+            f"the least dispersed {name} is {least['slice']} ({least['dispersion']:.4f}), and it is told "
             "apart from no other"
         )
-    text = f"the least dispersed {name} is {found['slice']} ({found['dispersion']:.4f})"
-    if found["not_told_apart"]:
-        return f"{text}, not told apart from {found['not_told_apart']} of the {found['others']} others"
-    return f"{text}, told apart from all {found['others']} others"
+    text = f"the least dispersed {name} is {least['slice']} ({least['dispersion']:.4f})"
+    if least["not_told_apart"]:
+        return f"{text}, not told apart from {least['not_told_apart']} of the {least['others']} others"
+    return f"{text}, told apart from all {least['others']} others"
 
 
-def order_text(found: Mapping[str, Any]) -> str:
+def order_text(association: Mapping[str, Any]) -> str:
     """Whether accuracy follows dispersion over slices."""
-    figure = Figure(found["spearman"], found["low"], found["high"])
+    figure = Figure(association["spearman"], association["low"], association["high"])
     side = figure.side(0)
     verb = ("shows no clear order by", "rises with", "falls with")[side]
-    text = f"Over {found['slices']} slices accuracy {verb} dispersion ({interval_text(found)})"
-    inside = found.get("inside_tasks")
+    text = f"Over {association['slices']} slices accuracy {verb} dispersion ({interval_text(association)})"
+    inside = association.get("inside_tasks")
     if not inside:
         return text
     figures = f"Spearman {inside['spearman']:.2f}, p = {inside['p']:.3f}"
@@ -95,8 +95,8 @@ def pools_sentence(mixtures: Mapping[str, Any]) -> str:
     """Whether right answers are more dispersed than wrong ones, over all and inside subjects or tasks."""
     if "missing" in mixtures:
         return f"Whether right answers are more dispersed could not be tested: {mixtures['missing']}."
-    found = mixtures["pools"]
-    figure = Figure(found["difference"], found["difference_low"], found["difference_high"])
+    pools = mixtures["pools"]
+    figure = Figure(pools["difference"], pools["difference_low"], pools["difference_high"])
     if math.isnan(figure.low):
         return (
             f"Whether right answers are more dispersed cannot be told with {mixtures['correct_documents']} "
@@ -190,19 +190,23 @@ def found_sentence(ranking: Mapping[str, Any]) -> str:
     return f"{text}; no other signal is told to be better than chance."
 
 
-def interval_text(found: Mapping[str, Any]) -> str:
+def interval_text(association: Mapping[str, Any]) -> str:
     """A Spearman correlation with its interval, or why it has none."""
-    if math.isnan(found["low"]):
-        return f"Spearman {found['spearman']:.2f}, too few slices for an interval"
-    return f"Spearman {found['spearman']:.2f}, 95 % {found['low']:.2f} to {found['high']:.2f}"
+    if math.isnan(association["low"]):
+        return f"Spearman {association['spearman']:.2f}, too few slices for an interval"
+    return (
+        f"Spearman {association['spearman']:.2f}, 95 % {association['low']:.2f} to {association['high']:.2f}"
+    )
 
 
-def association_sentence(found: Mapping[str, Any]) -> str:
+def association_sentence(association: Mapping[str, Any]) -> str:
     """The correlation of dispersion with accuracy over slices, and inside tasks, as numbers."""
-    if "missing" in found:
-        return f"No correlation with accuracy is given: {found['missing']}."
-    text = f"Dispersion with accuracy over these {found['slices']} slices: {interval_text(found)}."
-    if inside := found.get("inside_tasks"):
+    if "missing" in association:
+        return f"No correlation with accuracy is given: {association['missing']}."
+    text = (
+        f"Dispersion with accuracy over these {association['slices']} slices: {interval_text(association)}."
+    )
+    if inside := association.get("inside_tasks"):
         text += (
             f" Over the {inside['slices']} slices inside {inside['tasks']} tasks: Spearman "
             f"{inside['spearman']:.2f}, p = {inside['p']:.3f} (permutations inside tasks)."

@@ -294,10 +294,10 @@ def _error(values: NDArray[np.float64]) -> float:
 
 
 def _trend(targets: list[int], values: NDArray[np.float64]) -> dict[str, Any]:
-    found = trend(targets, values.mean(axis=1), [_error(row) for row in values])
-    if found.shape == "undefined":
+    curve = trend(targets, values.mean(axis=1), [_error(row) for row in values])
+    if curve.shape == "undefined":
         return {"missing": "the curve has fewer than three different known values"}
-    return {**found._asdict(), "against": [step._asdict() for step in found.against]}
+    return {**curve._asdict(), "against": [step._asdict() for step in curve.against]}
 
 
 def _ratio(change: float, error: float) -> float:

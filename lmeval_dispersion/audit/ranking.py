@@ -40,11 +40,11 @@ CONTRIBUTION = "contribution"
 
 def signals(run: Run) -> dict[str, Array]:
     """Every signal of a run, low for "probably wrong"; NaN where a document has none."""
-    found = {CONTRIBUTION: run.vectors.contributions()}
+    scores = {CONTRIBUTION: run.vectors.contributions()}
     top, margin, entropy = run.confidence
-    found |= {"top probability": top, "margin": margin, "entropy (negative)": -entropy}
-    found |= {"query perplexity (negative)": -run.perplexity, "prompt length (negative)": -run.length}
-    return {name: values for name, values in found.items() if not np.isnan(values).all()}
+    scores |= {"top probability": top, "margin": margin, "entropy (negative)": -entropy}
+    scores |= {"query perplexity (negative)": -run.perplexity, "prompt length (negative)": -run.length}
+    return {name: values for name, values in scores.items() if not np.isnan(values).all()}
 
 
 @dataclass(frozen=True)
@@ -101,17 +101,17 @@ def ranking_report(run: Run, answers: dict[str, Any] | None = None) -> dict[str,
         raise UsageError("ranking quality needs labelled documents, and none of these has a label")
     if len(run.vectors) < 2:
         raise UsageError("one document cannot be ranked")
-    found = signals(run)
+    scores = signals(run)
     inside = strata(run)
-    table = [_signal_row(name, values, run, inside) for name, values in found.items()]
+    table = [_signal_row(name, values, run, inside) for name, values in scores.items()]
     return {
         "documents": len(run.labelled),
         "wrong": int((~run.right[run.labelled]).sum()),
         "cautions": (answers or answers_report(run))["cautions"],
         "signals": table,
         "best_other": _best_other(table),
-        "against": _against(found, run),
-        "confounds": confounds(run, found[CONTRIBUTION]),
+        "against": _against(scores, run),
+        "confounds": confounds(run, scores[CONTRIBUTION]),
     }
 
 
@@ -162,17 +162,17 @@ def _best_other(table: list[dict[str, Any]]) -> dict[str, Any]:
 def _inside(values: Array, parts: list[Slice], run: Run) -> dict[str, Any]:
     """AUROC over the pairs of a right and a wrong document of one part, with its interval."""
     known = ~np.isnan(values) & ~np.isnan(run.score)
-    found = stratified_auroc(values, run.right, [part.rows[known[part.rows]] for part in parts])
-    if found is None:
+    area = stratified_auroc(values, run.right, [part.rows[known[part.rows]] for part in parts])
+    if area is None:
         return {"missing": "no part has a right and a wrong document"}
-    low, high = auroc_bounds(found.value, found.se, found.right, found.wrong)
+    low, high = auroc_bounds(area.value, area.se, area.right, area.wrong)
     return {
-        "auroc": found.value,
+        "auroc": area.value,
         "auroc_low": low,
         "auroc_high": high,
-        "parts": found.strata,
-        "pairs": found.pairs,
-        "reliable": min(found.right, found.wrong) >= FEWEST,
+        "parts": area.strata,
+        "pairs": area.pairs,
+        "reliable": min(area.right, area.wrong) >= FEWEST,
     }
 
 
@@ -187,22 +187,22 @@ def _deciles(right_in_order: Flags) -> list[dict[str, Any]]:
     return rows
 
 
-def _against(found: dict[str, Array], run: Run) -> list[dict[str, Any]]:
+def _against(signals: dict[str, Array], run: Run) -> list[dict[str, Any]]:
     """AUROC of the contribution minus that of every other signal, on the documents that have both.
 
     The intervals hold together: with contributions that are like every other signal, one of them leaves
     out 0 in 5 % of runs.
     """
     rows = []
-    point = normal_point(len(found) - 1)
-    for name, values in found.items():
+    point = normal_point(len(signals) - 1)
+    for name, values in signals.items():
         if name == CONTRIBUTION:
             continue
         known = run.labelled[~np.isnan(values[run.labelled])]
         right = run.right[known]
         if right.all() or not right.any() or np.ptp(values[known]) == 0:
             continue
-        ours = auroc(found[CONTRIBUTION][known], right)
+        ours = auroc(signals[CONTRIBUTION][known], right)
         difference, se = auroc_difference(ours, auroc(values[known], right))
         enough = se > 0 and min(right.sum(), (~right).sum()) >= FEWEST
         half = point * se if enough else float("nan")

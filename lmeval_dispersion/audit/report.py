@@ -238,22 +238,22 @@ def part_of(build: Callable[..., Any], run: Run, **options: Any) -> Any:
         return {"missing": str(error)}
 
 
-def summary(found: Audit) -> list[str]:
+def summary(report: Audit) -> list[str]:
     """What the run says: weak slices, right and wrong answers, documents to look at, calibration.
 
     Where right and wrong answers are no evidence, why comes first, and nothing that depends on them is said.
     """
-    if not found.run["labelled"]:
+    if not report.run["labelled"]:
         unlabelled = "No document has a label: what dispersion says about right answers cannot be tested."
-        return [slices_sentence(found), unlabelled]
-    if cautions := found.cautions:
+        return [slices_sentence(report), unlabelled]
+    if cautions := report.cautions:
         return [f"No verdict: {cautions[0][0].lower()}{cautions[0][1:]}", *cautions[1:],
-                slices_sentence(found, judged=False)]  # fmt: skip
+                slices_sentence(report, judged=False)]  # fmt: skip
     return [
-        slices_sentence(found),
-        pools_sentence(found.mixtures),
-        ranking_sentence(found.ranking),
-        calibration_sentence(found.calibration),
+        slices_sentence(report),
+        pools_sentence(report.mixtures),
+        ranking_sentence(report.ranking),
+        calibration_sentence(report.calibration),
     ]
 
 

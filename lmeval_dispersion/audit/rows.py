@@ -160,8 +160,8 @@ class CurvePoint:
 def curve_table(part: Found) -> Table:
     """The curves over target accuracies, those inside subjects and tasks beside them."""
     inside = {
-        name: {point["target_accuracy"]: point for point in found.get("curve", ())}
-        for name, found in part["inside"].items()
+        name: {point["target_accuracy"]: point for point in inner.get("curve", ())}
+        for name, inner in part["inside"].items()
     }
     rows = []
     for point in part["curve"]:
@@ -179,13 +179,13 @@ def curve_table(part: Found) -> Table:
 def mixture_lines(part: Found) -> list[str]:
     """One line on each curve and on each difference of right and wrong documents."""
     lines = [_trend("Dispersion", part["dispersion_trend"]), _pools("dispersion", ".4f", part["pools"])]
-    for name, found in part["inside"].items():
-        if "missing" in found:
-            lines.append(f"Inside {name}s: not available, {found['missing']}.")
+    for name, inner in part["inside"].items():
+        if "missing" in inner:
+            lines.append(f"Inside {name}s: not available, {inner['missing']}.")
         else:
             lines.append(
-                f"Inside {name}s (as many documents of each of {found['parts']} {name}s on both sides): "
-                f"difference in dispersion {_difference(found['pools'], '.4f')}."
+                f"Inside {name}s (as many documents of each of {inner['parts']} {name}s on both sides): "
+                f"difference in dispersion {_difference(inner['pools'], '.4f')}."
             )
     lines.append(_trend("Query perplexity", part["query_perplexity_trend"]))
     return [*lines, _pools("query perplexity", ".3f", part["perplexity_pools"])]

@@ -53,18 +53,18 @@ def slicings(run: Run, extra: Sequence[str] = ()) -> dict[str, list[Slice]]:
     Raises:
         UsageError: A column of ``extra`` is not there or cannot slice.
     """
-    found: dict[str, list[Slice]] = {}
+    ways: dict[str, list[Slice]] = {}
     for name in ("subject", "category", "task"):
         slices = by_value(run.documents[name].tolist())
-        if len(slices) > 1 and all(_differ(slices, other) for other in found.values()):
-            found[name] = slices
+        if len(slices) > 1 and all(_differ(slices, other) for other in ways.values()):
+            ways[name] = slices
     for name, values in (("length", run.length), ("confidence", run.confidence.top_probability)):
         bands = by_band(values)
         if len(bands) > 1:
-            found[name] = bands
+            ways[name] = bands
     for name in extra:
-        found.setdefault(name, by_column(run, name))
-    return found
+        ways.setdefault(name, by_column(run, name))
+    return ways
 
 
 def strata(run: Run) -> dict[str, list[Slice]]:
@@ -72,12 +72,12 @@ def strata(run: Run) -> dict[str, list[Slice]]:
 
     Subjects and tasks, where they tell documents apart and are not the same parts.
     """
-    found: dict[str, list[Slice]] = {}
+    ways: dict[str, list[Slice]] = {}
     for name in ("subject", "task"):
         slices = by_value(run.documents[name].tolist())
-        if len(slices) > 1 and all(_differ(slices, other) for other in found.values()):
-            found[name] = slices
-    return found
+        if len(slices) > 1 and all(_differ(slices, other) for other in ways.values()):
+            ways[name] = slices
+    return ways
 
 
 def by_column(run: Run, name: str) -> list[Slice]:
@@ -108,7 +108,7 @@ def by_value(values: Sequence[object]) -> list[Slice]:
     for row, value in enumerate(values):
         if value is not None and value == value:  # NaN differs from itself
             rows.setdefault(str(value), []).append(row)
-    return [Slice(name, np.array(found, dtype=np.int64)) for name, found in sorted(rows.items())]
+    return [Slice(name, np.array(places, dtype=np.int64)) for name, places in sorted(rows.items())]
 
 
 def by_band(values: NDArray[np.float64], bands: int = BANDS) -> list[Slice]:
@@ -118,13 +118,13 @@ def by_band(values: NDArray[np.float64], bands: int = BANDS) -> list[Slice]:
         return []
     edges = np.unique(np.quantile(values[known], np.linspace(0, 1, bands + 1)))
     index = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, max(len(edges) - 2, 0))
-    found = []
+    slices = []
     for band in range(max(len(edges) - 1, 1)):
         rows = known[index[known] == band]
         if rows.size:
             name = f"{values[rows].min():.4g} to {values[rows].max():.4g}"
-            found.append(Slice(name, rows))
-    return found
+            slices.append(Slice(name, rows))
+    return slices
 
 
 def slice_row(run: Run, part: Slice, raw: NDArray[np.float32] | None = None) -> dict[str, Any]:
@@ -189,16 +189,16 @@ def association(rows: list[dict[str, Any]], tasks: Sequence[str | None] = ()) ->
     if np.isnan(rho):
         return {"missing": "all slices have the same accuracy or the same dispersion"}
     low, high = spearman_bounds(rho, len(usable))
-    found = {"spearman": rho, "low": low, "high": high, "slices": len(usable)}
+    figures = {"spearman": rho, "low": low, "high": high, "slices": len(usable)}
     of_task: dict[str, list[int]] = {}
     for place, i in enumerate(usable):
         if tasks and (task := tasks[i]) is not None:
             of_task.setdefault(task, []).append(place)
     large = [places for places in of_task.values() if len(places) >= _FEWEST_OF_A_TASK]
     if len(large) < 2 or not (inside := rank_agreement([(x[places], y[places]) for places in large])):
-        return found
+        return figures
     return {
-        **found,
+        **figures,
         "inside_tasks": {
             "spearman": inside.spearman,
             "p": inside.spearman_p,

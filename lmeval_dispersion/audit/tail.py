@@ -31,13 +31,13 @@ def hard_tail(run: Run, *, seed: int = 0) -> dict[str, Any]:
     order = np.argsort(contribution, kind="stable")
     rows = order[: min(max(round(len(order) * SHARE), 1), _MOST)]
     labels, distance = clustered(run.vectors.rows[rows], _cluster_count(len(rows)), seed=seed)
-    found = []
+    clusters = []
     for label in np.unique(labels):
         inside = np.flatnonzero(labels == label)
         typical = inside[np.argsort(distance[inside], kind="stable")][:_TYPICAL]
-        found.append(_cluster(run, rows[inside], rows[typical], contribution))
-    found.sort(key=lambda cluster: -cluster["documents"])
-    return {"documents": len(rows), "share": len(rows) / len(order), "clusters": found}
+        clusters.append(_cluster(run, rows[inside], rows[typical], contribution))
+    clusters.sort(key=lambda cluster: -cluster["documents"])
+    return {"documents": len(rows), "share": len(rows) / len(order), "clusters": clusters}
 
 
 def clustered(x: NDArray[np.float32], k: int, *, seed: int = 0) -> tuple[NDArray[np.int64], Array]:

@@ -60,14 +60,14 @@ class CentredVectors:
         Raises:
             TooFewVectorsError: A subset has fewer than two rows.
         """
-        found = np.empty(len(subsets))
+        values = np.empty(len(subsets))
         for i, subset in enumerate(subsets):
             m = len(subset)
             if m < 2:
                 raise TooFewVectorsError(f"expected subsets of at least 2 documents, got one of {m}")
             total = self._total(subset)
-            found[i] = (self.squares[subset].sum() - total @ total / m) / (m - 1)
-        return found
+            values[i] = (self.squares[subset].sum() - total @ total / m) / (m - 1)
+        return values
 
     def contributions(self, rows: Rows | None = None) -> Array:
         """Mean distance of each of these rows (default: all) to the others of them; shape (m,), in [0, 2].
@@ -113,14 +113,14 @@ class CentredVectors:
         level = np.array([q.mean() for q in squares])
         centre = shares @ means
         value = variance = 0.0
-        for rows, q, own, share, mean in zip(parts, squares, level, shares, means, strict=True):
+        for rows, q, spread, share, mean in zip(parts, squares, level, shares, means, strict=True):
             n = len(rows)
             to = np.stack([centre - share * mean, mean]).astype(np.float32)
             inner = np.concatenate(
                 [self.rows[rows[i : i + _BLOCK]] @ to.T for i in range(0, n, _BLOCK)]
             ).astype(np.float64)
-            inside = q / 2 + (n * own - q) / (2 * (n - 1)) - (n * inner[:, 1] - q) / (n - 1)
-            outside = (1 - share) * q / 2 + (shares @ level - share * own) / 2 - inner[:, 0]
+            inside = q / 2 + (n * spread - q) / (2 * (n - 1)) - (n * inner[:, 1] - q) / (n - 1)
+            outside = (1 - share) * q / 2 + (shares @ level - share * spread) / 2 - inner[:, 0]
             distance = outside + share * inside
             value += share * float(distance.mean())
             variance += (2 * share) ** 2 * float(distance.var(ddof=1)) / n

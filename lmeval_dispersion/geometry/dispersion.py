@@ -51,9 +51,9 @@ def dispersion(x: ArrayLike) -> float:
     total: Array = np.zeros(rows.shape[1])
     for block, lengths in _blocks(rows):
         total += (1 / lengths) @ block
-    found = (n - float(total @ total) / n) / (n - 1)
-    if found > _CANCELLED:
-        return found
+    mean = (n - float(total @ total) / n) / (n - 1)
+    if mean > _CANCELLED:
+        return mean
     centre = total / n
     spread = sum(
         float(np.square(block / lengths[:, None] - centre).sum()) for block, lengths in _blocks(rows)

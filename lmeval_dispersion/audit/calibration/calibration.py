@@ -223,10 +223,10 @@ def calibrate(
     )
 
 
-def verdict(found: Calibration) -> str:
+def verdict(calibration: Calibration) -> str:
     """How far off the estimate is, beside the labelled accuracy alone."""
-    ours, alone = found.estimators[0].mae, found.estimators[-1].mae
-    if found.better:
+    ours, alone = calibration.estimators[0].mae, calibration.estimators[-1].mae
+    if calibration.better:
         return f"{ours:.1f} points off on average, better than the {TRIVIAL} ({alone:.1f})"
     return (
         f"no better than the trivial predictor, the {TRIVIAL} ({ours:.1f} and {alone:.1f} points off on "
@@ -234,19 +234,26 @@ def verdict(found: Calibration) -> str:
     )
 
 
-def calibration_sentence(found: Calibration | Mapping[str, Any]) -> str:
+def calibration_sentence(calibration: Calibration | Mapping[str, Any]) -> str:
     """Whether the accuracy of unlabelled slices can be told, judged on slices held out."""
-    if isinstance(found, Mapping):
-        return f"Whether accuracy can be read off unlabelled slices could not be tested: {found['missing']}."
-    where = f"On {slices_of(found.slices, found.by)} held out"
-    if not found.better:
-        features = listed([FEATURES[name] for name in found.features], "or") or "what they show"
-        return f"{where}, an estimate read off {features} is {verdict(found)}."
-    ours, alone, single = found.estimators[0], found.estimators[-1], found.estimator("dispersion")
-    beside = "" if found.used == ["dispersion"] or not single else f"; dispersion alone {single.mae:.1f}"
-    read_off = listed([FEATURES[name] for name in found.used])
+    if isinstance(calibration, Mapping):
+        reason = calibration["missing"]
+        return f"Whether accuracy can be read off unlabelled slices could not be tested: {reason}."
+    where = f"On {slices_of(calibration.slices, calibration.by)} held out"
+    if not calibration.better:
+        features = listed([FEATURES[name] for name in calibration.features], "or") or "what they show"
+        return f"{where}, an estimate read off {features} is {verdict(calibration)}."
+    ours, alone, single = (
+        calibration.estimators[0],
+        calibration.estimators[-1],
+        calibration.estimator("dispersion"),
+    )
+    beside = (
+        "" if calibration.used == ["dispersion"] or not single else f"; dispersion alone {single.mae:.1f}"
+    )
+    read_off = listed([FEATURES[name] for name in calibration.used])
     return (
-        f"{where}, the accuracy read off {read_off} is {verdict(found)}{beside}. That is worth "
+        f"{where}, the accuracy read off {read_off} is {verdict(calibration)}{beside}. That is worth "
         f"{ours.worth:.0f} labelled documents a slice (95 % {ours.worth_low:.0f} to {ours.worth_high:.0f}), "
         f"the {TRIVIAL} {alone.worth:.0f}."
     )

@@ -70,14 +70,14 @@ def slice_features(run: Run, parts: Sequence[Rows], names: Sequence[str], thresh
         "log_perplexity": np.where(np.isfinite(log_perplexity), log_perplexity, np.nan),
         "prompt_tokens": run.length,
     }
-    found = np.full((len(parts), len(names)), np.nan)
+    values = np.full((len(parts), len(names)), np.nan)
     for j, name in enumerate(names):
         if name == "dispersion":
             enough = [i for i, rows in enumerate(parts) if len(rows) > 1]
-            found[enough, j] = run.vectors.dispersions([parts[i] for i in enough])
+            values[enough, j] = run.vectors.dispersions([parts[i] for i in enough])
         else:
-            found[:, j] = [by_document[name][rows].mean() if len(rows) else np.nan for rows in parts]
-    return found
+            values[:, j] = [by_document[name][rows].mean() if len(rows) else np.nan for rows in parts]
+    return values
 
 
 def labelled_slices(run: Run, by: str | None = None, *, seed: int = 0) -> Slicing:

@@ -117,7 +117,7 @@ class Predictions(Report):
             return {}
         known = [row for row in rows if row.true is not None]
         inside = sum((row.low or 0) <= (row.true or 0) <= (row.high or 0) for row in known)
-        told = f"{inside} of {len(known)} known accuracies lie in their interval. " if known else ""
+        coverage = f"{inside} of {len(known)} known accuracies lie in their interval. " if known else ""
         level = f"{100 * self.level:.0f} %"
         return {
             "estimates": Chart(
@@ -131,7 +131,7 @@ class Predictions(Report):
                     _KNOWN,
                 ),
                 "Estimated accuracy, slice by slice",
-                f"{told}The labelled documents had {self.labelled_accuracy:.3f}.",
+                f"{coverage}The labelled documents had {self.labelled_accuracy:.3f}.",
                 f"Dots are estimates with their {level} intervals, "
                 f"{'crosses the accuracies that are known, ' if known else ''}"
                 "the dashed line is the labelled accuracy.",

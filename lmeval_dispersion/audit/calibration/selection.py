@@ -46,8 +46,8 @@ def rows_where(run: Run, expression: str) -> Rows:
             known = f"did you mean {near[0]}?" if near else f"there are {', '.join(columns)}"
             raise _wrong(expression, f"there is no column {node.id!r}; {known}")
     try:
-        found = run.documents.eval(expression.strip(), engine="python")
-        chosen = np.asarray(found, dtype=object)
+        answers = run.documents.eval(expression.strip(), engine="python")
+        chosen = np.asarray(answers, dtype=object)
         if chosen.shape != (len(run.documents),) or not {type(v) for v in chosen} <= {bool, np.bool_}:
             raise _wrong(expression, "its value is not true or false for every document")
     except UsageError:
@@ -109,8 +109,8 @@ def document_ids(run: Run, rows: Rows) -> dict[str, str]:
     """The documents of ``rows`` by task, their ids as ranges such as ``0-99,120``."""
     ids = pd.Series(run.documents["doc_id"].to_numpy()[rows])
     return {
-        str(task): _ranges(sorted(set(found.astype(int).tolist())))
-        for task, found in ids.groupby(run.documents["task"].astype(str).to_numpy()[rows])
+        str(task): _ranges(sorted(set(numbers.astype(int).tolist())))
+        for task, numbers in ids.groupby(run.documents["task"].astype(str).to_numpy()[rows])
     }
 
 

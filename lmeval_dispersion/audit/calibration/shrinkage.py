@@ -127,7 +127,7 @@ class _Ridge:
         """Mean squared error on each slice by the fit to the others, shape (penalties, S); closed form."""
         kept = self.s**2 / (self.s**2 + np.array(PENALTIES)[:, None])  # (penalties, rank)
         residual = self.y - (kept * (self.u.T @ self.y)) @ self.u.T
-        group, found = self.pairs.group, []
+        group, losses = self.pairs.group, []
         if len(np.unique(group)) == len(group):
             leverage = self.root**2 + kept @ (self.u.T**2)
             left_out = residual / (1 - leverage)
@@ -140,8 +140,8 @@ class _Ridge:
                 solved = np.linalg.solve(np.eye(len(inside)) - hat, residual[:, inside, None])
                 left_out[:, inside] = solved[..., 0]
         for loss in np.square(left_out / self.root):
-            found.append(self.pairs.per_group(loss))
-        return np.array(found)
+            losses.append(self.pairs.per_group(loss))
+        return np.array(losses)
 
 
 class Folds(NamedTuple):
