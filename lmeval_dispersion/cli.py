@@ -89,7 +89,7 @@ RENAMED = {
 
 # Which extra brings a library that is met on the way; the others come with `models`.
 _EXTRAS = {
-    **dict.fromkeys(("altair", "jinja2", "vl_convert"), "html"),
+    **dict.fromkeys(("vl_convert",), "html"),
     **dict.fromkeys(LIBRARIES["audit"], "audit"),
 }
 

@@ -11,13 +11,13 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_dispersion.report import FORMATS, render, rendered, require
+from lmeval_dispersion.report import FORMATS, render, require
 from lmeval_dispersion.version import __version__
 
 if TYPE_CHECKING:
@@ -253,23 +253,13 @@ class Output:
             DispersionError: The file could not be written; an older file is as it was.
         """
         document = replace(document, command=document.command or self.command)
-        if self.path is not None:
-            pieces = rendered(document, self.format)
-            write_whole(self.path, (piece.encode("utf-8", "backslashreplace") for piece in pieces))
-            self.say(f"wrote {self.path}")
-            return
-        if self.format in ("csv", "json") and _stdout_encoding().lower().replace("-", "") == "utf8":
-            for piece in rendered(document, self.format):
-                _print(piece, self.format, flush=False)
-            _print("", self.format)
-            return
-        terminal = sys.stdout.isatty()
+        terminal = self.path is None and sys.stdout.isatty()
         text = render(
             document,
             self.format,
             width=shutil.get_terminal_size().columns if terminal else None,
             colour=terminal and "NO_COLOR" not in os.environ,
-            encoding=_stdout_encoding(),
+            encoding="utf-8" if self.path else _stdout_encoding(),
             details=self.details,
         )
         self.write_text(text)
@@ -295,23 +285,20 @@ def report_beside(args: argparse.Namespace, file_format: str) -> tuple[Output, O
     return Output.of(argparse.Namespace(**given | {"output": None})), file
 
 
-def write_whole(path: Path, content: bytes | Iterable[bytes]) -> None:
-    """Write a file, in pieces or not, so that it is never half there: beside it first, then in its place.
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that it is never half there: beside it first, then in its place.
 
     Raises:
-        DispersionError: It could not be written; what was there before still is.
+        DispersionError: It could not be written; the file of before is as it was.
     """
     place = Path(os.path.realpath(path))
     beside = place.with_name(f".{place.name[:200]}.{os.getpid()}")
-    pieces = [content] if isinstance(content, bytes) else content
     try:
         if place.exists() and not place.is_file():
-            with place.open("wb") as file:
-                file.writelines(pieces)  # a pipe or a device, which nothing can take the place of
+            place.write_bytes(content)  # a pipe or a device, which nothing can take the place of
             return
         try:
-            with beside.open("wb") as file:
-                file.writelines(pieces)
+            beside.write_bytes(content)
             if place.exists():
                 shutil.copymode(place, beside)
             os.replace(beside, place)
@@ -349,7 +336,7 @@ def _stdout_encoding() -> str:
     return getattr(sys.stdout, "encoding", None) or "utf-8"
 
 
-def _print(text: str, output_format: str, *, flush: bool = True) -> None:
+def _print(text: str, output_format: str) -> None:
     """Print what standard output's encoding can hold; files for programs are UTF-8 where it cannot.
 
     Raises:
@@ -371,8 +358,7 @@ def _print(text: str, output_format: str, *, flush: bool = True) -> None:
             sys.stdout.write(text)
         else:
             sys.stdout.buffer.write(content)
-        if flush:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except BrokenPipeError:
         raise
     except OSError as error:

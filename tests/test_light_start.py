@@ -9,7 +9,7 @@ import pytest
 
 from lmeval_dispersion.cli import main
 
-HEAVY = ("torch", "transformers", "lm_eval", "datasets", "sklearn", "scipy", "pandas", "pyarrow", "altair")
+HEAVY = ("torch", "transformers", "lm_eval", "datasets", "sklearn", "scipy", "pandas", "pyarrow")
 HEAVY += ("obstore", "botocore", "mlflow")
 
 
@@ -48,7 +48,6 @@ with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
         "aiohttp",
         "huggingface_hub",
         "rich",
-        "altair",
     }
 
 
@@ -60,7 +59,7 @@ from lmeval_screener.cli import main
 with contextlib.redirect_stdout(io.StringIO()):
     assert main(["--demo", "--format", "{form}"]) == 0
 """
-    assert not loaded_after(code) & {*HEAVY, "pandas", "altair", "vl_convert", "aiohttp"}
+    assert not loaded_after(code) & {*HEAVY, "pandas", "vl_convert", "aiohttp"}
 
 
 def test_the_check_can_fail():
@@ -79,7 +78,8 @@ assert callable(screen) and screen is again is third
 
 
 @pytest.mark.parametrize(
-    ("library", "extra"), [("pandas", "audit"), ("sklearn", "audit"), ("altair", "html"), ("torch", "models")]
+    ("library", "extra"),
+    [("pandas", "audit"), ("sklearn", "audit"), ("vl_convert", "html"), ("torch", "models")],
 )
 def test_a_library_that_is_met_on_the_way_is_named_with_the_part_that_brings_it(
     library, extra, monkeypatch, capsys

@@ -59,8 +59,8 @@ def test_a_folder_without_the_right_to_write_is_refused(tmp_path):
 
 
 def test_a_missing_library_is_a_sentence_before_the_work(monkeypatch, tmp_path):
-    monkeypatch.setattr(report.importlib.util, "find_spec", lambda name: None if name == "jinja2" else name)
-    with pytest.raises(MissingExtraError, match=r"jinja2.*lmeval-dispersion\[html\]"):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "vl_convert" else name)
+    with pytest.raises(MissingExtraError, match=r"vl_convert.*lmeval-dispersion\[html\]"):
         output("-o", str(tmp_path / "x.html"))
 
 

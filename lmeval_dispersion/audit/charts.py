@@ -10,7 +10,7 @@ import numpy as np
 
 from lmeval_dispersion.audit.conclusions import interval_text
 from lmeval_dispersion.report import Chart
-from lmeval_dispersion.report.declared import json_value
+from lmeval_dispersion.report.cells import json_value
 from lmeval_dispersion.statistics import NORMAL_975
 
 Found = Mapping[str, Any]

@@ -24,8 +24,7 @@ from lmeval_dispersion.model.identity import adapter_identity, weights_identity
 from lmeval_dispersion.model.loading import LoadedModel, ModelChoice, ModelLike, model_choice
 from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.report import Report, Table, nullable
-from lmeval_dispersion.report.cells import short_names
-from lmeval_dispersion.report.declared import json_value
+from lmeval_dispersion.report.cells import json_value, short_names
 
 DataLike = str | Path | Texts
 

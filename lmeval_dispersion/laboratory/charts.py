@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 Spec = dict[str, Any]
@@ -44,21 +45,25 @@ def law_layers(correlations: pd.DataFrame, controls: pd.DataFrame | None) -> Spe
 
 def law_bins(points: pd.DataFrame) -> Spec:
     """Mean perplexity against dispersion: one dot a bin, one panel a perplexity and layer."""
-    rows = points.assign(panel=points["perplexity"] + ", " + points["layer"])
-    shown = ["split", "panel", "bin", "mean_perplexity", "dispersion"]
+    rows = points.assign(
+        panel=points["perplexity"] + ", " + points["layer"], logarithm=np.log(points["mean_perplexity"])
+    )
+    shown = ["split", "panel", "bin", "mean_perplexity", "logarithm", "dispersion"]
+    # A logarithmic axis of Vega-Lite has a line for every digit, which makes most of a page's bytes.
+    ticks = {"labelExpr": "format(exp(datum.value), ',.3~r')", "tickCount": 4}
     spec = {
         "mark": {"type": "circle", "size": 40, "opacity": 0.8},
         "encoding": {
-            "x": _value("mean_perplexity", "Mean perplexity of a bin", type="log"),
-            "y": _value("dispersion", "Dispersion"),
+            "x": {**_value("logarithm", "Mean perplexity of a bin"), "axis": ticks},
+            "y": {**_value("dispersion", "Dispersion"), "axis": {"tickCount": 5}},
             **_colour("split", _unique(rows, "split")),
-            "tooltip": _tips(shown),
+            "tooltip": _tips(["split", "bin", "mean_perplexity", "dispersion"]),
         },
         "height": _HEIGHT,
     }
     panels = rows["panel"].nunique()
     resolve = {"scale": {"x": "independent", "y": "independent"}}
-    return _faceted(rows[shown], "panel", spec, columns=min(3, panels), resolve=resolve)
+    return _faceted(rows[shown].round(4), "panel", spec, columns=min(3, panels), resolve=resolve)
 
 
 def law_heat(points: pd.DataFrame) -> Spec:

@@ -20,8 +20,7 @@ from lmeval_dispersion.laboratory import charts
 from lmeval_dispersion.laboratory.claims import depth_samples, depth_trend
 from lmeval_dispersion.laboratory.study import Study, read_study
 from lmeval_dispersion.report import Chart, Col, Report, Table, nullable
-from lmeval_dispersion.report.cells import short_names
-from lmeval_dispersion.report.declared import json_value
+from lmeval_dispersion.report.cells import json_value, short_names
 from lmeval_dispersion.statistics import (
     NORMAL_975,
     Array,

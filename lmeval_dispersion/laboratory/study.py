@@ -225,9 +225,9 @@ def opened(
         key = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
         folder = folder.root / f"{kind}-{key}"
     study = Study.open(Path(folder), kind, settings, names=names, quiet=quiet)
+    yield study
     if not named and study.processes.first:
         study.say(f"the study is kept in {folder}")
-    yield study
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

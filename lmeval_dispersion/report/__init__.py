@@ -28,7 +28,7 @@ with ``dots`` is drawn on one axis. Its modules are private; the names are here.
 
 from __future__ import annotations
 
-from lmeval_dispersion.report.declared import Report
+from lmeval_dispersion.report.declared import Report, nullable
 from lmeval_dispersion.report.document import (
     Chart,
     Code,
@@ -36,7 +36,6 @@ from lmeval_dispersion.report.document import (
     Column,
     Document,
     Facts,
-    Made,
     Note,
     Part,
     Row,
@@ -44,8 +43,7 @@ from lmeval_dispersion.report.document import (
     Table,
     Text,
 )
-from lmeval_dispersion.report.forms import FORMATS, Format, render, rendered, require
-from lmeval_dispersion.report.reportable import Reportable, nullable
+from lmeval_dispersion.report.forms import FORMATS, Format, render, require
 
 __all__ = [
     "FORMATS",
@@ -56,17 +54,14 @@ __all__ = [
     "Document",
     "Facts",
     "Format",
-    "Made",
     "Note",
     "Part",
     "Report",
-    "Reportable",
     "Row",
     "Section",
     "Table",
     "Text",
     "nullable",
     "render",
-    "rendered",
     "require",
 ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmeval_dispersion.report.document import Column, Row, Table
+from lmeval_dispersion.report.document import Column, Row, Table, fields_of
 
 
 def cell(row: Row, column: Column) -> str:
@@ -102,3 +103,17 @@ def _size(count: float) -> str:
             break
         value /= 1000
     return f"{count:.0f} B" if unit == "B" else f"{value:.3g} {unit}"
+
+
+def json_value(value: Any) -> Any:
+    """A value as JSON has it: dataclasses as objects, tuples as lists, null for NaN, infinity and missing."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = fields_of(value)
+    value = plain(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): json_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [json_value(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)

@@ -7,18 +7,16 @@ of its class. Every form of the report is made of these three.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
-import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.report.cells import plain, shown
+from lmeval_dispersion.errors import MissingExtraError, UsageError
+from lmeval_dispersion.report.cells import json_value, shown
 from lmeval_dispersion.report.document import (
     Chart,
     Code,
@@ -125,8 +123,6 @@ class Report:
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        from lmeval_dispersion.report.reportable import frame_of
-
         return frame_of(self.rows())
 
     def to_markdown(self) -> str:
@@ -173,20 +169,6 @@ class VegaLite(dict[str, Any]):
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         return {"application/vnd.vegalite.v5+json": dict(self), "text/plain": "<a Vega-Lite chart>"}
-
-
-def json_value(value: Any) -> Any:
-    """A value as JSON has it: dataclasses as objects, tuples as lists, null for NaN, infinity and missing."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = fields_of(value)
-    value = plain(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): json_value(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [json_value(item) for item in value]
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
 def _rendered(report: Report) -> tuple[str, list[str], list[Section], list[str]]:
@@ -320,3 +302,27 @@ def spans(numbers: Sequence[int]) -> str:
         else:
             runs.append([number])
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+
+
+def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
+    """Rows as a frame in pandas' nullable types.
+
+    Raises:
+        MissingExtraError: pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise MissingExtraError(
+            "a data frame needs pandas: pip install 'lmeval-dispersion[audit]' (or `pip install pandas`)"
+        ) from error
+    return nullable(pd.DataFrame(list(rows)))
+
+
+def nullable(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame in pandas' nullable types, ``Int64``, ``boolean`` and ``string``; floats stay, with NaN."""
+    import pandas as pd
+
+    types = {"integer": "Int64", "boolean": "boolean", "string": "string", "empty": "string"}
+    kinds = {name: pd.api.types.infer_dtype(column, skipna=True) for name, column in frame.items()}
+    return frame.astype({name: types[kind] for name, kind in kinds.items() if kind in types})

@@ -12,15 +12,14 @@ import functools
 import platform
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib import metadata
-from typing import Any, Literal, TypeVar, get_type_hints, overload
+from typing import Any, Literal, get_type_hints
 
 from lmeval_dispersion.version import __version__
 
 Row = Mapping[str, Any]
-T = TypeVar("T", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -76,36 +75,6 @@ def columns_of(row_type: type) -> tuple[Column, ...]:
     return tuple(
         replace(mark, key=name) for name, marks in marks.items() for mark in marks if isinstance(mark, Column)
     )
-
-
-class Made(Sequence[T]):
-    """A sequence whose members are made when they are looked at, again each time.
-
-    Args:
-        make: Makes the member at a place.
-        count: How many there are.
-    """
-
-    def __init__(self, make: Callable[[int], T], count: int) -> None:
-        self._make, self._count = make, count
-
-    def __len__(self) -> int:
-        """How many members there are."""
-        return self._count
-
-    @overload
-    def __getitem__(self, place: int) -> T: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[T]: ...
-
-    def __getitem__(self, place: int | slice) -> T | list[T]:
-        """The member at a place, counted from the end where negative."""
-        if isinstance(place, slice):
-            return [self._make(i) for i in range(*place.indices(self._count))]
-        if not -self._count <= place < self._count:
-            raise IndexError(place)
-        return self._make(place % self._count)
 
 
 @dataclass(frozen=True)
@@ -181,7 +150,7 @@ class Chart:
         name: Anchor on a page and name of a saved picture; empty for one made from the caption.
     """
 
-    draw: Mapping[str, Any] | Callable[[], Any]
+    draw: Mapping[str, Any] | Callable[[], Mapping[str, Any]]
     caption: str
     description: str
     meaning: str = ""
@@ -189,8 +158,7 @@ class Chart:
 
     def specification(self) -> dict[str, Any]:
         """The chart as Vega-Lite."""
-        drawn = self.draw() if callable(self.draw) else self.draw
-        return dict(drawn if isinstance(drawn, Mapping) else drawn.to_dict())
+        return dict(self.draw() if callable(self.draw) else self.draw)
 
 
 @dataclass(frozen=True)
@@ -252,11 +220,8 @@ class Document:
         sections: What supports the answer, in order.
         limits: What the numbers do not support, one sentence each.
         command: The command that made it; empty where none did.
-        rows: What CSV holds, one flat mapping a line. Without rows and fields it holds the first table.
-        fields: CSV's header; empty for the keys of the rows in the order in which they first stand.
-        contract: Returns the tool's versioned JSON, ending in a newline; in pieces where it may be too long
-            for one text. None: JSON holds the tables.
-        float_format: How CSV writes a float, such as ``%.9g``; empty for the shortest exact form.
+        rows: What CSV holds, one flat mapping a line; empty for the first table.
+        contract: Returns the tool's versioned JSON, ending in a newline. None: JSON holds the tables.
         libraries: Distributions whose versions decide the numbers; Python's and ours are always said.
         guide: The page of the documentation that tells how to read the report, such as
             ``docs/reference/screening.md``.
@@ -269,9 +234,7 @@ class Document:
     limits: Sequence[str] = ()
     command: str = ""
     rows: Sequence[Row] = ()
-    fields: Sequence[str] = ()
-    contract: Callable[[], str | Iterable[str]] | None = field(default=None, repr=False)
-    float_format: str = ""
+    contract: Callable[[], str] | None = field(default=None, repr=False)
     libraries: Sequence[str] = ()
     guide: str = ""
     short: bool = False

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
-from collections.abc import Iterator
-from typing import Literal, get_args
+import io
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
 
 from lmeval_dispersion.errors import MissingExtraError, UsageError
-from lmeval_dispersion.report.document import Document
+from lmeval_dispersion.report.cells import json_value, plain
+from lmeval_dispersion.report.document import Document, Row
 
 Format = Literal["table", "markdown", "csv", "json", "html"]
 #: Every form of a report, as ``--format`` names them.
@@ -29,20 +34,6 @@ def require(output_format: str) -> None:
             raise MissingExtraError(
                 f"a page needs {' and '.join(missing)}; run: pip install 'lmeval-dispersion[html]'"
             )
-
-
-def rendered(document: Document, output_format: str) -> Iterator[str]:
-    """`render` for programs, ``csv`` or ``json``, in pieces: a report of many rows need not fit in memory."""
-    if output_format == "csv":
-        from lmeval_dispersion.report.csv_rows import csv_lines
-
-        yield from csv_lines(document)
-    elif output_format == "json":
-        from lmeval_dispersion.report.json_tables import json_pieces
-
-        yield from json_pieces(document)
-    else:
-        yield render(document, output_format)
 
 
 def render(
@@ -74,12 +65,8 @@ def render(
 
         return markdown_text(document)
     if output_format == "csv":
-        from lmeval_dispersion.report.csv_rows import csv_text
-
         return csv_text(document)
     if output_format == "json":
-        from lmeval_dispersion.report.json_tables import json_text
-
         return json_text(document)
     if output_format == "html":
         from lmeval_dispersion.report.html_page import html_text
@@ -89,3 +76,46 @@ def render(
 
     width = width or (100 if document.short else 160)
     return terminal_text(document, width=width, colour=colour, encoding=encoding, details=details)
+
+
+def json_text(document: Document) -> str:
+    """``document.contract()``, or ``dispersion-tables/1``: title, answer, limits, command and tables."""
+    if document.contract is not None:
+        return document.contract()
+    content = {
+        "schema": "dispersion-tables/1",
+        "title": document.title,
+        "answer": document.answer,
+        "limits": document.limits,
+        "command": document.command,
+        "tables": {
+            name: {"caption": table.caption, "rows": table.rows} for name, table in document.tables().items()
+        },
+    }
+    return json.dumps(json_value(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def csv_text(document: Document) -> str:
+    """``document.rows`` under one header, or the first table where there are none.
+
+    None and NaN are empty, floats are in the shortest form that reads back equal, truth is ``True`` and
+    ``False``, items have spaces between them; lines end in a line feed. A key that a row lacks is empty.
+    """
+    rows: Sequence[Row] = document.rows
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    if not rows:
+        for table in list(document.tables().values())[:1]:
+            rows = table.rows
+            names = [key for column in table.columns for key in (column.key, column.error) if key]
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([_field(row.get(name)) for name in names] for row in rows)
+    return stream.getvalue()
+
+
+def _field(value: Any) -> Any:
+    value = plain(value)
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(str, value))
+    return "" if isinstance(value, float) and math.isnan(value) else value

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Chart, Col, Report, Row, Table
-from lmeval_dispersion.report.cells import shown
-from lmeval_dispersion.report.declared import json_value
+from lmeval_dispersion.report.cells import json_value, shown
 from lmeval_screener.agreement import Agreement, agreements
 from lmeval_screener.contract import entry, flat_row
 from lmeval_screener.ranking.gap import difference

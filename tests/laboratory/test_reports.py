@@ -482,7 +482,7 @@ def test_a_comparison_has_every_row_in_every_form():
 def test_studies_are_compared_without_torch():
     code = (
         "import sys, lmeval_dispersion.laboratory.comparison; "
-        "print(sorted({'altair', 'torch', 'transformers'} & set(sys.modules)))"
+        "print(sorted({'vl_convert', 'torch', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

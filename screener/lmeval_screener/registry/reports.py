@@ -11,7 +11,8 @@ from typing import Any
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Column, Report, Table
-from lmeval_dispersion.report.declared import count, json_value, listed
+from lmeval_dispersion.report.cells import json_value
+from lmeval_dispersion.report.declared import count, listed
 from lmeval_screener.registry.database import stored
 from lmeval_screener.registry.queries import (
     Move,

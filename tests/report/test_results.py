@@ -5,22 +5,19 @@ from __future__ import annotations
 import json
 import pickle
 import re
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
-import altair as alt
 import pandas as pd
 import pytest
 
 from lmeval_dispersion import audit_run, calibrate_run, compare_runs, predict_run, rank_run, screen
-from lmeval_dispersion.errors import MissingExtraError, UsageError
 from lmeval_dispersion.report import (
     Chart,
     Column,
     Document,
     Note,
-    Reportable,
+    Report,
     Section,
     Table,
     nullable,
@@ -33,28 +30,24 @@ TABLE = Table(
 )
 
 
-class Found(Reportable):
+CHART = {"mark": {"type": "point"}, "data": {"values": [{"x": 1}]}}
+
+
+class Found(Report):
     def document(self) -> Document:
+        chart = Chart(CHART, "C", "d", name="curve")
         return Document(
             "Two <things>",
             answer=["First & best.", "long " * 100],
             sections=[
-                Section("Rows", [TABLE, Chart(self.draw, "C", "d", name="curve")]),
-                Section("Only a picture", [Chart(self.draw, "D", "d")]),
+                Section("Rows", [TABLE, chart]),
+                Section("Only a picture", [Chart(CHART, "D", "d")]),
                 Section("Folded", [Note("Careful.")], details=True),
             ],
             limits=["No promise."],
             libraries=("numpy", "not-a-distribution"),
             guide="docs/explanation/reports.md",
         )
-
-    def draw(self) -> alt.Chart:
-        return alt.Chart(pd.DataFrame({"x": [1]})).mark_point().encode(x="x")
-
-
-class Nothing(Reportable):
-    def document(self) -> Document:
-        return Document("Nothing")
 
 
 class Tags(HTMLParser):
@@ -93,31 +86,9 @@ def test_a_notebook_gets_text_and_tables_without_scripts_or_styles_of_the_page()
     assert "<b>" not in text
 
 
-def test_a_notebook_without_jinja_shows_the_repr(monkeypatch):
-    from lmeval_dispersion.report import html_page
-
-    html_page._environment.cache_clear()
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert Found()._repr_html_() is None
-
-
 def test_markdown_and_page_are_what_the_commands_print():
     assert Found().to_markdown() == render(Found().document(), "markdown")
     assert Found().to_html() == render(Found().document(), "html")
-
-
-def test_the_plot_is_the_first_chart(monkeypatch):
-    assert Found().plot().to_dict()["mark"]["type"] == "point"
-    assert list(Found().document().charts()) == ["curve", "d"]
-    with pytest.raises(UsageError, match="none"):
-        Nothing().plot()
-
-    def missing(self):
-        raise ModuleNotFoundError("No module named 'altair'", name="altair")
-
-    monkeypatch.setattr(Found, "draw", missing)
-    with pytest.raises(MissingExtraError, match=r"altair.*lmeval-dispersion\[html\]"):
-        Found().plot()
 
 
 def test_a_report_ends_with_what_made_it():
