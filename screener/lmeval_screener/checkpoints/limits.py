@@ -281,7 +281,7 @@ class Allowance:
         return self._done + lists + sum(share.cost[1] for share in self._running.values())
 
     async def admit(self, meter: Meter, budget: Budget | None) -> None:
-        """Wait until a checkpoint may begin: until others have ended, where it is not known what they leave."""
+        """Wait until a checkpoint may begin: until others have ended, while their cost is unknown."""
         if not self.limited or id(meter) in self._running or id(meter) in self._lists:
             return
         if budget is None or not budget.runs:
