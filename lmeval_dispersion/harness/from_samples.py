@@ -80,24 +80,6 @@ def stores_from_samples(
 
     A task is a folder of its own under ``output``, called as the dispersion task is. A finished one of the
     same samples, model and layers is kept, so that a run that was killed goes on where it was.
-
-    Args:
-        results: Folder or results file of a run of lm-eval with ``--log_samples``.
-        arguments: Of lm-eval's model for transformers, with ``pretrained``: the model that gave the answers.
-        output: Folder of the stores.
-        layers: Names as :mod:`lmeval_dispersion.model.capture` takes them; the first is the default of the
-            store. None of them: ``last``, or the layer that the backend gives.
-        tasks: Only these; default: all that have samples.
-        judge: ``METRIC`` or ``FILTER/METRIC`` that tells correct answers.
-        batch_size: Prompts at a time, or ``auto``.
-        force: Go on where documents are missing, or answers or an engine's states are not the model's.
-        backend: ``hf`` or ``vllm``: what runs the prompts.
-        base_url: Address of the vLLM server.
-
-    Raises:
-        HarnessError: The samples are not whole, or those of another model or tokenizer; the backend cannot be
-            reached, or gives other states.
-        UsageError: No such task, layer or backend, or another store in the folder.
     """
     run = find_run(results)
     chosen = list(run.samples) if tasks is None else [task.strip() for task in tasks]

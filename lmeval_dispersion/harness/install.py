@@ -68,12 +68,7 @@ def task_names() -> list[str]:
 
 
 def harness_tasks() -> Path:
-    """lm-eval's folder of tasks.
-
-    Raises:
-        MissingExtraError: lm-eval is not installed.
-        HarnessError: It has no such folder.
-    """
+    """lm-eval's folder of tasks."""
     spec = find_spec("lm_eval")
     if spec is None or not spec.submodule_search_locations:
         raise MissingExtraError("lm-eval is not installed; pip install 'lmeval-dispersion[models]'")
@@ -96,11 +91,7 @@ def status() -> Status:
 
 
 def enable() -> Status:
-    """Write the configurations into lm-eval's tasks folder; writing them again changes nothing.
-
-    Raises:
-        UsageError: The folder cannot be written; the message names the ways that need no writing.
-    """
+    """Write the configurations into lm-eval's tasks folder; writing them again changes nothing."""
     before = status()
     if before.state != "enabled":
         try:
@@ -120,11 +111,7 @@ def enable() -> Status:
 
 
 def disable() -> Status:
-    """Remove what :func:`enable` wrote, and nothing else.
-
-    Raises:
-        UsageError: The folder cannot be written.
-    """
+    """Remove what :func:`enable` wrote, and nothing else."""
     before = status()
     try:
         _remove(before.folder)

@@ -15,12 +15,6 @@ def query_tokens(lm: Any, prompt: str, query: str | None, context: Sequence[int]
     White space at the query's ends is not the query's: a tokenizer joins it with whatever is beside it. A
     token that holds the end of one and the start of the other counts.
 
-    Args:
-        lm: lm-eval's HFLM, for its tokenizer.
-        prompt: The whole prompt as text.
-        query: The query as the task renders it. None, or not in the prompt: all of the prompt counts.
-        context: The prompt's tokens, as lm-eval has made them: without white space at its end.
-
     Returns:
         An empty span where the tokens cannot be told apart, so that no wrong figure is given.
     """

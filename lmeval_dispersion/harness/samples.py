@@ -102,11 +102,7 @@ class LoggedTask:
 
 
 def find_run(place: str | Path) -> LoggedRun:
-    """The run whose results file or folder ``place`` is.
-
-    Raises:
-        HarnessError: No samples, no results beside them, or those of several runs.
-    """
+    """The run whose results file or folder ``place`` is."""
     path = Path(place).expanduser()
     if not path.exists():
         raise HarnessError(f"{path} does not exist; name the folder that lm-eval's --output_path made")
@@ -136,12 +132,7 @@ def find_run(place: str | Path) -> LoggedRun:
 
 
 def read_task(run: LoggedRun, task: str, *, allow_holes: bool = False) -> LoggedTask:
-    """The samples of one task, checked against the run's results and against themselves.
-
-    Raises:
-        HarnessError: Documents are missing, come twice or are not those that were hashed; the file was cut
-            off or written by an lm-eval of another format.
-    """
+    """The samples of one task, checked against the run's results and against themselves."""
     config = (run.results.get("configs") or {}).get(task)
     if not isinstance(config, dict) or "output_type" not in config:
         raise HarnessError(f"{run.file} has no configuration of task {task!r}; run it with lm-eval 0.4.13")

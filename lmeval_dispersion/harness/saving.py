@@ -53,11 +53,7 @@ class Run:
 
 
 def begin(task: str, metadata: Mapping[str, Any], around: Surroundings, options: Mapping[str, Any]) -> Run:
-    """Start a run: its store's folder is marked as one whose run has not finished.
-
-    Raises:
-        UsageError: A finished store is there already, or the folder cannot be written.
-    """
+    """Start a run: its store's folder is marked as one whose run has not finished."""
     # torchrun on CPUs runs all processes as rank 0: the first of its machine writes.
     writes = os.environ.get("LOCAL_RANK", "0") == "0" and getattr(around.lm, "rank", 0) == 0
     folder = store_folder(task, metadata, around) if writes else None

@@ -120,11 +120,7 @@ def surroundings() -> Surroundings:
 def add_request_types(
     methods: Mapping[str, Callable[..., Any]], refusal: Callable[..., Any], needed: Sequence[str]
 ) -> None:
-    """Add methods to lm-eval's model for transformers; doing it twice changes nothing.
-
-    Raises:
-        HarnessError: This lm-eval lacks one of them.
-    """
+    """Add methods to lm-eval's model for transformers; doing it twice changes nothing."""
     missing = [name for name in needed if not hasattr(HFLM, name)]
     if missing:
         raise HarnessError(
@@ -304,11 +300,7 @@ def pooled(parts: Parts, measure: Measure, *, error: bool = False) -> Any:
 
 
 def check_groups() -> None:
-    """Run lm-eval's group code on two made-up tasks and compare with the measure of all their parts.
-
-    Raises:
-        HarnessError: This lm-eval combines groups otherwise.
-    """
+    """Run lm-eval's group code on two made-up tasks and compare with the measure of all their parts."""
     from lm_eval.api.group import Group
     from lm_eval.api.task import ConfigurableTask
 

@@ -72,11 +72,7 @@ class VllmServer:
         return self._model
 
     def states(self, prompts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """States (n, d) after the last token of each prompt, whose tokens are taken as they are.
-
-        Raises:
-            HarnessError: The server cannot be reached, refuses, or answers something else.
-        """
+        """States (n, d) after the last token of each prompt, whose tokens are taken as they are."""
         rows: list[NDArray[np.float32]] = []
         for start in range(0, len(prompts), _AT_ONCE):
             asked = [list(map(int, prompt)) for prompt in prompts[start : start + _AT_ONCE]]
@@ -191,11 +187,7 @@ class Agreement:
 
 
 def agreement(states: ArrayLike, expected: ArrayLike, dtype: str) -> Agreement:
-    """Compare states (n, d) of a server with those of transformers.
-
-    Raises:
-        HarnessError: The widths differ.
-    """
+    """Compare states (n, d) of a server with those of transformers."""
     ours, theirs = (np.asarray(rows, dtype=np.float64) for rows in (states, expected))
     if ours.shape != theirs.shape:
         raise HarnessError(

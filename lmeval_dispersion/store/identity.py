@@ -31,11 +31,7 @@ _SHOWN = 24  # characters of a value in a message
 
 
 def check_one_model(parts: Sequence[Part]) -> None:
-    """Refuse to read stores as one that another model, or the same one otherwise prompted, filled.
-
-    Raises:
-        MixedStoresError: Names the keys that differ with both values.
-    """
+    """Refuse to read stores as one that another model, or the same one otherwise prompted, filled."""
     first_place, first = parts[0]
     for place, manifest in parts[1:]:
         a, b = first.get("identity"), manifest.get("identity")
@@ -58,16 +54,8 @@ def check_one_model(parts: Sequence[Part]) -> None:
 def check_comparable(first: Sequence[Part], other: Sequence[Part]) -> list[str]:
     """Sentences that a comparison of two runs must carry: how their models differ. Other prompts are refused.
 
-    Args:
-        first: ``parts`` of the one :class:`lmeval_dispersion.store.Store`.
-        other: Those of the other.
-
     Returns:
         Sentences without a full stop; none for equal identities and for stores older than these.
-
-    Raises:
-        MixedStoresError: A task that both have was asked in another way: other template, system prompt,
-            number or seed of few-shot examples, or one model with and without chat template.
     """
     a, b = first[0][1].get("identity"), other[0][1].get("identity")
     if a is None and b is None:

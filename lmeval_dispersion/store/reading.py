@@ -155,12 +155,6 @@ def read_store(path: str | Path) -> Store:
     Several stores need one model and revision, one identity of model and run, and at least one layer in
     common. Their joint manifest keeps what they agree on; ``prompt_format`` is then a hash over all of
     theirs, and so is what tasks of one run may differ in.
-
-    Raises:
-        PartialStoreError: A run did not finish.
-        StoreVersionError: Written by another version of the format.
-        MixedStoresError: Stores of different identity, or one task twice.
-        StoreError: No store there, or damaged files.
     """
     folder = Path(path)
     places = _stores(folder)

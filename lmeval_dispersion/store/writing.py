@@ -33,11 +33,7 @@ if TYPE_CHECKING:
 
 
 def begin_store(folder: Path) -> None:
-    """Mark ``folder`` as a store whose run has not finished, so that a run that is killed leaves no gap.
-
-    Raises:
-        UsageError: A finished store is there already, or the folder cannot be written.
-    """
+    """Mark ``folder`` as a store whose run has not finished, so that a run that is killed leaves no gap."""
     if (folder / MANIFEST).exists():
         raise UsageError(
             f"{folder} holds a finished store already: read it with `dispersion audit`, remove it, or choose "
@@ -62,19 +58,6 @@ def write_store(
     """Write one run to the folder ``path``, replacing a store that is there; returns the folder.
 
     At every moment the folder holds a whole store or one that readers refuse as partial.
-
-    Args:
-        path: Folder, created where it is missing.
-        documents: One row a document with at least ``doc_id`` and ``task``; missing columns of
-            :data:`lmeval_dispersion.store.COLUMNS` are filled with "not known", further ones are kept.
-        vectors: Layer name -> raw vectors, shape (n, d), any float dtype. A zero or non-finite row is kept
-            as a row without direction.
-        manifest: What is known of the run (model, revision, prompt_format, ...). ``format``,
-            ``complete``, ``n``, ``layers``, ``width`` and ``sha256`` are filled in; ``default_layer``
-            defaults to the first layer, ``created`` to now.
-
-    Raises:
-        StoreError: Lengths differ, a required column or every layer is missing.
     """
     table = _document_table(documents)
     layers = {name: np.asarray(rows) for name, rows in vectors.items()}

@@ -63,11 +63,7 @@ class Accuracies:
     complete: bool = True
 
     def check(self, targets: Sequence[Target]) -> None:
-        """Make sure that they fit what is to be screened; a glob of revisions fits what it matches.
-
-        Raises:
-            UsageError: A name fits no target or several, two are of one, or none fits at all.
-        """
+        """Make sure that they fit what is to be screened; a glob of revisions fits what it matches."""
         taken: dict[str, Rated] = {}
         index, any_fits = _Index(targets), False
         for rated in self.rated:
@@ -106,30 +102,14 @@ class Accuracies:
 
 
 def read_accuracies(source: str, targets: Sequence[Target]) -> Accuracies:
-    """Accuracies of lm-eval's results, of a CSV file, or of the Hub, checked against the targets.
-
-    Args:
-        source: ``FILE.csv`` with the columns ``repo`` (or ``checkpoint``, ``name``), ``accuracy`` and
-            optionally ``revision`` and ``label``; lm-eval's ``results_*.json``, or a folder of them, with
-            ``:TASK`` where they hold more than one task; or ``hub:TASK``, what the repositories'
-            ``.eval_results`` on the Hub say.
-        targets: What is to be screened.
-
-    Raises:
-        UsageError: It cannot be read as one of these, holds no accuracy of the task, or fits no target; see
-            :meth:`Accuracies.check`.
-    """
+    """Accuracies of lm-eval's results, of a CSV file, or of the Hub, checked against the targets."""
     accuracies = find_accuracies(source, targets)
     accuracies.check(targets)
     return accuracies
 
 
 def find_accuracies(source: str, targets: Sequence[Target]) -> Accuracies:
-    """:func:`read_accuracies` before they are checked against the targets.
-
-    Raises:
-        UsageError: It cannot be read as one of these, or holds no accuracy of the task.
-    """
+    """:func:`read_accuracies` before they are checked against the targets."""
     if source.startswith(HUB):
         return _from_hub(source[len(HUB) :], targets)
     path, task = Path(source).expanduser(), ""

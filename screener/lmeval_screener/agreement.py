@@ -50,11 +50,6 @@ class Agreement:
 def agreement(gaps: Sequence[float], accuracies: Sequence[float], groups: Sequence[str]) -> list[Agreement]:
     """Agreement of gaps with accuracies, per group and overall.
 
-    Args:
-        gaps: One gap per checkpoint; NaN leaves the checkpoint out.
-        accuracies: One accuracy per checkpoint, in any unit; NaN leaves the checkpoint out.
-        groups: The group that each is ranked in.
-
     Returns:
         One line per group in order of appearance; with more than one group also *within groups* and
         *overall*.

@@ -48,11 +48,7 @@ def add_limit_options(parser: argparse._ActionsContainer) -> None:
 
 
 def allowance_of(args: argparse.Namespace) -> Allowance:
-    """The limits of a run by its options.
-
-    Raises:
-        UsageError: A limit that is none.
-    """
+    """The limits of a run by its options."""
     from lmeval_screener.checkpoints.limits import Allowance
 
     size = None
@@ -71,14 +67,7 @@ def allowance_of(args: argparse.Namespace) -> Allowance:
 def plan_document(
     selected: Selected, targets: Sequence[Target], domain: TokenSet, reference: TokenSet
 ) -> Document:
-    """The most that the screening of some targets costs: from a cache or a registry it costs less.
-
-    Args:
-        selected: The selection that they came of.
-        targets: All that would be screened.
-        domain: T.
-        reference: R.
-    """
+    """The most that the screening of some targets costs: from a cache or a registry it costs less."""
     from lmeval_dispersion.report import Column, Document, Section, Table
     from lmeval_screener.checkpoints.hub import Hub
 

@@ -47,12 +47,7 @@ _Asked = tuple[int, Target, float]
 
 
 def check_ray(targets: Sequence[Target]) -> None:
-    """Whether Ray is there and of use.
-
-    Raises:
-        MissingExtraError: Ray is not installed.
-        UsageError: Some checkpoints are on the Hub, whose quota no number of machines changes.
-    """
+    """Whether Ray is there and of use."""
     hub = sum(target.on_hub and target.refused is None for target in targets)
     if hub:
         raise UsageError(
@@ -90,11 +85,7 @@ class RayReader(Reader):
         self._patience = 0.0  # seconds in which a block must come back
 
     async def read(self, target: Target, budget: Budget, *, over: Resolution | None = None) -> Reading:
-        """See `Reader.read`; the budget begins on the cluster.
-
-        Raises:
-            DispersionError: No cluster answers, or it was lost before anything was read.
-        """
+        """See `Reader.read`; the budget begins on the cluster."""
         if over is not None or target.refused is not None:
             return await super().read(target, budget, over=over)
         if self._known is not None:
@@ -282,12 +273,6 @@ def read_block(
     block: Sequence[tuple[Target, float]], domain: TokenSet, reference: TokenSet, folder: str
 ) -> tuple[list[Outcome], Meter]:
     """Some checkpoints, each within its time, as a worker reads them.
-
-    Args:
-        block: Each checkpoint with its seconds.
-        domain: T.
-        reference: R.
-        folder: Where the command was given: the bases of adapters may be relative to it.
 
     Returns:
         What came of each; then what travelled for all.

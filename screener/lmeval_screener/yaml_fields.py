@@ -22,15 +22,7 @@ _NAMES = {
 
 
 def mistake(source: object, key: str, expected: str, given: object, step: str = "") -> UsageError:
-    """The error that says that a key of a file should hold something else.
-
-    Args:
-        source: The file.
-        key: Its path from the file's top; empty for the whole file.
-        expected: What it should hold.
-        given: What it holds.
-        step: What to do about it.
-    """
+    """The error that says that a key of a file should hold something else."""
     place = f"`{key}`: " if key else ""
     end = f"; {step}" if step else ""
     return UsageError(f"{source}: {place}expected {expected}, got {_described(given)}{end}")
@@ -42,15 +34,6 @@ def load_yaml(layout: type[T], path: Path, schema: int = 1) -> T:
     Fields may be ``str`` (not empty), ``bool``, ``Annotated[int, low]``, ``Literal``, ``tuple[str, ...]``
     (different strings, at least one), ``tuple`` or ``dict`` of dataclasses, and ``Any``; those with a default
     may be left out.
-
-    Args:
-        layout: The dataclass; its field ``schema`` is the layout's version.
-        path: The file.
-        schema: The version that the caller reads.
-
-    Raises:
-        UsageError: The file is missing, unreadable or no YAML, has a key twice, is of another schema, or has
-            an unknown key (the nearest known one is suggested) or a value of another kind.
     """
     import yaml
 

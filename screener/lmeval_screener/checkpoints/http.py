@@ -80,12 +80,7 @@ def contradiction(what: str, code: str = "BadResponse") -> AgainError:
 
 
 async def retried(attempt: Callable[[], Awaitable[T]], budget: Budget) -> T:
-    """Result of the first attempt that succeeds.
-
-    Raises:
-        ScreeningError: The error of the last attempt, after `AgainError.attempts` fruitless ones, or as soon
-            as the wait before the next would exceed the time budget.
-    """
+    """Result of the first attempt that succeeds."""
     fruitless = 0
     while True:
         try:
@@ -181,19 +176,6 @@ class Transport:
         """The answer to one request when its quota has room, no retries, no redirects.
 
         It has to be entered (``async with``); its body is not yet read, see `piece_of`.
-
-        Args:
-            method: Of HTTP.
-            url: Where to.
-            headers: Beside the usual ones.
-            meter: Counts it.
-            budget: Stands still while the quota is waited for.
-
-        Raises:
-            AgainError: The connection failed.
-            ScreeningError: ``RateLimited``, where the server wants to be left alone for too long;
-                ``NotTried``, where the user's own limits are used up; ``Unreachable``, where the server's
-                certificate is not trusted.
         """
         counted = self.is_hub(url)
         if counted and self.token:
@@ -319,9 +301,6 @@ class Transport:
 
         How long to wait is in ``Retry-After``, or (the Hub's 429 has none) in ``RateLimit: …;t=<seconds>``.
         After a 429 the next attempt waits for its turn, as all others of its quota do.
-
-        Raises:
-            ScreeningError: ``RateLimited``, where that is longer than `LONGEST_WAIT`.
         """
         status, host = response.status, response.url.host
         if status == 429:
@@ -437,9 +416,6 @@ def environment_proxy(url: URL) -> str | None:
     """The proxy that the environment names for a URL; None for none, and for what NO_PROXY names.
 
     Asked once an origin: aiohttp's own ``trust_env`` asks at each request, and reads ~/.netrc too.
-
-    Raises:
-        ScreeningError: ``Unreachable`` if it is of a kind that is not spoken here, such as SOCKS.
     """
     proxies = urllib.request.getproxies()
     proxy = proxies.get(url.scheme) or proxies.get("all")
@@ -485,11 +461,7 @@ def _is_private(host: str) -> bool:
 
 @functools.cache
 def _tls_context() -> ssl.SSLContext:
-    """Certifi's certificates, or those that the environment names; made once, which takes 40 ms.
-
-    Raises:
-        ScreeningError: ``Unreachable`` where they cannot be read.
-    """
+    """Certifi's certificates, or those that the environment names; made once, which takes 40 ms."""
     import certifi
 
     places = {name: Path(os.environ[name]) for name in _CERTIFICATES if os.environ.get(name)}

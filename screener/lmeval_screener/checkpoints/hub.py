@@ -148,18 +148,7 @@ class Hub:
         budget: Budget | None = None,
         listing: RepoFiles | None = None,
     ) -> Snapshot:
-        """A checkpoint at a revision, pinned to its commit.
-
-        Args:
-            repo: ``org/name``; renamed repositories are followed.
-            revision: Branch, tag or commit; None: the default branch.
-            budget: Time for everything that is read of it: no retry waits beyond it; None: no limit.
-            listing: What a list of many repositories said of it: then no API call is made.
-
-        Raises:
-            ScreeningError: ``RepoNotFound``, ``RevisionNotFound``, ``Offline``, or an error of the
-                connection.
-        """
+        """A checkpoint at a revision, pinned to its commit."""
         budget, meter = budget or Budget(math.inf), Meter()
         if not _NAME.fullmatch(repo):
             raise ScreeningError("RepoNotFound", f"expected a name such as org/model, got {repo!r}; check it")
@@ -222,16 +211,7 @@ class Hub:
         return self.transport.quotas() if self.transport else []
 
     async def revisions(self, repo: str, pattern: str, budget: Budget | None = None) -> list[str]:
-        """Branches and tags that match a glob, in the order of the numbers in their names.
-
-        Args:
-            repo: ``org/name``.
-            pattern: A glob such as ``step*``.
-            budget: See `snapshot`.
-
-        Raises:
-            ScreeningError: ``RevisionNotFound`` if none matches, or an error of the connection.
-        """
+        """Branches and tags that match a glob, in the order of the numbers in their names."""
         budget, key = budget or Budget(math.inf), f"{self.endpoint} {repo}"
         if self.transport is None:
             kept = self.cache.read("refs", key)

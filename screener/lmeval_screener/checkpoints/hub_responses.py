@@ -65,11 +65,7 @@ class RepoSummary:
 
 
 def parse_listing(body: bytes, asked: str) -> RepoFiles:
-    """Files from ``/api/models/{repo}/revision/{revision}?blobs=true``.
-
-    Raises:
-        ScreeningError: ``BadResponse`` if it is something else; so do all of these functions.
-    """
+    """Files from ``/api/models/{repo}/revision/{revision}?blobs=true``."""
     # Whether its files can be had is for their server to say: a mirror may have a token of its own.
     return replace(_listing(_object(body, asked), asked), gated=False, changed="")
 

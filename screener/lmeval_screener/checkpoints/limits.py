@@ -91,11 +91,7 @@ class Budget:
                 self._since = time.monotonic()
 
     async def bounded(self, work: Coroutine[Any, Any, T]) -> T:
-        """Result of some work, if it comes in time; one work after the other.
-
-        Raises:
-            ScreeningError: ``Timeout``, or the trouble that the time went into.
-        """
+        """Result of some work, if it comes in time; one work after the other."""
         self._since = time.monotonic()
         task = asyncio.ensure_future(work)
         try:
@@ -175,9 +171,6 @@ class Quota:
 
         The budget's clock stands meanwhile, unless the quota was refused `PATIENCE` times since the budget
         met it.
-
-        Raises:
-            ScreeningError: ``RateLimited``, where the server wants to be left alone for too long.
         """
         if self.room() <= 0:
             start = time.monotonic()
@@ -288,16 +281,7 @@ class Allowance:
         return self._done + lists + sum(share.cost[1] for share in self._running.values())
 
     async def admit(self, meter: Meter, budget: Budget | None) -> None:
-        """Wait until a checkpoint may begin: until others have ended, where it is not known what they leave.
-
-        Args:
-            meter: Of the checkpoint.
-            budget: Stands still meanwhile, and says when the checkpoint ends; None, or one that does not run,
-                for what belongs to no checkpoint, such as lists.
-
-        Raises:
-            ScreeningError: ``NotTried``, where a limit leaves no room for it.
-        """
+        """Wait until a checkpoint may begin: until others have ended, while their cost is unknown."""
         if not self.limited or id(meter) in self._running or id(meter) in self._lists:
             return
         if budget is None or not budget.runs:
@@ -315,15 +299,7 @@ class Allowance:
         budget.at_end.append(functools.partial(self._release, meter))
 
     def spend(self, meter: Meter, *, counted: bool) -> None:
-        """Say that one request is about to leave.
-
-        Args:
-            meter: Of the checkpoint.
-            counted: Whether a quota of the Hub counts it.
-
-        Raises:
-            ScreeningError: ``NotTried``, where a limit is used up.
-        """
+        """Say that one request is about to leave."""
         full = self._used_up()
         if full is not None and (counted or full[0] != "--max-requests"):
             raise self._refusal(*full)

@@ -69,12 +69,6 @@ def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:
     - a snapshot of the Hub's cache (``…/snapshots/<commit>``), whose files are symbolic links;
     - a repository of the Hub's cache (``models--org--name``): the commit that ``refs/main`` names, or
       the only snapshot there is.
-
-    Args:
-        path: The folder; ``~`` is expanded.
-
-    Raises:
-        ScreeningError: ``FolderNotFound`` if it is no folder, or a cache folder without a usable snapshot.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
@@ -93,11 +87,7 @@ def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:
 
 
 def open_file(path: str | os.PathLike[str]) -> LocalSnapshot:
-    """A checkpoint that is one file of weights, with the configuration and tokenizer beside it, if any.
-
-    Raises:
-        ScreeningError: ``FolderNotFound`` if there is no such file.
-    """
+    """A checkpoint that is one file of weights, with the configuration and tokenizer beside it, if any."""
     place = Path(path).expanduser()
     if not place.is_file():
         raise ScreeningError("FolderNotFound", f"there is no file {str(path)!r}; check the path")
@@ -106,13 +96,7 @@ def open_file(path: str | os.PathLike[str]) -> LocalSnapshot:
 
 
 def open_download(cache: Path, repo: str, revision: str | None) -> LocalSnapshot | None:
-    """A checkpoint that huggingface_hub downloaded; None if this revision is not in its cache.
-
-    Args:
-        cache: Folder of the Hub's cache (``HF_HUB_CACHE``).
-        repo: ``org/name``.
-        revision: Branch, tag or commit; None: the default branch.
-    """
+    """A checkpoint that huggingface_hub downloaded; None if this revision is not in its cache."""
     folder = cache / f"models--{repo.replace('/', '--')}"
     reference = folder / "refs" / (revision or "main")
     commit = reference.read_text().strip() if reference.is_file() else (revision or "")
@@ -136,11 +120,7 @@ def _files(folder: Path) -> dict[str, FileEntry]:
 
 
 def read_ranges(place: Path, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Bytes ``[begin, end)`` of a file on disk, for each range.
-
-    Raises:
-        ScreeningError: ``FileNotFound`` if it cannot be read, ``BadResponse`` if it ends too early.
-    """
+    """Bytes ``[begin, end)`` of a file on disk, for each range."""
     bodies = []
     try:
         with place.open("rb") as file:

@@ -83,27 +83,15 @@ class Snapshot(Protocol):
     cache: Cache | None
 
     async def small_file(self, path: str) -> bytes:
-        """Whole content of a small file (config, index, tokenizer), checked against its digest.
-
-        Raises:
-            ScreeningError: ``FileNotFound``, or an error of the connection.
-        """
+        """Whole content of a small file (config, index, tokenizer), checked against its digest."""
         ...
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Bytes ``[begin, end)`` of a file for each range, in the order given, read side by side.
-
-        Raises:
-            ScreeningError: ``RangeNotSupported``, ``BadResponse``, or an error of the connection.
-        """
+        """Bytes ``[begin, end)`` of a file for each range, in the order given, read side by side."""
         ...
 
     async def size(self, path: str) -> int:
-        """Size of a file in bytes.
-
-        Raises:
-            ScreeningError: ``FileNotFound``, or an error of the connection.
-        """
+        """Size of a file in bytes."""
         ...
 
 

@@ -31,23 +31,11 @@ class Source(Protocol):
     """One kind of address at which checkpoints lie."""
 
     async def expand(self, target: Target, budget: Budget) -> list[Target]:
-        """The checkpoints that a target stands for, in the order of their steps; itself where it is one.
-
-        Raises:
-            ScreeningError: Nothing matches, or an error of the connection.
-        """
+        """The checkpoints that a target stands for, in the order of their steps; itself where it is one."""
         ...
 
     async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
-        """The checkpoint that a target is.
-
-        Args:
-            target: One that `expand` gave.
-            budget: Time for everything that is read of it.
-
-        Raises:
-            ScreeningError: It is not there, or an error of the connection.
-        """
+        """The checkpoint that a target is."""
         ...
 
 
@@ -84,11 +72,7 @@ class Sources:
         return WithTokenizer(snapshot, *await self._tokenizer(target.tokenizer))
 
     async def names(self, target: Target, budget: Budget) -> tuple[set[str], set[str]]:
-        """The folders and files of a target's folder; empty where they cannot be listed.
-
-        Raises:
-            ScreeningError: An error of the connection.
-        """
+        """The folders and files of a target's folder; empty where they cannot be listed."""
         if target.local:
             places = list(Path(target.repo).iterdir()) if Path(target.repo).is_dir() else []
             return {p.name for p in places if p.is_dir()}, {p.name for p in places if p.is_file()}

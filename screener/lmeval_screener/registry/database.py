@@ -104,12 +104,7 @@ WHERE s.first = (SELECT max(first) FROM seen o WHERE o.identity = s.identity
 
 @contextmanager
 def written(path: Path) -> Iterator[sqlite3.Connection]:
-    """A registry to read and write; made where it is not there yet.
-
-    Raises:
-        UsageError: The file is something else, or cannot be there.
-        DispersionError: It cannot be written, or the file system cannot lock it.
-    """
+    """A registry to read and write; made where it is not there yet."""
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise UsageError(f"expected --registry to be a file in an existing folder, got {path}")
     with _sentences(path), closing(_connect(f"{path.absolute().as_uri()}?mode=rwc")) as connection:
@@ -130,12 +125,7 @@ def written(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def read(path: Path) -> Iterator[sqlite3.Connection]:
-    """A registry, for reading only: no statement can change it, or reach another file.
-
-    Raises:
-        UsageError: There is no such registry.
-        DispersionError: It cannot be read.
-    """
+    """A registry, for reading only: no statement can change it, or reach another file."""
     if not path.is_file():
         raise UsageError(f"expected a registry, got {path}, which is not there; --registry makes one")
     # Where nothing can be written no process writes, and SQLite could keep no account of its readers.
@@ -278,11 +268,7 @@ class Session:
         )  # fmt: skip
 
     def pinned(self, target: Target) -> Reading | None:
-        """The reading that is kept of a target whose commit is known before anything is asked.
-
-        Raises:
-            ScreeningError: It failed before, and that commit always will.
-        """
+        """The reading that is kept of a target whose commit is known before anything is asked."""
         commit = target.listing.commit if target.listing else target.revision
         if not target.on_hub or target.tokenizer or commit is None or not _COMMIT.fullmatch(commit):
             return None
@@ -291,11 +277,7 @@ class Session:
         return self._find(target, self._name(asked) or asked, commit)
 
     def find(self, target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> Reading | None:
-        """The reading that is kept of a checkpoint as it was opened.
-
-        Raises:
-            ScreeningError: It failed before, and that commit always will.
-        """
+        """The reading that is kept of a checkpoint as it was opened."""
         identity, state = identity_of(target, snapshot.repo), state_of(target, snapshot, base)
         self._opened[target] = identity, state
         return self._find(target, identity, state)
@@ -492,13 +474,7 @@ class Seen:
 
 
 def stored(connection: sqlite3.Connection, tokens: str, *, until: str = "9") -> list[Seen]:
-    """The last that was seen of every checkpoint with some token sets.
-
-    Args:
-        connection: Of :func:`read`.
-        tokens: See :func:`tokens_key`.
-        until: As it was at this time (UTC, as the registry writes it); the default: now.
-    """
+    """The last that was seen of every checkpoint with some token sets."""
     known = resolutions(connection, tokens)
     rows = connection.execute(
         "SELECT s.*, r.* FROM (SELECT identity, requested, file, state, error, message, method, "

@@ -35,12 +35,7 @@ def add_registry_options(parser: argparse._ActionsContainer) -> None:
 
 
 def reader_type_of(engine: str, targets: Sequence[Target]) -> type[Reader]:
-    """The class that reads checkpoints by ``--engine``.
-
-    Raises:
-        UsageError: Ray is of no use for these targets.
-        MissingExtraError: Ray is not installed.
-    """
+    """The class that reads checkpoints by ``--engine``."""
     if engine == "ray":
         from lmeval_screener.ray_reader import RayReader, check_ray
 
@@ -61,11 +56,7 @@ def kept_in(
     refresh: bool,
     command: str,
 ) -> Iterator[Session | None]:
-    """A run's session; None without a registry.
-
-    Raises:
-        UsageError: ``--refresh`` without a registry, or a file that is none.
-    """
+    """A run's session; None without a registry."""
     if registry is None:
         if refresh:
             raise UsageError("expected --registry FILE with --refresh, got none; without one all is read")

@@ -26,11 +26,7 @@ _ERROR_RATE = 0.05
 
 
 def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, str, str]:
-    """Key and names of the pair of token sets with most results, of a domain or of all.
-
-    Raises:
-        UsageError: The registry has none, or none of the domain.
-    """
+    """Key and names of the pair of token sets with most results, of a domain or of all."""
     rows = connection.execute(
         "SELECT tokens, domain, reference FROM runs GROUP BY tokens "
         "ORDER BY (SELECT count(*) FROM results r WHERE r.tokens = runs.tokens) DESC, tokens"
@@ -127,11 +123,7 @@ def history(connection: sqlite3.Connection, identity: str) -> list[Sighting]:
 
 
 def identity_named(connection: sqlite3.Connection, text: str) -> str:
-    """The identity of the checkpoint that a user names: by a label that was printed, a path or an address.
-
-    Raises:
-        UsageError: The registry has none of that name, or several.
-    """
+    """The identity of the checkpoint that a user names: by a label that was printed, a path or an address."""
     place = str(Path(text).expanduser().resolve())
     renamed = connection.execute("SELECT identity FROM names WHERE asked = ?", [f"hf://{text}"]).fetchone()
     exact = {text, f"hf://{text}", f"file://{place}", *(renamed or ())}
@@ -152,11 +144,7 @@ def identity_named(connection: sqlite3.Connection, text: str) -> str:
 
 
 def since_time(connection: sqlite3.Connection, since: str) -> str:
-    """The time that ``--since`` names: the end of a run, ``yesterday``, or a date or time (UTC).
-
-    Raises:
-        UsageError: It is none of these.
-    """
+    """The time that ``--since`` names: the end of a run, ``yesterday``, or a date or time (UTC)."""
     row = connection.execute(
         "SELECT coalesce(ended, (SELECT max(last) FROM seen WHERE run = runs.run), started) FROM runs "
         "WHERE run = ?",

@@ -122,11 +122,7 @@ def query(
 
 
 def answered(connection: sqlite3.Connection, statement: str) -> Answer:
-    """The answer to SQL.
-
-    Raises:
-        UsageError: The statement is none, or would change something.
-    """
+    """The answer to SQL."""
     try:
         rows = [dict(row) for row in connection.execute(statement)]
     except (sqlite3.Error, sqlite3.Warning) as error:
@@ -152,14 +148,7 @@ def shown(connection: sqlite3.Connection, text: str) -> Answer:
 
 
 def diff(connection: sqlite3.Connection, tokens: str, time: str, metric: Metric) -> Answer:
-    """The moves since a time, and which of what is new is worth an evaluation.
-
-    Args:
-        connection: A registry.
-        tokens: Key of the pair of token sets.
-        time: See `since_time`.
-        metric: Which gap ranks.
-    """
+    """The moves since a time, and which of what is new is worth an evaluation."""
     moves = moved(connection, tokens, time, metric)
     arrived = [move for move in moves if move.what in ("new", "recovered")]
     groups = {

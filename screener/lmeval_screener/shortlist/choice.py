@@ -170,18 +170,7 @@ class Shortlist:
 def shortlist(
     groups: Sequence[Group], metric: Metric, k: int, *, audit_sample: int = 0, seed: int = 0
 ) -> Shortlist:
-    """The short list of a screening.
-
-    Args:
-        groups: Those of the screening.
-        metric: Which gap ranks.
-        k: How many of each group.
-        audit_sample: How many others of each group to add at random.
-        seed: Of the sample. A group's sample depends on its name and members and on no other group.
-
-    Raises:
-        UsageError: ``k`` below 1, or ``audit_sample`` below 0.
-    """
+    """The short list of a screening."""
     if k < 1:
         raise UsageError(f"expected --shortlist of at least 1, got {k}")
     if audit_sample < 0:

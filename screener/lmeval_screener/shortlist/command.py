@@ -50,12 +50,7 @@ def add_shortlist_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_shortlist_options(args: argparse.Namespace) -> None:
-    """Check what can be checked before anything is screened.
-
-    Raises:
-        UsageError: A number out of range, an option without the one that it belongs to, a folder that cannot
-            be written, or a domain whose tasks are not known.
-    """
+    """Check what can be checked before anything is screened."""
     if args.shortlist is None:
         given = {
             "--audit-sample": args.audit_sample,

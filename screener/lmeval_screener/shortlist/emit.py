@@ -108,18 +108,7 @@ if failed:
 
 
 def check_emit(folder: Path, tasks: str | None, domain: str, targets: Sequence[Target]) -> tuple[str, ...]:
-    """Check, before anything is screened, that a short list can be written for lm-eval; its tasks.
-
-    Args:
-        folder: Where to write.
-        tasks: Names with commas between them; None for those of the domain.
-        domain: Name of the domain's token set.
-        targets: What is screened.
-
-    Raises:
-        UsageError: The folder holds files already or cannot be made, no tasks are known for the domain, or a
-            checkpoint lies where lm-eval cannot read it.
-    """
+    """Check, before anything is screened, that a short list can be written for lm-eval; its tasks."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(
             f"expected --emit to name a new or empty folder, got {folder}, which is neither; name another"
@@ -153,9 +142,6 @@ def emit(
     ``models/001-NAME.yaml`` are lm-eval's configurations (``lm_eval run --config``), each pinned to the
     commit that was screened; ``run.sh`` runs them, ``slurm.sh`` as an array, ``ray_shards.py`` as tasks of a
     Ray cluster; ``manifest.json`` comes last.
-
-    Raises:
-        DispersionError: It cannot be written.
     """
     members = chosen.chosen
     width = max(3, len(str(len(members))))

@@ -87,14 +87,7 @@ class Manifest:
 def manifest_dict(
     head: Mapping[str, Any], chosen: Shortlist, *, tasks: tuple[str, ...], command: str
 ) -> dict[str, Any]:
-    """The manifest as plain values.
-
-    Args:
-        head: What the screening says of itself (`Result.head`).
-        chosen: Its short list.
-        tasks: What lm-eval is to run.
-        command: The command that screened.
-    """
+    """The manifest as plain values."""
     return {
         "schema": SCHEMA,
         "version": __version__,
@@ -133,11 +126,7 @@ def _place(checkpoint: Screened) -> str:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest in a file, or in the folder that ``--emit`` wrote.
-
-    Raises:
-        UsageError: It cannot be read, or is no manifest of this version.
-    """
+    """The manifest in a file, or in the folder that ``--emit`` wrote."""
     file = path / FILE if path.is_dir() else path
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -158,15 +147,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def manifest_of(content: Mapping[str, Any], place: str) -> Manifest:
-    """The manifest in plain values.
-
-    Args:
-        content: As :func:`manifest_dict` gives them.
-        place: Where they were read, for messages.
-
-    Raises:
-        UsageError: A part is missing or of another type.
-    """
+    """The manifest in plain values."""
     try:
         candidates = tuple(_candidate(entry) for entry in content["candidates"])
         manifest = Manifest(

@@ -185,16 +185,7 @@ class Verdict(Report):
 
 
 def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = None) -> Verdict:
-    """The verdict on a short list.
-
-    Args:
-        manifest: The screening.
-        sources: Where the results are; see :func:`lmeval_screener.accuracies.read_accuracies`.
-        hours: GPU hours that one model costs.
-
-    Raises:
-        UsageError: A source cannot be read or fits no candidate, or two give one candidate different results.
-    """
+    """The verdict on a short list."""
     values, meaning = _results(manifest, sources)
     candidates = manifest.candidates
     places = {
@@ -246,13 +237,7 @@ def _group(candidates: Sequence[Candidate], values: np.ndarray, places: Sequence
 
 
 def group_verdict(name: str, results: Sequence[GroupResults], line: Agreement) -> GroupVerdict:
-    """The verdict on groups that are compared only inside each, or on one of them.
-
-    Args:
-        name: Of the group.
-        results: Of each group.
-        line: How far G and the results agree.
-    """
+    """The verdict on groups that are compared only inside each, or on one of them."""
     compared = [group for group in results if len(group.gaps) > 1]
     right, low, high = map(_defined, decision_accuracy([replace(group, second=None) for group in results]))
     stands_for_all = bool(compared) and all(group.stands_for_all for group in compared)

@@ -7,11 +7,7 @@ from lmeval_screener.targets.target import Target
 
 
 def demo_targets() -> list[Target]:
-    """The demo's checkpoints, with the accuracy that was measured when they were trained.
-
-    Raises:
-        FileNotFoundError: The installation lacks the demo.
-    """
+    """The demo's checkpoints, with the accuracy that was measured when they were trained."""
     import yaml
 
     folder = data_folder("demo")

@@ -56,14 +56,7 @@ class Family:
 
 
 def load_families(path: str | Path | None = None) -> dict[str, Family]:
-    """All families of a file, by name.
-
-    Args:
-        path: A file in the bundled one's layout (``docs/reference/token-sets.md``); None: the bundled one.
-
-    Raises:
-        UsageError: The file is missing or has a mistake; the message names file, key, expected and given.
-    """
+    """All families of a file, by name."""
     file = _BUNDLED if path is None else Path(path)
     families = {}
     for name, family in load_yaml(_File, file).families.items():
@@ -81,15 +74,7 @@ def load_families(path: str | Path | None = None) -> dict[str, Family]:
 
 
 def load_family(name: str, path: str | Path | None = None) -> Family:
-    """One family by name.
-
-    Args:
-        name: As the file spells it; another case is understood.
-        path: As in ``load_families``.
-
-    Raises:
-        UsageError: The file has no such family (the nearest names are suggested), or a mistake.
-    """
+    """One family by name."""
     families = load_families(path)
     for known, family in families.items():
         if known.lower() == name.lower():

@@ -39,10 +39,6 @@ def parse_name(text: str) -> Place:
     file (``x/model.gguf``), or named behind a colon: ``ORG/NAME:Q4_K_M``, ``FOLDER:model-Q8_0.gguf``.
     A file of weights stands for itself. Addresses of storages (``s3://…``, ``https://…`` of another host,
     ``hf://buckets/…``, ``models:/…``) are taken as they are.
-
-    Raises:
-        ScreeningError: ``BadName`` where it is neither, ``FolderNotFound`` where it is written like a path
-            and no folder is there.
     """
     if text.startswith("models:/") and not text.startswith("models://"):
         return Place(_registered(text), None, False)

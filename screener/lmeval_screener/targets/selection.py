@@ -182,11 +182,7 @@ def add_selection_options(parser: argparse._ActionsContainer) -> None:
 
 
 def selection_of(args: argparse.Namespace) -> Selection:
-    """The selection that options describe.
-
-    Raises:
-        UsageError: A value that cannot be used.
-    """
+    """The selection that options describe."""
     import datetime
 
     tags = tuple(args.tag)
@@ -221,12 +217,6 @@ def read_list(path: str) -> list[str]:
 
     One a line; empty lines and what follows ``#`` count for nothing. Of a CSV file the first column counts;
     with a header, the column ``repo``, ``checkpoint``, ``name`` or ``model``, and ``revision`` beside it.
-
-    Args:
-        path: A file; ``-`` for standard input.
-
-    Raises:
-        UsageError: There is no such file, it is no text, or it is empty.
     """
     import csv
 
@@ -264,19 +254,7 @@ def select_targets(
     allowance: Allowance | None = None,
     tokenizer: str | None = None,
 ) -> Selected:
-    """The targets that names, lists and selections stand for, together.
-
-    Args:
-        texts: Names as the user wrote them: checkpoints, ``ORG/*``, ``-``.
-        selection: Lists of the Hub to add.
-        lists: Files of names, see `read_list`.
-        allowance: The user's own limits.
-        tokenizer: Where the tokenizer of named checkpoints that store none is read.
-
-    Raises:
-        UsageError: A list, or a selection that selects nothing.
-        ScreeningError: The Hub cannot be reached, or refuses.
-    """
+    """The targets that names, lists and selections stand for, together."""
     from lmeval_screener.targets.training_runs import parse_targets
 
     named: list[str] = []

@@ -87,10 +87,6 @@ def parse_target(text: str, tokenizer: str | None = None) -> Target:
     """The target that a repository's name or address, with a revision or glob or without, or a path names.
 
     What cannot be parse_name is a target that is ``refused``: it fails by itself and costs no other its run.
-
-    Args:
-        text: A checkpoint as a user writes it.
-        tokenizer: Where a tokenizer is read if the checkpoint stores none.
     """
     try:
         place = parse_name(text)

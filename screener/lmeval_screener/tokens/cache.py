@@ -23,13 +23,7 @@ class ResolutionCache:
         self._cache = cache
 
     def find(self, tokenizer_digest: str, domain: TokenSet, reference: TokenSet) -> Resolution | None:
-        """The stored resolution, or None.
-
-        Args:
-            tokenizer_digest: What identifies the tokenizer file: any hash, as long as ``put`` got the same.
-            domain: T.
-            reference: R.
-        """
+        """The stored resolution, or None."""
         stored = self._cache.read("tokens", _key(tokenizer_digest, domain, reference))
         return None if stored is None else resolution_of(stored)
 

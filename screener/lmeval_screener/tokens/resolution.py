@@ -62,17 +62,7 @@ class Resolution:
 
 
 def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Resolution:
-    """The rows of T and R in a vocabulary, by the rule in the module's docstring.
-
-    Args:
-        domain: T.
-        reference: R.
-        vocabulary: Where the words are looked up.
-
-    Raises:
-        ScreeningError: ``TooFewTokens``: a set ends below its ``min_tokens``, or a group that requires all
-            its items lacks one or has two on one row; the message has the counts and the first words.
-    """
+    """The rows of T and R in a vocabulary, by the rule in the module's docstring."""
     tokens, dropped, doubled = _lookup(domain, vocabulary)
     rows_of_domain = {token.id for token in tokens}
     everyday, dropped_reference, doubled_reference = _lookup(reference, vocabulary)

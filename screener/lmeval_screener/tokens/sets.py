@@ -100,18 +100,7 @@ def described_groups(name: str) -> list[tuple[Role, str, Group, bool]]:
 
 
 def load_token_set(name_or_path: str, role: Role = "domain") -> TokenSet:
-    """A token set by name, by file, or with chosen groups.
-
-    Args:
-        name_or_path: ``math`` (bundled), ``my.yaml`` (a file), and either with ``:group1,group2`` to take
-            these groups in place of the file's defaults; ``bare`` or ``space`` among them looks all words up
-            in that variant.
-        role: What the set is to be used as.
-
-    Raises:
-        UsageError: No such set or file, an unknown group, another role, or a mistake in the file; the message
-            names file, key, expected and given.
-    """
+    """A token set by name, by file, or with chosen groups."""
     name, selected = name_or_path, None
     path = _path(name)
     if path is None and (match := _SELECTION.fullmatch(name_or_path)):

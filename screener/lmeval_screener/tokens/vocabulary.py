@@ -78,15 +78,7 @@ class Vocabulary:
 
     @classmethod
     def from_file(cls, name: str, content: bytes) -> Vocabulary:
-        """The vocabulary in one of ``TOKENIZER_FILES``.
-
-        Args:
-            name: The file's name, which says how to read it.
-            content: Its bytes.
-
-        Raises:
-            ScreeningError: ``BadTokenizer``: not a tokenizer file that can be read.
-        """
+        """The vocabulary in one of ``TOKENIZER_FILES``."""
         return (
             cls.from_tokenizer_json(content)
             if name.endswith("tokenizer.json")
@@ -95,12 +87,7 @@ class Vocabulary:
 
     @classmethod
     def from_tokenizer_json(cls, content: bytes) -> Vocabulary:
-        """The vocabulary in a ``tokenizer.json`` (BPE or Unigram, byte-level or SentencePiece-style).
-
-        Raises:
-            ScreeningError: ``BadTokenizer``: no JSON, no vocabulary in it, or a kind of tokenizer whose
-                pieces don't spell their leading space (WordPiece, WordLevel).
-        """
+        """The vocabulary in a ``tokenizer.json`` (BPE or Unigram, byte-level or SentencePiece-style)."""
         data = _parsed(content, "tokenizer.json")
         model = data.get("model")
         if not isinstance(model, dict):
@@ -123,9 +110,6 @@ class Vocabulary:
         """The vocabulary in a ``vocab.json`` (GPT-2 layout): a mapping from piece to id.
 
         Such a file doesn't say which kind it is: whichever sign for a space starts more pieces wins.
-
-        Raises:
-            ScreeningError: ``BadTokenizer``.
         """
         pieces = _pieces(_parsed(content, "vocab.json"))
         spaced = {sign: sum(piece.startswith(sign) for piece in pieces) for sign in "Ġ▁"}
@@ -149,18 +133,7 @@ class Vocabulary:
         individual_digits: bool,
         digest: str,
     ) -> Vocabulary:
-        """The vocabulary of a format that states it piece by piece, such as GGUF.
-
-        Args:
-            pieces: Piece -> row id.
-            kind: How pieces spell a leading space.
-            added: Added tokens as ``tokenizer.json`` lists them: content, id, special.
-            individual_digits: The pre-tokenizer splits numbers into digits.
-            digest: Digest of all of it.
-
-        Raises:
-            ScreeningError: ``BadTokenizer``.
-        """
+        """The vocabulary of a format that states it piece by piece, such as GGUF."""
         return cls(
             _pieces(dict(pieces)),
             kind,
@@ -185,9 +158,6 @@ class Vocabulary:
 
         None also where the model has the piece but never makes it (`never_made`), or never sees it because an
         added token takes part of the text away first. Special tokens and ``<0x37>`` byte pieces never count.
-
-        Args:
-            text: Surface form, with its leading space where it has one.
         """
         word = text.lstrip(" ")
         added = self._added.get(text)
@@ -205,10 +175,9 @@ class Vocabulary:
         return row, piece
 
     def never_made(self, text: str) -> str | None:
-        """Why a piece that the vocabulary has is never made of text; None where it is made, or is not there.
+        """Why a piece that the vocabulary has is never made of text.
 
-        Args:
-            text: As in `row`.
+        None where it is made, or is not there.
         """
         piece = self.piece(text)
         if piece not in self._pieces or text in self._added:

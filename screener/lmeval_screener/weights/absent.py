@@ -21,9 +21,6 @@ async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
     """The error of a checkpoint without weights of a model's own; it names the files that are there.
 
     The base model comes from ``adapter_config.json`` or from ``base_model`` in the README, where one says it.
-
-    Args:
-        snapshot: The checkpoint; its README and adapter_config.json are read if they are there.
     """
     files = sorted(snapshot.files)
     base = await _base_model(snapshot)

@@ -190,12 +190,7 @@ def is_adapter(snapshot: Snapshot) -> bool:
 
 
 async def read_adapter(snapshot: Snapshot) -> Adapter:
-    """An adapter's settings and the places of its tensors.
-
-    Raises:
-        ScreeningError: ``BadConfig`` without a base's name; ``AdapterOnly`` without tensors; ``BadHeader``
-            and the like.
-    """
+    """An adapter's settings and the places of its tensors."""
     try:
         settings = json.loads(await snapshot.small_file(CONFIG))
     except (ValueError, RecursionError) as error:
@@ -225,16 +220,7 @@ async def read_adapter(snapshot: Snapshot) -> Adapter:
 
 
 async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjection:
-    """The output projection of an adapter's merged model.
-
-    Args:
-        adapter: The adapter.
-        base: Its base, opened.
-
-    Raises:
-        ScreeningError: ``AdapterOnly`` where it changes the head in a way that is not read, or an error of
-            the base, which then is named.
-    """
+    """The output projection of an adapter's merged model."""
     try:
         projection = await find_projection(base)
     except ScreeningError as error:

@@ -30,16 +30,7 @@ class WeightFiles:
         self._headers: dict[str, Header] = {}
 
     async def header(self, file: str, guess: int = 65_536) -> Header:
-        """Header of a safetensors file, of a GGUF file or of an archive of ``torch.save``.
-
-        Args:
-            file: A file of the checkpoint.
-            guess: Bytes of the first request for a safetensors header.
-
-        Raises:
-            ScreeningError: ``BadHeader``, ``BadArchive``, ``LegacyPickle``, ``UnsafePickle``,
-                ``BadTokenizer``, or an error of the connection.
-        """
+        """Header of a safetensors file, of a GGUF file or of an archive of ``torch.save``."""
         if file not in self._headers:
             self._headers[file] = await self._header(file, guess)
         return self._headers[file]

@@ -45,11 +45,7 @@ class FinalNorm:
     reason: str = ""
 
     def effective(self, rows: NDArray[Any]) -> NDArray[np.float64]:
-        """Rows (n, d) as the normed state meets them: what a softmax can see of them.
-
-        Raises:
-            ValueError: The weight is not known.
-        """
+        """Rows (n, d) as the normed state meets them: what a softmax can see of them."""
         if self.weight is None:
             raise ValueError(f"expected a known final norm: {self.reason}")
         seen = rows.astype(np.float64) * self.weight
@@ -77,11 +73,7 @@ class StoredNorm:
     guess: int = 16_384
 
     async def read(self, width: int) -> FinalNorm:
-        """The norm in front of rows of a width.
-
-        Raises:
-            ScreeningError: An error of the connection, or a broken header.
-        """
+        """The norm in front of rows of a width."""
         if self.name is None:
             return FinalNorm(None, np.ones(width), self.kind)
         weight = np.full(width, np.nan)
@@ -109,12 +101,9 @@ class StoredNorm:
 def find_norm(
     files: WeightFiles, stored: Mapping[str, Sequence[str]], types: Sequence[str]
 ) -> StoredNorm | str:
-    """Where the final norm of a checkpoint in transformers' layout is; a clause that says why where unknown.
+    """Where the final norm of a checkpoint in transformers' layout is.
 
-    Args:
-        files: The files of its weights.
-        stored: Names of all tensors and the files that hold each.
-        types: ``model_type`` of config.json, the outermost first.
+    A clause that says why where unknown.
     """
     if not types:
         return "config.json names no model_type, which says how the final norm is applied"

@@ -53,16 +53,6 @@ class GgufModel:
 def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[str, ...]:
     """The GGUF file that is meant, or its parts in order.
 
-    Args:
-        files: All paths of the checkpoint.
-        choice: A file's name, or a quantisation such as ``Q4_K_M`` as llama.cpp's users write it; None takes
-            the only one there is.
-        repo: For errors.
-
-    Raises:
-        ScreeningError: ``FileNotFound`` if nothing matches or a part is missing, ``SeveralFiles`` if
-            several match.
-
     >>> choose_files(["a-Q4_0.gguf", "a-Q8_0.gguf"], "q8_0", "a")
     ('a-Q8_0.gguf',)
     """
@@ -99,12 +89,7 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
 
 
 async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
-    """Where a GGUF model keeps its output projection and its vocabulary.
-
-    Raises:
-        ScreeningError: ``BadHeader``, ``NoOutputProjection``, ``BadTokenizer``, or an error of the
-            connection.
-    """
+    """Where a GGUF model keeps its output projection and its vocabulary."""
     files = WeightFiles(snapshot)
     headers = {name: await files.header(name) for name in names}
     places = {tensor: name for name, header in headers.items() for tensor in header.tensors}
@@ -146,11 +131,7 @@ async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
 
 
 async def read_vocabulary(model: GgufModel) -> Vocabulary:
-    """The vocabulary of a GGUF model.
-
-    Raises:
-        ScreeningError: ``BadTokenizer``, ``BadHeader``, or an error of the connection.
-    """
+    """The vocabulary of a GGUF model."""
     snapshot, file = model.files.snapshot, model.vocabulary_file
     content = (await model.files.header(file)).vocabulary
     if content is None and snapshot.cache is not None:

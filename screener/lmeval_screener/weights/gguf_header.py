@@ -34,11 +34,7 @@ _KEPT = re.compile(
 
 
 async def read_header(snapshot: Snapshot, path: str) -> Header:
-    """Header of a GGUF file, fetched in pieces.
-
-    Raises:
-        ScreeningError: ``BadHeader``, ``BadTokenizer``, or an error of the connection.
-    """
+    """Header of a GGUF file, fetched in pieces."""
     what = f"{path} of {snapshot.repo}"
     size = await snapshot.size(path)
     walk = _Walk(size, what)

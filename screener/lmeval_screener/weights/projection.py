@@ -80,11 +80,7 @@ class OutputProjection:
 async def read_rows_and_norm(
     projection: OutputProjection, ids: Sequence[int]
 ) -> tuple[NDArray[np.float32], FinalNorm]:
-    """Rows of the output projection and the final norm before it, read side by side.
-
-    Raises:
-        ScreeningError: As `read_rows`.
-    """
+    """Rows of the output projection and the final norm before it, read side by side."""
     norm, width = projection.norm, projection.shape[1]
     if isinstance(norm, str):
         return await read_rows(projection, ids), FinalNorm(reason=norm)
@@ -95,18 +91,10 @@ async def read_rows_and_norm(
 async def read_rows(projection: OutputProjection, ids: Sequence[int]) -> NDArray[np.float32]:
     """Rows of the output projection.
 
-    Args:
-        projection: From `find_projection`, `adapted_projection` or `read_gguf`.
-        ids: Token ids, in any order, repetitions allowed.
-
     Returns:
         Array of shape (len(ids), d) in the order of `ids`, exactly the stored numbers; for quantised blocks
         of GGUF and 8-bit floats with scales the numbers that they stand for, for an adapter those of the
         merged model in float32.
-
-    Raises:
-        ScreeningError: ``BadRows`` if a row is outside the matrix, zero, or not finite, or if all have one
-            direction: hiding it would change the result. Or an error of the connection.
     """
     v = projection.shape[0]
     if outside := sorted({i for i in ids if not 0 <= i < v}):
@@ -146,13 +134,7 @@ def _bad_rows(projection: OutputProjection, ids: Iterable[int], state: str, why:
 
 
 async def find_projection(snapshot: Snapshot) -> OutputProjection:
-    """The output projection of a checkpoint in transformers' layout.
-
-    Raises:
-        ScreeningError: ``NoSafetensors``, ``AdapterOnly``, ``SlicedTensor``, ``QuantizedTensor``,
-            ``NoOutputProjection``, ``BadConfig``, ``BadIndex``, ``BadHeader``, or an error of the connection.
-            The message of the first five begins "cannot be screened because".
-    """
+    """The output projection of a checkpoint in transformers' layout."""
     config = await _json(snapshot, "config.json", "BadConfig") if "config.json" in snapshot.files else {}
     files = WeightFiles(snapshot)
     usual = {SINGLE, INDEX} & snapshot.files.keys()
@@ -238,11 +220,7 @@ async def _chosen(
 async def _rows(
     files: WeightFiles, tensor: Tensor, files_of: Mapping[str, str], config: Mapping[str, Any]
 ) -> Matrix | ScaledRows:
-    """Rows of a whole matrix, with the scales that may lie beside it.
-
-    Raises:
-        ScreeningError: ``QuantizedTensor``, ``NoOutputProjection``.
-    """
+    """Rows of a whole matrix, with the scales that may lie beside it."""
     scales = await _scales(files, tensor, files_of, config)
     _shape(tensor)
     codes = await files.matrix(files_of[tensor.name], tensor)
@@ -252,11 +230,7 @@ async def _rows(
 async def _scales(
     files: WeightFiles, tensor: Tensor, files_of: Mapping[str, str], config: Mapping[str, Any]
 ) -> tuple[Matrix, tuple[int, int]] | None:
-    """Scales of a matrix and the block that each covers; None where its stored numbers are its weights.
-
-    Raises:
-        ScreeningError: ``QuantizedTensor`` where they are neither weights nor 8-bit floats with scales.
-    """
+    """Scales of a matrix and the block that each covers; None where its stored numbers are its weights."""
     # Unknown companions come first: an error names them.
     beside = sorted(companions(tensor.name, files_of), key=lambda word: word in SCALES)
     stem = tensor.name.removesuffix("weight")
@@ -329,17 +303,7 @@ def model_types(config: Mapping[str, Any]) -> list[str]:
 
 
 def choose_tensor(names: Iterable[str], config: Mapping[str, Any], warnings: list[str]) -> tuple[str, bool]:
-    """Name of the output projection among stored tensors, and whether it is the tied input embedding.
-
-    Args:
-        names: Names of all stored tensors.
-        config: config.json, maybe empty.
-        warnings: What a reader should know is appended here.
-
-    Raises:
-        ScreeningError: ``NoOutputProjection`` if there is none, or config.json contradicts what is stored;
-            ``QuantizedTensor`` if only a packed one is stored.
-    """
+    """Name of the output projection among stored tensors, and whether it is the tied input embedding."""
     stored = set(names)
     head = _first(stored, HEADS) or _only_head(stored)
     embedding = _first(stored, EMBEDDINGS)

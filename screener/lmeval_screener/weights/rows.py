@@ -50,15 +50,8 @@ class Rows(Protocol):
     async def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Rows by number.
 
-        Args:
-            ids: Row numbers inside the matrix, ascending and distinct.
-
         Returns:
             Array of shape (len(ids), width).
-
-        Raises:
-            ScreeningError: ``ScatteredRows``, ``MissingExtra``, ``QuantizedTensor``, or an error of the
-                connection.
         """
         ...
 
@@ -148,11 +141,7 @@ class Matrix:
         return {i: b"".join(body[at[i] : at[i] + element] for body in columns) for i in ids}
 
     def refuse_scattered(self, size: int, how: str, why: str) -> None:
-        """Refuse to read so many bytes over a network.
-
-        Raises:
-            ScreeningError: ``ScatteredRows``.
-        """
+        """Refuse to read so many bytes over a network."""
         if self.snapshot.cache is not None and size > MOST_SCATTERED:
             raise ScreeningError(
                 "ScatteredRows",
@@ -220,10 +209,6 @@ class PiecedRows:
 
 def coalesced(ids: Sequence[int], slack: float = SLACK) -> list[tuple[int, int]]:
     """Half-open runs of rows that cover `ids`, bridging the smallest gaps first.
-
-    Args:
-        ids: Distinct row numbers, ascending.
-        slack: Share of ``len(ids)`` that all bridged rows together may reach.
 
     Returns:
         Runs (first, last + 1), ascending.

@@ -22,16 +22,7 @@ MAX_HEADER = 100_000_000
 
 
 def parse_length(start: bytes, file_size: int, what: str) -> int:
-    """Length of the JSON header, from the first 8 bytes.
-
-    Args:
-        start: The first bytes of the file, at least 8.
-        file_size: Size of the whole file in bytes.
-        what: How to call the file in an error.
-
-    Raises:
-        ScreeningError: ``BadHeader`` if it is longer than the format or the file allows.
-    """
+    """Length of the JSON header, from the first 8 bytes."""
     if len(start) < 8 or file_size < 10:
         raise _bad(what, f"the file is {file_size} bytes, too short for a safetensors file")
     (length,) = struct.unpack("<Q", start[:8])
@@ -46,14 +37,6 @@ def parse_header(body: bytes, file_size: int, what: str) -> Header:
     Checked: JSON without duplicate keys, every value of its type (numbers are ints, not bools, floats or
     strings), known dtypes, shape × dtype = bytes, and the tensors laid end to end from the first byte of data
     to the last byte of the file.
-
-    Args:
-        body: The JSON text, without the 8 bytes of length.
-        file_size: Size of the whole file in bytes.
-        what: How to call the file in an error.
-
-    Raises:
-        ScreeningError: ``BadHeader``.
     """
     try:
         fields = json.loads(body.decode("utf-8"), object_pairs_hook=_unique)
@@ -77,11 +60,7 @@ def parse_header(body: bytes, file_size: int, what: str) -> Header:
 
 
 async def read_header(snapshot: Snapshot, path: str, guess: int = 65_536) -> Header:
-    """Header of a ``.safetensors`` file, in one request if it fits the guess (bytes), else in two.
-
-    Raises:
-        ScreeningError: ``BadHeader``, or an error of the connection.
-    """
+    """Header of a ``.safetensors`` file, in one request if it fits the guess (bytes), else in two."""
     what = f"{path} of {snapshot.repo}"
     size = await snapshot.size(path)
     if size < 10:

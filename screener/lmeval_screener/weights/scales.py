@@ -35,12 +35,7 @@ _USUAL_BLOCK = 128
 
 
 def packed(stored: Iterable[str], stems: Iterable[str]) -> str | None:
-    """A stored tensor that stands in place of a head's weight, if there is one.
-
-    Args:
-        stored: Names of all tensors.
-        stems: Names of output projections without their last word, ``lm_head.`` and the like.
-    """
+    """A stored tensor that stands in place of a head's weight, if there is one."""
     ends = tuple(stems)
     for name in sorted(stored):
         stem = next((stem for stem in ends if name.startswith(stem)), None)
@@ -64,13 +59,7 @@ class Blocks(NamedTuple):
 
 
 def blocks_of(tensor: Tensor, scale: Tensor, quantization: Mapping[str, Any] | None) -> Blocks | str:
-    """How stored scales cover a matrix of 8-bit floats; where that is not known, a clause that says why.
-
-    Args:
-        tensor: The matrix, of `SCALED_DTYPES`.
-        scale: Its scales as stored.
-        quantization: ``quantization_config`` of config.json, which may say how large a block is.
-    """
+    """How stored scales cover a matrix of 8-bit floats; where that is not known, a clause that says why."""
     v, d = tensor.shape
     shape = scale.shape
     if tensor.dtype not in SCALED_DTYPES or scale.dtype not in SCALE_DTYPES:

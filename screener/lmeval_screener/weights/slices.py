@@ -35,18 +35,7 @@ def slice_files(files: Iterable[str]) -> list[str]:
 def joined(
     snapshot: Snapshot, name: str, headers: Mapping[str, Header], sizes: tuple[int, int] | None
 ) -> PiecedRows:
-    """A matrix of the slices that make it up.
-
-    Args:
-        snapshot: The checkpoint.
-        name: The matrix's name.
-        headers: Every file's header.
-        sizes: Rows and width that config.json states: at least so many rows, exactly this width.
-
-    Raises:
-        ScreeningError: ``SlicedTensor`` unless the slices are known to be the whole matrix: every one has its
-            offsets, they cover it without gap and overlap, and config.json's sizes fit.
-    """
+    """A matrix of the slices that make it up."""
     pieces = []
     for file, header in headers.items():
         tensor = header.tensors.get(name)

@@ -125,18 +125,8 @@ def row_bytes(dtype: str, width: int) -> int:
 def decode_rows(body: bytes, dtype: str, width: int) -> NDArray[np.float32]:
     """Rows of a matrix as float32: exact but for F64, which is rounded (beyond float32's range to infinity).
 
-    Args:
-        body: Bytes of whole rows, in order.
-        dtype: One of `FLOAT_DTYPES`; F8_E8M0, in which scales are stored; or a block type of GGUF's, as the
-            ``gguf`` package dequantises it.
-        width: Elements of a row.
-
     Returns:
         Array of shape (rows, width).
-
-    Raises:
-        ScreeningError: ``MissingExtra`` for a block type without the ``gguf`` package, ``QuantizedTensor``
-            for one that it cannot dequantise.
     """
     if dtype not in DTYPE_BITS:
         return _decode_blocks(body, dtype, width)

@@ -50,11 +50,7 @@ _LOCAL, _UTF8 = b"PK\3\4", 0x800
 
 
 async def read_header(snapshot: Snapshot, path: str) -> Header:
-    """Every tensor of a file that ``torch.save`` wrote, its bytes as near as the archive's directory tells.
-
-    Raises:
-        ScreeningError: ``LegacyPickle``, ``BadArchive``, ``UnsafePickle``, or an error of the connection.
-    """
+    """Every tensor of a file that ``torch.save`` wrote, its bytes as near as its directory tells."""
     what = f"{path} of {snapshot.repo}"
     entries = await _directory(snapshot, path, what)
     pickles = [name for name in entries if name.endswith("data.pkl")]
@@ -86,11 +82,7 @@ async def read_header(snapshot: Snapshot, path: str) -> Header:
 
 
 async def locate(snapshot: Snapshot, path: str, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors of an archive with their exact bytes: one small range for each entry's local header.
-
-    Raises:
-        ScreeningError: ``BadArchive``, or an error of the connection.
-    """
+    """Tensors of an archive with their exact bytes: one small range for each entry's local header."""
     what = f"{path} of {snapshot.repo}"
     entries = list(dict.fromkeys(tensor.entry for tensor in tensors if tensor.entry is not None))
     starts = dict(zip(entries, await _starts(snapshot, path, entries, what), strict=True))

@@ -50,9 +50,6 @@ class RegisteredModels:
         """The versions that a name, a stage, an alias or ``*`` stands for; see `Source.expand`.
 
         ``models:/NAME`` and ``models:/NAME/latest`` are the latest version, ``models:/NAME/*`` all of them.
-
-        Raises:
-            ScreeningError: ``RepoNotFound`` if there is no such version, or an error of the registry.
         """
         name, version, alias = _parts(target.repo)
         if version and version.isdigit():
@@ -77,11 +74,7 @@ class RegisteredModels:
         return [replace(target, repo=f"models:/{name}/{number}") for number in wanted]
 
     async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
-        """A version, where its storage is; see `Source.snapshot`.
-
-        Raises:
-            ScreeningError: ``RangeNotSupported`` if only the registry's server hands out its files.
-        """
+        """A version, where its storage is; see `Source.snapshot`."""
         (chosen,) = (await self.expand(target, budget))[-1:]
         name, version, _ = _parts(chosen.repo)
         where = await self._asked(

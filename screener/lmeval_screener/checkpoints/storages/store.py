@@ -90,9 +90,6 @@ class StoreSource:
 
         ``*``, ``?`` and ``[…]`` match inside one part of the path; a training run is its checkpoints. The
         time that a checkpoint may take is each listing's: there are as many as folders.
-
-        Raises:
-            ScreeningError: ``FolderNotFound`` if nothing matches, or an error of the connection.
         """
         store, path = self._find(target.repo)
         with budget.paused():
@@ -109,11 +106,7 @@ class StoreSource:
         return [replace(target, repo=_address(store, path)) for path in dict.fromkeys(paths)]
 
     async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
-        """The checkpoint at an address; see `Source.snapshot`.
-
-        Raises:
-            ScreeningError: ``FolderNotFound`` if nothing is there, or an error of the connection.
-        """
+        """The checkpoint at an address; see `Source.snapshot`."""
         store, path = self._find(target.repo)
         folder, name = path.rpartition("/")[::2] if path.endswith(WEIGHTS) else (path, "")
         meter = Meter()
@@ -143,11 +136,7 @@ class StoreSource:
             raise
 
     async def listing(self, address: str, budget: Budget) -> FolderListing:
-        """The folders and files at an address.
-
-        Raises:
-            ScreeningError: An error of the connection.
-        """
+        """The folders and files at an address."""
         store, path = self._find(address)
         return await self._listed(store, path, budget, self._meter)
 

@@ -43,11 +43,7 @@ class WebServers:
         self._hub = hub
 
     async def expand(self, target: Target, budget: Budget) -> list[Target]:
-        """The address itself; see `Source.expand`. A web server lists no folders, so there are no globs.
-
-        Raises:
-            ScreeningError: ``BadName`` for a glob.
-        """
+        """The address itself; see `Source.expand`. A web server lists no folders, so there are no globs."""
         if "*" in URL(target.repo).path:
             raise ScreeningError(
                 "BadName",
