@@ -33,10 +33,21 @@ LIBRARIES = {
 }
 
 
+def printable(text: str, keep: str = "") -> str:
+    """A text that does nothing to a terminal: control characters but ``keep`` as their escapes.
+
+    Names of folders and objects, and the answers of servers, may hold anything.
+    """
+    return "".join(sign if sign.isprintable() or sign in keep else ascii(sign)[1:-1] for sign in text)
+
+
 class DispersionError(Exception):
     """Root of the tree. ``exit_code`` is what a command returns when this ends it."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), keep="\n")
 
 
 class UsageError(DispersionError):

@@ -356,9 +356,9 @@ def law(
         TooFewVectorsError: A source has segments for fewer than three bins.
         NonFiniteStateError: The model produces NaN; names layer and text.
     """
-    if bins < FEWEST_BINS or bin_size < 3:
+    if min(bins, bin_size) < FEWEST_BINS:
         raise UsageError(
-            f"expected at least {FEWEST_BINS} bins of at least 3 segments, got {bins} of {bin_size}"
+            f"expected --bins and --bin-size of at least {FEWEST_BINS}, got {bins} and {bin_size}"
         )
     settings = {
         **{"segment": segment, "segments": segments, "layers": layers, "bins": bins, "bin_size": bin_size},

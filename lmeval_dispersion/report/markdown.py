@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from lmeval_dispersion.errors import printable
 from lmeval_dispersion.report.cells import cell, is_numeric, shown, text_rows
 from lmeval_dispersion.report.document import Code, Document, Facts, Note, Part, Table, Text
 
@@ -31,8 +32,7 @@ def markdown_text(document: Document) -> str:
         blocks += ["### What this does not support", "\n".join(f"- {limit}" for limit in document.limits)]
     blocks.append("### How this was made")
     if document.command:
-        # Names of folders in it may hold control characters.
-        blocks.append(_fenced("".join(c if c.isprintable() else ascii(c)[1:-1] for c in document.command)))
+        blocks.append(_fenced(printable(document.command)))
     blocks.append("\n".join(f"- {name}: {value}" for name, value in document.origin().items()))
     return "\n\n".join(blocks) + "\n"
 

@@ -244,12 +244,13 @@ def _rows(path: Path) -> list[tuple[str, dict[str, str]]]:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restkey="", restval="")
             heads = [name.strip().lower() for name in reader.fieldnames or ()]
-            reader.fieldnames = ["repo" if name in ("checkpoint", "name") else name for name in heads]
+            names = next((name for name in ("repo", "checkpoint", "name", "label") if name in heads), "")
+            reader.fieldnames = ["repo" if name == names else name for name in heads]
             for column in ("repo", "accuracy"):
                 if column not in reader.fieldnames:
                     raise UsageError(
-                        f"{path}: expected a first line with repo, accuracy and optionally revision, "
-                        f"got {', '.join(heads) or 'nothing'}"
+                        f"{path}: expected a first line with label or repo, accuracy and optionally "
+                        f"revision, got {', '.join(heads) or 'nothing'}"
                     )
             rows = []
             for row in reader:

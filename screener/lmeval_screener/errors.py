@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmeval_dispersion.errors import DispersionError
+from lmeval_dispersion.errors import DispersionError, printable
 
 #: Every code of a `ScreeningError` and what it means. Codes are a contract: programs test them.
 SCREENING_CODES: dict[str, str] = {
@@ -47,14 +47,6 @@ SCREENING_CODES: dict[str, str] = {
     "Interrupted": "the run was stopped before this checkpoint was read",
     "InternalError": "a defect of this program; please report it",
 }
-
-
-def printable(text: str) -> str:
-    """A text as one line that does nothing to a terminal: control characters as their escapes.
-
-    Names of folders and objects, and the answers of servers, may hold anything.
-    """
-    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 class ScreeningError(DispersionError):

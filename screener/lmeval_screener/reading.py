@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmeval_dispersion.errors import GeometryError
+from lmeval_dispersion.errors import GeometryError, printable
 from lmeval_dispersion.geometry import Metric
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshot import Meter, Snapshot
 from lmeval_screener.checkpoints.source import Sources
-from lmeval_screener.errors import ScreeningError, printable
+from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking.gap import Gap, gaps
 from lmeval_screener.ranking.ratio import Ratio, ratio
 from lmeval_screener.targets.names import REPOSITORY

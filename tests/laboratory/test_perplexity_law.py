@@ -151,7 +151,7 @@ def test_too_little_and_too_long_is_told_before_the_work(model, data):
         law(model, data, segment=LENGTH, bin_size=8, segments=23)
     with pytest.raises(UsageError, match=r"takes at most 256 tokens, got segments of 512"):
         law(model, data)
-    with pytest.raises(UsageError, match=r"at least 3 bins of at least 3 segments, got 2 of 100"):
+    with pytest.raises(UsageError, match="expected --bins and --bin-size of at least 3, got 2 and 100"):
         law(model, data, bins=2)
     with pytest.raises(UsageError, match=r"layers among last.*layer\.0 \.\.\. layer\.2.*got 'layer\.9'"):
         law(model, data, segment=LENGTH, bin_size=8, layers="layer.9")

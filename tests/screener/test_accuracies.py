@@ -75,6 +75,7 @@ def test_a_report_of_this_command_is_read_by_its_labels(tmp_path):
     assert found(csv_file(tmp_path, text), FILES) == [1, 2, None]
     text = "label,repo,revision,accuracy\nelsewhere,a/math,,4\n"
     assert found(csv_file(tmp_path, text), CHECKPOINTS) == [None, 4, *[None] * 3]
+    assert found(csv_file(tmp_path, "label,accuracy\ngg/b.gguf,2\n"), FILES) == [None, 2, None]
 
 
 def test_results_of_files_of_one_folder_are_told_apart_by_the_file(tmp_path):

@@ -18,6 +18,7 @@ from lmeval_screener.screening import screen
 from lmeval_screener.targets.target import parse_target
 from test_answer import member, result
 
+from lmeval_dispersion.cli import main as dispersion
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.paths import data_folder
 from lmeval_dispersion.report import Table
@@ -94,8 +95,8 @@ def test_the_demos_labels_are_taken(capsys):
     assert document["gate"]["below"] == [labels[rank] for rank in range(3, 12)]
 
 
-def test_one_truth_of_ties(capsys):
-    """The table, JSON and CSV of the demo name the ranks that an own count of all pairs finds."""
+def test_one_truth_of_ties(capsys, tmp_path):
+    """The table, JSON, CSV and registry of the demo name the ranks that an own count of all pairs finds."""
     result = screen(demo=True)
     gaps = {c.label: c.gaps["cosine"] for c in result.checkpoints}
     p = {frozenset(pair): difference(*(gaps[c] for c in pair)).p for pair in itertools.combinations(gaps, 2)}
@@ -110,6 +111,12 @@ def test_one_truth_of_ties(capsys):
     assert main(["--demo", "--format", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert {row["label"]: [int(rank) for rank in row["tied_with"].split()] for row in rows} == ties
+    store = str(tmp_path / "s.db")
+    assert main(["--demo", "--registry", store, "-q"]) == 0
+    capsys.readouterr()
+    assert dispersion(["registry", "query", store, "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["checkpoint"]: row["tied_with"] for row in rows} == ties
     (table, *_) = (t for s in result.document().sections for t in s.parts if isinstance(t, Table))
     assert {row["label"]: row["no_clear_order_with"] for row in table.rows} == {
         label: " ".join(map(str, t)) for label, t in ties.items()

@@ -16,8 +16,10 @@ from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.checkpoints.storages import store
 from lmeval_screener.cli import main
+from lmeval_screener.screening import screen
 from lmeval_screener.targets.target import parse_target
 
+from lmeval_dispersion.cli import main as dispersion
 from lmeval_dispersion.paths import data_folder
 
 FOLDERS = 1000
@@ -164,6 +166,8 @@ def test_control_characters_in_names_reach_no_terminal(tmp_path, capsys, monkeyp
     demo = data_folder("demo")
     for name, step in (("a\x1b[31mb", "sums-10"), ("c\x1b]0;title\x07d", "sums-80")):
         shutil.copytree(demo / step, tmp_path / name)
+    names = ["a\\x1b[31mb", "c\\x1b]0;title\\x07d"]
+    assert sorted(c.label for c in screen([str(p) for p in tmp_path.iterdir()]).checkpoints) == names
     (tmp_path / "e\x1b[31mbad").mkdir()
     (tmp_path / "e\x1b[31mbad" / "config.json").touch()
     monkeypatch.chdir(tmp_path)
@@ -173,3 +177,7 @@ def test_control_characters_in_names_reach_no_terminal(tmp_path, capsys, monkeyp
         assert "\\x1b[31m" in out
         assert "\x1b[31m" not in out
         assert "\x07" not in out
+    assert main(["--from", "none\x1b[31m"]) == dispersion(["audit", "./none\x1b[31m"]) == 2
+    for line in capsys.readouterr().err.splitlines():
+        assert "none\\x1b[31m" in line
+        assert "\x1b" not in line

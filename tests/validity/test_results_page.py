@@ -14,24 +14,28 @@ from scipy.stats import spearmanr
 from benchmarks.validity import analysis, page, results
 from benchmarks.validity.analysis import Estimate, correlations, decision, partial, residual, variants
 from benchmarks.validity.page import first_sentence, population_page, still_worth, tables_of, write_pages
-from benchmarks.validity.study import Study
+from benchmarks.validity.study import Study, read_study
 from benchmarks.validity.verdicts import FAILS, HOLDS, PART, UNTESTED, verdicts
 
 PAGES = Path("docs/results")
 
 
-@pytest.fixture(scope="module")
-def study(tmp_path_factory) -> Study:
+def full(resamples: int) -> Study:
     """The full configuration with fewer resamples."""
     content = yaml.safe_load(Path("benchmarks/validity/full.yaml").read_text("utf-8"))
-    content["analysis"]["resamples"] = 60
+    content["analysis"]["resamples"] = resamples
     return Study(Path("full.yaml"), content)
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return full(40)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def fewer_draws():
     patch = pytest.MonkeyPatch()
-    patch.setattr(analysis, "DRAWS", 4)
+    patch.setattr(analysis, "DRAWS", 2)
     yield
     patch.undo()
 
@@ -128,7 +132,8 @@ def test_nothing_is_claimed_of_noise(study, lawless):
     assert "it does not beat 25 labelled questions" in first_sentence(study, lawless)
 
 
-def test_what_is_not_run_is_not_tested(study):
+def test_what_is_not_run_is_not_tested():
+    study = full(3)
     rows = [row for row in planted(study, law=1.0) if row["size"] == "small" and row["setting"] == "default"]
     found = {line.claim: line.verdict for line in verdicts(tables_of(study, rows, []))}
     assert found["G of small models orders larger ones"] == UNTESTED
@@ -194,7 +199,8 @@ def test_a_better_variant_is_found_on_the_other_half_and_a_lucky_one_is_not(stud
     assert verdicts({**others, "variants": [found["cosine"], ratio, lucky]})[-1].verdict == FAILS
 
 
-def test_an_unfinished_population_keeps_whole_seeds(study):
+def test_an_unfinished_population_keeps_whole_seeds():
+    study = full(3)
     rows = planted(study, law=1.0)
     table = analysis.frame(study, rows)
     whole = analysis.panel(study, table, "small", 800)
@@ -264,16 +270,24 @@ lawless_tables: dict = {
 }  # fmt: skip
 
 
-@pytest.mark.skipif(not list(results.FOLDER.glob("*.jsonl")), reason="no results are committed yet")
-def test_the_committed_pages_are_those_of_the_results(tmp_path, monkeypatch):
+@pytest.mark.parametrize("domain", analysis.DOMAINS)
+def test_the_committed_orders_are_those_of_the_results(domain):
+    """The quick form of the next: the lines of G and ratio, with their intervals."""
+    study = read_study(Path("benchmarks/validity/full.yaml"))
+    rows = results.checked(results.FOLDER / "full.jsonl", study.path)
+    own = analysis.panel(study, analysis.frame(study, rows), "small", study.steps[-1])
+    text, y = (PAGES / "population.md").read_text("utf-8"), own.matrix(f"accuracy_{domain}")
+    for name, column in (("G (cosine)", "cosine"), ("ratio", "ratio_folded")):
+        row = analysis._order(study, own, name, own.matrix(f"{column}_{domain}"), y)
+        cells = (name, page.shown(row["rho"]), page.shown(row["decision"]), str(row["pairs"]))
+        assert f"| {' | '.join(cells)} |" in text
 
-    analysis.DRAWS, kept = 200, analysis.DRAWS
-    try:
-        index = PAGES / "README.md"
-        (tmp_path / "README.md").write_text(index.read_text("utf-8"), "utf-8")
-        write_pages(results.FOLDER, tmp_path, draw=False)
-    finally:
-        analysis.DRAWS = kept
+
+@pytest.mark.slow
+def test_the_committed_pages_are_those_of_the_results(tmp_path, monkeypatch):
+    monkeypatch.setattr(analysis, "DRAWS", 200)
+    (tmp_path / "README.md").write_text((PAGES / "README.md").read_text("utf-8"), "utf-8")
+    write_pages(results.FOLDER, tmp_path, draw=False)
     made = sorted(path.name for path in tmp_path.glob("*.md"))
     assert made
     for name in made:

@@ -109,36 +109,42 @@ class Sighting:
     message: Annotated[str | None, Col("Why", drop=4)]
 
 
-def history(connection: sqlite3.Connection, identity: str) -> list[Sighting]:
-    """All that was seen of a repository, folder or address, the latest first."""
+def history(connection: sqlite3.Connection, identity: str, file: str) -> list[Sighting]:
+    """All that was seen of a repository, folder or address, or of a file in it, the latest first."""
     rows = connection.execute(
         "SELECT s.requested, s.file, s.state, u.domain, u.reference, r.gap_cosine, r.gap_cosine_se, "
         "r.gap_euclidean, r.gap_euclidean_se, r.tensor, r.dtype, s.first, s.last, s.runs, s.error, s.message "
         "FROM seen s LEFT JOIN results r ON s.error IS NULL AND r.identity = s.identity "
         "AND r.file = s.file AND r.state = s.state AND r.tokens = s.tokens AND r.method = s.method "
-        "LEFT JOIN runs u ON u.run = s.run WHERE s.identity = ? ORDER BY s.last DESC",
-        [identity],
+        "LEFT JOIN runs u ON u.run = s.run WHERE s.identity = ? AND ? IN ('', s.file) "
+        "ORDER BY s.last DESC",
+        [identity, file],
     )
     return [Sighting(*row) for row in rows]
 
 
-def identity_named(connection: sqlite3.Connection, text: str) -> str:
-    """The identity of the checkpoint that a user names: by a label that was printed, a path or an address."""
+def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, str]:
+    """Identity, and file if one is meant, of the checkpoint that a printed label, path or address names."""
     place = str(Path(text).expanduser().resolve())
     renamed = connection.execute("SELECT identity FROM names WHERE asked = ?", [f"hf://{text}"]).fetchone()
     exact = {text, f"hf://{text}", f"file://{place}", *(renamed or ())}
     keys = [row[0] for row in connection.execute("SELECT DISTINCT tokens FROM seen")]
     seen = [entry for tokens in keys for entry in named(stored(connection, tokens))]
     matches = sorted(
-        {entry.identity for entry in seen if entry.identity in exact}
+        {(entry.identity, "") for entry in seen if entry.identity in exact}
         # A label is the end of a path, with a revision or a file behind it.
-        or {entry.identity for entry in seen if text in (entry.target.label, entry.target.name)}
-        or {entry.identity for entry in seen if entry.identity.endswith(f"/{text.strip('/')}")}
+        or {
+            (entry.identity, file)
+            for entry in seen
+            for file in [entry.target.file or ""]
+            if text in (entry.target.label, entry.target.name) or f"{entry.identity}/{file}" in exact
+        }
+        or {(entry.identity, "") for entry in seen if entry.identity.endswith(f"/{text.strip('/')}")}
     )
     if not matches:
         raise UsageError(f"expected a checkpoint that the registry has seen, got {text}; query lists them")
     if len(matches) > 1:
-        names = ", ".join(matches[:5])
+        names = ", ".join("/".join(filter(None, match)) for match in matches[:5])
         raise UsageError(f"expected one checkpoint, got {text}, which is the name of {len(matches)}: {names}")
     return matches[0]
 

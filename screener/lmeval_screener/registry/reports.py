@@ -17,8 +17,8 @@ from lmeval_screener.registry.database import stored
 from lmeval_screener.registry.queries import (
     Move,
     Ranked,
+    checkpoint_named,
     history,
-    identity_named,
     is_gone,
     moved,
     named,
@@ -140,7 +140,7 @@ def _plain(value: Any) -> Any:
 
 def shown(connection: sqlite3.Connection, text: str) -> Answer:
     """All that was seen of the checkpoint that a user names."""
-    rows = history(connection, identity_named(connection, text))
+    rows = history(connection, *checkpoint_named(connection, text))
     commits = len({row.state for row in rows if row.state})
     sentence = f"{text}: {count(commits, 'commit')} seen, last on {rows[0].last[:16]}"
     sentence += f"; it failed then ({rows[0].error})." if rows[0].error else "."

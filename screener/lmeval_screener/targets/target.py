@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from lmeval_screener.errors import ScreeningError, printable
+from lmeval_dispersion.errors import printable
+from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import parse_name
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def labelled(targets: Sequence[Target]) -> list[Target]:
 
 def _path(target: Target) -> str:
     if target.local:
-        path = printable(os.path.abspath(target.repo)).replace("\\", "/")  # so that `.` has a name
+        path = printable(os.path.abspath(target.repo).replace(os.sep, "/"))  # so that `.` has a name
     else:
         path = target.shown.partition(":/")[2].strip("/")
     if target.file is None:
