@@ -6,6 +6,7 @@ gives no sizes in its listing. What is small enough is read nevertheless; the re
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -113,18 +114,9 @@ def mirror(tmp_path_factory):
 
 
 @pytest.fixture
-def command(mirror, tmp_path):
-    """Runs the command against the mirror with a fresh home."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-    env |= {"HF_ENDPOINT": mirror[1], "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
-
-    def run(*args):
-        return subprocess.run(
-            [sys.executable, "-m", "lmeval_screener", *args, "--format", "json"],
-            capture_output=True, text=True, timeout=120, cwd=tmp_path, env=env,
-        )  # fmt: skip
-
-    return run
+def command(mirror, in_process):
+    """Runs the command against the mirror."""
+    return functools.partial(in_process, "--format", "json", endpoint=mirror[1])
 
 
 def matrix(seed, d):

@@ -20,7 +20,6 @@ import pytest
 from checkpoints import write_checkpoint
 from hub_faults import status
 from hub_server import HubServer
-from huggingface_hub import constants
 from lmeval_screener.cli import main as screen_checkpoints
 from safetensors.numpy import load_file, save_file
 
@@ -83,17 +82,13 @@ def start(hub, tmp_path):
 
 
 @pytest.fixture
-def run(hub, tmp_path, monkeypatch, capsys):
+def run(hub, in_process):
     """The commands in this process, each time with an empty cache; ``run("registry", …)`` asks."""
     homes = itertools.count()
-    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
 
-    def finished(*args):
-        monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / f"assets-{next(homes)}"))
-        capsys.readouterr()
-        words = [str(word) for word in args]
-        code = main(words) if words[0] == "registry" else screen_checkpoints(words)
-        return subprocess.CompletedProcess(args, code, *capsys.readouterr())
+    def finished(*words):
+        command = main if words[0] == "registry" else screen_checkpoints
+        return in_process(*words, endpoint=hub.endpoint, home=f"home-{next(homes)}", main=command)
 
     return finished
 

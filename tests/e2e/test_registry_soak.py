@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks import registry_soak  # its folder in sys.path would hide the package `coverage`
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow  # the two kills of test_registry.py always run
 def test_a_small_registry_survives_faults_and_kills():
     command = [sys.executable, str(ROOT / "benchmarks" / "registry_soak.py")]
     done = subprocess.run(

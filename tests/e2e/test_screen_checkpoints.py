@@ -1,4 +1,4 @@
-"""The command `screen-checkpoints` against the loopback Hub, as a user runs it."""
+"""The command `screen-checkpoints` against the loopback Hub."""
 
 from __future__ import annotations
 
@@ -50,23 +50,9 @@ def bf16(values):
 
 
 @pytest.fixture
-def command(hub, tmp_path):
-    """Runs the command in a fresh environment against the loopback Hub."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-    env |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
-
-    def run(*args, **more):
-        return subprocess.run(
-            [sys.executable, "-m", "lmeval_screener", *map(str, args)],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            cwd=tmp_path,
-            env=env | more,
-        )
-
-    run.env = env
-    return run
+def command(hub, in_process):
+    """Runs the command against the loopback Hub."""
+    return functools.partial(in_process, endpoint=hub.endpoint)
 
 
 @pytest.fixture
@@ -130,7 +116,7 @@ def test_the_main_job_on_true_7b_shapes_reads_only_what_it_needs(hub, tmp_path, 
     served = [r for r in hub.requests[before:] if any(f"/{name}/" in f"{r.path}/" for name in names)]
     assert {r.part for r in served} == {"resolve"}
     before = len(hub.requests)
-    offline = command(*names, "--format", "json", HF_HUB_OFFLINE="1")
+    offline = command(*names, "--format", "json", offline=True)
     assert offline.returncode == 0, offline.stdout
     assert len(hub.requests) == before
     offline = json.loads(offline.stdout)
@@ -289,13 +275,13 @@ def test_nothing_screened_is_exit_1_and_says_why(command):
 def test_a_dead_hub_stops_the_run_early(command):
     names = [f"org/m{i}" for i in range(40)]
     start = time.monotonic()
-    done = command(*names, "--format", "json", HF_ENDPOINT="http://127.0.0.1:9")
+    done = command(*names, "--format", "json", endpoint="http://127.0.0.1:9")
     assert time.monotonic() - start < 60
     document = json.loads(done.stdout)
     assert (done.returncode, {f["error"] for f in document["failed"]}) == (1, {"Unreachable"})
     assert len(document["failed"]) == 40
     assert document["totals"]["requests"] < 40
-    told = command(*names, HF_ENDPOINT="http://127.0.0.1:9").stderr
+    told = command(*names, endpoint="http://127.0.0.1:9").stderr
     assert "none of the 40 checkpoints could be screened (40 Unreachable); the first: org/m0: " in told
     assert sum(f["message"].startswith("not tried, as 3 others failed") for f in document["failed"]) == 37
 
@@ -304,7 +290,7 @@ def test_a_local_training_run_is_its_trajectory(command, small, tmp_path):
     for step, spread in ((500, 1.0), (100, 0.2), (200, 0.3), (300, 0.5), (400, 0.7)):
         small("run", spread, folder=f"run1/checkpoint-{step}")
     (tmp_path / "repos" / "run1" / "runs").mkdir()
-    done = command("repos/run1", HF_ENDPOINT="http://127.0.0.1:9")
+    done = command("repos/run1", endpoint="http://127.0.0.1:9")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("run1: G rises from ")
     assert " at checkpoint-100 to " in done.stdout
@@ -424,18 +410,16 @@ def test_a_domain_of_ones_own(command, small, tmp_path):
     assert document["checkpoints"][0]["tokens"]["domain"] == 6
 
 
-def test_ctrl_c_keeps_and_prints_what_is_done(command, small, hub, tmp_path):
+def test_ctrl_c_keeps_and_prints_what_is_done(small, hub, tmp_path):
     small("org/a", 1.0)
     small("org/slow", 0.5)
     hub.fault("*", stalled(60), match="*org/slow*")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    env |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "lmeval_screener", "org/a", "org/slow", "--format", "json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=command.env,
-        cwd=tmp_path,
-    )
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path,
+    )  # fmt: skip
     deadline = time.monotonic() + 60
     while not list((tmp_path / "hf").rglob("rows/*/*")) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -490,9 +474,9 @@ def test_help_and_version_answer(command):
 
 
 def test_the_demo_needs_no_network_and_shows_measured_accuracy_beside_the_gap(command):
-    done = command("--demo", HF_ENDPOINT="http://127.0.0.1:9")
+    done = command("--demo", endpoint="http://127.0.0.1:9")
     assert done.returncode == 0, done.stdout
-    assert "0 requests" in command("--demo", "--details", HF_ENDPOINT="http://127.0.0.1:9").stdout
+    assert "0 requests" in command("--demo", "--details", endpoint="http://127.0.0.1:9").stdout
     document = json.loads(command("--demo", "--format", "json").stdout)
     found = {Path(c["repo"]).name: c for c in document["checkpoints"]}
     assert len(found) == 11

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +12,7 @@ from certificates import make_certificate
 from checkpoints import write_qwen_7b
 from hub_faults import status, truncated
 from hub_server import HubServer
+from lmeval_screener.checkpoints import http
 from lmeval_screener.tokens.resolution import resolve
 from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
@@ -40,19 +38,27 @@ def hub(certificate, tmp_path):
         yield server
 
 
-def screened(hub, tmp_path, **more):
-    env = {
-        name: value for name, value in os.environ.items() if not name.startswith(("HF_", "SSL_", "REQUESTS_"))
-    }
-    env |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": hub.token, **more}
-    command = [sys.executable, "-m", "lmeval_screener", "org/m", "--format", "json", "--timeout", "20"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
-    return json.loads(done.stdout)
+@pytest.fixture
+def screened(hub, in_process, monkeypatch):
+    """The command's JSON where these variables name the certificates."""
+    http._tls_context.cache_clear()
+    for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+
+    def run(**certificates):
+        for name, place in certificates.items():
+            monkeypatch.setenv(name, str(place))
+        words = ("org/m", "--format", "json", "--timeout", "20")
+        return json.loads(in_process(*words, endpoint=hub.endpoint).stdout)
+
+    yield run
+    http._tls_context.cache_clear()
 
 
-def test_rows_come_over_https_with_a_certificate_that_is_trusted(hub, certificate, tmp_path):
+def test_rows_come_over_https_with_a_certificate_that_is_trusted(hub, certificate, screened):
     hub.fault("cdn", truncated(1000), times=3)
-    result = screened(hub, tmp_path, REQUESTS_CA_BUNDLE=str(certificate.issuer))
+    result = screened(REQUESTS_CA_BUNDLE=certificate.issuer)
     assert result["failed"] == []
     assert result["checkpoints"][0]["tensor"]["shape"] == [152064, 3584]
     assert hub.endpoint.startswith("https://")
@@ -61,19 +67,19 @@ def test_rows_come_over_https_with_a_certificate_that_is_trusted(hub, certificat
     assert not any("authorization" in request.headers for request in hub.seen("cdn"))
 
 
-def test_a_certificate_that_is_not_trusted_is_refused(hub, tmp_path):
-    result = screened(hub, tmp_path)
+def test_a_certificate_that_is_not_trusted_is_refused(hub, screened):
+    result = screened()
     assert result["checkpoints"] == []
     assert result["failed"][0]["error"] == "Unreachable"
     assert "SSL_CERT_FILE or REQUESTS_CA_BUNDLE" in result["failed"][0]["message"]
     assert hub.requests == []
 
 
-def test_a_redirect_from_https_to_http_is_refused(hub, certificate, tmp_path):
+def test_a_redirect_from_https_to_http_is_refused(hub, certificate, screened):
     """The address that it leads to is never asked."""
     with HubServer() as plain:
         hub.fault("resolve", status(302, {"Location": f"{plain.endpoint}/x"}))
-        result = screened(hub, tmp_path, SSL_CERT_FILE=str(certificate.issuer))
+        result = screened(SSL_CERT_FILE=certificate.issuer)
         assert result["failed"][0]["error"] == "BadResponse"
         assert "from https to http" in result["failed"][0]["message"]
         assert plain.requests == []

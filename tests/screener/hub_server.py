@@ -153,6 +153,7 @@ class HubServer:
         self.faults: list[Fault] = []
         self.sent = 0
         self.connections = [0, 0]
+        self.open: set[asyncio.Transport] = set()
         self._digests: dict[tuple[Path, int, int], str] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -174,6 +175,10 @@ class HubServer:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            # A client that ended a moment ago may not have been noticed yet.
+            for transport in [*self.open]:
+                transport.abort()
+            await asyncio.sleep(0)
 
         for server in self.servers:
             self._loop.call_soon_threadsafe(server.close)

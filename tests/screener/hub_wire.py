@@ -120,10 +120,12 @@ class Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self.hub.connections[self.on_cdn] += 1
+        self.hub.open.add(transport)
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.hub.open.discard(self.transport)
         self.writable.set()
         for task in self.tasks:
             task.cancel()
