@@ -64,8 +64,8 @@ def chart_svg(chart: Chart, name: str, width: str) -> str:
     """The chart as SVG, with names of its own among the pictures of a page.
 
     A single chart is as wide as :data:`WIDTHS` says; charts side by side share that, or stand one below the
-    other where it is narrow. A specification may hold ``usermeta: {"narrow": {...}}``, whose keys replace
-    its own in the narrow picture, such as a mark without labels.
+    other where it is narrow. There names beside points would lie on one another, and are left out; a mark's
+    values show on hover.
 
     Args:
         chart: The chart.
@@ -92,8 +92,8 @@ def chart_svg(chart: Chart, name: str, width: str) -> str:
 def chart_spec(chart: Chart, width: str = "wide") -> dict[str, Any]:
     """The specification in the page's colours and in a width; see :func:`chart_svg`."""
     spec = chart.specification()
-    if width == "narrow":
-        spec |= spec.get("usermeta", {}).get("narrow", {})
+    if width == "narrow" and "layer" in spec:
+        spec["layer"] = [layer for layer in spec["layer"] if not _is_text(layer)]
     spec = dict(_finite(spec))
     config = _merged(_CHART_CONFIG, _NARROW) if width == "narrow" else _CHART_CONFIG
     spec["config"] = _merged(config, spec.get("config", {}))
@@ -113,6 +113,11 @@ def chart_spec(chart: Chart, width: str = "wide") -> dict[str, Any]:
     if _addresses(spec):
         raise ValueError("expected a chart with its data inside, got data at a URL")
     return spec
+
+
+def _is_text(layer: Mapping[str, Any]) -> bool:
+    mark = layer.get("mark")
+    return (mark.get("type") if isinstance(mark, Mapping) else mark) == "text"
 
 
 def _addresses(node: Any) -> bool:

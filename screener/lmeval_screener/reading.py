@@ -119,16 +119,7 @@ class Reader:
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def read(self, target: Target, budget: Budget, *, over: Resolution | None = None) -> Reading:
-        """Read one checkpoint within a time budget; what is known of it instead, where that is enough.
-
-        Args:
-            target: The checkpoint.
-            budget: Its time.
-            over: Tokens of another tokenizer that agrees with its own on them; None for its own.
-
-        Raises:
-            ScreeningError: With a stable word for whatever is wrong with it.
-        """
+        """Read one checkpoint within a time budget; what is known of it instead, where that is enough."""
         return await budget.bounded(self._read(target, budget, over))
 
     async def _read(self, target: Target, budget: Budget, over: Resolution | None) -> Reading:
@@ -266,11 +257,7 @@ def _is_gguf(snapshot: Snapshot, target: Target) -> bool:
 
 
 def _base_target(adapter: Adapter, target: Target) -> Target:
-    """Where the base of an adapter is read: a folder only for an adapter that is in a folder itself.
-
-    Raises:
-        ScreeningError: ``AdapterOnly`` where a repository names a path of the machine that trained it.
-    """
+    """Where the base of an adapter is read: a folder only for an adapter that is in a folder itself."""
     base = parse_target(adapter.base)
     if target.local and base.refused is None:
         return replace(base, revision=adapter.revision or base.revision) if not base.local else base

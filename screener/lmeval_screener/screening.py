@@ -172,16 +172,7 @@ def label_of(outcome: Reading | Failed) -> str:
 
 
 def screen_targets(targets: Sequence[Target], settings: Screening, on_done: OnDone | None = None) -> Result:
-    """:func:`screen` for targets and token sets that are already at hand.
-
-    Args:
-        targets: What to screen.
-        settings: How.
-        on_done: Called whenever a checkpoint ends, before it is ranked.
-
-    Raises:
-        UsageError: No targets, an unknown metric, or a timeout that is not positive.
-    """
+    """:func:`screen` for targets and token sets that are already at hand."""
     if not targets:
         raise UsageError("expected at least one checkpoint or a family, got none; see --list-families")
     if settings.metric not in METRICS:
@@ -424,11 +415,7 @@ class _Run:
                 self._on_done(outcome, done, count)
 
     async def _hub_answers(self, budget: Budget) -> None:
-        """Wait while nothing of the Hub was reached and the first checkpoints have trouble reaching it.
-
-        Raises:
-            ScreeningError: ``Unreachable``, when none of them could.
-        """
+        """Wait while nothing of the Hub was reached and the first checkpoints have trouble reaching it."""
         if len(self._scouts) < _SCOUTS:
             self._scouts.append(budget)
             return

@@ -236,10 +236,10 @@ def test_more_than_five_thousand_points():
     assert page(Chart(lines(6000), "c", "d")).count("<svg ") == 2
 
 
-def test_a_narrow_picture_may_differ():
-    labelled = lines() | {"usermeta": {"narrow": {"mark": "bar"}}}
-    assert chart_spec(Chart(labelled, "c", "d"), "wide")["mark"] == {"type": "line", "point": True}
-    assert chart_spec(Chart(labelled, "c", "d"), "narrow")["mark"] == "bar"
+def test_a_narrow_picture_has_no_names_beside_its_points():
+    labelled = {"layer": [bars(), bars() | {"mark": {"type": "text"}}]}
+    assert len(chart_spec(Chart(labelled, "c", "d"), "wide")["layer"]) == 2
+    assert [layer["mark"] for layer in chart_spec(Chart(labelled, "c", "d"), "narrow")["layer"]] == ["bar"]
 
 
 # --- in a browser ---------------------------------------------------------------------------------------

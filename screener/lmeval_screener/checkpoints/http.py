@@ -346,7 +346,9 @@ class _named:
                 "network's, name its issuer's file in SSL_CERT_FILE or REQUESTS_CA_BUNDLE",
             ) from error
         if isinstance(error, (aiohttp.ClientError, asyncio.TimeoutError, OSError)):
-            text = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
+            # aiohttp's own text of a refused connection shows its context of TLS as Python prints it.
+            cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+            text = cause.message if isinstance(cause, aiohttp.ClientResponseError) else str(cause)
             # One line, and no signature of an address.
             text = re.sub(r"\?\S*", "", " ".join(text.split())[:200])
             reason = f"{type(error).__name__}: {text}".rstrip(": ")

@@ -45,11 +45,7 @@ class Gap:
     left_out_reference: Array
 
     def comparable(self, other: Gap) -> None:
-        """Check that both are of one metric over as many tokens.
-
-        Raises:
-            GeometryError: They are not.
-        """
+        """Check that both are of one metric over as many tokens."""
         same = self.left_out_domain.shape == other.left_out_domain.shape
         same = same and self.left_out_reference.shape == other.left_out_reference.shape
         if self.metric != other.metric or not same:
@@ -59,22 +55,13 @@ class Gap:
 
 
 def gap(domain: ArrayLike, reference: ArrayLike, metric: Metric = "cosine") -> Gap:
-    """The dispersion gap of rows ``domain`` (|T| >= 3, d) against rows ``reference`` (|R| >= 3, d).
-
-    Raises:
-        TooFewVectorsError: A side has fewer than three rows.
-        NoDirectionError: A zero or non-finite row.
-    """
+    """The dispersion gap of rows ``domain`` (|T| >= 3, d) against rows ``reference`` (|R| >= 3, d)."""
     across = between(domain, reference, metric)
     return _gap(metric, Contrast(within(domain, metric), across, within(reference, metric)))
 
 
 def gaps(domain: ArrayLike, reference: ArrayLike) -> dict[Metric, Gap]:
-    """:func:`gap` in every metric, with less work.
-
-    Raises:
-        GeometryError: As :func:`gap`.
-    """
+    """:func:`gap` in every metric, with less work."""
     return {metric: _gap(metric, contrast) for metric, contrast in contrasts(domain, reference).items()}
 
 
@@ -125,9 +112,6 @@ def difference(a: Gap, b: Gap) -> Difference:
 
     Paired errors are the ones to use: tokens that are far from the others in one checkpoint are so in its
     siblings, and independent errors would hide real differences.
-
-    Raises:
-        GeometryError: The gaps are of different metrics or token sets.
     """
     a.comparable(b)
     return paired_difference(

@@ -12,11 +12,7 @@ from lmeval_screener.targets.training_runs import parse_targets
 
 
 def reference_among(targets: Sequence[Target], text: str, tokenizer: str | None = None) -> Target:
-    """The checkpoint that ``--fail-if-below`` names: by its label in the report, or as any other is named.
-
-    Raises:
-        UsageError: It stands for several checkpoints.
-    """
+    """The checkpoint that ``--fail-if-below`` names: by its label in the report, or as any other is named."""
     by_label = next((item for item in labelled(targets) if item.label == text), None)
     if by_label is not None:
         return by_label

@@ -59,13 +59,7 @@ def mismatch(family: str | None, member: Reading, common: Reading) -> ScreeningE
 
 
 def ranked(members: Sequence[tuple[Reading, Reading]], metric: Metric) -> list[Screened]:
-    """Every group's checkpoints, best first, with their ranks and those they are tied with.
-
-    Args:
-        members: Each checkpoint with the one of its common tokenizer, whose digest names a group without a
-            family.
-        metric: Which gap ranks.
-    """
+    """Every group's checkpoints, best first, with their ranks and those they are tied with."""
     labels = labelled([reading.target for reading, _ in members])
     families: dict[str, list[Reading]] = {}
     for (reading, common), target in zip(members, labels, strict=True):

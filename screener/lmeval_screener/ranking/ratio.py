@@ -60,17 +60,7 @@ class Ratio:
 
 
 def ratio(domain: NDArray[Any], reference: NDArray[Any], norm: FinalNorm, dtype: str) -> Ratio:
-    """The ratio of rows of T (n, d) and R (m, d), as stored, behind a final norm.
-
-    Args:
-        domain: Rows of T.
-        reference: Rows of R.
-        norm: The final norm, whose weight is known.
-        dtype: Element type of the rows as stored, by the name that safetensors or GGUF give it.
-
-    Raises:
-        GeometryError: Fewer than three rows, or rows of R that do not differ.
-    """
+    """The ratio of rows of T (n, d) and R (m, d), as stored, behind a final norm."""
     seen = norm.effective(domain), norm.effective(reference)
     t, r = (within(rows, "euclidean") for rows in seen)
     if not r.mean > 0:

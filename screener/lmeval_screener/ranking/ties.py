@@ -105,15 +105,7 @@ class Standing(NamedTuple):
 
 
 def rank_gaps(gaps: Sequence[Gap], ratios: Sequence[Ratio | None] = ()) -> list[Standing]:
-    """The standing of each gap in its group, in the order given; see the module's text.
-
-    Args:
-        gaps: Of one metric over the same tokens.
-        ratios: The second figure of each; None where it is not known, and G stands alone. Empty: for all.
-
-    Raises:
-        GeometryError: The gaps are of different metrics or token sets.
-    """
+    """The standing of each gap in its group, in the order given; see the module's text."""
     ratios = ratios or [None] * len(gaps)
     return (_all_pairs if len(gaps) <= ALL_PAIRS else _intervals)(gaps, ratios)
 
@@ -189,12 +181,7 @@ def _intervals(gaps: Sequence[Gap], ratios: Sequence[Ratio | None]) -> list[Stan
 
 
 def _interval_errors(gaps: Sequence[Gap], order: NDArray[np.intp]) -> tuple[Array, Array, Array]:
-    """Errors and degrees of freedom of each gap less the mean of all, and errors of each less the next.
-
-    Args:
-        gaps: Of one metric and the same tokens.
-        order: Their places, best first; so are the results.
-    """
+    """Errors and degrees of freedom of each gap less the mean of all, and errors of each less the next."""
     # A block of gaps at a time, so that memory does not grow with their number.
     count = len(gaps)
     middle = [np.zeros_like(side) for side in _sides(gaps[0])]

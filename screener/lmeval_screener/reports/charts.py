@@ -214,9 +214,7 @@ def accuracy_chart(groups: Sequence[Group], metric: Metric) -> Chart:
         {"mark": {"type": "point", "filled": True, "size": 80}, "encoding": {"tooltip": tooltip, **marks}}
     ]
     if len(values) <= 15:
-        # On a phone names would lie on one another: there a finger shows them.
-        text = {"type": "text", "align": "left", "dx": 9, "fontSize": 12,
-                "opacity": {"expr": "width >= 460 ? 1 : 0"}}  # fmt: skip
+        text = {"type": "text", "align": "left", "dx": 9, "fontSize": 12}
         layers.append({"mark": text, "encoding": {"text": {"field": "name"}}})
     return Chart(
         {"data": {"values": values}, "height": 340, "encoding": {"x": x, "y": y}, "layer": layers},

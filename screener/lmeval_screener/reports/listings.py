@@ -8,11 +8,7 @@ from lmeval_screener.tokens.sets import bundled_token_sets, described_groups
 
 
 def families_document(path: str | None = None) -> Document:
-    """The families of a file, or the bundled ones.
-
-    Raises:
-        UsageError: See :func:`lmeval_screener.targets.families.load_families`.
-    """
+    """The families of a file, or the bundled ones."""
     rows = [
         {
             "family": name,
