@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import train_demo_family
 import yaml
 from demo_measures import addition_accuracy, correlations, spread, table
 from demo_texts import OPERANDS, arithmetic_line, held_out_pairs, reference_words, trained_tokenizer
@@ -210,22 +209,21 @@ def test_page_holds_the_spread_over_seeds() -> None:
         assert f"- seed {seed}: {correlations([r for r in rows if r['seed'] == seed])}\n" in page
 
 
-def test_script_runs_end_to_end(tmp_path: Path) -> None:
+def test_script_runs_end_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = reference_words(ROOT / "token_sets" / "reference.yaml")
     rng = random.Random(0)
     lines = [" the ".join(rng.choices(words, k=12)) for _ in range(300)]
     (tmp_path / "text.txt").write_text("\n".join(lines), "utf-8")
     (tmp_path / "questions.jsonl").write_text('{"question": "Ann has 3 dogs and $4."}\n', "utf-8")
-    script = [sys.executable, str(ROOT / "scripts" / "train_demo_family.py"), "--smoke", "--device", "cpu"]
+    monkeypatch.chdir(tmp_path)
     texts = ["--wikitext", "text.txt", "--gsm8k", "questions.jsonl", "--out", "family"]
-    done = subprocess.run(
-        script + texts, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200
-    )
-    assert done.returncode == 0, done.stderr
+    train_demo_family.main(["--smoke", "--device", "cpu", *texts])
     family = yaml.safe_load((tmp_path / "family" / "family.yaml").read_text("utf-8"))
     assert family.keys() == FAMILY.keys()
     assert family["training"].keys() == FAMILY["training"].keys()
     assert [entry.keys() for entry in family["checkpoints"]] == [CHECKPOINTS[0].keys()] * 2
     for entry in family["checkpoints"]:
         assert {path.name for path in (tmp_path / "family" / entry["folder"]).iterdir()} == FILES
-    assert table(family["checkpoints"]) in done.stdout
+    assert table(family["checkpoints"]) in capsys.readouterr().out

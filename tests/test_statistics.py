@@ -141,8 +141,8 @@ def test_resampled_means_have_the_moments_of_a_bootstrap():
 
 def test_mean_interval_shrinks_with_the_root_of_n():
     rng = np.random.default_rng(7)
-    few, many = (mean_interval(rng.normal(size=n)) for n in (100, 10000))
-    assert (few.high - few.low) / (many.high - many.low) == pytest.approx(10, rel=0.4)
+    few, many = (mean_interval(rng.normal(size=n)) for n in (100, 2500))
+    assert (few.high - few.low) / (many.high - many.low) == pytest.approx(5, rel=0.4)
     assert all(np.isnan(v) for v in mean_interval([2.0])[1:])
     with pytest.raises(TooFewVectorsError):
         mean_interval([])
@@ -397,15 +397,16 @@ def test_the_auroc_inside_strata_against_a_loop_over_pairs():
     assert (whole.value, whole.se) == (pytest.approx(plain.value), pytest.approx(plain.se))
 
 
-def test_the_auroc_inside_small_strata_has_an_interval_that_covers_chance():
+@pytest.mark.parametrize("draws", [150, pytest.param(600, marks=pytest.mark.slow)])
+def test_the_auroc_inside_small_strata_has_an_interval_that_covers_chance(draws):
     rng = np.random.default_rng(3)
     strata = [np.arange(4 * i, 4 * i + 4) for i in range(50)]
     held = 0
-    for _ in range(600):
+    for _ in range(draws):
         found = statistics.stratified_auroc(rng.normal(size=200), rng.random(200) < 0.3, strata)
         low, high = statistics.auroc_bounds(found.value, found.se, found.right, found.wrong)
         held += low <= 0.5 <= high
-    assert 0.92 < held / 600 < 0.99
+    assert 0.92 < held / draws < 0.99
 
 
 def test_the_point_of_many_comparisons():

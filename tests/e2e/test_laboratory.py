@@ -94,6 +94,29 @@ def whole(place):
     return place / "whole"
 
 
+def test_an_interrupted_study_resumes_to_the_identical_result(place, whole, monkeypatch):
+    """The quick form of the next."""
+    monkeypatch.chdir(place)
+    arguments = ("law", "model", "--data", "text.jsonl", *LAW, "--batch-size", "1", "--study", "cut")
+    savez, saved = np.savez, []
+
+    def interrupted(file, **arrays):
+        savez(file, **arrays)
+        saved.append(file)
+        if len(saved) == 4:
+            raise KeyboardInterrupt
+
+    with threadpool_limits(1):
+        with monkeypatch.context() as patch:
+            patch.setattr(np, "savez", interrupted)
+            assert run_here(*arguments) == 130
+        with pytest.raises(UsageError, match="is not complete; give its command again to resume it"):
+            compared(whole, place / "cut")
+        assert run_here(*arguments) == 0
+    same(whole, place / "cut")
+
+
+@pytest.mark.slow
 def test_a_killed_study_resumes_to_the_identical_result(place, whole, monkeypatch):
     arguments = ("law", "model", "--data", "text.jsonl", *LAW, "--batch-size", "1", "--study", "killed")
     process = subprocess.Popen(

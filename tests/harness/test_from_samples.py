@@ -226,6 +226,30 @@ raise SystemExit(main())
 """
 
 
+def test_an_interrupted_run_loses_no_finished_part(
+    stock: Callable[..., Path], model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quick form of the next."""
+    logged = stock("arc_easy", families=("arc",))
+    monkeypatch.setattr(prefill, "_PART", 3)
+    save = prefill._save
+
+    def interrupted(*given: Any) -> None:
+        save(*given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prefill, "_save", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            stores_from_samples(logged, arguments(model_folder), tmp_path / "cut")
+    assert not list((tmp_path / "cut").rglob("manifest.json"))
+    ran: list[int] = []
+    monkeypatch.setattr(requests, "prefilled", counted(requests.prefilled, ran))
+    stores_from_samples(logged, arguments(model_folder), tmp_path / "cut")
+    assert ran == [3, 2]  # of eight
+
+
+@pytest.mark.slow
 def test_a_process_that_is_killed_loses_no_finished_part(
     stock: Callable[..., Path], model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

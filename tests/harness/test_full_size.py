@@ -69,7 +69,7 @@ def hooks(model: torch.nn.Module) -> list[Any]:
     return [hook for part in model.modules() for kind in kinds for hook in getattr(part, kind).values()]
 
 
-@pytest.mark.parametrize("how", ["wrapped", "in place"])
+@pytest.mark.parametrize("how", [pytest.param("wrapped", marks=pytest.mark.slow), "in place"])
 def test_compiled_models_give_their_states(
     how: str, tokenizer: Any, task_manager: Callable[..., Any]
 ) -> None:

@@ -275,7 +275,7 @@ def test_noise_claims_no_condensation(full):
         result = condensation_result(rng, {("m", ""): 0.0, ("m", "shuffled"): 0.0})
         return result.context()["trends"][0].verdict != "none"
 
-    assert false_claims(150 if full else 30, claimed) <= (0.1 if full else 0.2)
+    assert false_claims(150 if full else 15, claimed) <= (0.1 if full else 0.2)
 
 
 def clusters_result(rng, ratios, clusters=60):

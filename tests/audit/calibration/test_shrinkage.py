@@ -65,17 +65,18 @@ def test_every_slice_is_estimated_by_a_fit_that_never_saw_it():
     assert folds.estimate != pytest.approx(again.estimate)
 
 
-def test_noise_is_hardly_ever_said_to_beat_knowing_nothing_and_a_law_is():
+@pytest.mark.parametrize("draws", [30, pytest.param(100, marks=pytest.mark.slow)])
+def test_noise_is_hardly_ever_said_to_beat_knowing_nothing_and_a_law_is(draws):
     claims = {}
     for slope in (0.0, 0.15):
         rng = np.random.default_rng(0)
         found = []
-        for _ in range(100):
+        for _ in range(draws):
             pairs = drawn(rng, slope=slope)
             ours = shrinkage.cross_fitted(pairs, families(3)).estimate
             found.append(shrinkage.gain(pairs, ours, shrinkage.cross_fitted(pairs, []).estimate).better)
         claims[slope] = np.mean(found)
-    assert claims[0.0] <= 0.05
+    assert claims[0.0] <= (0.05 if draws == 100 else 0.1)
     assert claims[0.15] > 0.9
 
 
@@ -91,12 +92,13 @@ def test_it_is_never_much_worse_than_knowing_nothing_or_the_best_single_feature(
         assert ours < min(trivial, single) + 0.005, slope
 
 
+@pytest.mark.parametrize("draws", [40, pytest.param(120, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("slices", "level"), [(12, 12 / 13), (40, 0.95)])
-def test_the_interval_covers_slices_drawn_alike(slices, level):
+def test_the_interval_covers_slices_drawn_alike(slices, level, draws):
     rng = np.random.default_rng(0)
     assert shrinkage.level_reached(slices) == pytest.approx(level)
     covered = []
-    for _ in range(120):
+    for _ in range(draws):
         size = rng.integers(30, 90, size=slices)
         pairs = drawn(rng, slices=slices, slope=0.1, documents=size)
         folds = shrinkage.cross_fitted(pairs, families(3))
@@ -107,7 +109,7 @@ def test_the_interval_covers_slices_drawn_alike(slices, level):
         for j in range(20):
             low, high = shrinkage.jackknife_plus(centres[:, j], score * error.at(new.documents[j]), level)
             covered.append(low <= new.accuracy[j] <= high)
-    assert np.mean(covered) == pytest.approx(level + 0.01, abs=0.025)
+    assert np.mean(covered) == pytest.approx(level + 0.01, abs=0.025 if draws == 120 else 0.05)
 
 
 def test_jackknife_plus_is_the_published_quantiles():
