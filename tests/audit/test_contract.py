@@ -125,11 +125,18 @@ def test_the_other_documents_are_valid_by_their_schemas(others):
     assert [faults(one) for one in others] == [[]] * len(others)
 
 
+def shortened(value):
+    """With one row of every list of rows: only the first is changed."""
+    if isinstance(value, list):
+        return [shortened(item) for item in (value[:1] if value and isinstance(value[0], dict) else value)]
+    return {key: shortened(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
 def test_a_renamed_or_missing_key_of_the_other_documents_fails(others):
     free = {"tasks", "identity", "doc_ids", "features", "ranges", "error_share", "inside"}  # keys of a run
     for document in others:
-        if "folds" in document:
-            document = {**document, "folds": document["folds"][:1]}
+        document = shortened(document)
+        assert faults(document) == []
         for change in ("renamed", "missing"):
             for one, where in changed(document, change):
                 *above, key = re.sub(r"\[\]", "", where).split(".")

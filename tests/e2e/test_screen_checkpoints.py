@@ -124,62 +124,6 @@ def test_the_main_job_on_true_7b_shapes_reads_only_what_it_needs(hub, tmp_path, 
     assert offline["totals"]["requests"] == 0
 
 
-def test_siblings_that_differ_by_noise_are_not_separated(command, small):
-    for name in ("org/a", "org/b"):
-        small(name, 1.0)
-    small("org/c", 0.3)
-    found = json.loads(command("org/a", "org/b", "org/c", "--format", "json").stdout)["checkpoints"]
-    ties = [(c["label"], c["tied_with"]) for c in found]
-    assert sorted(label for label, _ in ties[:2]) == ["org/a", "org/b"]
-    assert [tied for _, tied in ties] == [[2], [1], []]
-
-
-def test_json_is_the_documented_contract(command, small):
-    small("org/a", 1.0)
-    small("org/b", 0.5)
-    document = json.loads(command("org/a", "org/b", "org/none", "--format", "json").stdout)
-    assert list(document) == [
-        *("schema", "domain", "reference", "metric", "se_covers", "checkpoints", "tokens", "failed"),
-        *("totals", "answer"),
-    ]
-    assert document["schema"] == "screen-checkpoints/3"
-    first = document["checkpoints"][0]
-    assert {key: type(value) for key, value in first.items()} == {
-        "label": str,
-        "repo": str,
-        "requested_revision": type(None),
-        "revision": str,
-        "family": str,
-        "scale": str,
-        "rank": int,
-        "tied_with": list,
-        "next": dict,
-        "gap": dict,
-        "ratio": dict,
-        "within_domain": dict,
-        "between": dict,
-        "within_reference": dict,
-        "tensor": dict,
-        "tokens": dict,
-        "accuracy": type(None),
-        "notes": list,
-        "bytes_read": int,
-        "requests": int,
-        "seconds": float,
-    }
-    for part in ("within_domain", "between", "within_reference"):
-        for metric in ("cosine", "euclidean"):
-            assert set(first[part][metric]) == {"mean", "se", "se_pairs"}
-    assert set(first["gap"]["cosine"]) == {"mean", "se"}
-    assert set(first["tensor"]) == {"name", "file", "dtype", "shape", "tied"}
-    assert set(first["tokens"]) == {"domain", "reference", "dropped", "digit_scheme"}
-    assert document["answer"][0].startswith("Evaluate first: org/a (")
-    assert document["failed"][0].keys() == {"label", "repo", "revision", "error", "message"}
-    assert document["totals"].keys() == {"checkpoints", "bytes_read", "requests", "seconds"}
-    assert document["totals"]["checkpoints"] == 2
-    assert document["totals"]["requests"] >= sum(c["requests"] for c in document["checkpoints"])
-
-
 def test_checkpoints_by_name_are_grouped_by_tokenizer_and_scale(command, small):
     small("org/a", 1.0)
     small("org/b", 0.5)
@@ -228,14 +172,6 @@ def test_a_trajectory_is_read_by_glob_and_printed_in_step_order(command, small):
         assert float(line.split()[2]) == pytest.approx(gaps[name], abs=1e-3)
 
 
-def test_one_revision_of_many_keeps_its_name(command, small):
-    small("org/run", 0.3, branch="main")
-    small("org/run", 0.9, branch="step5")
-    document = json.loads(command("org/run@step5", "--format", "json").stdout)
-    (c,) = document["checkpoints"]
-    assert (c["repo"], c["requested_revision"], c["rank"]) == ("org/run", "step5", 1)
-
-
 def test_local_folders_beside_repositories(command, small):
     remote = small("org/a", 1.0)
     local = small("anything", 0.5, folder="my-finetune")
@@ -274,9 +210,7 @@ def test_nothing_screened_is_exit_1_and_says_why(command):
 
 def test_a_dead_hub_stops_the_run_early(command):
     names = [f"org/m{i}" for i in range(40)]
-    start = time.monotonic()
     done = command(*names, "--format", "json", endpoint="http://127.0.0.1:9")
-    assert time.monotonic() - start < 60
     document = json.loads(done.stdout)
     assert (done.returncode, {f["error"] for f in document["failed"]}) == (1, {"Unreachable"})
     assert len(document["failed"]) == 40

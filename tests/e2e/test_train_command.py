@@ -210,7 +210,7 @@ def test_base_and_losses_on_two_domains(base, tmp_path, capsys):
         "weight": 0.5,
         "max_tokens": 0,
         "seed": [0, 1],
-        "tokens": 16 * 4 * 24,
+        "tokens": 16 * 4 * 8,
         "format": "json",
     }
     assert main(arguments(base, tmp_path / "out", **options)) == 0

@@ -55,6 +55,7 @@ def site(distributions, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_build_of_the_published_sources_gives_the_same_bytes(distributions, tmp_path):
     with tarfile.open(distributions[1]) as archive:
         archive.extractall(tmp_path, filter="data")

@@ -1,12 +1,33 @@
-"""Waits between attempts are short here: how long they are is tested by itself."""
+"""Waits between attempts are short here; a server of each kind of storage for all tests, with names apart."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from lmeval_screener.checkpoints import http
+from storages import S3, azurite, fake_gcs, moto
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five attempts within a fraction of a second."""
     monkeypatch.setattr(http, "FIRST_WAIT", 0.01)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3]:
+    with moto() as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def azure_port() -> Iterator[int]:
+    with azurite() as port:
+        yield port
+
+
+@pytest.fixture(scope="session")
+def gcs_port() -> Iterator[int]:
+    with fake_gcs() as port:
+        yield port

@@ -79,11 +79,6 @@ def content(body: bytes) -> Change:
     return lambda reply, request: replace(reply, body=body, place=None)
 
 
-def chunked(reply: Reply, request: Request) -> Reply:
-    """A body without a length."""
-    return replace(reply, chunked=True)
-
-
 def drip(seconds: float) -> Change:
     """One byte at a time."""
     return lambda reply, request: replace(reply, drip=seconds)

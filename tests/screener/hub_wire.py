@@ -53,8 +53,6 @@ class Reply:
         reset: Whether that end is a reset instead of a close.
         drip: Seconds between single bytes of the body.
         stall: Seconds of silence before the status line.
-        chunked: Whether the body comes as a chunk, without a length.
-        interim: Whether "102 Processing" comes before.
     """
 
     status: int
@@ -68,8 +66,6 @@ class Reply:
     reset: bool = False
     drip: float = 0.0
     stall: float = 0.0
-    chunked: bool = False
-    interim: bool = False
 
     @property
     def size(self) -> int:
@@ -158,10 +154,9 @@ class Connection(asyncio.Protocol):
     def _head(self, reply: Reply) -> bytes:
         length = reply.size if reply.length is None else reply.length
         lines = [f"HTTP/1.1 {reply.status} {PHRASES.get(reply.status, 'Status')}"]
-        lines.append("Transfer-Encoding: chunked" if reply.chunked else f"Content-Length: {length}")
+        lines.append(f"Content-Length: {length}")
         lines += [f"{name}: {value}" for name, value in reply.headers.items()]
-        before = "HTTP/1.1 102 Processing\r\n\r\n" if reply.interim else ""
-        return (before + "\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
     def _send(self, request: Request, reply: Reply) -> None:
         """A short reply in one piece."""
@@ -177,8 +172,6 @@ class Connection(asyncio.Protocol):
         if reply.cut is not None:
             body = body[: reply.cut]
         self.hub.sent += len(body)
-        if reply.chunked and body:
-            body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
         self.transport.write(self._head(reply) + body)
         if reply.cut is not None or (reply.length is not None and reply.length != reply.size):
             self._end(reply)

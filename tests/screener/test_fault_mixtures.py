@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from dataclasses import replace
 
@@ -136,22 +135,3 @@ def test_a_server_that_is_wrong_once_in_fifteen_times_loses_no_checkpoint(hub, t
     for number in range(12):
         np.testing.assert_array_equal(read(hub, tmp_path / f"cache{number}", ids=ids).rows, truth)
     assert sum(wrong) > 20
-
-
-def test_a_server_that_refuses_every_third_request_ends_within_the_time_limit(hub, tmp_path):
-    folder = write_checkpoint(tmp_path / "repo", head_and_embedding(v=4000, d=64))
-    hub.add("org/model", folder)
-    ids, count = tuple(range(0, 4000, 40)), itertools.count()
-
-    def refused(reply, request):
-        limit = faults.status(429, {"RateLimit": '"cdn";r=0;t=1'})
-        return limit(reply, request) if next(count) % 3 == 0 else reply
-
-    hub.fault("cdn", refused)
-    code = None
-    try:
-        found = read(hub, tmp_path / "cache", ids=ids, timeout=4)  # which fails if it takes ten times as long
-        np.testing.assert_array_equal(found.rows, full_matrix(folder / FILE, HEAD)[list(ids)])
-    except ScreeningError as error:
-        code = error.code
-    assert code in (None, "RateLimited", "Timeout")

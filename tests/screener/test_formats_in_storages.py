@@ -12,7 +12,7 @@ from checkpoints import slow_gap
 from hub_client import full_matrix
 from lmeval_screener import screen
 from safetensors.torch import load_file
-from storages import ACCOUNT, KEY, azurite, fake_gcs, moto, put_azure, put_gcs
+from storages import ACCOUNT, KEY, put_azure, put_gcs
 from web_server import WebServer
 
 from lmeval_dispersion.paths import data_folder
@@ -39,30 +39,27 @@ def folders(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def s3(folders):
-    with moto() as store:
-        for kind in FORMATS:
-            store.put(folders[0] / kind, kind)
-        settings = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
-        yield "s3://box", {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{store.port}", **settings}
+def s3(folders, s3_server):
+    for kind in FORMATS:
+        s3_server.put(folders[0] / kind, kind)
+    settings = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    return "s3://box", {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3_server.port}", **settings}
 
 
 @pytest.fixture(scope="module")
-def azure(folders):
-    with azurite() as port:
-        for kind in FORMATS:
-            put_azure(port, folders[0] / kind, kind)
-        account = f"AccountName={ACCOUNT};AccountKey={KEY}"
-        place = f"BlobEndpoint=http://127.0.0.1:{port}/{ACCOUNT}"
-        yield "az://box", {"AZURE_STORAGE_CONNECTION_STRING": f"{account};{place}"}
+def azure(folders, azure_port):
+    for kind in FORMATS:
+        put_azure(azure_port, folders[0] / kind, kind)
+    account = f"AccountName={ACCOUNT};AccountKey={KEY}"
+    place = f"BlobEndpoint=http://127.0.0.1:{azure_port}/{ACCOUNT}"
+    return "az://box", {"AZURE_STORAGE_CONNECTION_STRING": f"{account};{place}"}
 
 
 @pytest.fixture(scope="module")
-def gcs(folders):
-    with fake_gcs() as port:
-        for kind in FORMATS:
-            put_gcs(port, folders[0] / kind, kind)
-        yield "gs://box", {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}
+def gcs(folders, gcs_port):
+    for kind in FORMATS:
+        put_gcs(gcs_port, folders[0] / kind, kind)
+    return "gs://box", {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{gcs_port}"}
 
 
 @pytest.fixture(scope="module")

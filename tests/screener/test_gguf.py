@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import struct
-import time
 from pathlib import Path
 from typing import Any
 
@@ -276,8 +275,6 @@ FAULTS = {
     "reset": (faults.closed(reset=True), {"Unreachable"}),
     "truncated": (faults.truncated(100), {"BadResponse", "Unreachable", "Timeout"}),
     "shifted": (faults.shifted(8), {"BadResponse"}),
-    "429": (faults.status(429, {"Retry-After": "0"}), {"RateLimited"}),
-    "503": (faults.status(503), {"ServerError"}),
     "whole file": (faults.whole, set()),
     "compressed": (faults.header("Content-Encoding", "gzip"), {"BadResponse"}),
 }
@@ -379,10 +376,7 @@ def test_a_broken_header_is_named_and_never_believed(tmp_path, whole_file, numbe
     name, broken = list(broken_ones.items())[number]
     assert broken != whole_file, name
     (tmp_path / "m.gguf").write_bytes(broken)
-    started = time.perf_counter()
-    result = screen(str(tmp_path / "m.gguf"))
-    assert time.perf_counter() - started < 5
-    (failed,) = result.failed
+    (failed,) = screen(str(tmp_path / "m.gguf")).failed
     assert failed.error in ("BadHeader", "BadTokenizer"), (name, failed)
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint, write_qwen_7b
-from hub_client import read as fetch
-from hub_faults import chunked, header, status, truncated
+from hub_faults import header, truncated
 from lmeval_screener.checkpoints import http
 from lmeval_screener.checkpoints.http import (
     CONNECTIONS,
@@ -193,17 +191,6 @@ def test_every_request_goes_through_the_proxy(tmp_path, monkeypatch, no_proxy):
     assert all(line.startswith("GET http://hub.invalid/") for line in lines)
 
 
-def test_an_answer_without_a_length_is_read_to_its_end(hub, read):
-    hub.fault("cdn", chunked)
-    read(10, together=False)
-    assert len(hub.seen("cdn")) == 10
-
-
-def test_interim_answers_are_skipped(hub, read):
-    hub.fault("cdn", lambda reply, request: replace(reply, interim=True))
-    read(3, together=False)
-
-
 def test_a_family_opens_no_more_than_the_limit(hub, tmp_path):
     """All checkpoints together stay below what one host may get."""
     hub.latency = 0.05
@@ -224,27 +211,6 @@ def test_a_family_opens_no_more_than_the_limit(hub, tmp_path):
         assert matrix[2, 0] == 81 + number
     assert len(hub.seen("cdn")) > 800
     assert 1 < hub.connections[1] <= CONNECTIONS
-
-
-@pytest.mark.parametrize("part", ["api", "resolve"])
-@pytest.mark.parametrize(
-    "location", ["\x00", "https://[::1", "http://\xb3", "ftp://cdn.example/x", "http://"]
-)
-def test_a_redirect_to_what_is_no_address_is_refused(hub, tmp_path, part, location):
-    hub.add("org/model", write_checkpoint(tmp_path / "m", head_and_embedding()))
-    hub.fault(part, status(302, {"Location": location}))
-    with pytest.raises(ScreeningError) as error:
-        fetch(hub, tmp_path / "cache", timeout=1)
-    assert error.value.code in ("BadResponse", "Unreachable")
-
-
-def test_a_listing_that_goes_on_at_what_is_no_address_is_refused(hub, tmp_path):
-    hub.add("org/model", write_checkpoint(tmp_path / "m", head_and_embedding()))
-    hub.blobs_in_api = False
-    hub.fault("api", header("Link", '<http://[>; rel="next"'), match="*/tree/*")
-    with pytest.raises(ScreeningError, match="no address") as error:
-        fetch(hub, tmp_path / "cache", timeout=1)
-    assert error.value.code == "BadResponse"
 
 
 def test_a_refused_connection_is_said_without_objects_of_python(tmp_path, no_proxy):

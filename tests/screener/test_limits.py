@@ -210,14 +210,6 @@ def test_a_bucket_that_is_empty_does_not_stop_the_others(registry, tmp_path):
         assert all(bucket.waited == 0 for bucket in quotas), "nobody waited for the pages' window"
 
 
-def test_a_refusal_without_a_word_by_some_edge_is_tried_again_soon(registry, tmp_path):
-    server, truth = registry(1)
-    with server as hub:
-        hub.fault("resolve", faults.status(429), times=1)
-        found, _ = rows(hub, tmp_path, 1, timeout=20)
-        np.testing.assert_array_equal(found, truth)
-
-
 def test_a_server_that_refuses_again_and_again_is_left_alone(registry, tmp_path):
     server, _ = registry(1)
     with server as hub:

@@ -20,21 +20,15 @@ from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.checkpoints.storages.object_store import ObjectStore
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.target import parse_target
-from storages import S3, expand, moto, read, truth
+from storages import S3, expand, read, truth
 
 from lmeval_dispersion.paths import data_folder
 
 
-@pytest.fixture(scope="module")
-def server():
-    with moto() as store:
-        yield store
-
-
 @pytest.fixture
-def proxied(server, monkeypatch):
+def proxied(s3_server, monkeypatch):
     """The settings of AWS's own tools, toward a proxy that counts."""
-    with FaultyProxy(server.port) as proxy:
+    with FaultyProxy(s3_server.port) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
@@ -47,8 +41,8 @@ def folder(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("made") / "m", head_and_embedding(v=5000, d=64))
 
 
-def test_rows_bytes_and_requests(server, proxied, folder, tmp_path):
-    address = server.put(folder, "plain/m")
+def test_rows_bytes_and_requests(s3_server, proxied, folder, tmp_path):
+    address = s3_server.put(folder, "plain/m")
     found = read(address, tmp_path)
     np.testing.assert_array_equal(found.rows, truth(folder))
     meter = found.snapshot.meter
@@ -63,23 +57,23 @@ def test_rows_bytes_and_requests(server, proxied, folder, tmp_path):
     assert again.snapshot.meter.bytes_read == 0
 
 
-def test_a_new_version_is_read_anew(server, proxied, folder, tmp_path):
-    address = server.put(folder, "twice/m")
+def test_a_new_version_is_read_anew(s3_server, proxied, folder, tmp_path):
+    address = s3_server.put(folder, "twice/m")
     read(address, tmp_path / "cache")
     other = write_checkpoint(tmp_path / "other", head_and_embedding(seed=1))
-    server.put(other, "twice/m")
+    s3_server.put(other, "twice/m")
     np.testing.assert_array_equal(read(address, tmp_path / "cache").rows, truth(other))
 
 
-def test_one_that_is_replaced_while_it_is_read_is_never_mixed(server, proxied, folder, tmp_path):
-    address = server.put(folder, "moving/m")
+def test_one_that_is_replaced_while_it_is_read_is_never_mixed(s3_server, proxied, folder, tmp_path):
+    address = s3_server.put(folder, "moving/m")
     other = write_checkpoint(tmp_path / "other", head_and_embedding(seed=1))
 
     async def work(budget):
         async with Hub(cache=tmp_path / "cache", endpoint="http://127.0.0.1:9") as hub:
             snapshot = await Sources(hub).snapshot(parse_target(address), budget)
             await snapshot.ranges("model.safetensors", [(0, 8)])
-            server.put(other, "moving/m")
+            s3_server.put(other, "moving/m")
             await snapshot.ranges("model.safetensors", [(8, 64)])
 
     with pytest.raises(ScreeningError, match="changed while it was read") as raised:
@@ -87,15 +81,15 @@ def test_one_that_is_replaced_while_it_is_read_is_never_mixed(server, proxied, f
     assert raised.value.code == "BadResponse"
 
 
-def steps(folder, server, prefix, *names):
+def steps(folder, s3_server, prefix, *names):
     for name in names:
-        server.put(folder, f"{prefix}/{name}")
+        s3_server.put(folder, f"{prefix}/{name}")
 
 
-def test_a_run_and_globs(server, proxied, folder, tmp_path):
-    steps(folder, server, "run1", "checkpoint-5", "checkpoint-10", "checkpoint-100", "logs")
-    steps(folder, server, "run2/checkpoints", "step_2/actor/huggingface")
-    steps(folder, server, "verl", "global_step_7/actor/huggingface")
+def test_a_run_and_globs(s3_server, proxied, folder, tmp_path):
+    steps(folder, s3_server, "run1", "checkpoint-5", "checkpoint-10", "checkpoint-100", "logs")
+    steps(folder, s3_server, "run2/checkpoints", "step_2/actor/huggingface")
+    steps(folder, s3_server, "verl", "global_step_7/actor/huggingface")
     three = [f"s3://box/run1/checkpoint-{n}" for n in (5, 10, 100)]
     assert expand("s3://box/run1", tmp_path) == (three, 4)
     assert expand("s3://box/run1/", tmp_path)[0] == three
@@ -111,10 +105,10 @@ def test_a_run_and_globs(server, proxied, folder, tmp_path):
         expand("s3://box/none-*", tmp_path)
 
 
-def test_a_single_file(server, proxied, folder, tmp_path):
-    address = server.put(folder, "single/m")
-    server.client.put_object(Bucket="box", Key="single/m/other.safetensors", Body=b"x" * 100)
-    server.client.put_object(Bucket="box", Key="single/m/model.safetensors.index.json", Body=b"{}")
+def test_a_single_file(s3_server, proxied, folder, tmp_path):
+    address = s3_server.put(folder, "single/m")
+    s3_server.client.put_object(Bucket="box", Key="single/m/other.safetensors", Body=b"x" * 100)
+    s3_server.client.put_object(Bucket="box", Key="single/m/model.safetensors.index.json", Body=b"{}")
     found = read(f"{address}/model.safetensors", tmp_path)
     assert set(found.snapshot.files) == {"config.json", "model.safetensors"}
     np.testing.assert_array_equal(found.rows, truth(folder))
@@ -122,11 +116,11 @@ def test_a_single_file(server, proxied, folder, tmp_path):
         read(f"{address}/none.safetensors", tmp_path)
 
 
-def test_a_trajectory_end_to_end(server, proxied, tmp_path, monkeypatch):
+def test_a_trajectory_end_to_end(s3_server, proxied, tmp_path, monkeypatch):
     """Three steps of a run: G of each is that of its whole matrix, and the tokenizer is read once for all."""
     monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
     for step, name in ((10, "sums-00"), (20, "sums-10"), (30, "sums-80")):
-        server.put(data_folder("demo") / name, f"train/checkpoint-{step}")
+        s3_server.put(data_folder("demo") / name, f"train/checkpoint-{step}")
     (tmp_path / "a.csv").write_text("repo,accuracy\ncheckpoint-10,0.1\ncheckpoint-30,0.9\n")
     result = screen(["s3://box/train"], accuracy=tmp_path / "a.csv")
     assert not result.failed
@@ -165,8 +159,8 @@ def test_without_credentials(proxied, tmp_path, monkeypatch, setting, value, say
     assert not proxied.requests
 
 
-def test_a_profile_and_no_signature(server, proxied, folder, tmp_path, monkeypatch):
-    address = server.put(folder, "profiles/m")
+def test_a_profile_and_no_signature(s3_server, proxied, folder, tmp_path, monkeypatch):
+    address = s3_server.put(folder, "profiles/m")
     (tmp_path / "config").write_text(
         f"[profile lab]\nendpoint_url = {proxied.endpoint}\nregion = eu-west-1\n"
         "aws_access_key_id = LABKEY\naws_secret_access_key = s\n"
@@ -183,12 +177,12 @@ def test_a_profile_and_no_signature(server, proxied, folder, tmp_path, monkeypat
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxied.endpoint)
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     for name in ("config.json", "model.safetensors"):
-        server.client.put_object_acl(Bucket="box", Key=f"profiles/m/{name}", ACL="public-read")
+        s3_server.client.put_object_acl(Bucket="box", Key=f"profiles/m/{name}", ACL="public-read")
     read(address, tmp_path / "other")
     assert not any("authorization" in request.headers for request in proxied.requests)
 
 
-def test_what_is_not_there(server, proxied, tmp_path):
+def test_what_is_not_there(s3_server, proxied, tmp_path):
     for address in ("s3://box/nowhere", "s3://no-such-bucket/m"):
         with pytest.raises(ScreeningError) as raised:
             read(address, tmp_path)
@@ -196,14 +190,14 @@ def test_what_is_not_there(server, proxied, tmp_path):
         assert address in str(raised.value)
 
 
-def test_a_tokenizer_from_elsewhere(server, proxied, tmp_path, monkeypatch):
+def test_a_tokenizer_from_elsewhere(s3_server, proxied, tmp_path, monkeypatch):
     """For what stores none: from a folder, a file under any name, and another address."""
     monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
     demo = data_folder("demo") / "sums-10"
     bare = shutil.copytree(demo, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
     expected = screen([str(demo)]).checkpoints[0].gaps["cosine"].mean
     shutil.copy(demo / "tokenizer.json", tmp_path / "words.json")
-    addresses = server.put(bare, "bare/m"), server.put(demo, "whole/m")
+    addresses = s3_server.put(bare, "bare/m"), s3_server.put(demo, "whole/m")
     for tokenizer in (
         str(demo),
         str(tmp_path / "words.json"),
@@ -256,14 +250,14 @@ def test_a_bucket_behind_a_certificate_of_ones_own(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("excluded", ["127.0.0.1:{port}", "127.0.0.0/8", "127.0.0.1"])
-def test_a_bucket_past_the_proxy(server, folder, tmp_path, monkeypatch, excluded):
-    address = server.put(folder, "past/m")
+def test_a_bucket_past_the_proxy(s3_server, folder, tmp_path, monkeypatch, excluded):
+    address = s3_server.put(folder, "past/m")
     for name, value in {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.port}",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3_server.port}",
         "AWS_ACCESS_KEY_ID": "a",
         "AWS_SECRET_ACCESS_KEY": "b",
         "HTTP_PROXY": "http://127.0.0.1:9",
-        "NO_PROXY": excluded.format(port=server.port),
+        "NO_PROXY": excluded.format(port=s3_server.port),
     }.items():
         monkeypatch.setenv(name, value)
         monkeypatch.delenv(name.lower(), raising=False)

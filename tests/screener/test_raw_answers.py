@@ -104,7 +104,7 @@ class RawServer:
                 self.busy.discard(writer)
 
 
-async def ranges_of(url, spans, tmp_path, *, token=None, together=False, timeout=30.0):
+async def ranges_of(url, spans, tmp_path, *, token=None, pause=0.0, timeout=30.0):
     """Each span of the file at an address, or the code of its error; and what it cost."""
     transport, meter, budget = Transport(str(url.origin()), token, "test"), Meter(), Budget(timeout)
     entry = FileEntry("file", len(FILE), None)
@@ -113,8 +113,6 @@ async def ranges_of(url, spans, tmp_path, *, token=None, together=False, timeout
     )
 
     async def read():
-        if together:
-            return await snapshot.ranges("file", spans)
         bodies = []
         for span in spans:
             try:
@@ -122,7 +120,7 @@ async def ranges_of(url, spans, tmp_path, *, token=None, together=False, timeout
             except ScreeningError as error:
                 clear = "signature" not in str(error) and "\n" not in str(error)
                 bodies.append(error.code if clear else "a secret, or several lines")
-            await asyncio.sleep(0.05)  # bytes that were sent too many are there in the loop's next round
+            await asyncio.sleep(pause)  # bytes that were sent too many are there in the loop's next round
         return bodies
 
     try:
@@ -175,7 +173,7 @@ RIGHT = [FILE[a:b] for a, b in SPANS]
          "bytes after the body", "bytes when idle", "HTTP/1.0", "long head"],
 )  # fmt: skip
 def test_whatever_is_right_gives_the_bytes(read, reply, connections):
-    bodies, server, meter = read(reply)
+    bodies, server, meter = read(reply, pause=0.05)
     assert bodies == RIGHT
     assert server.connections == connections
     assert meter.requests == len(SPANS)
@@ -251,15 +249,7 @@ def test_silence_ends_an_answer_and_a_slow_one_does_not(read, monkeypatch):
         assert server.connections == 2
 
 
-def test_a_whole_file_is_taken_where_it_is_small(read, monkeypatch):
-    whole = [b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + FILE]
-    monkeypatch.setattr(remote, "WHOLE", 100_000)
-    bodies, server, meter = read(lambda n, a, b: whole)
-    assert bodies == RIGHT
-    assert (len(server.requests), meter.bytes_read) == (1, 100_000)
-
-
-def test_the_request_is_what_was_asked_for_and_the_token_is_the_hubs_only(read, tmp_path):
+def test_the_request_is_what_was_asked_for(read):
     _, server, _ = read(lambda n, a, b: [answer(a, b)], SPANS[:1], token="hf_secret")
     first, *fields = server.requests[0].split("\r\n")
     assert first == "GET /file?signature=a%2Fb HTTP/1.1"
@@ -267,16 +257,6 @@ def test_the_request_is_what_was_asked_for_and_the_token_is_the_hubs_only(read, 
         f"host: 127.0.0.1:{server.url.port}", "user-agent: test", "accept: */*", "accept-encoding: identity",
         "authorization: bearer hf_secret", "range: bytes=0-99",
     }  # fmt: skip
-
-    async def elsewhere():
-        async with RawServer(lambda n, a, b: [answer(a, b)]) as server:
-            transport = Transport("https://hub.example", "hf_secret", "test")
-            async with await transport.request("GET", server.url, {"Range": "bytes=0-1"}, Meter()):
-                pass
-            await transport.close()
-            return server.requests[0]
-
-    assert "authorization" not in asyncio.run(elsewhere()).lower()
 
 
 @pytest.mark.parametrize("version", ['"a"\r\nX: y', '"a"\x00'])
@@ -310,29 +290,6 @@ def test_any_noise_in_place_of_an_answer_never_gives_other_bytes(tmp_path_factor
                 assert isinstance(bodies[0], str) or bodies[0] == FILE[:300]
 
     asyncio.run(work())
-
-
-MANY = [(at * 2_000, at * 2_000 + 700 + at) for at in range(48)]
-
-
-def test_many_ranges_share_the_connections_of_a_host(read, monkeypatch):
-    """Every body in its place, and never more requests at a time than there are connections."""
-    monkeypatch.setattr(http, "CONNECTIONS", 8)
-    busy = [0, 0]
-
-    def reply(number, begin, end):
-        busy[0] += 1
-        busy[1] = max(busy)
-        yield 0.002
-        busy[0] -= 1
-        yield answer(begin, end)
-
-    bodies, server, meter = read(reply, MANY, together=True)
-    assert bodies == [FILE[a:b] for a, b in MANY]
-    assert busy[1] <= 8
-    assert server.connections <= 8
-    assert meter.requests == len(server.requests) == len(MANY)
-    assert meter.bytes_read == sum(b - a for a, b in MANY)
 
 
 def test_tls_is_spoken_and_a_certificate_that_nobody_vouches_for_is_refused(read, tmp_path, monkeypatch):

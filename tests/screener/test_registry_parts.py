@@ -189,19 +189,18 @@ def test_a_renamed_repository_is_known_by_both_names(tmp_path, monkeypatch, caps
     capsys.readouterr()
 
 
-def test_a_second_run_over_a_bucket_reads_no_object(tmp_path, monkeypatch):
+def test_a_second_run_over_a_bucket_reads_no_object(s3_server, tmp_path, monkeypatch):
     from faulty_proxy import FaultyProxy
     from huggingface_hub import constants
     from lmeval_screener.checkpoints.limits import Allowance
-    from storages import moto
 
-    with moto() as server, FaultyProxy(server.port) as proxy:
+    with FaultyProxy(s3_server.port) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
         for number in range(6):
-            server.put(make(tmp_path / f"m{number}", number), f"zoo/m{number}")
-        address = f"s3://{server.bucket}/zoo/*"
+            s3_server.put(make(tmp_path / f"m{number}", number), f"zoo/m{number}")
+        address = f"s3://{s3_server.bucket}/zoo/*"
         monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets-0"))
         first = screen([address], registry=tmp_path / "r.db")
         assert len(first.checkpoints) == 6

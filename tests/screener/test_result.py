@@ -6,7 +6,6 @@ import sys
 
 import pytest
 from lmeval_screener import screen
-from lmeval_screener.contract import entry, flat_row
 from lmeval_screener.result import Result
 from tokenizers import Tokenizer
 
@@ -24,14 +23,6 @@ def test_groups_are_made_once_and_hold_every_checkpoint(result):
     assert result.groups is result.groups
     assert [c for group in result.groups for c in group.checkpoints] == list(result.checkpoints)
     assert [c.rank for c in result.checkpoints] == [1, 2]
-
-
-def test_the_frame_has_the_flat_columns(result):
-    pytest.importorskip("pandas")
-    frame = result.to_frame()
-    (group,) = result.groups
-    assert list(frame.columns) == list(flat_row(entry(result.best, group)))
-    assert list(frame["repo"]) == [c.repo for c in result.checkpoints]
 
 
 def test_without_pandas_a_sentence_says_what_to_install(result, monkeypatch):

@@ -14,7 +14,7 @@ from hub_faults import closed, content, status, truncated, without
 from hub_server import HubServer
 from lmeval_screener.checkpoints import remote
 from lmeval_screener.errors import ScreeningError
-from storages import ACCOUNT, KEY, azurite, fake_gcs, moto, put_azure, put_gcs, read, truth
+from storages import ACCOUNT, KEY, put_azure, put_gcs, read, truth
 from web_server import WebServer
 
 HUB = "http://127.0.0.1:9"
@@ -27,24 +27,21 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def s3(folder):
-    with moto() as store:
-        store.put(folder, "m")
-        yield store.port
+def s3(folder, s3_server):
+    s3_server.put(folder, "m")
+    return s3_server.port
 
 
 @pytest.fixture(scope="module")
-def azure(folder):
-    with azurite() as port:
-        put_azure(port, folder, "m")
-        yield port
+def azure(folder, azure_port):
+    put_azure(azure_port, folder, "m")
+    return azure_port
 
 
 @pytest.fixture(scope="module")
-def gcs(folder):
-    with fake_gcs() as port:
-        put_gcs(port, folder, "m")
-        yield port
+def gcs(folder, gcs_port):
+    put_gcs(gcs_port, folder, "m")
+    return gcs_port
 
 
 class Storage:

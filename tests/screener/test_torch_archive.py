@@ -9,7 +9,6 @@ import os
 import pickle
 import random
 import struct
-import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -41,10 +40,8 @@ def placed(folder: Path, tensor: Any) -> Any:
 
 def refused(folder: Path, content: bytes) -> ScreeningError:
     (folder / FILE).write_bytes(content)
-    started = time.perf_counter()
     with pytest.raises(ScreeningError) as caught:
         read(folder)
-    assert time.perf_counter() - started < 5
     return caught.value
 
 
