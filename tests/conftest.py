@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from command import in_process  # noqa: F401
 from hub_server import HubServer
 
 # The tests run side by side, one worker a core, and threads of torch and BLAS would wait for each other at

@@ -24,6 +24,7 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.laboratory.comparison import compared
 
 LAW = ("--segment", "24", "--bins", "6", "--bin-size", "10", "--layer", "all", "--contexts", "8")
+WHOLE = ("law", "model", "--data", "text.jsonl", *LAW, "--batch-size", "1")
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ def same(a, b):
 @pytest.fixture(scope="module")
 def whole(place):
     out, err = io.StringIO(), io.StringIO()
-    arguments = ("law", "model", "--data", "text.jsonl", *LAW, "--batch-size", "1", "--study", "whole")
+    arguments = (*WHOLE, "--study", "whole")
     # In this process, with the one thread that the others have: their results are compared to the bit.
     with pytest.MonkeyPatch.context() as patch, threadpool_limits(1):
         patch.chdir(place)
@@ -97,7 +98,7 @@ def whole(place):
 def test_an_interrupted_study_resumes_to_the_identical_result(place, whole, monkeypatch):
     """The quick form of the next."""
     monkeypatch.chdir(place)
-    arguments = ("law", "model", "--data", "text.jsonl", *LAW, "--batch-size", "1", "--study", "cut")
+    arguments = (*WHOLE, "--study", "cut")
     savez, saved = np.savez, []
 
     def interrupted(file, **arrays):
@@ -118,7 +119,7 @@ def test_an_interrupted_study_resumes_to_the_identical_result(place, whole, monk
 
 @pytest.mark.slow
 def test_a_killed_study_resumes_to_the_identical_result(place, whole, monkeypatch):
-    arguments = ("law", "model", "--data", "text.jsonl", *LAW, "--batch-size", "1", "--study", "killed")
+    arguments = (*WHOLE, "--study", "killed")
     process = subprocess.Popen(
         command(*arguments),
         cwd=place,
@@ -147,19 +148,7 @@ def test_a_killed_study_resumes_to_the_identical_result(place, whole, monkeypatc
 @pytest.mark.slow
 def test_two_processes_give_the_numbers_of_one(place, whole):
     launcher = (sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2")
-    arguments = (
-        "law",
-        "model",
-        "--data",
-        "text.jsonl",
-        *LAW,
-        "--batch-size",
-        "1",
-        "--study",
-        "two",
-        "-o",
-        "two.json",
-    )
+    arguments = (*WHOLE, "--study", "two", "-o", "two.json")
     done = ran(place, *arguments, launcher=launcher)
     assert done.returncode == 0, done.stderr
     same(whole, place / "two")

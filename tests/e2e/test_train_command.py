@@ -25,28 +25,12 @@ from lmeval_dispersion.training.losses import LOSSES
 from lmeval_dispersion.training.train import LOSS_NAMES, claimed_folder, given_settings
 
 ROOT = Path(__file__).parents[2]
-WORDS = [
-    "the",
-    "of",
-    "a",
-    "to",
-    "in",
-    "and",
-    "on",
-    "river",
-    "stone",
-    "house",
-    "light",
-    "wind",
-    "old",
-    "new",
-    "small",
-]
+WORDS = "the of a to in and on river stone house light wind old new small"
 
 
 def prose(lines, seed):
     draw = random.Random(seed)
-    return "\n\n".join(" ".join(draw.choices(WORDS, k=30)) + "." for _ in range(lines))
+    return "\n\n".join(" ".join(draw.choices(WORDS.split(), k=30)) + "." for _ in range(lines))
 
 
 @pytest.fixture(scope="module")
