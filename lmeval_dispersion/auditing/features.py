@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.run import Run
-from lmeval_dispersion.audit.slices import Slice, by_column, by_value
-from lmeval_dispersion.audit.tail import clustered
+from lmeval_dispersion.auditing.run import Run
+from lmeval_dispersion.auditing.slices import Slice, by_column, by_value
+from lmeval_dispersion.auditing.tail import clustered
 from lmeval_dispersion.errors import UsageError
 
 Array = NDArray[np.float64]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.run import Run
+from lmeval_dispersion.auditing.run import Run
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Spectrum, spectrum
 from lmeval_dispersion.statistics import (

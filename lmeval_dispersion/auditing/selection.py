@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.run import Run
+from lmeval_dispersion.auditing.run import Run
 from lmeval_dispersion.errors import UsageError
 
 Rows = NDArray[np.int64]

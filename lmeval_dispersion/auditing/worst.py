@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
-from lmeval_dispersion.audit.charts import ranking_charts
-from lmeval_dispersion.audit.conclusions import found_sentence, ranking_sentence
-from lmeval_dispersion.audit.ranking import RankedDocument, ranked_documents, ranking_report
-from lmeval_dispersion.audit.report import GUIDE, LIBRARIES, missing_of, part_of
-from lmeval_dispersion.audit.rows import known, ranking_tables, short, tail_tables
-from lmeval_dispersion.audit.run import Run
-from lmeval_dispersion.audit.tail import hard_tail
+from lmeval_dispersion.auditing.charts import ranking_charts
+from lmeval_dispersion.auditing.conclusions import found_sentence, ranking_sentence
+from lmeval_dispersion.auditing.ranking import RankedDocument, ranked_documents, ranking_report
+from lmeval_dispersion.auditing.report import GUIDE, LIBRARIES, missing_of, part_of
+from lmeval_dispersion.auditing.rows import known, ranking_tables, short, tail_tables
+from lmeval_dispersion.auditing.run import Run, read_run
+from lmeval_dispersion.auditing.tail import hard_tail
 from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.report.document import fields_of
 
@@ -81,17 +82,19 @@ class Worst(Report):
         return {"sentence": ranking_sentence(self.ranking), "judged": judged, "missing_of": missing_of}
 
 
-def worst(run: Run, *, count: int = COUNT, seed: int = 0) -> Worst:
-    """The documents of a run from the lowest contribution on.
+def rank(run: Run | str | Path, *, layer: str | None = None, count: int = COUNT, seed: int = 0) -> Worst:
+    """Documents by their contribution, lowest first: what ``dispersion audit --worst`` reports.
 
     Args:
-        run: The run.
-        count: How many a table shows.
-        seed: Of the clusters of the hard tail.
+        run: Folder of the store, or a folder that holds the stores of one run.
+        layer: Layer of the vectors; default: the store's own.
+        count: How many documents a table shows; ``to_frame()`` and CSV hold all.
+        seed: Of the clusters of the lowest tenth.
 
     Raises:
         TooFewVectorsError: One document.
     """
+    run = read_run(run, layer)
     return Worst(
         model=run.store.model,
         documents=ranked_documents(run),

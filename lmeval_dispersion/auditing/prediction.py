@@ -11,9 +11,16 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.calibration import shrinkage
-from lmeval_dispersion.audit.calibration.calibrator import check_fits, documents_digest
-from lmeval_dispersion.audit.calibration.features import (
+from lmeval_dispersion.auditing import shrinkage
+from lmeval_dispersion.auditing.calibration import Calibration
+from lmeval_dispersion.auditing.calibrator import (
+    check_fits,
+    check_worth,
+    documents_digest,
+    read_calibrator,
+)
+from lmeval_dispersion.auditing.charts import axis, dots
+from lmeval_dispersion.auditing.features import (
     CLUSTERS,
     FEATURES,
     available_features,
@@ -21,10 +28,9 @@ from lmeval_dispersion.audit.calibration.features import (
     slices_of,
     vector_clusters,
 )
-from lmeval_dispersion.audit.calibration.selection import rows_of_ids
-from lmeval_dispersion.audit.charts import axis, dots
-from lmeval_dispersion.audit.run import Run
-from lmeval_dispersion.audit.slices import Slice
+from lmeval_dispersion.auditing.run import Run
+from lmeval_dispersion.auditing.selection import rows_of_ids, rows_where
+from lmeval_dispersion.auditing.slices import Slice
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.statistics import student_quantile
@@ -156,31 +162,47 @@ class Predictions(Report):
         }
 
 
-def predict_slices(
-    calibrator: Mapping[str, Any],
-    run: Run,
+def predict(
+    calibrator: Calibration | Mapping[str, Any] | str | Path,
+    run: Run | str | Path,
     *,
+    where: str | None = None,
     by: str | None = None,
     rows: Rows | None = None,
     force: bool = False,
     seed: int = 0,
     short: bool = False,
 ) -> Predictions:
-    """Estimated accuracy of every slice with its interval; a slice without an estimate has a reason.
+    """The accuracy of every slice, read off what it shows without labels, as ``dispersion predict`` does.
+
+    A slice without an estimate has a reason.
 
     Args:
-        calibrator: Of :func:`.calibrator.read_calibrator`.
-        run: The run to estimate.
-        by: What to slice by; default: what the calibrator was fitted by.
-        rows: Documents to estimate; default: all that the calibrator was not fitted on.
-        force: Also estimate slices that differ as a whole from the labelled ones.
+        calibrator: Of :func:`lmeval_dispersion.calibrate`, or the file of ``dispersion calibrate``.
+        run: Folder of the store, or a folder that holds the stores of one run.
+        where: Estimate only documents that satisfy this.
+        by: Column of the documents that makes the slices; default: that of the calibrator.
+        rows: Documents to estimate; default: all. Those that the calibrator was fitted on are left out.
+        force: Whether to estimate where the calibrator did not beat knowing nothing, or the slices differ
+            from the labelled ones.
         seed: Of clusters.
         short: Whether texts show only the slices of the lowest and the highest estimates.
 
     Raises:
-        UsageError: The calibrator does not fit the run, or there is no such column.
+        UsageError: The calibrator does not fit the run, or did not beat knowing nothing, or there is no such
+            column.
     """
+    name: str | Path = "the calibrator"
+    if isinstance(calibrator, Calibration):
+        calibrator = calibrator.calibrator
+    elif not isinstance(calibrator, Mapping):
+        name, calibrator = calibrator, read_calibrator(calibrator)
+    run = run_for(calibrator, run)
     notes = check_fits(calibrator, run)
+    if not force:
+        check_worth(calibrator, name)
+    if where is not None:
+        rows = rows_where(run, where)
     rows, fitted = unlabelled_rows(calibrator, run, rows)
     if fitted:
         notes.append(f"{fitted} documents of this run were labelled for the calibrator and are left out.")
@@ -226,13 +248,15 @@ def predict_slices(
     )
 
 
-def run_for(calibrator: Mapping[str, Any], path: str | Path) -> Run:
+def run_for(calibrator: Mapping[str, Any], run: Run | str | Path) -> Run:
     """The run, in the calibrator's layer; another model is refused before its vectors are read.
 
     Raises:
         UsageError: The run has not the calibrator's layer.
     """
-    store, layer = read_store(path), calibrator["layer"]
+    if isinstance(run, Run):
+        return run
+    store, layer = read_store(run), calibrator["layer"]
     if store.model == calibrator["model"] and layer not in store.layers:
         raise UsageError(
             f"this calibrator was fitted for layer {layer!r}, and the run has "

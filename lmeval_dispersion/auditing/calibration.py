@@ -10,16 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from lmeval_dispersion.audit.answers import answers_report
-from lmeval_dispersion.audit.calibration.calibrator import (
+from lmeval_dispersion.auditing.answers import answers_report
+from lmeval_dispersion.auditing.calibrator import (
     TRIVIAL,
     calibrator_json,
     fit_calibrator,
     no_gain,
 )
-from lmeval_dispersion.audit.calibration.features import CLUSTERS, FEATURES
-from lmeval_dispersion.audit.calibration.shrinkage import Fit
-from lmeval_dispersion.audit.calibration.worth import (
+from lmeval_dispersion.auditing.charts import dots, predicted_against_true
+from lmeval_dispersion.auditing.features import CLUSTERS, FEATURES
+from lmeval_dispersion.auditing.run import Run, read_run
+from lmeval_dispersion.auditing.selection import labels_of, rows_where
+from lmeval_dispersion.auditing.shrinkage import Fit
+from lmeval_dispersion.auditing.worth import (
     LABELS,
     Estimator,
     LabelError,
@@ -27,8 +30,6 @@ from lmeval_dispersion.audit.calibration.worth import (
     labels_enough,
     slice_label_errors,
 )
-from lmeval_dispersion.audit.charts import dots, predicted_against_true
-from lmeval_dispersion.audit.run import Run
 from lmeval_dispersion.report import Chart, Report, Table
 from lmeval_dispersion.report.declared import listed
 
@@ -180,8 +181,10 @@ class Calibration(Report):
 
 
 def calibrate(
-    run: Run,
+    run: Run | str | Path,
     *,
+    where: str | None = None,
+    layer: str | None = None,
     by: str | None = None,
     features: Sequence[str] = (),
     slice_size: int | None = None,
@@ -189,10 +192,26 @@ def calibrate(
     labels: bool = True,
     answers: Mapping[str, Any] | None = None,
 ) -> Calibration:
-    """A calibrator with its report; arguments and errors are those of :func:`.calibrator.fit_calibrator`.
+    """A calibrator fitted to a labelled run, with its report: what ``dispersion calibrate`` writes.
 
-    Without ``labels`` it leaves out what labels would have told; ``answers`` are the run's, if known.
+    Args:
+        run: Folder of the store, or a folder that holds the stores of one run.
+        where: Learn only from documents that satisfy this, such as ``"subject in ('anatomy', 'virology')"``.
+        layer: Layer of the vectors; default: the store's own.
+        by: The column that makes the slices; default: subjects, else categories, tasks, clusters of vectors.
+        features: Of ``dispersion``, ``confidence``, ``atc``, ``log_perplexity``, ``prompt_tokens``; default:
+            all that the labelled documents have.
+        slice_size: Documents of the slices to be predicted later; default: slices as they are.
+        seed: Of everything that is drawn.
+        labels: Whether to say what labels would have told.
+        answers: How the model answers, where that is known already.
+
+    Raises:
+        UsageError: Too few labelled documents or slices, labels all right or all wrong, unknown features.
     """
+    run = read_run(run, layer)
+    if where is not None:
+        run = labels_of(run, rows_where(run, where))
     content, estimators, prepared = fit_calibrator(
         run, by=by, features=features, slice_size=slice_size, seed=seed
     )

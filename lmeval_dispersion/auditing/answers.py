@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.run import Run
+from lmeval_dispersion.auditing.run import Run
 from lmeval_dispersion.statistics import wilson
 
 Array = NDArray[np.float64]

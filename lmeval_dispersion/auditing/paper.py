@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.mixtures import SEEDS, SIZE, Mixture, mixture_size, pools
-from lmeval_dispersion.audit.run import Run, check_labels
-from lmeval_dispersion.audit.slices import by_value
+from lmeval_dispersion.auditing.mixtures import SEEDS, SIZE, Mixture, mixture_size, pools
+from lmeval_dispersion.auditing.run import Run, check_labels
+from lmeval_dispersion.auditing.slices import by_value
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Col
 from lmeval_dispersion.statistics import rank_correlations, student_interval

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from lmeval_dispersion.audit.run import FEWEST
+from lmeval_dispersion.auditing.run import FEWEST
 
 Relation = Literal["same", "reversed", "between", "open", "alone"]
 

@@ -17,11 +17,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.charts import dots
-from lmeval_dispersion.audit.report import GUIDE, LIBRARIES
-from lmeval_dispersion.audit.run import Run, read_run
-from lmeval_dispersion.audit.slices import Slice, by_column
-from lmeval_dispersion.audit.vectors import left_out
+from lmeval_dispersion.auditing.charts import dots
+from lmeval_dispersion.auditing.report import GUIDE, LIBRARIES
+from lmeval_dispersion.auditing.run import Run, read_run
+from lmeval_dispersion.auditing.slices import Slice, by_column
+from lmeval_dispersion.auditing.vectors import left_out
 from lmeval_dispersion.errors import MixedStoresError, UsageError
 from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.statistics import NORMAL_975, jackknife_se, normal_bounds
@@ -141,7 +141,7 @@ class Comparison(Report):
         return charts
 
 
-def compare(
+def compare_runs(
     paths: Sequence[str | Path],
     *,
     by: str = "subject",
@@ -152,7 +152,7 @@ def compare(
 
     Args:
         paths: Folders of at least two stores.
-        by: Column whose values are the slices; see :func:`lmeval_dispersion.audit.slices.by_column`.
+        by: Column whose values are the slices; see :func:`lmeval_dispersion.auditing.slices.by_column`.
         layer: Layer of all of them; by default each store's own default.
         short: Whether texts show only the slices that differ most.
 

@@ -9,19 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-from lmeval_dispersion.audit import rows as shown_rows
-from lmeval_dispersion.audit.answers import answers_report
-from lmeval_dispersion.audit.calibration.calibration import calibrate, calibration_sentence
-from lmeval_dispersion.audit.calibration.paper import paper_protocol
-from lmeval_dispersion.audit.charts import (
+from lmeval_dispersion.auditing import rows as shown_rows
+from lmeval_dispersion.auditing.answers import answers_report
+from lmeval_dispersion.auditing.calibration import calibrate, calibration_sentence
+from lmeval_dispersion.auditing.charts import (
     mixture_charts,
     paper_protocol_chart,
     ranking_charts,
     slice_chart,
 )
-from lmeval_dispersion.audit.conclusions import (
+from lmeval_dispersion.auditing.conclusions import (
     association_sentence,
     found_sentence,
     least_dispersed_text,
@@ -29,11 +29,12 @@ from lmeval_dispersion.audit.conclusions import (
     pools_sentence,
     ranking_sentence,
 )
-from lmeval_dispersion.audit.mixtures import mixture_curves
-from lmeval_dispersion.audit.ranking import ranking_report
-from lmeval_dispersion.audit.run import FEWEST, Run
-from lmeval_dispersion.audit.slices import all_documents, slice_row, slice_table, slicings
-from lmeval_dispersion.audit.tail import hard_tail
+from lmeval_dispersion.auditing.mixtures import mixture_curves
+from lmeval_dispersion.auditing.paper import paper_protocol
+from lmeval_dispersion.auditing.ranking import ranking_report
+from lmeval_dispersion.auditing.run import FEWEST, Run, read_run
+from lmeval_dispersion.auditing.slices import all_documents, slice_row, slice_table, slicings
+from lmeval_dispersion.auditing.tail import hard_tail
 from lmeval_dispersion.errors import DispersionError
 from lmeval_dispersion.report import Chart, Report, Table
 
@@ -43,9 +44,6 @@ JUDGED = {"mixtures": "mixtures", "calibration": "calibration", "paper_protocol"
           "ranking": "ranking"}  # fmt: skip
 _ENDS = 5  # slices of each end that a short table shows
 _LOWEST = 20  # documents of the low end that a ranking shows
-
-#: How much of an audit is computed: what the answer needs; every part that is a finding; all.
-Extent = Literal["answer", "findings", "all"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -173,33 +171,42 @@ class Audit(Report):
 
 
 def audit(
-    run: Run,
+    run: Run | str | Path,
     *,
+    layer: str | None = None,
     slices: Sequence[str] = (),
-    metrics: str = "dispersion",
+    metrics: Literal["dispersion", "all"] = "dispersion",
     seed: int = 0,
-    extent: Extent = "findings",
+    details: bool = False,
+    short: bool = False,
 ) -> Audit:
-    """The audit of one run; undefined numbers are NaN.
+    """The audit of one run, as ``dispersion audit`` reports it; undefined numbers are NaN.
 
     Args:
-        run: The run.
+        run: Folder of the store, or a folder that holds the stores of one run.
+        layer: Layer of the vectors; default: the store's own.
         slices: Columns of the documents to slice by, beside those that the run itself suggests.
-        metrics: ``all``: also the four figures of the vectors' spectrum of every slice.
+        metrics: ``all``: also RankMe, effective rank, participation ratio and stable rank of every slice.
         seed: Of everything that is drawn.
-        extent: ``answer``: what the answer says, in the first slicing; ``findings``: every part that is a
-            finding; ``all``: those too that are none.
+        details: Whether to compute the parts that are no finding too.
+        short: Whether to compute no more than the answer needs, in the first slicing.
+
+    Returns:
+        The report ``dispersion-audit/3`` (``docs/reference/audit.md``); ``to_dict()``, ``to_frame()``,
+        ``to_markdown()``, ``to_html()`` and ``plot()`` give its forms.
 
     Raises:
-        UsageError: A column of ``slices`` is not there.
+        StoreError: ``run`` is no store, or one that cannot be read.
+        UsageError: The layer or a column is not there.
     """
+    run = read_run(run, layer)
     raw = run.raw_vectors if metrics == "all" else None
     ways = slicings(run, slices)
-    if extent == "answer":
+    if short:
         ways = {name: parts for i, (name, parts) in enumerate(ways.items()) if not i or name in slices}
     answers = answers_report(run)
-    silent = bool(answers["cautions"]) and extent != "all"
-    left_out = list(JUDGED) if silent else ["paper_protocol"] if extent == "answer" else []
+    silent = bool(answers["cautions"]) and not details
+    left_out = list(JUDGED) if silent else ["paper_protocol"] if short else []
 
     def part(name: str, build: Callable[..., Any], **options: Any) -> Any:
         if name in left_out:
@@ -213,15 +220,15 @@ def audit(
         answers=answers,
         notes=list(run.notes),
         slices={name: slice_table(run, parts, raw) for name, parts in ways.items()},
-        mixtures=part("mixtures", mixture_curves, seed=seed, curves=extent != "answer"),
+        mixtures=part("mixtures", mixture_curves, seed=seed, curves=not short),
         calibration=part("calibration", calibrate, seed=seed, labels=False, answers=answers),
         paper_protocol=part("paper_protocol", paper_protocol, seed=seed),
         ranking=part("ranking", ranking_report, answers=answers),
         hard_tail={"missing": "left out; --details computes it"}
-        if extent == "answer"
+        if short
         else part("hard_tail", hard_tail, seed=seed),
-        _left_out=[*left_out, *(["hard_tail"] if extent == "answer" else [])],
-        _short=extent == "answer",
+        _left_out=[*left_out, *(["hard_tail"] if short else [])],
+        _short=short,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.run import Run
+from lmeval_dispersion.auditing.run import Run
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from lmeval_dispersion.audit.conclusions import inside_figure
-from lmeval_dispersion.audit.run import FEWEST
+from lmeval_dispersion.auditing.conclusions import inside_figure
+from lmeval_dispersion.auditing.run import FEWEST
 from lmeval_dispersion.report import Col, Table
 from lmeval_dispersion.statistics import NORMAL_975
 

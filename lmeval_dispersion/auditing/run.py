@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.vectors import CentredVectors
+from lmeval_dispersion.auditing.vectors import CentredVectors
 from lmeval_dispersion.errors import StoreError, UsageError
 from lmeval_dispersion.store import Store, read_store
 
@@ -164,13 +164,13 @@ class Run:
         }
 
 
-def read_run(path: str | Path, layer: str | None = None) -> Run:
-    """Read a store for an audit.
+def read_run(run: Run | str | Path, layer: str | None = None) -> Run:
+    """The run whose store is in a folder; a run that was read already is given back.
 
     Raises:
         StoreError: No usable store, no such layer, or no document with a direction.
     """
-    return Run.of(read_store(path), layer)
+    return run if isinstance(run, Run) else Run.of(read_store(run), layer)
 
 
 def check_labels(run: Run) -> None:

@@ -10,18 +10,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.calibration.calibration import calibrate
-from lmeval_dispersion.audit.calibration.calibrator import (
+from lmeval_dispersion.auditing.calibration import calibrate
+from lmeval_dispersion.auditing.calibrator import (
     calibrator_json,
-    check_fits,
-    check_worth,
     read_calibrator,
 )
-from lmeval_dispersion.audit.calibration.features import CLUSTERS, FEATURES, FEWEST_DOCUMENTS
-from lmeval_dispersion.audit.calibration.prediction import predict_slices, run_for
-from lmeval_dispersion.audit.calibration.selection import labels_of, rows_of_file, rows_where
-from lmeval_dispersion.audit.report import Extent, audit
-from lmeval_dispersion.audit.run import Run, read_run
+from lmeval_dispersion.auditing.features import CLUSTERS, FEATURES, FEWEST_DOCUMENTS
+from lmeval_dispersion.auditing.prediction import predict, run_for
+from lmeval_dispersion.auditing.report import audit
+from lmeval_dispersion.auditing.run import Run, read_run
+from lmeval_dispersion.auditing.selection import labels_of, rows_of_file, rows_where
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import (
     Output,
@@ -81,28 +79,29 @@ def run_audit(args: argparse.Namespace) -> int:
     path, *others = [data_folder("demo_run")] if args.demo else args.runs
     short = output.format == "table" and not output.details
     if others:
-        from lmeval_dispersion.audit.compare import compare
+        from lmeval_dispersion.auditing.compare import compare_runs
 
         if args.worst or args.budget or len(args.slice) > 1:
             raise UsageError("--worst, --budget and several --slice are for one run, got two")
         by = args.slice[0] if args.slice else "subject"
-        output.write(compare(args.runs, by=by, layer=args.layer, short=short).document())
+        output.write(compare_runs(args.runs, by=by, layer=args.layer, short=short).document())
         return 0
     run = read_run(path, args.layer)
     if args.worst is not None:
-        from lmeval_dispersion.audit.worst import worst
+        from lmeval_dispersion.auditing.worst import rank
 
         if args.worst < 1:
             raise UsageError(f"expected --worst to be 1 or more, got {args.worst}")
-        output.write(worst(run, count=args.worst, seed=args.seed).document())
+        output.write(rank(run, count=args.worst, seed=args.seed).document())
         return 0
     if args.budget:
         by = args.slice[0] if args.slice else None
         output.write(calibrate(run, by=by, seed=args.seed).document())
         return 0
-    extent: Extent = "all" if output.details else "answer" if short else "findings"
     with _doing(f"auditing {path}", args.quiet):
-        report = audit(run, slices=args.slice, metrics=args.metrics, seed=args.seed, extent=extent)
+        report = audit(
+            run, slices=args.slice, metrics=args.metrics, seed=args.seed, details=output.details, short=short
+        )
     output.write(report.document())
     for name, reason in report.missing.items():
         output.say(f"dispersion audit: {name.replace('_', ' ')} not available: {reason}")
@@ -189,14 +188,15 @@ def run_predict(args: argparse.Namespace) -> int:
         raise UsageError(
             f"expected CALIBRATOR and RUN, got no {lacking}; `dispersion calibrate` writes a calibrator"
         )
-    calibrator = read_calibrator(args.calibrator)
-    run = run_for(calibrator, args.run)
-    check_fits(calibrator, run)
-    if not args.force:
-        check_worth(calibrator, args.calibrator)
-    short = output.format == "table" and not output.details
-    result = predict_slices(
-        calibrator, run, by=args.slice, rows=_left(args, run), force=args.force, seed=args.seed, short=short
+    run = run_for(read_calibrator(args.calibrator), args.run)
+    result = predict(
+        args.calibrator,
+        run,
+        by=args.slice,
+        rows=_left(args, run),
+        force=args.force,
+        seed=args.seed,
+        short=output.format == "table" and not output.details,
     )
     output.write(result.document())
     refused = [row.reason is not None for row in result.slices]

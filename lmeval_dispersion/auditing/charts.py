@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lmeval_dispersion.audit.conclusions import interval_text
+from lmeval_dispersion.auditing.conclusions import interval_text
 from lmeval_dispersion.report import Chart
 from lmeval_dispersion.report.cells import json_value
 from lmeval_dispersion.statistics import NORMAL_975

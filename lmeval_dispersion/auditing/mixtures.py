@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lmeval_dispersion.audit.run import FEWEST, Run
-from lmeval_dispersion.audit.slices import Slice, strata
+from lmeval_dispersion.auditing.run import FEWEST, Run
+from lmeval_dispersion.auditing.slices import Slice, strata
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Estimate
 from lmeval_dispersion.statistics import normal_bounds, rank_correlations

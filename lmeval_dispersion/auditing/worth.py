@@ -17,7 +17,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.calibration import shrinkage
+from lmeval_dispersion.auditing import shrinkage
 from lmeval_dispersion.report import Col
 from lmeval_dispersion.statistics import NORMAL_975
 

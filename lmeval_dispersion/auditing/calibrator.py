@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.calibration import shrinkage
-from lmeval_dispersion.audit.calibration.features import (
+from lmeval_dispersion.auditing import shrinkage
+from lmeval_dispersion.auditing.features import (
     FEATURES,
     FEWEST_SLICES,
     Slicing,
@@ -28,9 +28,9 @@ from lmeval_dispersion.audit.calibration.features import (
     labelled_slices,
     slice_features,
 )
-from lmeval_dispersion.audit.calibration.selection import document_ids
-from lmeval_dispersion.audit.calibration.worth import Estimator
-from lmeval_dispersion.audit.run import Run, check_labels
+from lmeval_dispersion.auditing.run import Run, check_labels
+from lmeval_dispersion.auditing.selection import document_ids
+from lmeval_dispersion.auditing.worth import Estimator
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.store.format import DOCUMENTS
 from lmeval_dispersion.version import __version__

@@ -16,9 +16,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lmeval_dispersion.audit.answers import answers_report
-from lmeval_dispersion.audit.run import FEWEST, Run
-from lmeval_dispersion.audit.slices import Slice, by_band, strata
+from lmeval_dispersion.auditing.answers import answers_report
+from lmeval_dispersion.auditing.run import FEWEST, Run
+from lmeval_dispersion.auditing.slices import Slice, by_band, strata
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.statistics import (
     auroc,
