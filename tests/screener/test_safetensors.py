@@ -11,7 +11,7 @@ import pytest
 from checkpoints import head_and_embedding, header, write_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
-from lmeval_screener.checkpoints.local import open_folder
+from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.safetensors import parse_header, parse_length, read_header
 from lmeval_screener.weights.tensors import decode_rows

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.errors import ScreeningError
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.architectures import EMBEDDINGS, FINAL_NORMS, HEADS, NOT_THE_MODEL, WRAPPERS
 from lmeval_screener.weights.files import WeightFiles

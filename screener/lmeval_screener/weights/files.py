@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints.snapshot import Snapshot, content_key
+from lmeval_screener.checkpoints import Snapshot, content_key
 from lmeval_screener.weights import gguf_header, safetensors, torch_archive
 from lmeval_screener.weights.rows import Matrix
 from lmeval_screener.weights.tensors import Header, Tensor

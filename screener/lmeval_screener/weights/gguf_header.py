@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.tensors import GGUF_BLOCKS, GGUF_TYPES, Header, Tensor
 

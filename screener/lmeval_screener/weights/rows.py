@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints.snapshot import Snapshot, content_key
+from lmeval_screener.checkpoints import Snapshot, content_key
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.tensors import DTYPE_BITS, Tensor, decode_rows, row_bytes
 

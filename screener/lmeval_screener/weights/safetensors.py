@@ -13,7 +13,7 @@ import json
 import struct
 from typing import Any
 
-from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.tensors import DTYPE_BITS, Header, Tensor
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.rows import Matrix, PiecedRows
 from lmeval_screener.weights.tensors import Header

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
-from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.tensors import DTYPE_BITS, Header, Tensor
 

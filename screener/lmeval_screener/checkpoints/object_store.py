@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from lmeval_dispersion.version import __version__
-from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints import SERVICES, Cache, FileEntry, Meter, Snapshot
 from lmeval_screener.checkpoints.http import CONNECTIONS, CONTRADICTIONS, SILENCE, AgainError
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot
-from lmeval_screener.checkpoints.storages import SERVICES
-from lmeval_screener.checkpoints.storages.store import (
+from lmeval_screener.checkpoints.stores import (
     FolderListing,
     StoreSnapshot,
     changed,

@@ -14,12 +14,12 @@ from urllib.parse import quote
 
 from yarl import URL
 
+from lmeval_screener.checkpoints import FileEntry, Meter, Snapshot
 from lmeval_screener.checkpoints.hub import Hub, HubSnapshot
 from lmeval_screener.checkpoints.hub_responses import RepoFiles, parse_folder
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.remote import RemoteSnapshot
-from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot
-from lmeval_screener.checkpoints.storages.store import FolderListing, Store
+from lmeval_screener.checkpoints.snapshots import RemoteSnapshot
+from lmeval_screener.checkpoints.stores import FolderListing, Store
 from lmeval_screener.errors import ScreeningError
 
 if TYPE_CHECKING:

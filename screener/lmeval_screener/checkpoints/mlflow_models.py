@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 
 from yarl import URL
 
+from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.checkpoints.http import SILENCE, environment_proxy
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.snapshot import Snapshot
-from lmeval_screener.checkpoints.storages.store import in_thread
+from lmeval_screener.checkpoints.stores import in_thread
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets.target import Target, parse_target
+from lmeval_screener.targets import Target, parse_target
 
 T = TypeVar("T")
 

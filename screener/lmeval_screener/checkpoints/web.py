@@ -16,16 +16,14 @@ from urllib.parse import quote
 
 from yarl import URL
 
-from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints import Cache, FileEntry, Meter, Snapshot, single_file
 from lmeval_screener.checkpoints.http import Transport, contradiction, drained, retried, side_by_side
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.remote import FilePlace, RemoteSnapshot
-from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot, single_file
-from lmeval_screener.checkpoints.storages.store import changed, version_digest
+from lmeval_screener.checkpoints.snapshots import FilePlace, RemoteSnapshot
+from lmeval_screener.checkpoints.stores import changed, version_digest
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets.names import WEIGHTS
-from lmeval_screener.targets.target import Target
+from lmeval_screener.targets import WEIGHTS, Target
 
 if TYPE_CHECKING:
     import aiohttp
