@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import GeometryError, printable
 from lmeval_dispersion.geometry import Metric
+from lmeval_screener.checkpoints import Meter, Snapshot
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.snapshot import Meter, Snapshot
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking.gap import Gap, gaps
 from lmeval_screener.ranking.ratio import Ratio, ratio
-from lmeval_screener.targets.names import REPOSITORY
-from lmeval_screener.targets.target import Target, parse_target
+from lmeval_screener.targets import REPOSITORY, Target, parse_target
 from lmeval_screener.tokens.cache import ResolutionCache
 from lmeval_screener.tokens.resolution import Resolution, resolve
 from lmeval_screener.tokens.sets import TokenSet

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hub_client import ours
 from lmeval_screener import screen, screening
-from lmeval_screener.checkpoints.local import open_folder
+from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.cli import main
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.adapters import adapted_projection, is_adapter, read_adapter

@@ -17,12 +17,11 @@ from gguf import GGUFWriter
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from hub_client import ours
-from lmeval_screener import screening
+from lmeval_screener import screening, targets
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.local import open_folder
+from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.cli import main
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets import target as targets
 from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.weights.gguf import GGUF_TYPES, choose_files, read_gguf
 from lmeval_screener.weights.projection import read_rows

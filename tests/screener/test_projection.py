@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from checkpoints import head_and_embedding, header, write_checkpoint, write_index, write_safetensors
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.local import open_folder
+from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.architectures import (
     EMBEDDINGS,

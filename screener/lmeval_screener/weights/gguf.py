@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.vocabulary import Vocabulary
+from lmeval_screener.weights import Header, Tensor
 from lmeval_screener.weights.architectures import cannot
 from lmeval_screener.weights.projection import OutputProjection, StoredNorm
 from lmeval_screener.weights.rows import Matrix, WeightFiles
-from lmeval_screener.weights.tensors import Header, Tensor
 
 MAX_HEADER = 256 * 2**20
 _PIECE = 2**20  # bytes of one request while the header is walked

@@ -20,8 +20,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.weights import DTYPE_BITS, FLOAT_DTYPES, SCALED_DTYPES, Header, Tensor
 from lmeval_screener.weights.architectures import (
     EMBEDDINGS,
     FINAL_NORMS,
@@ -50,7 +51,6 @@ from lmeval_screener.weights.rows import (
     slice_files,
     sliced,
 )
-from lmeval_screener.weights.tensors import DTYPE_BITS, FLOAT_DTYPES, SCALED_DTYPES, Header, Tensor
 
 NormKind = Literal["rms", "layer"]
 

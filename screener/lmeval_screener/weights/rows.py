@@ -30,9 +30,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints.snapshot import Snapshot, content_key
+from lmeval_screener.checkpoints import Snapshot, content_key
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.tensors import (
+from lmeval_screener.weights import (
     DTYPE_BITS,
     SCALED_DTYPES,
     Header,

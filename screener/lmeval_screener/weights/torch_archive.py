@@ -19,9 +19,9 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.tensors import DTYPE_BITS, Header, Tensor
+from lmeval_screener.weights import DTYPE_BITS, Header, Tensor
 
 #: torch's names of element types -> those of safetensors.
 DTYPES = {
