@@ -1,4 +1,4 @@
-"""The default output of each command that works offline at once, as a terminal of 80 and of 120 columns shows it.
+"""Default outputs as terminals of 80 and of 120 columns show them.
 
 `WRITE_CAPTURES=1` writes the captures anew: look at the difference before you commit it.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -68,7 +67,7 @@ def test_a_default_output_fits_one_look(name, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", terminal)
             assert main([*shlex.split(commands[-1]), "-q"]) in (0, 3)
-        text = re.sub(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?", "DATE", terminal.getvalue()).replace(str(ROOT), "ROOT")
+        text = terminal.getvalue().replace(str(ROOT), "ROOT")
         lines = text.splitlines()
         assert len(lines) <= most
         assert max(map(len, lines)) <= width
