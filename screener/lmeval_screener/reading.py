@@ -18,9 +18,7 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking.gap import Gap, gaps
 from lmeval_screener.ranking.ratio import Ratio, ratio
 from lmeval_screener.targets import REPOSITORY, Target, parse_target
-from lmeval_screener.tokens.cache import ResolutionCache
-from lmeval_screener.tokens.resolution import Resolution, resolve
-from lmeval_screener.tokens.sets import TokenSet
+from lmeval_screener.tokens import Resolution, ResolutionCache, TokenSet, resolve
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
 from lmeval_screener.weights.projection import (
     OutputProjection,
