@@ -1,4 +1,4 @@
-"""A registry of checkpoints: ``dispersion registry``, and the options of a screening that keep what it measures.
+"""A registry of checkpoints: ``dispersion registry``, and the options of a screening that fill it.
 
 Only the standard library is imported before a command runs.
 """
