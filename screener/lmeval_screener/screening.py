@@ -31,8 +31,7 @@ from lmeval_screener.result import Result
 from lmeval_screener.screened import Failed
 from lmeval_screener.targets import Target, labelled
 from lmeval_screener.targets.selection import Selected, Selection, demo_targets, load_family, select_targets
-from lmeval_screener.tokens.cache import ResolutionCache
-from lmeval_screener.tokens.sets import TokenSet, load_token_set
+from lmeval_screener.tokens import ResolutionCache, TokenSet, load_token_set
 
 if TYPE_CHECKING:
     from lmeval_screener.registry.database import Session

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lmeval_screener.reading import Reader
     from lmeval_screener.registry.database import Session
     from lmeval_screener.targets import Target
-    from lmeval_screener.tokens.sets import TokenSet
+    from lmeval_screener.tokens import TokenSet
 
 
 def add_registry_options(parser: argparse._ActionsContainer) -> None:
