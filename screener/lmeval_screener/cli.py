@@ -194,10 +194,8 @@ def run(args: argparse.Namespace) -> int:
     from lmeval_screener.reports.answer import not_screened
     from lmeval_screener.reports.progress import JsonLines
     from lmeval_screener.screening import Screening, screen_targets
-    from lmeval_screener.targets.demo import demo_targets
-    from lmeval_screener.targets.families import load_family
-    from lmeval_screener.targets.selection import select_targets, selection_of
-    from lmeval_screener.tokens.sets import load_token_set
+    from lmeval_screener.targets.selection import demo_targets, load_family, select_targets, selection_of
+    from lmeval_screener.tokens import load_token_set
 
     allowance = allowance_of(args)
     selected = select_targets(

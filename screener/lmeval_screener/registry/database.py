@@ -27,16 +27,14 @@ import numpy as np
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.geometry import METRICS
 from lmeval_dispersion.version import __version__
-from lmeval_screener.checkpoints.local import LocalSnapshot
-from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.checkpoints import Snapshot
+from lmeval_screener.checkpoints.snapshots import LocalSnapshot
 from lmeval_screener.checkpoints.source import WithTokenizer
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking.figures import figures_of, numbers_of
 from lmeval_screener.reading import Reading
-from lmeval_screener.targets.target import Target
-from lmeval_screener.tokens.cache import resolution_of, resolution_text
-from lmeval_screener.tokens.resolution import Resolution
-from lmeval_screener.tokens.sets import TokenSet
+from lmeval_screener.targets import Target
+from lmeval_screener.tokens import Resolution, TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
 
 if TYPE_CHECKING:
@@ -336,7 +334,7 @@ class Session:
     def _keep_result(self, measured: Reading, identity: str, file: str, state: str) -> None:
         if measured.tokenizer not in self._resolutions:
             self._resolutions[measured.tokenizer] = measured.resolution
-            text = resolution_text(measured.resolution).decode()
+            text = measured.resolution.to_json()
             _put(
                 self.connection, "tokenizers",
                 tokenizer=measured.tokenizer, tokens=self.tokens, resolution=text,
@@ -505,7 +503,7 @@ def _seen(row: sqlite3.Row, known: dict[str, Resolution]) -> Seen:
 def resolutions(connection: sqlite3.Connection, tokens: str) -> dict[str, Resolution]:
     """The rows of T and R in every tokenizer that was met."""
     rows = connection.execute("SELECT tokenizer, resolution FROM tokenizers WHERE tokens = ?", [tokens])
-    return {tokenizer: resolution_of(text) for tokenizer, text in rows}
+    return {tokenizer: Resolution.from_json(text) for tokenizer, text in rows}
 
 
 def measured_of(row: sqlite3.Row, target: Target, known: dict[str, Resolution]) -> Reading:

@@ -17,7 +17,7 @@ from lmeval_screener.ranking.gap import Difference, difference
 from lmeval_screener.reading import Reading
 from lmeval_screener.registry.database import Seen, folder_is_gone, stored
 from lmeval_screener.screened import Screened
-from lmeval_screener.targets.target import labelled
+from lmeval_screener.targets import labelled
 
 #: Errors that say that a repository, a revision or a folder is no longer there.
 _GONE = frozenset({"RepoNotFound", "RevisionNotFound", "FolderNotFound"})
