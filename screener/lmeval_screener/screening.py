@@ -130,7 +130,7 @@ def screen(
     Raises:
         UsageError: A name, a file or a combination that cannot be used as given.
     """
-    from lmeval_screener.registry.options import kept_in
+    from lmeval_screener.registry import kept_in
 
     names = [checkpoints] if isinstance(checkpoints, str) else list(checkpoints)
     selected = _in_a_loop_or_not(
