@@ -288,7 +288,7 @@ def run(args: argparse.Namespace) -> int:
     if written is not None:
         written.finish(result)
     elif news is not None:
-        output.write(news.document())
+        output.write(news)
     elif chosen is not None and only_names:
         print_names(chosen, output)
     else:
