@@ -15,9 +15,8 @@ from browser import Browser
 from json_schemas import faults
 from lmeval_screener import screen
 from lmeval_screener.cli import main
-from lmeval_screener.ranking.gap import gaps
-from lmeval_screener.ranking.ratio import ratio
-from lmeval_screener.ranking.ties import Ranks, rank_gaps
+from lmeval_screener.figures import gaps, ratio
+from lmeval_screener.ranking import Ranks, rank_gaps
 from lmeval_screener.result import Result
 from lmeval_screener.screened import Failed, Screened, TensorInfo, TokenInfo
 from lmeval_screener.weights.final_norm import FinalNorm

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from lmeval_screener import screen
-from lmeval_screener.ranking.ties import rank_gaps
+from lmeval_screener.ranking import rank_gaps
 
 from benchmarks.validity.measures import DOMAINS
 

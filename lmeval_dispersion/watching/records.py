@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lmeval_screener.ranking.gap import Difference, paired_difference
+from lmeval_screener.figures import Difference, paired_difference
 
 from lmeval_dispersion.errors import UsageError
 

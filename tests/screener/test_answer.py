@@ -12,10 +12,9 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmeval_screener.ranking.gap import Gap, gap
-from lmeval_screener.ranking.ratio import Ratio
-from lmeval_screener.ranking.ties import Ranks
-from lmeval_screener.reports.answer import course, not_screened, overlaps
+from lmeval_screener.answer import course, not_screened, overlaps
+from lmeval_screener.figures import Gap, Ratio, gap
+from lmeval_screener.ranking import Ranks
 from lmeval_screener.result import Result
 from lmeval_screener.screened import Failed, Group, Screened, TensorInfo, TokenInfo
 

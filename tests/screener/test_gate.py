@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from lmeval_screener.cli import main
-from lmeval_screener.ranking.gap import difference
+from lmeval_screener.figures import difference
 from lmeval_screener.ranking.gate import judged, reference_among
 from lmeval_screener.reports.progress import Lines
 from lmeval_screener.screened import Failed, Gate

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmeval_screener import screen
-from lmeval_screener.ranking.gap import Gap, difference, gap
-from lmeval_screener.ranking.ties import ALL_PAIRS, Changes, _intervals, rank_gaps
+from lmeval_screener.figures import Gap, difference, gap
+from lmeval_screener.ranking import ALL_PAIRS, Changes, _intervals, rank_gaps
 from scipy import stats
 
 from lmeval_dispersion.geometry import PairMean

@@ -251,7 +251,7 @@ def test_without_ray_a_sentence_says_what_to_install(capsys, monkeypatch):
 @needs_ray
 @pytest.mark.slow
 def test_the_ray_script_of_a_short_list_evaluates_every_checkpoint(tmp_path):
-    from lmeval_screener.shortlist.emit import emit
+    from lmeval_screener.shortlist.manifest import emit
     from test_shortlist import group, result_of, shortlist
 
     result = result_of(*group(3))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmeval_screener.ranking.scales import Size, scale_names
+from lmeval_screener.ranking import Size, scale_names
 
 # label, stored parameters, rows, width, tied and rows of the tokenizer, as their configurations give them
 REAL = {

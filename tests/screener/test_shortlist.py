@@ -9,13 +9,12 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from lmeval_screener.ranking.gap import gap
-from lmeval_screener.ranking.ties import Ranks
+from lmeval_screener.figures import gap
+from lmeval_screener.ranking import Ranks
 from lmeval_screener.result import Result
 from lmeval_screener.screened import Failed, Screened, TensorInfo, TokenInfo
 from lmeval_screener.shortlist import choice
-from lmeval_screener.shortlist.emit import check_emit, emit
-from lmeval_screener.shortlist.manifest import read_manifest
+from lmeval_screener.shortlist.manifest import check_emit, emit, read_manifest
 from lmeval_screener.targets.target import Target
 
 from lmeval_dispersion.errors import UsageError
