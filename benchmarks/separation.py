@@ -14,7 +14,7 @@ import itertools
 import numpy as np
 from lmeval_screener.figures import Gap, Ratio, difference, gap, ratio
 from lmeval_screener.ranking import ALL_PAIRS, rank_gaps
-from lmeval_screener.weights.final_norm import FinalNorm
+from lmeval_screener.weights.projection import FinalNorm
 
 from lmeval_dispersion.geometry import METRICS, Metric
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from benchmarks.validity.study import Study
+from benchmarks.validity.texts import HOLD
 
 Floats = NDArray[np.float64]
 SKILLS = ("math", "code", "legal", "text")
@@ -32,12 +33,6 @@ class Estimate(NamedTuple):
     high: float
 
 
-#: Sources that hold a domain's tokens, true or not.
-HOLD = {
-    "math": {"sums", "wrong_sums", "word_problems", "digits"},
-    "code": {"code", "wrong_code"},
-    "legal": {"legal"},
-}
 #: Those among them that teach nothing true.
 UNTRUE = {"wrong_sums", "digits", "wrong_code"}
 #: Figures beside the registered rivals: the second figure, and two that know the recipe.

@@ -20,8 +20,7 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.statistics import rank_agreement
 from lmeval_screener.screened import Group
-from lmeval_screener.targets.target import Target, label, labelled
-from lmeval_screener.targets.training_runs import run_and_step
+from lmeval_screener.targets import Target, label, labelled, run_and_step
 from lmeval_screener.yaml_fields import nearest
 
 HUB = "hub:"

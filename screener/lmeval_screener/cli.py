@@ -139,7 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument(
         "--fail-if-below",
         metavar="CHECKPOINT",
-        help="end with status 4 if a checkpoint of its group is clearly below this one, which is screened too",
+        help="end with status 4 if a checkpoint of its group is clearly below this one",
     )
     group = parser.add_argument_group("short list")
     group.add_argument(
@@ -274,7 +274,7 @@ def run(args: argparse.Namespace) -> int:
         output.say(f"wrote {manifest}; evaluate with: bash {args.emit / 'run.sh'}")
     only_names = chosen is not None and args.format is None and output.format == "table"
     if lines:
-        written.finish(result)
+        written.finish(result.head(), result.answer(), result.groups)
     elif news is not None:
         output.write(news.document())
     elif chosen is not None and only_names:
@@ -301,9 +301,7 @@ def _check(args: argparse.Namespace, *, lines: bool) -> None:
     elif args.shortlist < 1:
         raise UsageError(f"expected --shortlist of at least 1, got {args.shortlist}")
     elif lines:
-        raise UsageError(
-            "expected --format jsonl without --shortlist, got both; its last line has every rank"
-        )
+        raise UsageError("expected --format jsonl without --shortlist, got both; its last line has all ranks")
     if args.audit_sample < 0:
         raise UsageError(f"expected --audit-sample of at least 0, got {args.audit_sample}")
     if args.tasks is not None and args.emit is None:
@@ -395,7 +393,7 @@ def _span(seconds: float) -> str:
 
 def _families() -> Document:
     """The bundled families."""
-    from lmeval_screener.targets.families import load_families
+    from lmeval_screener.targets.selection import load_families
 
     rows = [
         {

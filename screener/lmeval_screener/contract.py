@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lmeval_dispersion.errors import DispersionError
 from lmeval_dispersion.geometry import METRICS
 from lmeval_screener.figures import PARTS
 from lmeval_screener.ranking import ALL_PAIRS
 from lmeval_screener.screened import Failed, Group, Reading, Screened
-
-if TYPE_CHECKING:
-    from lmeval_screener.result import Result
 
 _NAMES = ("label", "repo", "requested_revision", "revision", "family", "scale", "rank")
 _COST = ("bytes_read", "requests", "seconds")
@@ -140,12 +137,11 @@ class JsonLines:
             }
         )
 
-    def finish(self, result: Result) -> None:
-        """Write the last line: the answer, the ranks of every group, and the totals."""
-        head = result.head()
-        totals = head["totals"] | {"failed": len(result.failed)}
+    def finish(self, head: Mapping[str, Any], answer: list[str], groups: Sequence[Group]) -> None:
+        """Write the last line: what a result's head says, its answer, and the ranks of every group."""
+        totals = head["totals"] | {"failed": len(head["failed"])}
         names = ("schema", "domain", "reference", "metric", "se_covers", "gate")
-        groups = [
+        ranks = [
             {
                 "family": group.family,
                 "scale": group.scale,
@@ -154,10 +150,10 @@ class JsonLines:
                     for c in group.checkpoints
                 ],
             }
-            for group in result.groups
+            for group in groups
         ]
         summary = {name: head[name] for name in names if name in head}
-        self._write({"summary": summary | {"totals": totals, "answer": result.answer(), "groups": groups}})
+        self._write({"summary": summary | {"totals": totals, "answer": answer, "groups": ranks}})
         if self._file is not sys.stdout:
             self._file.close()
 

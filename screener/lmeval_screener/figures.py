@@ -5,10 +5,10 @@ to everyday tokens, on rows of the output projection. Larger: the domain's token
 and from everyday language. Source: RD section 3.2.
 
 The ratio is within(T) / within(R), Euclidean, of rows as the normed state meets them. A softmax over
-``row · state`` does not change when one vector is added to every row, nor when a scale moves between the final
-norm's weight γ and the rows. The cosine G sees the first, the Euclidean G the second, and the ratio neither:
-a difference of two rows has no common vector, γ takes the scale in, and a ratio has no unit. Two copies of a
-model that predict the same therefore differ in it by rounding alone.
+``row · state`` does not change when one vector is added to every row, nor when a scale moves between the
+final norm's weight γ and the rows. The cosine G sees the first, the Euclidean G the second, and the ratio
+neither: a difference of two rows has no common vector, γ takes the scale in, and a ratio has no unit. Two
+copies of a model that predict the same therefore differ in it by rounding alone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from lmeval_dispersion.geometry import (
 from lmeval_dispersion.statistics import jackknife_se, student_p
 
 if TYPE_CHECKING:
-    from lmeval_screener.weights.final_norm import FinalNorm
+    from lmeval_screener.weights.projection import FinalNorm
 
 #: The parts of G, and the control that is no part of it.
 PARTS = ("within_domain", "between", "within_reference")
@@ -44,6 +44,7 @@ _SIGMAS = 3  # of rounding that a difference must exceed
 #: Bits of the significand, the hidden one included, of the stored types; other types are blocks of integers.
 _SIGNIFICAND = {"F64": 24, "F32": 24, "F16": 11, "BF16": 8, "F8_E4M3": 4, "F8_E5M2": 3}  # read as float32
 _BLOCK = 32  # numbers that share a scale
+_NONE = np.zeros(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,16 +197,17 @@ def ratio(domain: NDArray[Any], reference: NDArray[Any], norm: FinalNorm, dtype:
         raise GeometryError("the final norm leaves no difference between everyday tokens")
     mean = inside.mean / control.mean
     left_out = inside.left_out / control.mean, inside.mean / control.left_out
-    share = _rounded(domain, norm, dtype, inside.mean) + _rounded(reference, norm, dtype, control.mean)
+    weight = np.asarray(norm.weight)
+    share = _rounded(domain, weight, dtype, inside.mean) + _rounded(reference, weight, dtype, control.mean)
     # A scale that moved into γ was rounded there too: it weighs the dimensions of T and of R otherwise.
     spreads = [rows.var(axis=0) / rows.var(axis=0).sum() for rows in seen]
     share += _SIGMAS * _relative(dtype) * float(np.linalg.norm(spreads[0] - spreads[1]))
     return Ratio(mean, jackknife_se(*left_out), mean * share, *left_out)
 
 
-def _rounded(rows: NDArray[Any], norm: FinalNorm, dtype: str, mean: float) -> float:
+def _rounded(rows: NDArray[Any], weight: Array, dtype: str, mean: float) -> float:
     """By what share rounding moves a mean distance: at random, and up, as any noise adds to distances."""
-    variances = np.square(_lost(rows, dtype) * norm.weight).mean(axis=1)
+    variances = np.square(_lost(rows, dtype) * weight).mean(axis=1)
     at_random = _SIGMAS * 2 * math.sqrt(float(variances.mean()) / len(rows))
     return float((at_random + rows.shape[1] * variances.mean() / mean) / mean)
 
@@ -266,11 +268,12 @@ def figures_of(numbers: Array, domain: int) -> tuple[dict[Metric, Gap], Ratio | 
     sizes = [*(14, domain, tokens - domain) * len(METRICS), 3, domain, tokens - domain]
     arrays = iter(np.split(numbers, np.cumsum(sizes)[:-1]))
     gaps: dict[Metric, Gap] = {}
-    for metric, (mean, se, *parts), *left_out in zip(METRICS, arrays, arrays, arrays, strict=False):
-        pair_means = (
-            PairMean(*map(float, parts[at : at + 3]), int(parts[at + 3]), np.zeros(0), np.zeros(0))
-            for at in (0, 4, 8)
+    for metric in METRICS:
+        mean, se, *parts = map(float, next(arrays))
+        inside, across, control = (
+            PairMean(value, error, by_pairs, int(pairs), _NONE, _NONE)
+            for value, error, by_pairs, pairs in (parts[:4], parts[4:8], parts[8:])
         )
-        gaps[metric] = Gap(metric, float(mean), float(se), *pair_means, *left_out)
+        gaps[metric] = Gap(metric, mean, se, inside, across, control, next(arrays), next(arrays))
     mean, se, rounding = map(float, next(arrays))
-    return gaps, None if math.isnan(mean) else Ratio(mean, se, rounding, *arrays)
+    return gaps, None if math.isnan(mean) else Ratio(mean, se, rounding, next(arrays), next(arrays))

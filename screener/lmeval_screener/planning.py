@@ -15,8 +15,8 @@ from lmeval_dispersion.errors import UsageError
 if TYPE_CHECKING:
     from lmeval_dispersion.report import Document
     from lmeval_screener.checkpoints.limits import Allowance
+    from lmeval_screener.targets import Target
     from lmeval_screener.targets.selection import Selected
-    from lmeval_screener.targets.target import Target
     from lmeval_screener.tokens.sets import TokenSet
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)b?", re.IGNORECASE)

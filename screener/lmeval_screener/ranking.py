@@ -34,7 +34,7 @@ from lmeval_dispersion.statistics import student_points
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import Gap, Ratio, difference, ranks
 from lmeval_screener.screened import Next, Ranks, Reading, Screened
-from lmeval_screener.targets.target import labelled
+from lmeval_screener.targets import labelled
 from lmeval_screener.tokens.resolution import Resolution
 
 #: Chance that any two of a group are ordered although they do not differ.
@@ -368,7 +368,7 @@ def _spelled(value: float) -> str:
 @functools.cache
 def _scales() -> dict[float, str]:
     """Parameters → scale, of all bundled families."""
-    from lmeval_screener.targets.families import load_families
+    from lmeval_screener.targets.selection import load_families
 
     scales = {scale for family in load_families().values() for scale in family.scales}
     # Counts alone cannot tell Pythia's 6.9B from the many 7B; by name it keeps its own.

@@ -479,14 +479,8 @@ def _who(said: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, s
     labels: dict[str, list[str]] = {}
     for text, c in said:
         labels.setdefault(text, []).append(c.label)
-    return {
-        text: of[0]
-        if len(of) == 1
-        else f"all {everyone}"
-        if len(of) == everyone
-        else f"{len(of)} checkpoints"
-        for text, of in labels.items()
-    }
+    who = {text: of[0] if len(of) == 1 else f"{len(of)} checkpoints" for text, of in labels.items()}
+    return who | {text: f"all {everyone}" for text, of in labels.items() if len(of) == everyone > 1}
 
 
 def _failures(failed: Sequence[Failed]) -> list[FailedRow]:

@@ -20,17 +20,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.geometry import METRICS, Metric
+from lmeval_screener.checkpoints import Meter
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Allowance, Budget
-from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking import common_tokenizers, mismatch, ranked
 from lmeval_screener.reading import Reader
 from lmeval_screener.result import Gate, Result
 from lmeval_screener.screened import Failed, Reading
+from lmeval_screener.targets import Target, labelled, parse_targets
 from lmeval_screener.targets.selection import Selected, Selection, select_targets
-from lmeval_screener.targets.target import Target, labelled
-from lmeval_screener.targets.training_runs import parse_targets
 from lmeval_screener.tokens.cache import ResolutionCache
 from lmeval_screener.tokens.sets import TokenSet, load_token_set
 
@@ -166,11 +165,11 @@ def screen(
 def add_named(selected: Selected, family: str | None, families: str | Path | None, *, demo: bool) -> None:
     """Add the checkpoints of a family and of the demo to a selection."""
     if family is not None:
-        from lmeval_screener.targets.families import load_family
+        from lmeval_screener.targets.selection import load_family
 
         selected.targets += load_family(family, families).checkpoints
     if demo:
-        from lmeval_screener.targets.demo import demo_targets
+        from lmeval_screener.targets.selection import demo_targets
 
         selected.targets += demo_targets()
 

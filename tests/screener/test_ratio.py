@@ -16,7 +16,7 @@ from lmeval_screener.ranking import ALL_PAIRS, rank_gaps
 from lmeval_screener.tokens.resolution import resolve
 from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
-from lmeval_screener.weights.final_norm import FinalNorm
+from lmeval_screener.weights.projection import FinalNorm
 from token_cases import REFERENCE, tokenizer_json
 
 from lmeval_dispersion.geometry import METRICS

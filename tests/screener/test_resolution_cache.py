@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints import Cache
 from lmeval_screener.tokens.cache import ResolutionCache
 from lmeval_screener.tokens.resolution import resolve
 from lmeval_screener.tokens.sets import TokenSet, load_token_set

@@ -27,13 +27,13 @@ import numpy as np
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.geometry import METRICS
 from lmeval_dispersion.version import __version__
-from lmeval_screener.checkpoints.local import LocalSnapshot
-from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.checkpoints import Snapshot
+from lmeval_screener.checkpoints.snapshots import LocalSnapshot
 from lmeval_screener.checkpoints.source import WithTokenizer
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import figures_of, numbers_of
 from lmeval_screener.screened import Reading
-from lmeval_screener.targets.target import Target
+from lmeval_screener.targets import Target
 from lmeval_screener.tokens.cache import resolution_of, resolution_text
 from lmeval_screener.tokens.resolution import Resolution
 from lmeval_screener.tokens.sets import TokenSet

@@ -13,7 +13,7 @@ from lmeval_dispersion.errors import UsageError
 if TYPE_CHECKING:
     from lmeval_screener.reading import Reader
     from lmeval_screener.registry.database import Session
-    from lmeval_screener.targets.target import Target
+    from lmeval_screener.targets import Target
     from lmeval_screener.tokens.sets import TokenSet
 
 

@@ -16,7 +16,7 @@ from lmeval_screener import ranking
 from lmeval_screener.figures import Difference, difference
 from lmeval_screener.registry.database import Seen, folder_is_gone, stored
 from lmeval_screener.screened import Reading, Screened
-from lmeval_screener.targets.target import labelled
+from lmeval_screener.targets import labelled
 
 #: Errors that say that a repository, a revision or a folder is no longer there.
 _GONE = frozenset({"RepoNotFound", "RevisionNotFound", "FolderNotFound"})

@@ -1,7 +1,7 @@
 """From a ranking to a short list, to lm-eval, and to a verdict on the screen.
 
-Here: which checkpoints to evaluate. The order of the K-th of a ranking and the next ones is seldom clear, so a
-list takes those that are tied with the K-th too, up to a cap. An audit sample is drawn at random from the
+Here: which checkpoints to evaluate. The order of the K-th of a ranking and the next ones is seldom clear, so
+a list takes those that are tied with the K-th too, up to a cap. An audit sample is drawn at random from the
 others: only it shows what the list missed.
 """
 
@@ -174,7 +174,7 @@ def _choice(group: Group, metric: Metric, k: int, audit_sample: int, seed: int) 
     if (rival := group.rival(metric)) is not None and rival not in (*members[:k], *listed):
         listed = [*listed[: (CAP - 1) * k - 1], rival]  # the best by the ratio, where the two disagree
         tied = tied if rival in tied else [*tied, rival]
-    why: dict[Screened, Why] = dict.fromkeys(members[:k], "rank") | dict.fromkeys(listed, "tied")
+    why: dict[Screened, Why] = {**dict.fromkeys(members[:k], "rank"), **dict.fromkeys(listed, "tied")}
     others = sorted((c for c in members if c not in why), key=lambda c: (c.name, c.revision or ""))
     draw = np.random.default_rng([seed, zlib.crc32(f"{group.family}\n{group.scale}".encode())])
     places = draw.choice(len(others), min(audit_sample, len(others)), replace=False) if others else ()

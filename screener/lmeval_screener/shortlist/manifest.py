@@ -20,7 +20,7 @@ from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.version import __version__
 from lmeval_screener.screened import Screened
 from lmeval_screener.shortlist import Shortlist
-from lmeval_screener.targets.target import Target
+from lmeval_screener.targets import Target
 
 SCHEMA = "screen-checkpoints-shortlist/2"
 _READ = (SCHEMA, "screen-checkpoints-shortlist/1")

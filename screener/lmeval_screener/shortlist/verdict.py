@@ -21,7 +21,7 @@ from lmeval_screener.accuracies import Agreement, Rated, agreement, find_accurac
 from lmeval_screener.ranking import holm
 from lmeval_screener.shortlist.estimates import GroupResults, decision_accuracy, missed
 from lmeval_screener.shortlist.manifest import Candidate, Manifest
-from lmeval_screener.targets.target import labelled
+from lmeval_screener.targets import labelled
 
 Outcome = Literal["works", "misleads", "chance", "unknown"]
 LEVEL = 0.05

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints import Cache
 from lmeval_screener.tokens.resolution import Resolution, Token
 from lmeval_screener.tokens.sets import TokenSet
 
