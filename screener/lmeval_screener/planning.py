@@ -15,9 +15,9 @@ from lmeval_dispersion.errors import UsageError
 if TYPE_CHECKING:
     from lmeval_dispersion.report import Document
     from lmeval_screener.checkpoints.limits import Allowance
+    from lmeval_screener.targets import Target
     from lmeval_screener.targets.selection import Selected
-    from lmeval_screener.targets.target import Target
-    from lmeval_screener.tokens.sets import TokenSet
+    from lmeval_screener.tokens import TokenSet
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)b?", re.IGNORECASE)
 #: The Hub's quotas as it documents them (autumn 2026), requests in 300 s: anonymous, with a token.

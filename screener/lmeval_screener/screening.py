@@ -20,21 +20,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_screener.accuracies import Accuracies, read_accuracies
+from lmeval_screener.checkpoints import Meter
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Allowance, Budget
-from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking.gate import judged, reference_among
 from lmeval_screener.ranking.groups import common_tokenizers, mismatch, ranked
 from lmeval_screener.reading import Reader, Reading
 from lmeval_screener.result import Result
 from lmeval_screener.screened import Failed
-from lmeval_screener.targets.demo import demo_targets
-from lmeval_screener.targets.families import load_family
-from lmeval_screener.targets.selection import Selected, Selection, select_targets
-from lmeval_screener.targets.target import Target, labelled
-from lmeval_screener.tokens.cache import ResolutionCache
-from lmeval_screener.tokens.sets import TokenSet, load_token_set
+from lmeval_screener.targets import Target, labelled
+from lmeval_screener.targets.selection import Selected, Selection, demo_targets, load_family, select_targets
+from lmeval_screener.tokens import ResolutionCache, TokenSet, load_token_set
 
 if TYPE_CHECKING:
     from lmeval_screener.registry.database import Session
@@ -133,7 +130,7 @@ def screen(
     Raises:
         UsageError: A name, a file or a combination that cannot be used as given.
     """
-    from lmeval_screener.registry.options import kept_in
+    from lmeval_screener.registry import kept_in
 
     names = [checkpoints] if isinstance(checkpoints, str) else list(checkpoints)
     selected = _in_a_loop_or_not(

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from hub_client import FILE, HEAD, IDS, full_matrix, ours, read, read_of
+from lmeval_screener.checkpoints import FileEntry, Meter
 from lmeval_screener.checkpoints.hub import Hub, HubSnapshot
 from lmeval_screener.checkpoints.hub_responses import parse_listing, parse_references, parse_tree
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.local import open_download
-from lmeval_screener.checkpoints.snapshot import FileEntry, Meter
+from lmeval_screener.checkpoints.snapshots import open_download
 from lmeval_screener.errors import ScreeningError
 
 from lmeval_dispersion.errors import UsageError

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmeval_screener import screen
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets.names import parse_name
-from lmeval_screener.targets.target import parse_target
+from lmeval_screener.targets import parse_name, parse_target
 
 from lmeval_dispersion.paths import data_folder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmeval_screener.targets.target import Target, labelled, matching, parse_target, step_number
+from lmeval_screener.targets import Target, labelled, matching, parse_target, step_number
 
 
 def test_repositories_revisions_and_globs():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lmeval_screener.targets.training_runs import parse_targets, run_and_step
+from lmeval_screener.targets import parse_targets, run_and_step
 
 
 def model(folder, *files):

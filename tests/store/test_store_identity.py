@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lmeval_dispersion.audit.compare import compare
+from lmeval_dispersion.auditing.compare import compare
 from lmeval_dispersion.errors import MixedStoresError
 from lmeval_dispersion.store import check_comparable, read_store, write_store
 from lmeval_dispersion.store.identity import MODEL_KEYS, RUN_KEYS, TASK_KEYS

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from yarl import URL
 
+from lmeval_screener.checkpoints import Meter
 from lmeval_screener.checkpoints.limits import (
     LONGEST_WAIT,
     Allowance,
@@ -31,7 +32,6 @@ from lmeval_screener.checkpoints.limits import (
     asked_wait,
     rate_limited,
 )
-from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.errors import ScreeningError
 
 if TYPE_CHECKING:

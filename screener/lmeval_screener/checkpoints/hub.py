@@ -27,7 +27,7 @@ from yarl import URL
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.version import __version__
-from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints import Cache, FileEntry, Meter, Snapshot
 from lmeval_screener.checkpoints.http import (
     CONTRADICTIONS,
     AgainError,
@@ -50,11 +50,9 @@ from lmeval_screener.checkpoints.hub_responses import (
     resolved_entry,
 )
 from lmeval_screener.checkpoints.limits import Allowance, Budget, Quota
-from lmeval_screener.checkpoints.local import open_download
-from lmeval_screener.checkpoints.remote import SMALL, RemoteSnapshot
-from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot
+from lmeval_screener.checkpoints.snapshots import SMALL, RemoteSnapshot, open_download
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets.target import matching, step_key
+from lmeval_screener.targets import matching, step_key
 
 if TYPE_CHECKING:
     import aiohttp

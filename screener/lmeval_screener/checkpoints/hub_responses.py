@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lmeval_screener.checkpoints.snapshot import FileEntry
+from lmeval_screener.checkpoints import FileEntry
 from lmeval_screener.errors import ScreeningError
 
 if TYPE_CHECKING:

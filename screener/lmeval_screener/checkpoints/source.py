@@ -14,14 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints import SERVICES, Cache, FileEntry, Meter, Snapshot
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.local import open_file, open_folder
-from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot
-from lmeval_screener.checkpoints.storages import SERVICES
+from lmeval_screener.checkpoints.snapshots import open_file, open_folder
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets.target import Target, parse_target
+from lmeval_screener.targets import Target, parse_target
 
 #: The files that a tokenizer is read from, best first.
 _TOKENIZERS = ("tokenizer.json", "vocab.json")
@@ -76,7 +74,7 @@ class Sources:
         if target.local:
             places = list(Path(target.repo).iterdir()) if Path(target.repo).is_dir() else []
             return {p.name for p in places if p.is_dir()}, {p.name for p in places if p.is_file()}
-        from lmeval_screener.checkpoints.storages.store import StoreSource
+        from lmeval_screener.checkpoints.stores import StoreSource
 
         source = self._source(target.scheme) if target.scheme is not None else None
         if not isinstance(source, StoreSource):
@@ -101,26 +99,24 @@ class Sources:
     def _made(self, scheme: str) -> Source:
         hub = self._hub
         if scheme in ("http", "https"):
-            from lmeval_screener.checkpoints.storages.web import WebServers
+            from lmeval_screener.checkpoints.web import WebServers
 
             return WebServers(hub)
         if scheme == "models":
-            from lmeval_screener.checkpoints.storages.mlflow_models import RegisteredModels
+            from lmeval_screener.checkpoints.mlflow_models import RegisteredModels
 
             return RegisteredModels(self.snapshot, self.names)
-        from lmeval_screener.checkpoints.storages.store import StoreSource
+        from lmeval_screener.checkpoints.stores import StoreSource, finder
 
         if scheme == "hf":
-            from lmeval_screener.checkpoints.storages import buckets
+            from lmeval_screener.checkpoints import buckets
 
             return StoreSource(buckets.finder(hub), hub.meter)
         if scheme in SERVICES:
-            from lmeval_screener.checkpoints.storages import object_store
+            from lmeval_screener.checkpoints import object_store
 
             return StoreSource(object_store.finder(hub.cache), hub.meter, hub.allowance)
-        from lmeval_screener.checkpoints.storages import filesystems
-
-        return StoreSource(filesystems.finder(hub.cache), hub.meter, hub.allowance)
+        return StoreSource(finder(hub.cache), hub.meter, hub.allowance)
 
     async def _tokenizer(self, text: str) -> tuple[Snapshot, dict[str, str]]:
         """Where a tokenizer is, opened once for all, and its file by the name that it stands for.

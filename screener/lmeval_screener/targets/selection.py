@@ -1,4 +1,4 @@
-"""Which checkpoints of a registry are meant: by author, words, tags, base model, collection, date, or a list.
+"""Which checkpoints are meant: lists of the Hub, lists in files, families, the demo.
 
 A list of repositories brings commit, file names, parameters and gating of up to 1,000 of them in one request,
 so that none of them costs an API call of its own. It says no sizes: they come from where the files lie.
@@ -11,12 +11,15 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.paths import data_folder
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.targets import Target, parse_target, parse_targets
+from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
 
 if TYPE_CHECKING:
     import datetime
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
     from lmeval_screener.checkpoints.hub import Hub
     from lmeval_screener.checkpoints.hub_responses import RepoSummary
     from lmeval_screener.checkpoints.limits import Allowance
-    from lmeval_screener.targets.target import Target
 
 # The command's help needs this module's options at once: what else it takes is imported where it is used.
 
@@ -255,8 +257,6 @@ def select_targets(
     tokenizer: str | None = None,
 ) -> Selected:
     """The targets that names, lists and selections stand for, together."""
-    from lmeval_screener.targets.training_runs import parse_targets
-
     named: list[str] = []
     for text in (*texts, *(f"--from {path}" for path in lists)):
         path = text.removeprefix("--from ") if text.startswith("--from ") else "-" * (text == "-")
@@ -298,7 +298,6 @@ def query_of(text: str) -> Query | None:
 async def _gathered(
     hub: Hub, parts: Sequence[str | Query], selection: Selection, tokenizer: str | None
 ) -> Selected:
-    from lmeval_screener.targets.training_runs import parse_targets
 
     selected = Selected([])
     chosen: dict[Target, Target] = {}
@@ -322,8 +321,6 @@ async def _listed(
 ) -> list[Target]:
     """The targets of one query, page by page, as many as are wanted."""
     import fnmatch
-
-    from lmeval_screener.targets.target import Target
 
     targets: list[Target] = []
     seen: set[str] = set()
@@ -387,3 +384,96 @@ def _not_nothing(query: Query, targets: list[Target], seen: set[str]) -> list[Ta
             f"expected models of {query.words} on the Hub, got none; check the spelling and --since"
         )
     return targets
+
+
+_BUNDLED = Path(__file__).resolve().parent / "families.yaml"
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    repo: str
+    scale: str
+    revision: str = ""
+    kind: Any = None  # base, instruct, trajectory, …: a word for readers of the file
+
+
+@dataclass(frozen=True)
+class _Family:
+    checkpoints: tuple[_Checkpoint, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class _File:
+    schema: Literal[1]
+    families: dict[str, _Family]
+    notes: Any = None
+
+
+@dataclass(frozen=True)
+class Family:
+    """Checkpoints with one tokenizer.
+
+    Attributes:
+        name: As ``--family`` takes it.
+        checkpoints: In the file's order: scales ascending. Every one has its ``scale``; a revision may be a
+            glob over branches and tags (a training trajectory).
+        note: Something that a user should know of the family; empty for most.
+    """
+
+    name: str
+    checkpoints: tuple[Target, ...]
+    note: str
+
+    @property
+    def scales(self) -> tuple[str, ...]:
+        """The scales, each once, in the file's order."""
+        return tuple(dict.fromkeys(target.scale for target in self.checkpoints if target.scale))
+
+
+def load_families(path: str | Path | None = None) -> dict[str, Family]:
+    """All families of a file, by name."""
+    file = _BUNDLED if path is None else Path(path)
+    families = {}
+    for name, family in load_yaml(_File, file).families.items():
+        checkpoints: dict[tuple[str, str | None], Target] = {}
+        for position, entry in enumerate(family.checkpoints):
+            target = parse_target(entry.repo)
+            target = replace(
+                target, revision=entry.revision or target.revision, family=name, scale=entry.scale
+            )
+            if checkpoints.setdefault((target.repo, target.revision), target) is not target:
+                key = f"families.{name}.checkpoints[{position}]"
+                raise mistake(file, key, "each checkpoint once", target.repo, "remove one")
+        families[name] = Family(name, tuple(checkpoints.values()), family.note)
+    return families
+
+
+def load_family(name: str, path: str | Path | None = None) -> Family:
+    """One family by name."""
+    families = load_families(path)
+    for known, family in families.items():
+        if known.lower() == name.lower():
+            return family
+    where = "" if path is None else f" in {path}"
+    raise UsageError(
+        f"there is no family {name!r}{where}{nearest(name, families)}; known: {', '.join(families)}"
+    )
+
+
+def demo_targets() -> list[Target]:
+    """The demo's checkpoints, with the accuracy that was measured when they were trained."""
+    import yaml
+
+    folder = data_folder("demo")
+    family = yaml.safe_load((folder / "family.yaml").read_text(encoding="utf-8"))
+    return [
+        Target(
+            str(folder / entry["folder"]),
+            family=family["name"],
+            local=True,
+            accuracy=float(entry["accuracy"]["mean"]),
+            negative_control=entry["answers"] != "right",
+        )
+        for entry in family["checkpoints"]
+    ]
