@@ -280,7 +280,8 @@ def _tensor(folder: Path, name: str, shape: tuple[int, ...]) -> Any:
     from safetensors import SafetensorError, safe_open
 
     try:
-        stored = safe_open(str(folder / VECTORS), framework="numpy").get_slice(name)
+        tensors: Any = safe_open(str(folder / VECTORS), framework="numpy")
+        stored = tensors.get_slice(name)
     except (OSError, SafetensorError) as error:
         raise StoreError(f"{folder / VECTORS} cannot be read ({error}); run it again") from None
     if tuple(stored.get_shape()) != shape:
