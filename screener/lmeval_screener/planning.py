@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lmeval_screener.checkpoints.limits import Allowance
     from lmeval_screener.targets import Target
     from lmeval_screener.targets.selection import Selected
-    from lmeval_screener.tokens.sets import TokenSet
+    from lmeval_screener.tokens import TokenSet
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)b?", re.IGNORECASE)
 #: The Hub's quotas as it documents them (autumn 2026), requests in 300 s: anonymous, with a token.

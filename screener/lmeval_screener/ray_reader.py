@@ -30,9 +30,7 @@ from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.reading import Reader, Reading
 from lmeval_screener.targets import Target
-from lmeval_screener.tokens.cache import ResolutionCache
-from lmeval_screener.tokens.resolution import Resolution
-from lmeval_screener.tokens.sets import TokenSet
+from lmeval_screener.tokens import Resolution, ResolutionCache, TokenSet
 
 _BLOCK = 100  # checkpoints of a task, at most
 _RETRIES = 3  # of a task whose worker or node was lost

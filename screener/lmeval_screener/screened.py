@@ -15,7 +15,7 @@ from lmeval_screener.ranking.gap import Gap, difference
 from lmeval_screener.ranking.ratio import Ratio
 from lmeval_screener.ranking.ties import Next, Ranks
 from lmeval_screener.targets import label, step_key, training_and_step
-from lmeval_screener.tokens.resolution import Token
+from lmeval_screener.tokens import Token
 
 #: Exit status where a checkpoint is below.
 EXIT_BELOW = 4

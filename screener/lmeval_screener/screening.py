@@ -30,8 +30,7 @@ from lmeval_screener.result import Result
 from lmeval_screener.screened import Failed
 from lmeval_screener.targets import Target, labelled
 from lmeval_screener.targets.selection import Selected, Selection, demo_targets, load_family, select_targets
-from lmeval_screener.tokens.cache import ResolutionCache
-from lmeval_screener.tokens.sets import TokenSet, load_token_set
+from lmeval_screener.tokens import ResolutionCache, TokenSet, load_token_set
 
 if TYPE_CHECKING:
     from lmeval_screener.registry.database import Session
@@ -130,7 +129,7 @@ def screen(
     Raises:
         UsageError: A name, a file or a combination that cannot be used as given.
     """
-    from lmeval_screener.registry.options import kept_in
+    from lmeval_screener.registry import kept_in
 
     names = [checkpoints] if isinstance(checkpoints, str) else list(checkpoints)
     selected = _in_a_loop_or_not(

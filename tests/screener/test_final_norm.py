@@ -15,8 +15,7 @@ from checkpoints import head_and_embedding, header, write_checkpoint, write_qwen
 from hub_client import ours
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshots import open_folder
-from lmeval_screener.weights.final_norm import FinalNorm
-from lmeval_screener.weights.projection import find_projection, read_rows_and_norm
+from lmeval_screener.weights.projection import FinalNorm, find_projection, read_rows_and_norm
 
 IDS = [7, 3, 90, 119]
 

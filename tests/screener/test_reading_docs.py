@@ -9,9 +9,8 @@ import pytest
 from lmeval_screener.checkpoints import http, snapshots
 from lmeval_screener.checkpoints.http import FIRST_WAIT
 from lmeval_screener.errors import SCREENING_CODES
-from lmeval_screener.weights import rows
+from lmeval_screener.weights import FLOAT_DTYPES, rows
 from lmeval_screener.weights.architectures import EMBEDDINGS, HEADS
-from lmeval_screener.weights.tensors import FLOAT_DTYPES
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGE = "".join(

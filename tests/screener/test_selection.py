@@ -27,8 +27,7 @@ from lmeval_screener.targets.selection import (
     select_targets,
     selection_of,
 )
-from lmeval_screener.tokens.resolution import resolve
-from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.tokens import load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 
 from lmeval_dispersion.errors import UsageError

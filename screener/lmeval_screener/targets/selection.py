@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.paths import data_folder
@@ -427,7 +427,7 @@ class _Family:
 
 @dataclass(frozen=True)
 class _File:
-    schema: int
+    schema: Literal[1]
     families: dict[str, _Family]
     notes: Any = None
 
