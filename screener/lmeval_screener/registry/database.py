@@ -245,7 +245,7 @@ class Session:
 
     def pinned(self, target: Target) -> Reading | None:
         """The reading that is kept of a target whose commit is known before anything is asked."""
-        commit = target.listing.commit if target.listing else target.revision
+        commit = target.listed.commit if target.listed else target.revision
         if not target.on_hub or target.tokenizer or commit is None or not _COMMIT.fullmatch(commit):
             return None
         # The commit says what it is, whatever its repository is called now.
