@@ -20,7 +20,7 @@ from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.options import Output, add_examples, add_output, add_version, command_parser
 from lmeval_dispersion.report import FORMATS, Column, Document, Section, Table
 from lmeval_screener.planning import add_limit_options, allowance_of
-from lmeval_screener.registry.options import add_registry_options
+from lmeval_screener.registry import add_registry_options
 from lmeval_screener.targets.selection import add_selection_options
 
 if TYPE_CHECKING:
@@ -94,9 +94,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help="what to screen, see below")
     what = parser.add_argument_group("what to screen")
     what.add_argument(
-        "--family", metavar="NAME", help="all checkpoints of a family, or FILE:NAME for your own file's"
+        "--family",
+        metavar="NAME",
+        help="all checkpoints of a family; FILE:NAME for one of your own (default: none)",
     )
-    what.add_argument("--list", choices=("families", "domains"), help="print what is bundled and stop")
+    what.add_argument(
+        "--list", choices=("families", "domains"), help="print what is bundled and stop (default: no)"
+    )
     what.add_argument("--demo", action="store_true", help="screen the bundled tiny models; needs no network")
     add_selection_options(parser.add_argument_group("what to select on the Hub"))
     how = parser.add_argument_group("how")
@@ -115,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--tokenizer",
         metavar="SOURCE",
-        help="tokenizer of checkpoints that store none: a checkpoint or a tokenizer's file",
+        help="tokenizer of checkpoints that store none: a checkpoint or a tokenizer's file (default: none)",
     )
     how.add_argument(
         "--metric",
@@ -134,12 +138,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--accuracy",
         metavar="SOURCE",
         help="how well the ranking agrees with accuracies: lm-eval's results (PATH:TASK), a CSV file with "
-        "the columns repo,accuracy, or hub:TASK",
+        "the columns repo,accuracy, or hub:TASK (default: none)",
     )
     show.add_argument(
         "--fail-if-below",
         metavar="CHECKPOINT",
-        help="end with status 4 if a checkpoint of its group is clearly below this one",
+        help="end with status 4 if a checkpoint of its group is clearly below this one (default: none)",
     )
     group = parser.add_argument_group("short list")
     group.add_argument(
@@ -147,7 +151,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="K",
         help="only the K best of each group and those tied with the K-th, at most 2 K: their names, or a "
-        "report with --format or --output",
+        "report with --format or --output (default: all)",
     )
     group.add_argument(
         "--audit-sample",
@@ -157,7 +161,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="add N others of each group at random: only they show what the list missed (default: 0)",
     )
     group.add_argument(
-        "--emit", type=Path, metavar="FOLDER", help="write there what lm-eval needs to evaluate the list"
+        "--emit",
+        type=Path,
+        metavar="FOLDER",
+        help="write there what lm-eval needs to evaluate the list (default: nothing)",
     )
     group.add_argument(
         "--tasks", metavar="NAME,NAME", help="lm-eval's tasks for --emit (default: those of the domain)"
@@ -187,10 +194,10 @@ def run(args: argparse.Namespace) -> int:
     _check(args, lines=lines)
     output = Output.of(argparse.Namespace(**vars(args) | {"format": "json"}) if lines else args)
 
-    from lmeval_screener.registry.options import kept_in, reader_type_of
+    from lmeval_screener.registry import kept_in, reader_type_of
     from lmeval_screener.screening import Screening, add_named, reference_among, screen_targets
     from lmeval_screener.targets.selection import select_targets, selection_of
-    from lmeval_screener.tokens.sets import load_token_set
+    from lmeval_screener.tokens import load_token_set
 
     allowance = allowance_of(args)
     selected = select_targets(
@@ -253,7 +260,7 @@ def run(args: argparse.Namespace) -> int:
 
         result = screen_targets(selected.targets, settings, on_done)
         if session is not None and since is not None:
-            from lmeval_screener.registry.reports import diff
+            from lmeval_screener.registry.queries import diff
 
             news = diff(session.connection, session.tokens, since, args.metric)
     if not result.checkpoints and news is None and output.format not in ("json", "csv"):
@@ -417,7 +424,7 @@ def _families() -> Document:
 
 def _domains() -> Document:
     """The bundled token sets, a row for each of their groups."""
-    from lmeval_screener.tokens.sets import bundled_token_sets, described_groups
+    from lmeval_screener.tokens import bundled_token_sets, described_groups
 
     names = bundled_token_sets()
     rows = [

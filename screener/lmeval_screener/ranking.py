@@ -35,7 +35,7 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import Gap, Ratio, difference, ranks
 from lmeval_screener.screened import Next, Ranks, Reading, Screened
 from lmeval_screener.targets import labelled
-from lmeval_screener.tokens.resolution import Resolution
+from lmeval_screener.tokens import Resolution
 
 #: Chance that any two of a group are ordered although they do not differ.
 ERROR_RATE = 0.05

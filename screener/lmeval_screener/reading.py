@@ -18,9 +18,7 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import Gap, Ratio, gaps, ratio
 from lmeval_screener.screened import Reading
 from lmeval_screener.targets import REPOSITORY, Target, parse_target
-from lmeval_screener.tokens.cache import ResolutionCache
-from lmeval_screener.tokens.resolution import Resolution, resolve
-from lmeval_screener.tokens.sets import TokenSet
+from lmeval_screener.tokens import Resolution, ResolutionCache, TokenSet, resolve
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
 from lmeval_screener.weights.projection import OutputProjection, find_projection, read_rows_and_norm
 from lmeval_screener.weights.rows import PiecedRows, sliced
@@ -44,7 +42,7 @@ class Reader:
         known: Asked for every checkpoint that was opened; may raise a `ScreeningError` that is known too.
 
     Attributes:
-        meters: What travelled for each checkpoint that was opened.
+        meters: What travelled past the hub, for a reader that reads elsewhere.
         reached: Whether any repository was.
         side_by_side: Checkpoints to read at once: their requests share one pool of connections.
     """
@@ -132,7 +130,6 @@ class Reader:
 
     async def _open(self, target: Target, budget: Budget) -> Snapshot:
         snapshot = await self.sources.snapshot(target, budget)
-        self.meters.append(snapshot.meter)
         self.reached |= snapshot.revision is not None
         return snapshot
 

@@ -14,7 +14,7 @@ import numpy as np
 from lmeval_dispersion.geometry import Metric
 from lmeval_screener.figures import Gap, Ratio, difference, ranks
 from lmeval_screener.targets import Target, label, step_key, training_and_step
-from lmeval_screener.tokens.resolution import Resolution
+from lmeval_screener.tokens import Resolution
 
 
 @dataclass(frozen=True, eq=False)

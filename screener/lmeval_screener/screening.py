@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.geometry import METRICS, Metric
-from lmeval_screener.checkpoints import Meter
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Allowance, Budget
 from lmeval_screener.errors import ScreeningError
@@ -30,8 +29,7 @@ from lmeval_screener.result import Gate, Result
 from lmeval_screener.screened import Failed, Reading
 from lmeval_screener.targets import Target, labelled, parse_targets
 from lmeval_screener.targets.selection import Selected, Selection, select_targets
-from lmeval_screener.tokens.cache import ResolutionCache
-from lmeval_screener.tokens.sets import TokenSet, load_token_set
+from lmeval_screener.tokens import ResolutionCache, TokenSet, load_token_set
 
 if TYPE_CHECKING:
     from lmeval_screener.accuracies import Accuracies
@@ -131,7 +129,7 @@ def screen(
     Raises:
         UsageError: A name, a file or a combination that cannot be used as given.
     """
-    from lmeval_screener.registry.options import kept_in
+    from lmeval_screener.registry import kept_in
 
     names = [checkpoints] if isinstance(checkpoints, str) else list(checkpoints)
     selected = run_sync(
@@ -208,7 +206,7 @@ async def _screened(targets: Sequence[Target], settings: Screening, on_done: OnD
             checkpoints = ranked(await run.comparable(readings), settings.metric)
     meters = [hub.meter, *reader.meters]
     if selected is not None:
-        meters.append(Meter(selected.bytes_read, selected.requests))
+        meters.append(selected.meter)
     result = Result(
         domain=settings.domain.name,
         reference=settings.reference.name,
@@ -429,7 +427,7 @@ def _needs(target: Target) -> str:
     """Which quotas a checkpoint may wait for: of the Hub's resolver, of its API too, or none of the Hub's."""
     if not target.on_hub:
         return "none"
-    return "resolver" if target.listing is not None else "api"
+    return "resolver" if target.listed is not None else "api"
 
 
 @contextlib.contextmanager

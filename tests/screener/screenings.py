@@ -9,7 +9,7 @@ from lmeval_screener.ranking import rank_gaps
 from lmeval_screener.result import Result
 from lmeval_screener.screened import Failed, Ranks, Screened
 from lmeval_screener.targets import Target
-from lmeval_screener.tokens.resolution import Resolution, Token
+from lmeval_screener.tokens import Resolution, Token
 
 COMMIT = "a" * 40
 TOKENS = Resolution(

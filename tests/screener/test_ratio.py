@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from lmeval_screener import screen
 from lmeval_screener.figures import Ratio, figures_of, gaps, numbers_of, ratio
 from lmeval_screener.ranking import ALL_PAIRS, rank_gaps
-from lmeval_screener.tokens.resolution import resolve
-from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.tokens import load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from lmeval_screener.weights.projection import FinalNorm
 from token_cases import REFERENCE, tokenizer_json

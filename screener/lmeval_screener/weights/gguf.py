@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.tokens.vocabulary import Vocabulary
+from lmeval_screener.tokens.vocabulary import Kind, Vocabulary
 from lmeval_screener.weights import Header, Tensor
 from lmeval_screener.weights.architectures import cannot
 from lmeval_screener.weights.projection import OutputProjection, StoredNorm
@@ -153,7 +153,7 @@ class GgufModel:
             content = cache.read("vocabularies", self.tokenizer)
         if content is None:
             content = (await self.files.parse(self.vocabulary_file, 0)).vocabulary or b"{}"
-        return _vocabulary(json.loads(content), self.tokenizer)
+        return _vocabulary(json.loads(content))
 
 
 def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[str, ...]:
@@ -249,7 +249,7 @@ def _final_norm(files: WeightFiles, headers: Mapping[str, Header], places: Mappi
     return StoredNorm(files, name, (file,), "layer" if takes_mean else "rms")
 
 
-def _vocabulary(fields: Mapping[str, Any], digest: str) -> Vocabulary:
+def _vocabulary(fields: Mapping[str, Any]) -> Vocabulary:
     kinds = {"gpt2": "byte-level", "llama": "sentencepiece", "t5": "sentencepiece"}
     if fields["model"] not in kinds:
         raise ScreeningError(
@@ -265,13 +265,8 @@ def _vocabulary(fields: Mapping[str, Any], digest: str) -> Vocabulary:
             added.append({"content": token, "id": row, "special": role == _CONTROL})
         elif role not in (_UNUSED, _BYTE):
             pieces.setdefault(token, row)
-    return Vocabulary.from_parts(
-        pieces,
-        "byte-level" if kinds[fields["model"]] == "byte-level" else "sentencepiece",
-        added,
-        individual_digits=fields["pre"] in _SINGLE_DIGITS,
-        digest=digest.removeprefix("sha256:"),
-    )
+    kind: Kind = "byte-level" if kinds[fields["model"]] == "byte-level" else "sentencepiece"
+    return Vocabulary(pieces, kind, added, individual_digits=fields["pre"] in _SINGLE_DIGITS)
 
 
 class _Walk:
