@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import TrainingError, UsageError
 from lmeval_dispersion.geometry import Dispersion
-from lmeval_dispersion.model.layer_names import states_after_blocks
+from lmeval_dispersion.model import states_after_blocks
 from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.options import Output, add_examples, add_output, command_parser, write_whole
 from lmeval_dispersion.report import render
