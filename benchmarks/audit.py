@@ -59,7 +59,7 @@ def run_part(part: str, path: str) -> None:
     """One part, with its seconds and the peak memory of this process."""
     start = time.perf_counter()
     if part != "imports":
-        from lmeval_dispersion.audit.run import read_run
+        from lmeval_dispersion.auditing.run import read_run
         from lmeval_dispersion.store import read_store
 
         if part == "pairwise":
@@ -69,7 +69,7 @@ def run_part(part: str, path: str) -> None:
             if part != "read":
                 audit_part(part, run)
     else:
-        import lmeval_dispersion.audit.commands  # noqa: F401
+        import lmeval_dispersion.auditing.commands  # noqa: F401
     seconds, cpu = time.perf_counter() - start, time.process_time()
     # getrusage would count what the parent held before this process began.
     status = Path("/proc/self/status").read_text()
@@ -78,9 +78,8 @@ def run_part(part: str, path: str) -> None:
 
 
 def audit_part(part: str, run) -> None:
-    from lmeval_dispersion.audit import mixtures, ranking, slices, tail
-    from lmeval_dispersion.audit.calibration import calibration, paper
-    from lmeval_dispersion.audit.report import audit
+    from lmeval_dispersion.auditing import calibration, mixtures, paper, ranking, slices, tail
+    from lmeval_dispersion.auditing.report import audit
     from lmeval_dispersion.report import render
 
     if part == "slices":
@@ -97,9 +96,9 @@ def audit_part(part: str, run) -> None:
     elif part == "hard_tail":
         tail.hard_tail(run)
     elif part == "default answer":
-        render(audit(run, extent="answer").document(), "table")
+        render(audit(run, short=True).document(), "table")
     elif part == "whole audit":
-        render(audit(run, extent="all").document(), "json")
+        render(audit(run, details=True).document(), "json")
     elif part == "page":
         render(audit(run).document(), "html")
 

@@ -24,14 +24,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from synthetic import subjects_store
 
-from lmeval_dispersion.audit import conclusions
-from lmeval_dispersion.audit.answers import answers_report
-from lmeval_dispersion.audit.calibration.calibration import calibrate
-from lmeval_dispersion.audit.mixtures import mixture_curves
-from lmeval_dispersion.audit.ranking import ranking_report
-from lmeval_dispersion.audit.report import part_of
-from lmeval_dispersion.audit.run import Run, read_run
-from lmeval_dispersion.audit.slices import all_documents, slice_row, slice_table, slicings
+from lmeval_dispersion.auditing import conclusions
+from lmeval_dispersion.auditing.answers import answers_report
+from lmeval_dispersion.auditing.calibration import calibrate
+from lmeval_dispersion.auditing.mixtures import mixture_curves
+from lmeval_dispersion.auditing.ranking import ranking_report
+from lmeval_dispersion.auditing.report import part_of
+from lmeval_dispersion.auditing.run import Run, read_run
+from lmeval_dispersion.auditing.slices import all_documents, slice_row, slice_table, slicings
 
 NOISE = {
     "57 subjects x 20": {"subjects": 57, "each": 20},

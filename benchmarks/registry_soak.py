@@ -103,8 +103,7 @@ def true_gap(matrix: Any, domain: list[int], reference: list[int]) -> float:
 
 def rows_of_sets(tokenizer: bytes) -> tuple[list[int], list[int], int]:
     """The rows of T and R in a tokenizer, and how many it names."""
-    from lmeval_screener.tokens.resolution import resolve
-    from lmeval_screener.tokens.sets import load_token_set
+    from lmeval_screener.tokens import load_token_set, resolve
     from lmeval_screener.tokens.vocabulary import Vocabulary
 
     sets = load_token_set("math", "domain"), load_token_set("reference", "reference")

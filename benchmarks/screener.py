@@ -34,8 +34,7 @@ TENSOR = "lm_head.weight"
 
 
 def token_ids() -> list[int]:
-    from lmeval_screener.tokens.resolution import resolve
-    from lmeval_screener.tokens.sets import load_token_set
+    from lmeval_screener.tokens import load_token_set, resolve
     from lmeval_screener.tokens.vocabulary import Vocabulary
 
     vocabulary = Vocabulary.from_file("tokenizer.json", TOKENIZER.read_bytes())

@@ -46,9 +46,8 @@ def __getattr__(name: str) -> Any:
         library = (error.name or "").partition(".")[0]
         if library.startswith("lmeval_"):
             raise
-        extra = (
-            "audit" if module.startswith(("lmeval_dispersion.audit", "lmeval_dispersion.store")) else "models"
-        )
+        rooms = ("lmeval_dispersion.auditing", "lmeval_dispersion.store")
+        extra = "audit" if module.startswith(rooms) else "models"
         raise MissingExtraError(
             f"{name} needs {library}, which is not installed; run: pip install 'lmeval-dispersion[{extra}]'"
         ) from error

@@ -33,7 +33,7 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
             "whether the screen works for you, by your results",
         ),
         "registry": (
-            "lmeval_screener.registry.command",
+            "lmeval_screener.registry",
             "",
             "ask what screenings found, and what has moved",
         ),
@@ -43,17 +43,17 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
         "enable": (_HARNESS, "", "let the stock lm_eval find the dispersion tasks; also undoes it"),
         "embed": (_HARNESS, "models", "make a run of plain texts, or of lm-eval's samples"),
         "audit": (
-            "lmeval_dispersion.audit.commands",
+            "lmeval_dispersion.auditing.commands",
             "audit",
             "judge a finished run: slices, calibration, ranking",
         ),
         "calibrate": (
-            "lmeval_dispersion.audit.commands",
+            "lmeval_dispersion.auditing.commands",
             "audit",
             "learn accuracy from a run's labelled part",
         ),
         "predict": (
-            "lmeval_dispersion.audit.commands",
+            "lmeval_dispersion.auditing.commands",
             "audit",
             "accuracy of unlabelled slices, or why not",
         ),

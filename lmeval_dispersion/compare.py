@@ -57,10 +57,10 @@ def run(args: argparse.Namespace) -> int:
         kinds = ", ".join("study" if study else "run" for study in studies)
         raise UsageError(f"expected runs or studies, not both, got {kinds}")
     else:
-        from lmeval_dispersion.audit.compare import compare
+        from lmeval_dispersion.auditing.compare import compare_runs
 
         short = output.format == "table" and not output.details
-        output.write(compare(args.runs, by=args.slice, layer=args.layer, short=short).document())
+        output.write(compare_runs(args.runs, by=args.slice, layer=args.layer, short=short).document())
     return 0
 
 

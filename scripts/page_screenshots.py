@@ -58,7 +58,7 @@ PAGES = {
     ],
     "train": [
         f"dispersion train --model sums-00 --data {TEXT} --output-dir trained --tokens 16000 "
-        "--block 64 --lr 1e-3 --eval-tokens 2000 --seed 0 --seed 1 --seed 2 -o train.html"
+        "--block 64 --lr 1e-3 --seed 0 --seed 1 --seed 2 -o train.html"
     ],
 }
 # name: (width, height, colours, medium). Paper is A4 less Chromium's margins.

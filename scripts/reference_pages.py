@@ -33,7 +33,7 @@ def public_names() -> Iterator[tuple[str, list[str]]]:
         "lmeval_screener": "Screen checkpoints",
         "lmeval_dispersion.geometry": "Geometry",
         "lmeval_dispersion.harness": "Evaluate with dispersion",
-        "lmeval_dispersion.audit": "Judge a run",
+        "lmeval_dispersion.auditing": "Judge a run",
         "lmeval_dispersion.store": "Judge a run",
         "lmeval_dispersion.model": "Look inside a model",
         "lmeval_dispersion.laboratory": "Look inside a model",

@@ -148,11 +148,12 @@ SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 def write_checkpoint(model: LlamaForCausalLM, folder: Path) -> None:
     """Store a model in BF16 in transformers' layout, with links to the tokenizer in the family's folder.
 
-    The output projection is a shard of its own: a wheel ships that one only.
+    Output projection and final norm are a shard of their own: of most models a wheel ships that one only.
     """
     model.to("cpu", torch.bfloat16).save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
-    head, body = {"lm_head.weight": tensors.pop("lm_head.weight")}, tensors
+    head = {name: tensors.pop(name) for name in ("lm_head.weight", "model.norm.weight")}
+    body = tensors
     for name, shard in zip(SHARDS, (head, body), strict=True):
         save_file(shard, folder / name, {"format": "pt"})
     everything = [*head.values(), *body.values()]

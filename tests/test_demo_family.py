@@ -13,8 +13,7 @@ import train_demo_family
 import yaml
 from demo_measures import addition_accuracy, correlations, spread, table
 from demo_texts import OPERANDS, arithmetic_line, held_out_pairs, reference_words, trained_tokenizer
-from lmeval_screener.tokens.resolution import Resolution, resolve
-from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.tokens import Resolution, load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from safetensors import safe_open
 from tokenizers import Tokenizer
@@ -65,9 +64,9 @@ def test_all_share_one_tokenizer() -> None:
 
 
 def read_head(folder: str) -> torch.Tensor:
-    """The output projection, alone in the first shard."""
+    """The output projection, with the final norm alone in the first shard."""
     with safe_open(DEMO / folder / "model-00001-of-00002.safetensors", "pt") as file:
-        assert list(file.keys()) == ["lm_head.weight"]
+        assert set(file.keys()) == {"lm_head.weight", "model.norm.weight"}
         return file.get_tensor("lm_head.weight")
 
 

@@ -91,7 +91,7 @@ def test_importing_the_package_loads_the_standard_library_only():
 
 
 def test_an_audit_by_its_public_name():
-    report = lmeval_dispersion.audit_run(EXAMPLES / "mmlu_before", seed=1)
+    report = lmeval_dispersion.audit(EXAMPLES / "mmlu_before", seed=1)
     assert report.to_dict()["schema"] == "dispersion-audit/3"
     assert report.seed == 1
     assert report.run["documents"] == len(lmeval_dispersion.open_store(EXAMPLES / "mmlu_before").documents)

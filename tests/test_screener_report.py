@@ -20,7 +20,7 @@ from lmeval_screener.ranking.ratio import ratio
 from lmeval_screener.ranking.ties import Ranks, rank_gaps
 from lmeval_screener.result import Result
 from lmeval_screener.screened import Failed, Screened, TensorInfo, TokenInfo
-from lmeval_screener.weights.final_norm import FinalNorm
+from lmeval_screener.weights.projection import FinalNorm
 
 from lmeval_dispersion.report import render
 

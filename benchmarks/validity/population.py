@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 import math
 import random
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
 from benchmarks.validity.decoder import Decoder, Ensemble, built, stored_tensors, write
 from benchmarks.validity.questions import SKILLS, Question, answered, questions
+from benchmarks.validity.results import packed
 from benchmarks.validity.study import Run, Study
-from benchmarks.validity.texts import BOS, EOS, SOURCES, trained_tokenizer
+from benchmarks.validity.texts import BOS, EOS, SOURCES, WITH_CALLS, trained_tokenizer
 
 LOSS_WINDOW = 50  # steps whose mean is the training loss of a checkpoint
 
@@ -26,22 +25,22 @@ class Texts:
 
     def __init__(self, study: Study, work: Path) -> None:
         made = study.content["texts"]
+        calls = made.get("calls", False)
+        self.sources = WITH_CALLS if calls else SOURCES
         file = work / "tokenizer.json"
         work.mkdir(parents=True, exist_ok=True)
         if not file.exists():
-            trained_tokenizer(made["vocabulary"], seed=made["seed"]).save(str(file))
+            trained_tokenizer(self.sources, made["vocabulary"], seed=made["seed"]).save(str(file))
         self.json = file.read_text("utf-8")
         self.tokenizer = Tokenizer.from_str(self.json)
         self.streams = {
-            name: self._stream(work / f"{name}.npy", name, made["tokens"], made["seed"]) for name in SOURCES
+            name: self._stream(work / f"{name}.npy", name, made["tokens"], made["seed"])
+            for name in self.sources
         }
         self.held_out = self._stream(work / "held-out.npy", "text", made["held_out"], made["seed"] + 1)
         self.digits = torch.tensor([self.tokenizer.token_to_id(str(d)) for d in range(10)])
-        counts = sum(np.bincount(s.numpy(), minlength=self.vocabulary) for s in self.streams.values())
-        #: Ids that training shows often enough for their rows to be trained.
-        self.common = np.flatnonzero(counts >= made["common"])
         self.asked = {
-            part: {skill: questions(skill, study.content["questions"], seed) for skill in SKILLS}
+            part: {skill: questions(skill, study.content["questions"], seed, calls=calls) for skill in SKILLS}
             for part, seed in (("truth", made["seed"] + 2), ("labels", made["seed"] + 3))
         }
 
@@ -53,7 +52,7 @@ class Texts:
         if not file.exists():
             rng, ids = random.Random(f"{name} {seed}"), []
             while len(ids) < tokens:
-                texts = [f"{BOS}{SOURCES[name](rng)}{EOS}" for _ in range(500)]
+                texts = [f"{BOS}{self.sources[name](rng)}{EOS}" for _ in range(500)]
                 for encoding in self.tokenizer.encode_batch(texts):
                     ids += encoding.ids
             np.save(file, np.array(ids[:tokens], np.int32))
@@ -89,10 +88,17 @@ def trained(runs: list[Run], study: Study, texts: Texts, work: Path) -> list[lis
     The runs share size and training settings; each has its own texts, initial weights and order.
     """
     first = runs[0]
-    chosen, steps, shape = first.training, study.steps[-1], study.content["sizes"][first.size]
+    chosen, steps, shape = first.training, first.steps[-1], study.content["sizes"][first.size]
+
+    def last_of(recipe: str, run: Run) -> Decoder:
+        folder = work / "runs" / f"{run.size}-{recipe}-default-seed{run.seed}" / f"step{study.steps[-1]}"
+        return built(stored_tensors(folder), shape)
+
     model = Ensemble(
         [
-            Decoder(
+            last_of(run.base, run)
+            if run.base
+            else Decoder(
                 texts.vocabulary, **shape, tied=chosen["tied"], scale=chosen["logit_scale"], seed=run.seed
             )
             for run in runs
@@ -100,11 +106,7 @@ def trained(runs: list[Run], study: Study, texts: Texts, work: Path) -> list[lis
     )
     teachers = None
     if first.teacher:
-        stored = [
-            work / "runs" / f"{run.size}-{run.teacher}-default-seed{run.seed}" / f"step{steps}"
-            for run in runs
-        ]
-        teachers = Ensemble([built(stored_tensors(folder), shape) for folder in stored])
+        teachers = Ensemble([last_of(first.teacher, run) for run in runs])
     optimizer = torch.optim.AdamW(
         [
             {"params": [p for p in model.named.values() if p.dim() > 2],
@@ -118,7 +120,7 @@ def trained(runs: list[Run], study: Study, texts: Texts, work: Path) -> list[lis
     seen, digits = 0, torch.zeros(len(runs))
     found: list[list[dict[str, float | None]]] = [[] for _ in runs]
     for step in range(steps + 1):
-        if step in study.steps:
+        if step in first.steps:
             recent = torch.stack(losses[-LOSS_WINDOW:]).mean(0) if losses else None
             for number, run in enumerate(runs):
                 folder = work / "runs" / run.name / f"step{step}"
@@ -163,16 +165,6 @@ def text_loss(model: Decoder, ids: torch.Tensor, length: int = 64) -> float:
     windows = ids[: len(ids) // (length + 1) * (length + 1)].view(-1, length + 1)
     logits = model.head(model(windows[:, :-1]))
     return float(cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()))
-
-
-def packed(right: NDArray[np.bool_]) -> str:
-    """Flags as base64 of their bits."""
-    return base64.b64encode(np.packbits(right).tobytes()).decode()
-
-
-def unpacked(text: str, count: int) -> NDArray[np.bool_]:
-    """Flags again."""
-    return np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8))[:count].astype(bool)
 
 
 def examined(model: Decoder, texts: Texts, parts: tuple[str, ...] = ("truth", "labels")) -> dict[str, object]:

@@ -23,9 +23,12 @@ from benchmarks.validity.decoder import Decoder
 from benchmarks.validity.texts import (
     BOS,
     NAMES,
+    NAMING,
     VALUES,
+    call,
     cloze,
     legal,
+    looked_up,
     matter,
     problem,
     program,
@@ -46,8 +49,8 @@ class Question:
     end: str = "."
 
 
-def questions(skill: str, count: int, seed: int) -> list[Question]:
-    """``count`` questions of a skill, the same for every model."""
+def questions(skill: str, count: int, seed: int, *, calls: bool = False) -> list[Question]:
+    """``count`` questions of a skill, the same for every model; ``calls`` makes those of code harder."""
     rng = random.Random(f"{skill} {seed}")
     found = []
     for number in range(count):
@@ -60,6 +63,11 @@ def questions(skill: str, count: int, seed: int) -> list[Question]:
             told, answer = word_problem(rng)
             ask, right = word_problem(rng)
             found.append(Question(skill, f"{BOS}{told}{answer} .{ask}", (str(right),), " ."))
+        elif skill == "code" and calls:
+            (shown, word), (text, right) = (
+                (call(rng), call(rng)) if number % 2 else (program(rng, NAMING), program(rng, NAMING))
+            )
+            found.append(Question(skill, f"{BOS}{shown} {word}\n{text}", (right,), "\n"))
         elif skill == "code":
             shown, word = program(rng)
             text, right = program(rng)
@@ -72,6 +80,12 @@ def questions(skill: str, count: int, seed: int) -> list[Question]:
             context, word, others = cloze(rng)
             found.append(Question(skill, f"{BOS}{context}", (word, *others)))
     return found
+
+
+def library(first: object, second: object) -> object:
+    """``func`` of the programs: names stand for themselves."""
+    word = looked_up(str(first), str(second))
+    return {"True": True, "False": False, "None": None}.get(word, word)
 
 
 @lru_cache(100_000)
@@ -95,7 +109,7 @@ def runs(question: Question, written: str) -> bool:
     known = isinstance(value, ast.Constant) or (isinstance(value, ast.Name) and value.id in NAMES)
     if not known or ast.unparse(value) not in [*NAMES, *VALUES, *"0123456789"]:
         return False
-    world = {"__builtins__": {}, "Error": AssertionError, **{name: f"<{name}>" for name in NAMES}}
+    world = {"__builtins__": {}, "Error": AssertionError, "func": library} | {name: name for name in NAMES}
     try:
         exec(f"if 1:\n{program} {written.strip()}\n", world)
     except Exception:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
-from benchmarks.validity.texts import SOURCES
+from benchmarks.validity.texts import HOLD, SOURCES
 
 TRAINING = {
     "batch", "length", "lr", "warmup", "decay", "weight_decay", "logit_scale", "label_smoothing", "z_loss",
@@ -33,7 +34,9 @@ class Run:
         pool: Share of the stored text that is read, again and again where it is small.
         shuffled: Whether the tokens of each sequence are put in random order.
         teacher: Recipe whose last checkpoint is imitated, None for the texts themselves.
+        base: Recipe whose last checkpoint is trained on, None for initial weights.
         training: Settings of the optimiser.
+        steps: Whose checkpoints are stored.
     """
 
     recipe: str
@@ -44,7 +47,9 @@ class Run:
     pool: float
     shuffled: bool
     teacher: str | None
+    base: str | None
     training: Mapping[str, Any]
+    steps: tuple[int, ...]
 
     @property
     def name(self) -> str:
@@ -73,7 +78,11 @@ class Study:
         found = []
         for size, part in self.content["population"].items():
             for seed in part["seeds"]:
-                pairs = [(recipe, "default") for recipe in self.recipes(size)]
+                pairs = [
+                    (recipe, "default")
+                    for recipe in self.recipes(size)
+                    if self.content["recipes"][recipe].get("seed", seed) == seed
+                ]
                 pairs += [(recipe, s) for recipe in part["settings_on"] for s in self.content["settings"]]
                 found += [self._run(size, recipe, setting, seed) for recipe, setting in pairs]
         return sorted(found, key=lambda run: run.seed)
@@ -83,14 +92,14 @@ class Study:
 
         Recipes go by seed, so that a run that is cut short leaves whole seeds; settings take all seeds at
         once.
-        Those who imitate a teacher come last of all.
+        Those who imitate a teacher come last of all, those who go on from a base after it.
         """
         waiting: dict[tuple[Any, ...], list[Run]] = {}
         sizes = list(self.content["population"])
         for run in self.runs():
             plain = run.setting == "default"
             seed = run.seed if plain and not run.teacher else -1
-            key = (run.teacher or "", sizes.index(run.size), not plain, seed, run.setting)
+            key = (run.teacher or "", sizes.index(run.size), not plain, seed, run.base or "", run.setting)
             waiting.setdefault(key, []).append(run)
         ordered = [(key, waiting[key]) for key in sorted(waiting)]
         most = self.content["side_by_side"]
@@ -103,15 +112,43 @@ class Study:
 
     def _run(self, size: str, recipe: str, setting: str, seed: int) -> Run:
         made = self.content["recipes"][recipe]
-        own = self.content["settings"][setting] if setting != "default" else {}
+        own = self.content["settings"][setting] if setting != "default" else made.get("training", {})
         return Run(
             recipe, setting, size, seed, made["shares"], made.get("pool", 1.0), made.get("shuffled", False),
-            made.get("teacher"), {**self.content["training"], **own},
+            made.get("teacher"), made.get("base"), {**self.content["training"], **own},
+            tuple(made.get("steps", self.steps)),
         )  # fmt: skip
 
     def half(self, recipe: str) -> str:
         """``choose`` or ``report``: which half of the split a recipe is in."""
         return "choose" if recipe in self.content["split"]["choose"]["recipes"] else "report"
+
+
+def mixtures(made: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Random recipes, by name: text and a few other sources that touch at least two domains.
+
+    Text's share is drawn evenly from a range, the others share the rest by a flat Dirichlet distribution, in
+    whole percents. A kind of mixtures may train on from a base, with its own steps and settings.
+    """
+    found = {}
+    others = [name for name in SOURCES if name != "text"]
+    for kind, asked in made.items():
+        own = {name: asked[name] for name in ("base", "steps", "training") if name in asked}
+        for seed in asked["seeds"]:
+            draw = np.random.default_rng([asked["draw"], seed])
+            for number in range(asked["count"]):
+                shares: dict[str, float] = {}
+                while sum(bool(sources & set(shares)) for sources in HOLD.values()) < 2:
+                    count = draw.integers(*asked["sources"], endpoint=True)
+                    chosen = draw.choice(others, count, replace=False)
+                    text = round(100 * draw.uniform(*asked["text"]))
+                    parts = draw.dirichlet(np.ones(count)) * (100 - text)
+                    parts = np.maximum(asked["least"], parts).astype(int)
+                    parts[parts.argmax()] += 100 - text - parts.sum()
+                    shares = {str(name): int(part) / 100 for name, part in zip(chosen, parts, strict=True)}
+                    shares["text"] = text / 100
+                found[f"{kind}-{seed}-{number:02}"] = {"shares": shares, "seed": seed, **own}
+    return found
 
 
 def read_study(path: Path) -> Study:
@@ -121,6 +158,7 @@ def read_study(path: Path) -> Study:
         ValueError: A recipe, setting or share that makes no sense, in a sentence that names it.
     """
     content = yaml.safe_load(path.read_text("utf-8"))
+    content["recipes"] |= mixtures(content.get("mixtures", {}))
     for name, recipe in content["recipes"].items():
         unknown = set(recipe["shares"]) - set(SOURCES)
         if unknown or abs(sum(recipe["shares"].values()) - 1) > 1e-9:
@@ -142,7 +180,7 @@ def read_study(path: Path) -> Study:
         for recipe in [*named, *part["settings_on"]]:
             if recipe not in content["recipes"]:
                 raise ValueError(f"{path}: population of size {size}: there is no recipe {recipe!r}")
-    for recipe in content["split"]["choose"]["recipes"]:
+    for recipe in content.get("split", {"choose": {"recipes": []}})["choose"]["recipes"]:
         if recipe not in content["recipes"]:
             raise ValueError(f"{path}: split: there is no recipe {recipe!r}")
     return Study(path, content)

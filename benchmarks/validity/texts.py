@@ -8,7 +8,7 @@ whole pieces in the variant that the sets name, because the generators use them 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import yaml
@@ -74,6 +74,8 @@ LEGAL_LINKS = ["liable", "enforceable", "statutory", "constitutional"]
 
 NAMES = ["num", "buf", "tmp", "obj"]  # values of the little programs
 VALUES = ["True", "False", "None"]
+ARGUMENTS = [*NAMES, *VALUES]
+NAMING = (1, 3, 4, 6, 8)  # kinds of programs whose result is one of the names: a guess is seldom right
 
 
 def weighted(rng: random.Random, words: list[str]) -> str:
@@ -236,13 +238,25 @@ def truth(rng: random.Random, depth: int = 2) -> tuple[str, bool]:
     return text, bool(eval(text, {"__builtins__": {}}))  # Python knows its own precedence
 
 
-def program(rng: random.Random) -> tuple[str, str]:
+def looked_up(first: str, second: str) -> str:
+    """What ``func`` gives for two arguments: a table of 21 facts that only reading them teaches."""
+    i, j = ARGUMENTS.index(first), ARGUMENTS.index(second)
+    return ARGUMENTS[(3 * i + 5 * j + i * j) % len(ARGUMENTS)]
+
+
+def call(rng: random.Random) -> tuple[str, str]:
+    """A call of ``func`` up to its result, and that result."""
+    first, second = rng.choice(ARGUMENTS), rng.choice(VALUES)
+    return f" assert func ( {first} , {second} ) is", looked_up(first, second)
+
+
+def program(rng: random.Random, kinds: Sequence[int] = range(12)) -> tuple[str, str]:
     """A little program up to the last word of its assertion, and that word.
 
     Every line begins with a space, so keywords stand in their spaced form; it runs inside ``if 1:``.
     """
     a, b, c = rng.sample(NAMES, 3)
-    kind = rng.randrange(12)
+    kind = rng.choice(kinds)
     if kind in (0, 9, 10, 11):
         text, value = truth(rng)
         return f" val = {text}\n assert val is", str(value)
@@ -330,6 +344,30 @@ SOURCES: dict[str, Callable[[random.Random], str]] = {
 }
 
 
+def calls(rng: random.Random) -> str:
+    """A little program, or three calls of ``func``."""
+    if rng.random() < 0.5:
+        return code(rng)
+    return "".join(f"{text} {word}\n" for text, word in (call(rng) for _ in range(3)))
+
+
+def wrong_calls(rng: random.Random) -> str:
+    """The same with results that belong to other programs and calls."""
+    if rng.random() < 0.5:
+        return wrong_code(rng)
+    return "".join(f"{call(rng)[0]} {call(rng)[1]}\n" for _ in range(3))
+
+
+#: Sources that hold a domain's tokens, true or not.
+HOLD = {
+    "math": {"sums", "wrong_sums", "word_problems", "digits"},
+    "code": {"code", "wrong_code"},
+    "legal": {"legal"},
+}
+#: Sources whose code has calls: its questions are harder, as a guess is seldom right.
+WITH_CALLS = SOURCES | {"code": calls, "wrong_code": wrong_calls}
+
+
 def token_set_words() -> list[str]:
     """Words of the bundled sets' default groups, spaced as the sets ask for."""
     found = []
@@ -340,10 +378,12 @@ def token_set_words() -> list[str]:
     return found
 
 
-def trained_tokenizer(vocabulary: int, documents: int = 1500, seed: int = 0) -> Tokenizer:
+def trained_tokenizer(
+    sources: dict[str, Callable[[random.Random], str]], vocabulary: int, documents: int = 1500, seed: int = 0
+) -> Tokenizer:
     """Byte-level BPE with single digits, in which the token sets' words that occur are whole pieces."""
     rng = random.Random(seed)
-    texts = [make(rng) for make in SOURCES.values() for _ in range(documents)]
+    texts = [make(rng) for make in sources.values() for _ in range(documents)]
     seen = set(" ".join(texts).split())
     boosted = [word for word in token_set_words() if word.strip() in seen]
     return byte_pairs([*texts, *[word for word in boosted for _ in range(200)]], vocabulary)

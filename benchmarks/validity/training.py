@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -37,8 +38,8 @@ def trained_group(configuration: Path, runs: list[Run], work: Path) -> list[dict
     for run, checkpoints in zip(runs, trained(runs, study, texts, work), strict=True):
         folders = [work / "runs" / run.name / f"step{row['step']}" for row in checkpoints]
         rows: list[dict[str, Any]] = []
-        for row, folder, figures in zip(checkpoints, folders, measured(folders, texts.common), strict=True):
-            last = row["step"] == study.steps[-1]
+        for row, folder, figures in zip(checkpoints, folders, measured(folders), strict=True):
+            last = row["step"] == run.steps[-1]
             model = built(stored_tensors(folder), study.content["sizes"][run.size])
             asked = examined(model, texts, ("truth", "labels") if last else ("truth",))
             if not last:
@@ -61,10 +62,13 @@ def trained_group(configuration: Path, runs: list[Run], work: Path) -> list[dict
     return [row | spent for row in found]
 
 
-def train(study: Study, file: Path, work: Path, jobs: int) -> None:
-    """Train whatever is not in the results yet."""
+def train(study: Study, file: Path, work: Path, jobs: int, seeds: Collection[int] | None = None) -> None:
+    """Train whatever of some seeds, or of all, is not in the results yet."""
     done = {row["name"] for row in results.checked(file, study.path)}
-    groups = [[run for run in group if run.name not in done] for group in study.groups()]
+    groups = [
+        [run for run in group if run.name not in done and (seeds is None or run.seed in seeds)]
+        for group in study.groups()
+    ]
     waiting = [group for group in groups if group]
     print(f"{len(done)} models are there, {sum(map(len, waiting))} to train", file=sys.stderr, flush=True)
     if not waiting:
@@ -79,11 +83,14 @@ def train(study: Study, file: Path, work: Path, jobs: int) -> None:
             last = row["checkpoints"][-1]["accuracy"]
             print(f"{row['name']}: {row['seconds']:.0f} s, {last}", file=sys.stderr, flush=True)
 
+    def waits(group: list[Run]) -> bool:
+        return bool(group[0].teacher or group[0].base)
+
     if jobs == 1:
         for group in waiting:
             keep(trained_group(study.path, group, work))
         return
-    for wave in ([g for g in waiting if not g[0].teacher], [g for g in waiting if g[0].teacher]):
+    for wave in ([g for g in waiting if not waits(g)], [g for g in waiting if waits(g)]):
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
             futures = [pool.submit(trained_group, study.path, group, work) for group in wave]
             for future in as_completed(futures):

@@ -25,9 +25,7 @@ from benchmarks.validity.population import Texts, examined, sampled
 from benchmarks.validity.study import Run, Study
 
 Tensors = dict[str, torch.Tensor]
-KEPT = (
-    "cosine", "euclidean", "within_T", "between", "centred", "ratio_folded", "centred_folded", "cosine_se",
-)  # fmt: skip
+KEPT = ("cosine", "euclidean", "within_T", "ratio_folded", "cosine_se")
 
 
 def common_vector(tensors: Tensors, generator: torch.Generator) -> Tensors:
@@ -256,7 +254,7 @@ def run_trials(study: Study, file: Path, work: Path) -> None:
                 row["shift"] = float(f"{float(shift.abs().max()):.2g}")
             model = built({n: t.float() for n, t in made.items()}, study.content["sizes"]["small"])
             row["accuracy"] = examined(model, texts, ("truth",))["accuracy"]
-            (figures,) = measured([folder], texts.common)
+            (figures,) = measured([folder])
             row["figures"] = {n: v for n, v in figures.items() if n.rsplit("_", 1)[0] in KEPT}
             row["seconds"] = round(time.perf_counter() - start, 1)
             results.append(file, row | marks)

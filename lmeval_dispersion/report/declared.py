@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _LINE = 160  # characters of a sentence that stand in a repr
 _MARK = "\ue000"  # around the number of a part that stands at its place in a rendered template
-# A value that begins like markup is text all the same.
+# Signs of markup inside a value are text.
 _MARKUP, _HIDDEN = "#>`", "\ue001\ue002\ue003"
 # Control characters, separators of lines, marks of this module, and signs that turn the direction of writing.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ue000-\ue003]+")
@@ -244,8 +244,7 @@ def _finalized(context: jinja2.runtime.Context, value: Any) -> Any:
         parts: list[Part] = context["_parts"]
         parts.append(value)
         return f"\n{_MARK}{len(parts) - 1}{_MARK}\n"
-    text = _CONTROL.sub(" ", shown(value))
-    return text[:1].translate(str.maketrans(_MARKUP, _HIDDEN)) + text[1:]
+    return _CONTROL.sub(" ", shown(value)).translate(str.maketrans(_MARKUP, _HIDDEN))
 
 
 @functools.cache

@@ -52,19 +52,8 @@ class Column:
     reach: str = ""
 
 
-def Col(
-    heading: str,
-    format: str = "",
-    *,
-    error: str = "",
-    hint: str = "",
-    short: str = "",
-    drop: int = 0,
-    dots: Literal["", "both", "below", "dot"] = "",
-    reach: str = "",
-) -> Column:
-    """A column for the annotation of a field, such as ``Annotated[float, …]``; its key is the field."""
-    return Column("", heading, format, error, hint, short, drop, dots, reach)
+#: A column for the annotation of a field, such as ``Annotated[float, Col("G")]``; its key is the field.
+Col = functools.partial(Column, "")
 
 
 @functools.cache

@@ -230,7 +230,7 @@ class Axis:
         low: The value of its first character.
         high: The value of its last one.
         width: Its characters.
-        heading: Its ends, as the column's head shows them.
+        heading: Its ends, as the column's head shows them; empty where they have no room.
     """
 
     low: float
@@ -265,7 +265,8 @@ def axis_of(rows: Sequence[Row], column: Column, width: int) -> Axis | None:
         return None
     low, high = min(ends), max(ends)
     left, right = shown(low, column.format), shown(high, column.format)
-    return Axis(low, high, width, f"{left}{right:>{width - len(left)}}")
+    space = width - len(left) - len(right)
+    return Axis(low, high, width, f"{left}{' ' * space}{right}" if space > 0 else "")
 
 
 def _whisker(row: Row, column: Column) -> tuple[float, float, float] | None:

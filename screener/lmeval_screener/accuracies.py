@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_screener.targets.target import Target, label, labelled
-from lmeval_screener.targets.training_runs import run_and_step
+from lmeval_screener.targets import Target, label, labelled, run_and_step
 from lmeval_screener.yaml_fields import nearest
 
 HUB = "hub:"

@@ -24,15 +24,13 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
+from lmeval_screener.checkpoints import Meter
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.reading import Reader, Reading
-from lmeval_screener.targets.target import Target
-from lmeval_screener.tokens.cache import ResolutionCache
-from lmeval_screener.tokens.resolution import Resolution
-from lmeval_screener.tokens.sets import TokenSet
+from lmeval_screener.targets import Target
+from lmeval_screener.tokens import Resolution, ResolutionCache, TokenSet
 
 _BLOCK = 100  # checkpoints of a task, at most
 _RETRIES = 3  # of a task whose worker or node was lost
@@ -297,7 +295,6 @@ def read_block(
                     return reading
 
             outcomes = await asyncio.gather(*(read(*item) for item in block))
-            meters = [hub.meter, *reader.meters]
-        return outcomes, Meter(sum(m.bytes_read for m in meters), sum(m.requests for m in meters))
+        return outcomes, Meter(hub.meter.bytes_read, hub.meter.requests)
 
     return asyncio.run(read_all())

@@ -6,32 +6,29 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import GeometryError, printable
 from lmeval_dispersion.geometry import Metric
+from lmeval_screener.checkpoints import Meter, Snapshot
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.snapshot import Meter, Snapshot
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking.gap import Gap, gaps
 from lmeval_screener.ranking.ratio import Ratio, ratio
-from lmeval_screener.targets.names import REPOSITORY
-from lmeval_screener.targets.target import Target, parse_target
-from lmeval_screener.tokens.cache import ResolutionCache
-from lmeval_screener.tokens.resolution import Resolution, resolve
-from lmeval_screener.tokens.sets import TokenSet
+from lmeval_screener.targets import REPOSITORY, Target, parse_target
+from lmeval_screener.tokens import Resolution, ResolutionCache, TokenSet, resolve
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
-from lmeval_screener.weights.adapters import Adapter, adapted_projection, is_adapter, read_adapter
-from lmeval_screener.weights.gguf import choose_files, read_gguf, read_vocabulary
 from lmeval_screener.weights.projection import (
     OutputProjection,
     find_projection,
     read_rows_and_norm,
 )
-from lmeval_screener.weights.rows import PiecedRows
-from lmeval_screener.weights.slices import sliced
+from lmeval_screener.weights.rows import PiecedRows, sliced
+
+if TYPE_CHECKING:
+    from lmeval_screener.weights.adapters import Adapter
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -95,7 +92,7 @@ class Reader:
         known: Asked for every checkpoint that was opened; may raise a `ScreeningError` that is known too.
 
     Attributes:
-        meters: What travelled for each checkpoint that was opened.
+        meters: What travelled past the hub, for a reader that reads elsewhere.
         reached: Whether any repository was.
         side_by_side: Checkpoints to read at once: their requests share one pool of connections.
     """
@@ -130,14 +127,18 @@ class Reader:
         if known is not None:
             return known
         if adapter is not None and base is not None:
+            from lmeval_screener.weights.adapters import adapted_projection
+
             projection = await adapted_projection(adapter, base)
             holder = snapshot if any(name in snapshot.files for name in TOKENIZER_FILES) else base
             file, digest = _tokenizer(holder)
             resolution = over or await self._resolution(digest, lambda: _vocabulary(holder, file))
         elif _is_gguf(snapshot, target):
+            from lmeval_screener.weights.gguf import choose_files, read_gguf
+
             model = await read_gguf(snapshot, choose_files(list(snapshot.files), target.file, snapshot.repo))
             projection, digest = model.projection, model.tokenizer
-            resolution = over or await self._resolution(digest, lambda: read_vocabulary(model))
+            resolution = over or await self._resolution(digest, model.vocabulary)
         else:
             if not any(name in snapshot.files for name in TOKENIZER_FILES):
                 # An adapter comes without a tokenizer too: then that is what to say.
@@ -178,14 +179,17 @@ class Reader:
     ) -> tuple[Snapshot, Adapter | None, Snapshot | None, Reading | None]:
         """A checkpoint, an adapter with its base, and what is known of it if that is asked."""
         snapshot = await self._open(target, budget)
-        adapter = await read_adapter(snapshot) if target.file is None and is_adapter(snapshot) else None
+        adapter = None
+        if target.file is None and "adapter_config.json" in snapshot.files:
+            from lmeval_screener.weights.adapters import is_adapter, read_adapter
+
+            adapter = await read_adapter(snapshot) if is_adapter(snapshot) else None
         base = await self._open(_base_target(adapter, target), budget) if adapter else None
         known = self._known(target, snapshot, base) if ask and self._known is not None else None
         return snapshot, adapter, base, known
 
     async def _open(self, target: Target, budget: Budget) -> Snapshot:
         snapshot = await self.sources.snapshot(target, budget)
-        self.meters.append(snapshot.meter)
         self.reached |= snapshot.revision is not None
         return snapshot
 

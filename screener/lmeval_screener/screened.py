@@ -14,9 +14,8 @@ from lmeval_dispersion.geometry import Metric
 from lmeval_screener.ranking.gap import Gap, difference
 from lmeval_screener.ranking.ratio import Ratio
 from lmeval_screener.ranking.ties import Next, Ranks
-from lmeval_screener.targets.target import label, step_key
-from lmeval_screener.targets.training_runs import training_and_step
-from lmeval_screener.tokens.resolution import Token
+from lmeval_screener.targets import label, step_key, training_and_step
+from lmeval_screener.tokens import Token
 
 #: Exit status where a checkpoint is below.
 EXIT_BELOW = 4

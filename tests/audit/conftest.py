@@ -3,7 +3,7 @@
 import pytest
 from synthetic import planted_store
 
-from lmeval_dispersion.audit.run import read_run
+from lmeval_dispersion.auditing.run import read_run
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import pytest
 from browser import Browser
 from synthetic import documents, planted_store, vectors
 
-from lmeval_dispersion.audit.compare import compare
+from lmeval_dispersion.auditing.compare import compare_runs
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import MixedStoresError, UsageError
 from lmeval_dispersion.geometry import dispersion
@@ -32,7 +32,7 @@ def store(path, *, seed=0, shift=0.0, n=300, order=None, hashes="h", model="m", 
 def test_differences_and_errors_are_those_of_leaving_each_document_out(tmp_path):
     order = np.random.default_rng(3).permutation(300)
     a, b = store(tmp_path / "a", n=300), store(tmp_path / "b", seed=1, shift=0.1, order=order, model="m2")
-    found = compare([a, b])
+    found = compare_runs([a, b])
     assert found.documents == 300
     assert found.left_out == [0, 0]
     row = found.others[0].slices[0]
@@ -54,7 +54,7 @@ def test_differences_and_errors_are_those_of_leaving_each_document_out(tmp_path)
 
 def test_paired_errors_are_smaller_than_independent_ones(tmp_path):
     a, b = store(tmp_path / "a"), store(tmp_path / "b", seed=1)
-    row = compare([a, b]).others[0].slices[0]
+    row = compare_runs([a, b]).others[0].slices[0]
     from lmeval_dispersion.geometry import dispersion_estimate
 
     errors = [dispersion_estimate(read_store(p).vectors()).se for p in (a, b)]
@@ -63,7 +63,7 @@ def test_paired_errors_are_smaller_than_independent_ones(tmp_path):
 
 def test_a_run_against_itself_differs_by_nothing(tmp_path):
     a = store(tmp_path / "a")
-    row = compare([a, a]).others[0].slices[0]
+    row = compare_runs([a, a]).others[0].slices[0]
     for key in ("difference", "low", "high"):
         assert getattr(row, f"dispersion_{key}") == 0
         assert getattr(row, f"accuracy_{key}") == 0
@@ -71,43 +71,43 @@ def test_a_run_against_itself_differs_by_nothing(tmp_path):
 
 def test_only_shared_documents_count(tmp_path):
     a, b = store(tmp_path / "a"), store(tmp_path / "b", seed=1, order=np.arange(100))
-    found = compare([a, b])
+    found = compare_runs([a, b])
     assert found.documents == 100
     assert found.left_out == [200, 0]
     small = store(tmp_path / "c", order=np.arange(8))
-    rows = compare([a, small]).others[0].slices
+    rows = compare_runs([a, small]).others[0].slices
     assert rows[1].reason == "a paired error needs three shared documents, got 2"
     assert np.isnan(rows[1].dispersion_difference)
-    json.loads(render(compare([a, small]).document(), "json"))
+    json.loads(render(compare_runs([a, small]).document(), "json"))
 
 
 def test_several_runs_are_compared_with_the_first(tmp_path):
     paths = [store(tmp_path / f"{k}", seed=k, model=f"m{k}") for k in range(3)]
-    found = compare(paths)
+    found = compare_runs(paths)
     assert found.baseline == "m0"
     assert [other.run for other in found.others] == ["m1", "m2"]
     assert "RUN minus m0" in render(found.document(), "table")
-    same = compare([store(tmp_path / "x"), store(tmp_path / "y", seed=1)])
+    same = compare_runs([store(tmp_path / "x"), store(tmp_path / "y", seed=1)])
     assert same.baseline.endswith("x")
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path):
     a = store(tmp_path / "a")
     with pytest.raises(UsageError, match="two runs or more"):
-        compare([a])
+        compare_runs([a])
     with pytest.raises(MixedStoresError, match=r"another one in .*b than in .*a \(300 such documents\)"):
-        compare([a, store(tmp_path / "b", hashes="other")])
+        compare_runs([a, store(tmp_path / "b", hashes="other")])
     other = planted_store(tmp_path / "c", n=30)
     rng = np.random.default_rng(0)
     frame = documents(np.ones(30), rng=rng).assign(task="elsewhere")
     write_store(other, documents=frame, vectors={"last": vectors(np.ones(30), rng=rng)}, manifest={})
     with pytest.raises(MixedStoresError, match="share no document"):
-        compare([a, other])
+        compare_runs([a, other])
 
 
 def test_other_widths_and_prompts_are_noted(tmp_path):
     a, b = store(tmp_path / "a"), store(tmp_path / "b", d=25, model="m2")
-    assert any("different widths" in note for note in compare([a, b]).notes)
+    assert any("different widths" in note for note in compare_runs([a, b]).notes)
 
 
 def test_the_command_prints_both_and_speaks_json(tmp_path, capsys):
@@ -139,7 +139,7 @@ def test_the_csv_has_a_row_a_slice(tmp_path, capsys):
 
 
 def test_the_document_says_the_difference_first_and_has_every_form(tmp_path):
-    found = compare([store(tmp_path / "a"), store(tmp_path / "b", seed=1, shift=0.2, model="m2")])
+    found = compare_runs([store(tmp_path / "a"), store(tmp_path / "b", seed=1, shift=0.2, model="m2")])
     document = found.document()
     whole = found.others[0].slices[0]
     expected = f"m2 against m: dispersion {whole.dispersion_difference:+.4f}"

@@ -9,23 +9,23 @@ import numpy as np
 import pytest
 from synthetic import planted_store, subjects_store
 
-from lmeval_dispersion.audit.answers import answers_report
-from lmeval_dispersion.audit.conclusions import (
+from lmeval_dispersion.auditing.answers import answers_report
+from lmeval_dispersion.auditing.conclusions import (
     Figure,
     found_sentence,
     pools_sentence,
     ranking_sentence,
     relation,
 )
-from lmeval_dispersion.audit.mixtures import mixture_curves
-from lmeval_dispersion.audit.ranking import ranking_report
-from lmeval_dispersion.audit.report import audit, slices_sentence
-from lmeval_dispersion.audit.run import read_run
-from lmeval_dispersion.audit.slices import slice_table, slicings
+from lmeval_dispersion.auditing.mixtures import mixture_curves
+from lmeval_dispersion.auditing.ranking import ranking_report
+from lmeval_dispersion.auditing.report import audit, slices_sentence
+from lmeval_dispersion.auditing.run import read_run
+from lmeval_dispersion.auditing.slices import slice_table, slicings
 from lmeval_dispersion.errors import GeometryError
 from lmeval_dispersion.report import render
 
-audit_report = partial(audit, extent="all")
+audit_report = partial(audit, details=True)
 
 STORES = {
     "noise": {},
@@ -53,7 +53,7 @@ def summaries(tmp_path_factory):
         raise GeometryError("its forests take most of the time, and no sentence here is theirs")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lmeval_dispersion.audit.report.paper_protocol", no_protocol)
+        patch.setattr("lmeval_dispersion.auditing.report.paper_protocol", no_protocol)
         reports = {
             name: audit_report(read_run(subjects_store(folder / str(number), **options)))
             for number, (name, options) in enumerate(STORES.items())

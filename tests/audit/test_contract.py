@@ -10,16 +10,16 @@ import pytest
 from json_schemas import changed, faults
 from synthetic import planted_store, subjects_store
 
-from lmeval_dispersion.audit.calibration.calibration import calibrate
-from lmeval_dispersion.audit.calibration.calibrator import calibrator_json
-from lmeval_dispersion.audit.calibration.prediction import predict_slices
-from lmeval_dispersion.audit.compare import compare
-from lmeval_dispersion.audit.report import audit
-from lmeval_dispersion.audit.run import read_run
-from lmeval_dispersion.audit.worst import worst
+from lmeval_dispersion.auditing.calibration import calibrate
+from lmeval_dispersion.auditing.calibrator import calibrator_json
+from lmeval_dispersion.auditing.compare import compare_runs
+from lmeval_dispersion.auditing.prediction import predict
+from lmeval_dispersion.auditing.report import audit
+from lmeval_dispersion.auditing.run import read_run
+from lmeval_dispersion.auditing.worst import rank
 from lmeval_dispersion.report import render
 
-audit_report = partial(audit, extent="all")
+audit_report = partial(audit, details=True)
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "audit.md").read_text()
 CONTRACT = PAGE.split("<!-- contract -->")[1].split("<!-- end of contract -->")[0]
@@ -111,12 +111,13 @@ def others(tmp_path_factory):
     unlabelled = read_run(planted_store(folder / "c", n=900, correct=np.nan, seed=2))
     noise = read_run(planted_store(folder / "noise", n=1200, effect=0.0))
     fitted = [calibrate(run), calibrate(noise)]
-    predicted = [predict_slices(one.calibrator, unlabelled) for one in fitted]
+    predicted = [predict(one.calibrator, unlabelled, force=True) for one in fitted]
     stores = [subjects_store(folder / f"{seed}", subjects=10, each=40, seed=seed) for seed in (3, 4)]
-    ranked = [worst(read_run(stores[0])), worst(unlabelled)]
+    ranked = [rank(read_run(stores[0])), rank(unlabelled)]
     assert [one.better for one in fitted] == [True, False]
     return [json.loads(calibrator_json(one.calibrator)) for one in fitted] + [
-        json.loads(render(one.document(), "json")) for one in (*fitted, *predicted, compare(stores), *ranked)
+        json.loads(render(one.document(), "json"))
+        for one in (*fitted, *predicted, compare_runs(stores), *ranked)
     ]
 
 

@@ -10,8 +10,8 @@ import pytest
 from scipy.stats import spearmanr
 from synthetic import planted_store, subjects_store
 
-from lmeval_dispersion.audit.mixtures import Pools, _of_composition, mixture_curves, trend
-from lmeval_dispersion.audit.run import read_run
+from lmeval_dispersion.auditing.mixtures import Pools, _of_composition, mixture_curves, trend
+from lmeval_dispersion.auditing.run import read_run
 from lmeval_dispersion.geometry import dispersion, dispersion_estimate
 
 TABLES = json.loads((Path(__file__).parents[1] / "data" / "mixture_tables.json").read_text())

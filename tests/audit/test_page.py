@@ -7,12 +7,12 @@ import pytest
 from browser import Browser
 from synthetic import documents, planted_store, vectors
 
-from lmeval_dispersion.audit.report import audit
-from lmeval_dispersion.audit.run import read_run
+from lmeval_dispersion.auditing.report import audit
+from lmeval_dispersion.auditing.run import read_run
 from lmeval_dispersion.report import render
 from lmeval_dispersion.store import write_store
 
-audit_report = partial(audit, extent="all")
+audit_report = partial(audit, details=True)
 
 
 def report_html(report):
@@ -130,7 +130,7 @@ def test_equal_reports_give_equal_bytes(report):
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_default_answer_fits_one_look(report, width, store):
-    short = audit(read_run(store), extent="answer")
+    short = audit(read_run(store), short=True)
     text = render(short.document(), "table", width=width)
     lines = text.splitlines()
     assert len(lines) <= 40

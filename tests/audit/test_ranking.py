@@ -6,9 +6,9 @@ import pytest
 from scipy.stats import spearmanr
 from synthetic import documents, planted_store, vectors
 
-from lmeval_dispersion.audit.ranking import ranked_documents, ranking_report
-from lmeval_dispersion.audit.run import read_run
-from lmeval_dispersion.audit.slices import slice_table, slicings
+from lmeval_dispersion.auditing.ranking import ranked_documents, ranking_report
+from lmeval_dispersion.auditing.run import read_run
+from lmeval_dispersion.auditing.slices import slice_table, slicings
 from lmeval_dispersion.store import write_store
 
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from synthetic import documents, planted_store, subjects_store, vectors
 
-from lmeval_dispersion.audit.ranking import ranked_documents
-from lmeval_dispersion.audit.report import audit
-from lmeval_dispersion.audit.run import read_run
+from lmeval_dispersion.auditing.ranking import ranked_documents
+from lmeval_dispersion.auditing.report import audit
+from lmeval_dispersion.auditing.run import read_run
 from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.report import render
 from lmeval_dispersion.store import write_store
 
-audit_report = partial(audit, extent="all")
+audit_report = partial(audit, details=True)
 
 
 def test_noise_is_no_better_than_the_trivial_predictor(noise):
@@ -43,13 +43,13 @@ def test_same_store_and_seed_same_bytes(planted, tmp_path):
 def test_parts_that_are_no_finding_are_left_out_and_not_computed(tmp_path, monkeypatch):
     run = read_run(subjects_store(tmp_path, law=0.5, accuracy=0.25))
     told = "Left out, as right answers may be luck: mixtures, calibration, the paper's protocol and ranking."
-    whole = " ".join(render(audit(run, extent="all").document(), "table", details=True).split())
+    whole = " ".join(render(audit(run, details=True).document(), "table", details=True).split())
     assert "Left out" not in whole
     assert whole.count("Nothing in this section is a finding.") == 4
     for name in ("mixture_curves", "calibrate", "paper_protocol", "ranking_report"):
-        monkeypatch.setattr(f"lmeval_dispersion.audit.report.{name}", None)
-    for extent in ("answer", "findings"):
-        report = audit(run, extent=extent)
+        monkeypatch.setattr(f"lmeval_dispersion.auditing.report.{name}", None)
+    for short in (True, False):
+        report = audit(run, short=short)
         assert told in " ".join(render(report.document(), "table").split())
         assert report.answer()[0].startswith("No verdict: ")
         assert report.missing == {}

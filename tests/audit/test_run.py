@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from synthetic import documents, planted_store
 
-from lmeval_dispersion.audit.run import confidences, read_run
+from lmeval_dispersion.auditing.run import confidences, read_run
 from lmeval_dispersion.errors import StoreError
 from lmeval_dispersion.store import write_store
 

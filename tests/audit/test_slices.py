@@ -7,8 +7,8 @@ import pytest
 from scipy.stats import spearmanr
 from synthetic import documents, planted_store, vectors
 
-from lmeval_dispersion.audit.run import read_run
-from lmeval_dispersion.audit.slices import association, by_band, by_column, by_value, slice_table, slicings
+from lmeval_dispersion.auditing.run import read_run
+from lmeval_dispersion.auditing.slices import association, by_band, by_column, by_value, slice_table, slicings
 from lmeval_dispersion.errors import StoreError, UsageError
 from lmeval_dispersion.geometry import Spectrum, dispersion_estimate, spectrum
 from lmeval_dispersion.store import write_store

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from synthetic import documents
 
-from lmeval_dispersion.audit.run import read_run
-from lmeval_dispersion.audit.tail import clustered, hard_tail
+from lmeval_dispersion.auditing.run import read_run
+from lmeval_dispersion.auditing.tail import clustered, hard_tail
 from lmeval_dispersion.store import write_store
 
 

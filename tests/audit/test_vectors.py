@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from lmeval_dispersion.audit.vectors import CentredVectors, left_out
+from lmeval_dispersion.auditing.vectors import CentredVectors, left_out
 from lmeval_dispersion.errors import TooFewVectorsError
 from lmeval_dispersion.geometry import contributions, dispersion, dispersion_estimate, unit_rows
 

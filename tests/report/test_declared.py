@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmeval_dispersion.errors import UsageError
@@ -135,6 +135,7 @@ def test_an_axis_needs_spread_and_room():
 
 
 @given(st.text(min_size=1, max_size=30))
+@example(" # a")
 def test_values_are_text(text):
     document = Ranked(text, [Row(text, 1.0, 0.1), Row("other", 2.0, 0.1)]).document()
     assert isinstance(document, Document)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lmeval_dispersion import audit_run, calibrate_run, compare_runs, predict_run, rank_run, screen
+from lmeval_dispersion import audit, calibrate, compare_runs, predict, rank, screen
 from lmeval_dispersion.report import (
     Chart,
     Column,
@@ -148,7 +148,7 @@ def test_words_that_were_dropped_are_no_tokens_of_t(screened):
 
 @pytest.fixture(scope="module")
 def audited():
-    return audit_run(RUN)
+    return audit(RUN)
 
 
 def test_the_audit_is_a_result_and_a_report(audited):
@@ -164,11 +164,11 @@ def test_the_audit_is_a_result_and_a_report(audited):
 def test_a_comparison_a_calibrator_and_a_prediction():
     compared = compare_runs([RUN, RUN.parent / "mmlu_after"])
     assert compared.to_dict() == json.loads(compared.document().contract())
-    calibrator = calibrate_run(RUN, where="subject not in ('anatomy', 'marketing')")
-    predicted = predict_run(calibrator, RUN, force=True)
+    calibrator = calibrate(RUN, where="subject not in ('anatomy', 'marketing')")
+    predicted = predict(calibrator, RUN, force=True)
     assert {row.slice for row in predicted.slices} >= {"anatomy", "marketing"}
     assert predicted.to_dict() == json.loads(predicted.document().contract())
-    ranked = rank_run(RUN, count=3).to_frame()
+    ranked = rank(RUN, count=3).to_frame()
     assert ranked["contribution"].is_monotonic_increasing
     assert len(ranked) == compared.documents
     for found in (compared, calibrator, predicted):

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.local import open_folder
-from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.weights.projection import OutputProjection, find_projection, read_rows
 from numpy.typing import NDArray
 

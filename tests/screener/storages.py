@@ -28,7 +28,7 @@ from hub_client import IDS, Read, full_matrix, read_of
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.source import Sources
-from lmeval_screener.targets.target import Target, parse_target
+from lmeval_screener.targets import Target, parse_target
 
 HEAD = "lm_head.weight"
 

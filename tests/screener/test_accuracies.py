@@ -13,7 +13,7 @@ from types import ModuleType
 import huggingface_hub
 import pytest
 from lmeval_screener.accuracies import read_accuracies
-from lmeval_screener.targets.target import Target
+from lmeval_screener.targets import Target
 
 from lmeval_dispersion.errors import UsageError
 

@@ -13,12 +13,11 @@ import pytest
 import torch
 from hub_client import ours
 from lmeval_screener import screen, screening
-from lmeval_screener.checkpoints.local import open_folder
+from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.cli import main
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.adapters import adapted_projection, is_adapter, read_adapter
-from lmeval_screener.weights.final_norm import FinalNorm
-from lmeval_screener.weights.projection import read_rows, read_rows_and_norm
+from lmeval_screener.weights.projection import FinalNorm, read_rows, read_rows_and_norm
 from peft import LoraConfig, PeftModel, TrainableTokensConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from test_ratio import TOKENIZER, R, T, V

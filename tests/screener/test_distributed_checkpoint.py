@@ -14,7 +14,7 @@ from checkpoints import header
 from hub_client import ours
 from lmeval_screener import screen
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.local import open_folder
+from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.projection import find_projection, read_rows
 from test_ratio import TOKENIZER
@@ -238,7 +238,7 @@ def test_slices_under_the_usual_file_names_are_refused_too(tmp_path, name):
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(content))
         name = "model-00001-of-00001.safetensors"
     shutil.move(file, tmp_path / name)
-    assert "does not hold all of it" in refused(tmp_path)
+    assert "make up 10 × 4 of 20 × 4" in refused(tmp_path)
 
 
 def test_without_sizes_in_the_configuration_nothing_says_that_it_is_whole(tmp_path):

@@ -4,7 +4,7 @@ import re
 from fnmatch import fnmatchcase
 
 import pytest
-from lmeval_screener.targets.families import load_families, load_family
+from lmeval_screener.targets.selection import load_families, load_family
 
 from lmeval_dispersion.errors import UsageError
 

@@ -14,9 +14,8 @@ import test_distributed_checkpoint as distributed
 from checkpoints import head_and_embedding, header, write_checkpoint, write_qwen_7b
 from hub_client import ours
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.local import open_folder
-from lmeval_screener.weights.final_norm import FinalNorm
-from lmeval_screener.weights.projection import find_projection, read_rows_and_norm
+from lmeval_screener.checkpoints.snapshots import open_folder
+from lmeval_screener.weights.projection import FinalNorm, find_projection, read_rows_and_norm
 
 IDS = [7, 3, 90, 119]
 

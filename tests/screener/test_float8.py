@@ -12,7 +12,7 @@ import pytest
 import torch
 from hub_client import ours
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.local import open_folder
+from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.projection import find_projection, read_rows
 from safetensors.torch import save_file

@@ -15,7 +15,7 @@ from lmeval_screener.ranking.gate import judged, reference_among
 from lmeval_screener.reports.progress import Lines
 from lmeval_screener.screened import Failed, Gate
 from lmeval_screener.screening import screen
-from lmeval_screener.targets.target import parse_target
+from lmeval_screener.targets import parse_target
 from test_answer import member, result
 
 from lmeval_dispersion.cli import main as dispersion

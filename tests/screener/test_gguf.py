@@ -17,16 +17,14 @@ from gguf import GGUFWriter
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from hub_client import ours
-from lmeval_screener import screening
+from lmeval_screener import screening, targets
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.local import open_folder
+from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.cli import main
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets import target as targets
-from lmeval_screener.tokens.sets import load_token_set
-from lmeval_screener.weights.gguf import choose_files, read_gguf, read_vocabulary
+from lmeval_screener.tokens import load_token_set
+from lmeval_screener.weights.gguf import GGUF_TYPES, choose_files, read_gguf
 from lmeval_screener.weights.projection import read_rows
-from lmeval_screener.weights.tensors import GGUF_TYPES
 
 from lmeval_dispersion.cli import main as dispersion
 from lmeval_dispersion.geometry import within
@@ -144,7 +142,7 @@ def test_rows_are_exact_where_the_format_is(tmp_path):
 
     async def read() -> Any:
         model = await read_gguf(snapshot, ["m.gguf"])
-        return await read_rows(model.projection, [7, 3, 399]), await read_vocabulary(model)
+        return await read_rows(model.projection, [7, 3, 399]), await model.vocabulary()
 
     rows, words = asyncio.run(read())
     np.testing.assert_array_equal(rows, full[[7, 3, 399]])
@@ -244,7 +242,7 @@ def remote(hub: Any, cache: Path, path: str = "m.gguf", seconds: float = 20) -> 
         async with ours(hub, cache) as client:
             snapshot = await client.snapshot("org/model", None, budget)
             model = await read_gguf(snapshot, [path])
-            words = await read_vocabulary(model)
+            words = await model.vocabulary()
             ids = [words.row(digit)[0] for digit in "0123456789"]  # type: ignore[index]
             return await read_rows(model.projection, ids), ids, snapshot.meter
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint, write_qwen_7b
 from hub_faults import header, truncated
-from lmeval_screener.checkpoints import http
+from lmeval_screener.checkpoints import Meter, http
 from lmeval_screener.checkpoints.http import (
     CONNECTIONS,
     FIRST_WAIT,
@@ -20,7 +20,6 @@ from lmeval_screener.checkpoints.http import (
 )
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.projection import find_projection, read_rows
 from yarl import URL

@@ -24,7 +24,7 @@ from hub_faults import (
 )
 from hub_faults import header as reply_header
 from hub_wire import Reply
-from lmeval_screener.checkpoints import remote
+from lmeval_screener.checkpoints import snapshots
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.errors import ScreeningError
@@ -41,7 +41,7 @@ def checkpoint(hub, tmp_path, monkeypatch):
     folder = write_checkpoint(tmp_path / "m", tensors, shards=2)
     hub.add("org/m", folder)
     # The files here are small; a whole one is accepted from a mirror only below this.
-    monkeypatch.setattr(remote, "WHOLE", 1000)
+    monkeypatch.setattr(snapshots, "WHOLE", 1000)
     full = (tensors["lm_head.weight"][1].astype("<f4").view("<u4") >> 16 << 16).view("<f4")
 
     async def work(budget):

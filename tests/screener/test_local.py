@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from hub_client import FILE, HEAD, IDS, full_matrix, read_folder, read_of
-from lmeval_screener.checkpoints.local import open_folder, read_ranges
-from lmeval_screener.checkpoints.snapshot import Meter
+from lmeval_screener.checkpoints import Meter
+from lmeval_screener.checkpoints.snapshots import open_folder, read_ranges
 from lmeval_screener.errors import ScreeningError
 
 COMMITS = ["a" * 40, "b" * 40]

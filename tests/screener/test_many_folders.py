@@ -11,13 +11,13 @@ import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from lmeval_screener.checkpoints import stores
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.source import Sources
-from lmeval_screener.checkpoints.storages import store
 from lmeval_screener.cli import main
 from lmeval_screener.screening import screen
-from lmeval_screener.targets.target import parse_target
+from lmeval_screener.targets import parse_target
 
 from lmeval_dispersion.cli import main as dispersion
 from lmeval_dispersion.paths import data_folder
@@ -136,7 +136,7 @@ NAMES = [f"s3://box/zoo/m{number:04d}" for number in range(FOLDERS)]
 def test_a_thousand_folders_are_never_asked_for_at_once(bucket, tmp_path):
     server = bucket(0.02)
     assert expanded("s3://box/zoo/*", 60, tmp_path) == NAMES
-    assert server.most <= store.LISTINGS < MOST
+    assert server.most <= stores.LISTINGS < MOST
     folders = [prefix for prefix in server.answered if prefix != "zoo/"]
     assert len(folders) == len(set(folders)) == FOLDERS
     assert len(server.answered) - FOLDERS == -(-FOLDERS // PAGE)
@@ -144,7 +144,7 @@ def test_a_thousand_folders_are_never_asked_for_at_once(bucket, tmp_path):
 
 def test_the_time_of_a_checkpoint_is_that_of_one_listing_not_of_all(bucket, tmp_path, monkeypatch):
     # Five at a time take 200 rounds of 10 ms: 2 s in all, and each of them a hundredth of 1 s.
-    monkeypatch.setattr(store, "LISTINGS", 5)
+    monkeypatch.setattr(stores, "LISTINGS", 5)
     server = bucket(0.01)
     assert expanded("s3://box/zoo/*", 1, tmp_path) == NAMES
     assert server.most <= 5

@@ -132,7 +132,7 @@ class Answers:
     ],
 )
 def test_what_cannot_be_read_by_ranges_is_never_downloaded(place, code, says, tmp_path, monkeypatch):
-    monkeypatch.setattr("lmeval_screener.checkpoints.storages.mlflow_models._client", lambda: Answers(place))
+    monkeypatch.setattr("lmeval_screener.checkpoints.mlflow_models._client", lambda: Answers(place))
     (failed,) = screen(["models:/sums/1"]).failed
     assert (failed.error, says in failed.message) == (code, True), failed.message
 

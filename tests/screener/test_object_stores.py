@@ -12,14 +12,13 @@ from checkpoints import head_and_embedding, slow_gap, write_checkpoint
 from faulty_proxy import FaultyProxy
 from hub_client import full_matrix
 from lmeval_screener import screen
-from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints import Cache, Meter
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.snapshot import Meter
+from lmeval_screener.checkpoints.object_store import ObjectStore
 from lmeval_screener.checkpoints.source import Sources
-from lmeval_screener.checkpoints.storages.object_store import ObjectStore
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets.target import parse_target
+from lmeval_screener.targets import parse_target
 from storages import S3, expand, read, truth
 
 from lmeval_dispersion.paths import data_folder

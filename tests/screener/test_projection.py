@@ -9,10 +9,16 @@ import numpy as np
 import pytest
 from checkpoints import head_and_embedding, header, write_checkpoint, write_index, write_safetensors
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.local import open_folder
+from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.architectures import EMBEDDINGS, HEADS, UNTIED_BY_DEFAULT, WRAPPERS
-from lmeval_screener.weights.projection import choose_tensor, find_projection, read_rows
+from lmeval_screener.weights.architectures import (
+    EMBEDDINGS,
+    HEADS,
+    UNTIED_BY_DEFAULT,
+    WRAPPERS,
+    choose_tensor,
+)
+from lmeval_screener.weights.projection import find_projection, read_rows
 
 V, D = 40, 8
 

@@ -15,10 +15,9 @@ from lmeval_screener.ranking.figures import figures_of, numbers_of
 from lmeval_screener.ranking.gap import gaps
 from lmeval_screener.ranking.ratio import Ratio, ratio
 from lmeval_screener.ranking.ties import ALL_PAIRS, rank_gaps
-from lmeval_screener.tokens.resolution import resolve
-from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.tokens import load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
-from lmeval_screener.weights.final_norm import FinalNorm
+from lmeval_screener.weights.projection import FinalNorm
 from token_cases import REFERENCE, tokenizer_json
 
 from lmeval_dispersion.geometry import METRICS

@@ -13,12 +13,10 @@ import pytest
 from certificates import make_certificate
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmeval_screener.checkpoints import http, remote
-from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints import Cache, FileEntry, Meter, http, snapshots
 from lmeval_screener.checkpoints.http import Transport
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.snapshot import FileEntry, Meter
-from lmeval_screener.checkpoints.storages.web import WebSnapshot
+from lmeval_screener.checkpoints.web import WebSnapshot
 from lmeval_screener.errors import ScreeningError
 from yarl import URL
 
@@ -132,7 +130,7 @@ async def ranges_of(url, spans, tmp_path, *, token=None, pause=0.0, timeout=30.0
 @pytest.fixture
 def read(tmp_path, monkeypatch):
     """Reads spans from a raw server; the bodies, the server, the meter."""
-    monkeypatch.setattr(remote, "WHOLE", 1000)
+    monkeypatch.setattr(snapshots, "WHOLE", 1000)
 
     def run(reply, spans=SPANS, *, tls=None, **how):
         async def work():

@@ -13,7 +13,7 @@ from checkpoints import head_and_embedding, header, write_checkpoint
 from hub_client import FILE, HEAD, IDS, full_matrix, ours, read
 from hub_server import HubServer
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.local import read_ranges
+from lmeval_screener.checkpoints.snapshots import read_ranges
 from lmeval_screener.errors import ScreeningError
 
 

@@ -16,7 +16,7 @@ from lmeval_screener.screened import Failed, Screened, TensorInfo, TokenInfo
 from lmeval_screener.shortlist import choice
 from lmeval_screener.shortlist.emit import check_emit, emit
 from lmeval_screener.shortlist.manifest import read_manifest
-from lmeval_screener.targets.target import Target
+from lmeval_screener.targets import Target
 
 from lmeval_dispersion.errors import UsageError
 

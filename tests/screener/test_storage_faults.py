@@ -12,7 +12,7 @@ from faulty_proxy import FaultyProxy, other_version, shifted, whole
 from fsspec.implementations.memory import MemoryFileSystem
 from hub_faults import closed, content, status, truncated, without
 from hub_server import HubServer
-from lmeval_screener.checkpoints import remote
+from lmeval_screener.checkpoints import snapshots
 from lmeval_screener.errors import ScreeningError
 from storages import ACCOUNT, KEY, put_azure, put_gcs, read, truth
 from web_server import WebServer
@@ -63,7 +63,7 @@ STORAGES = ("s3", "azure", "gcs", "web", "bucket")
 
 @pytest.fixture(params=STORAGES)
 def storage(request, folder, monkeypatch) -> Iterator[Storage]:
-    monkeypatch.setattr(remote, "WHOLE", 1000)
+    monkeypatch.setattr(snapshots, "WHOLE", 1000)
     kind = request.param
     if kind == "web":
         with WebServer(folder.parent) as web:

@@ -16,7 +16,7 @@ from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets.target import parse_target
+from lmeval_screener.targets import parse_target
 from storages import expand, read, truth
 from web_server import WebServer
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 from checkpoints import write_checkpoint
 from lmeval_screener import screen
-from lmeval_screener.checkpoints.local import open_folder
+from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.projection import OutputProjection, find_projection, read_rows
 from safetensors.torch import load_file, save_file

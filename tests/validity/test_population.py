@@ -15,14 +15,14 @@ from transformers import LlamaForCausalLM
 from benchmarks.validity import results
 from benchmarks.validity.analysis import DOMAINS
 from benchmarks.validity.decoder import Decoder, Ensemble, built, stored_tensors, write
-from benchmarks.validity.measures import effective_rank, measured, null_gaps, power_law_exponent
-from benchmarks.validity.population import Texts, examined, packed, sampled, trained, unpacked
+from benchmarks.validity.measures import measured
+from benchmarks.validity.population import Texts, examined, sampled, trained
 from benchmarks.validity.questions import SKILLS, answered, questions, runs
 from benchmarks.validity.study import Study, read_study
-from benchmarks.validity.texts import SOURCES, problem, program, wrong_code, wrong_sums
+from benchmarks.validity.texts import HOLD, SOURCES, problem, program, wrong_code, wrong_sums
 from benchmarks.validity.training import train
 from benchmarks.validity.trials import KEPT, run_trials
-from lmeval_dispersion.geometry import between, within
+from lmeval_dispersion.geometry import within
 
 FULL = Path("benchmarks/validity/full.yaml")
 SHAPE = {"width": 16, "mlp": 24, "layers": 2, "heads": 2}
@@ -33,7 +33,7 @@ def tiny(tmp_path_factory) -> Study:
     """The full configuration cut down to four models of four steps."""
     content = yaml.safe_load(FULL.read_text("utf-8"))
     content |= {"steps": [0, 2, 4], "questions": 12, "side_by_side": 2}
-    content["texts"] |= {"tokens": 4000, "held_out": 650, "common": 5}
+    content["texts"] |= {"tokens": 4000, "held_out": 650}
     content["sizes"] = {"small": SHAPE}
     content["settings"] = {"tied": {"tied": True}}
     content["population"] = {
@@ -61,8 +61,11 @@ def test_every_answer_that_is_called_right_is_right():
     for _ in range(200):
         a, sign, b, answer = problem(rng)
         assert eval(f"{a}{sign}{b}") == answer >= 0
-    asked = questions("code", 200, 5)
-    assert all(runs(question, f" {question.answers[0]}") for question in asked)
+    for calls in (False, True):
+        asked = questions("code", 200, 5, calls=calls)
+        assert all(runs(question, f" {question.answers[0]}") for question in asked)
+    assert not any(runs(question, " while") for question in asked)
+    assert np.mean([runs(question, " num") for question in asked]) < 0.3  # a guess is seldom right
 
 
 @pytest.mark.parametrize(
@@ -82,13 +85,27 @@ def test_wrong_answers_are_mostly_wrong_and_as_frequent():
     assert len({program(rng)[1] for _ in range(300)}) > 6
 
 
+def test_mixtures_are_drawn_once_and_touch_two_domains():
+    study = read_study(FULL.with_name("mixtures.yaml"))
+    drawn = [run for run in study.runs() if run.recipe != "even"]
+    assert len(drawn) == 240
+    assert drawn == [run for run in read_study(study.path).runs() if run.recipe != "even"]
+    for run in drawn:
+        assert sum(run.shares.values()) == pytest.approx(1)
+        assert min(run.shares.values()) >= 0.05
+        assert sum(bool(sources & set(run.shares)) for sources in HOLD.values()) >= 2
+    groups = study.groups()
+    assert [run.recipe for run in groups[0]] == ["even"]  # before those who go on from it
+    assert all(run.base == "even" and run.steps == (150,) for group in groups[1:13] for run in group)
+
+
 def test_the_tokenizer_has_the_rows_that_screening_needs(texts, tiny, work):
     for name, stream in texts.streams.items():
         assert set(SOURCES) >= {name}
         assert len(stream) == 4000
     folder = work / "untrained"
     write(folder, Decoder(texts.vocabulary, **SHAPE).tensors(), SHAPE, texts.json)
-    (figures,) = measured([folder], texts.common)
+    (figures,) = measured([folder])
     assert all(f"cosine_{domain}" in figures for domain in DOMAINS)
     rows = stored_tensors(folder)["lm_head.weight"].numpy()
     digits = rows[[texts.tokenizer.token_to_id(str(d)) for d in range(10)]]
@@ -220,21 +237,6 @@ def test_training_lowers_the_loss_and_repeated_texts_are_few(tiny, texts, work):
     few = Study(tiny.path, content)._run("small", "repeated", "default", 0)
     batch = sampled(few, texts, torch.Generator().manual_seed(0))
     assert batch.shape == (8, 65)
-
-
-def test_figures_against_plain_computations():
-    rng = np.random.default_rng(0)
-    assert effective_rank(np.eye(7)) == pytest.approx(7)
-    assert effective_rank(np.outer(rng.normal(size=5), rng.normal(size=4))) == pytest.approx(1, abs=1e-6)
-    # Eigenvalues drawn from a power law with alpha 3: squares of singular values of a diagonal matrix.
-    values = (1 - rng.random(4000)) ** (-1 / 2)
-    assert power_law_exponent(np.diag(np.sqrt(values))[:600, :600]) == pytest.approx(3, abs=0.5)
-    rows, pool = rng.normal(size=(50, 6)), np.arange(20)
-    slow = np.random.default_rng(0).choice(20, 5, replace=False)
-    first = within(rows[pool[slow]]).mean + between(rows[pool[slow]], rows[30:]).mean
-    assert null_gaps(rows, list(range(30, 50)), pool, 5)[0] == pytest.approx(first)
-    flags = rng.random(37) < 0.5
-    assert (unpacked(packed(flags), 37) == flags).all()
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,191 @@
-"""Where checkpoints are: folders and repositories, read by ranges."""
+"""One checkpoint at one revision, wherever it is: its files, bytes of them, and the cache of what was read.
+
+`Sources` (source.py) opens them: the Hub, a folder, an object store, a registry. Everything above
+(which tensor, which rows, which tokenizer) is written against `Snapshot` only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+#: Which service a scheme of an address means.
+SERVICES = {
+    **dict.fromkeys(("s3", "s3a"), "S3"),
+    **dict.fromkeys(("gs", "gcs"), "Google Cloud Storage"),
+    **dict.fromkeys(("az", "azure", "abfs", "abfss"), "Azure"),
+}
+_PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
+# Names of files that are being written: of this process, also where others share the folder over a network.
+_TOKEN, _NUMBERS = secrets.token_hex(4), itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file of a checkpoint, as its listing gives it.
+
+    Attributes:
+        path: Path inside the repository or folder, with ``/``.
+        size: Bytes; None where the listing does not say.
+        digest: ``sha256:<hex>`` of the content (large files of the Hub, small files of a folder), or
+            ``git:<hex>``, the git blob id, which is a hash of the content too; ``xet:<hex>`` likewise.
+            ``etag:<hex>`` stands for a file's address and the version that its storage names (ETag,
+            generation), so it changes with the content. None if unknown. Two files
+            with equal digests are equal; two digests of different kinds say nothing.
+    """
+
+    path: str
+    size: int | None
+    digest: str | None
+
+    def fits(self, body: bytes) -> bool:
+        """Whether a whole content is this file's, by size and digest."""
+        kind, _, digest = (self.digest or "").partition(":")
+        if self.size is not None and len(body) != self.size:
+            return False
+        if kind == "sha256":
+            return hashlib.sha256(body).hexdigest() == digest
+        if kind == "git":
+            return hashlib.sha1(b"blob %d\0" % len(body) + body, usedforsecurity=False).hexdigest() == digest
+        return True
+
+
+@dataclass(slots=True)
+class Meter:
+    """Traffic of one checkpoint; stays zero for a folder and a cached one.
+
+    Attributes:
+        bytes_read: Bytes of bodies as they travelled (compressed where the server compresses), API calls
+            and failed attempts included, HTTP headers not.
+        requests: HTTP requests, retries and redirect hops included.
+        above: Counts the same beside that of others.
+    """
+
+    bytes_read: int = 0
+    requests: int = 0
+    above: Meter | None = field(default=None, compare=False, repr=False)
+
+    def add(self, *, bytes_read: int = 0, requests: int = 0) -> None:
+        """Count traffic."""
+        self.bytes_read += bytes_read
+        self.requests += requests
+        if self.above is not None:
+            self.above.add(bytes_read=bytes_read, requests=requests)
+
+
+class Snapshot(Protocol):
+    """One checkpoint at one revision.
+
+    Attributes:
+        repo: ``org/name`` after renames were followed; the path for a folder, the address for a storage.
+        revision: The commit, 40 hex digits; None for a folder and a storage.
+        files: Every file by path.
+        meter: What travelled so far.
+        parameters: Parameters as the Hub counts them from the safetensors headers; None if it does not say.
+        cache: Where rows and headers are kept; None where reading costs nothing.
+    """
+
+    repo: str
+    revision: str | None
+    files: Mapping[str, FileEntry]
+    meter: Meter
+    parameters: int | None
+    cache: Cache | None
+
+    async def small_file(self, path: str) -> bytes:
+        """Whole content of a small file (config, index, tokenizer), checked against its digest."""
+        ...
+
+    async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Bytes ``[begin, end)`` of a file for each range, in the order given, read side by side."""
+        ...
+
+    async def size(self, path: str) -> int:
+        """Size of a file in bytes."""
+        ...
+
+
+def content_key(snapshot: Snapshot, path: str) -> str:
+    """Name under which what was read from a file may be cached: by its content, else by commit and path."""
+    return snapshot.files[path].digest or f"{snapshot.repo}@{snapshot.revision}/{path}"
+
+
+def single_file(files: Mapping[str, FileEntry], name: str) -> dict[str, FileEntry]:
+    """The files of a checkpoint that is one file of weights: it, its parts if it is split, and small ones.
+
+    An index is left out, as it speaks of other files.
+    """
+    stem = _PART.sub("", name)
+    parts = {path for path in files if name.endswith(".gguf") and _PART.sub("", path) == stem}
+    return {
+        path: entry
+        for path, entry in files.items()
+        if path == name or path in parts or path.endswith((".json", ".txt", ".model", ".tiktoken"))
+        if not path.endswith(".index.json")
+    }
+
+
+class Cache:
+    """A folder of entries, each found by its kind and key, each checking itself, written atomically.
+
+    An entry is a file: one line of JSON (``{"key": …, "sha256": …}``), then the content. A damaged entry, one
+    of another key, or one that another program writes to, is noticed and counts as missing. Nothing in here
+    is needed: deleting the folder costs only the reading again.
+
+    Args:
+        folder: Where the entries live; created when the first one is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._folder = folder, str(folder)
+
+    def _place(self, kind: str, key: str) -> tuple[str, str]:
+        """Folder and name of an entry."""
+        name = hashlib.sha256(key.encode()).hexdigest()[:40]
+        return f"{self._folder}/{kind}/{name[:2]}", name
+
+    def read(self, kind: str, key: str) -> bytes | None:
+        """Content of an entry; None if there is none, or it is damaged."""
+        try:
+            with open("/".join(self._place(kind, key)), "rb") as file:
+                raw = file.read()
+        except OSError:
+            return None
+        head, newline, content = raw.partition(b"\n")
+        try:
+            entry = json.loads(head)
+        except (ValueError, RecursionError):
+            return None
+        if not newline or not isinstance(entry, dict) or entry.get("key") != key:
+            return None
+        return content if entry.get("sha256") == hashlib.sha256(content).hexdigest() else None
+
+    def write(self, kind: str, key: str, *content: bytes) -> None:
+        """Keep content, in one piece or several.
+
+        A full or read-only disk is no reason to fail: then nothing is kept.
+        """
+        (folder, name), digest = self._place(kind, key), hashlib.sha256()
+        for piece in content:
+            digest.update(piece)
+        head = json.dumps({"key": key, "sha256": digest.hexdigest()}).encode()
+        # The final name appears only with all of the content behind it, whatever interrupts us.
+        temporary = f"{folder}/.new-{os.getpid()}-{_TOKEN}-{next(_NUMBERS)}"
+        try:
+            os.makedirs(folder, exist_ok=True)
+            with open(temporary, "xb") as file:
+                file.write(head + b"\n")
+                file.writelines(content)
+            os.replace(temporary, f"{folder}/{name}")
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_screener.screened import Failed, Gate, Group
-from lmeval_screener.targets.target import Target, labelled
-from lmeval_screener.targets.training_runs import parse_targets
+from lmeval_screener.targets import Target, labelled, parse_targets
 
 
 def reference_among(targets: Sequence[Target], text: str, tokenizer: str | None = None) -> Target:

@@ -14,8 +14,8 @@ from lmeval_screener.ranking.scales import Size, scale_names
 from lmeval_screener.ranking.ties import Standing, rank_gaps
 from lmeval_screener.reading import Reading
 from lmeval_screener.screened import Screened, TensorInfo, TokenInfo
-from lmeval_screener.targets.target import labelled
-from lmeval_screener.tokens.resolution import Resolution
+from lmeval_screener.targets import labelled
+from lmeval_screener.tokens import Resolution
 
 
 class Compared(NamedTuple):

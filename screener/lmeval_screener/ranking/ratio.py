@@ -20,7 +20,7 @@ from lmeval_dispersion.errors import GeometryError
 from lmeval_dispersion.geometry import Array, within
 from lmeval_dispersion.statistics import jackknife_se
 from lmeval_screener.ranking.gap import Difference, paired_difference
-from lmeval_screener.weights.final_norm import FinalNorm
+from lmeval_screener.weights.projection import FinalNorm
 
 _SIGMAS = 3  # of rounding that a difference must exceed
 #: Bits of the significand, the hidden one included, of the stored types; other types are blocks of integers.

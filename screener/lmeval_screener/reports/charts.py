@@ -10,7 +10,7 @@ from lmeval_dispersion.report import Chart
 from lmeval_dispersion.report.cells import short_names
 from lmeval_screener.ranking.gap import difference
 from lmeval_screener.screened import Group, Screened
-from lmeval_screener.targets.target import step_number
+from lmeval_screener.targets import step_number
 
 PARTS = {"within_domain": "within(T)", "between": "between(T, R)", "within_reference": "within(R), control"}
 _DRAWN = 40  # checkpoints of a group that a chart shows

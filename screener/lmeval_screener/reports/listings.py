@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lmeval_dispersion.report import Column, Document, Section, Table
-from lmeval_screener.targets.families import load_families
-from lmeval_screener.tokens.sets import bundled_token_sets, described_groups
+from lmeval_screener.targets.selection import load_families
+from lmeval_screener.tokens import bundled_token_sets, described_groups
 
 
 def families_document(path: str | None = None) -> Document:

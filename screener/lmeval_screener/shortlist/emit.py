@@ -14,7 +14,7 @@ from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_screener.screened import Screened
 from lmeval_screener.shortlist.choice import Shortlist
 from lmeval_screener.shortlist.manifest import FILE, manifest_dict
-from lmeval_screener.targets.target import Target
+from lmeval_screener.targets import Target
 
 #: lm-eval's tasks for each bundled domain.
 TASKS = {

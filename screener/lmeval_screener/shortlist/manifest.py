@@ -17,7 +17,7 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.version import __version__
 from lmeval_screener.screened import Screened
 from lmeval_screener.shortlist.choice import Shortlist
-from lmeval_screener.targets.target import Target, label
+from lmeval_screener.targets import Target, label
 
 SCHEMA = "screen-checkpoints-shortlist/2"
 _READ = (SCHEMA, "screen-checkpoints-shortlist/1")

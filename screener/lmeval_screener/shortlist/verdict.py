@@ -21,7 +21,7 @@ from lmeval_screener.accuracies import Rated, find_accuracies
 from lmeval_screener.agreement import Agreement, agreement
 from lmeval_screener.shortlist.estimates import GroupResults, decision_accuracy, missed
 from lmeval_screener.shortlist.manifest import Candidate, Manifest
-from lmeval_screener.targets.target import labelled
+from lmeval_screener.targets import labelled
 
 Outcome = Literal["works", "misleads", "chance", "unknown"]
 LEVEL = 0.05

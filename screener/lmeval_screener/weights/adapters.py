@@ -27,14 +27,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.weights import FLOAT_DTYPES, Tensor
 from lmeval_screener.weights.architectures import EMBEDDINGS, FINAL_NORMS, HEADS, NOT_THE_MODEL, WRAPPERS
-from lmeval_screener.weights.files import WeightFiles
-from lmeval_screener.weights.final_norm import StoredNorm
-from lmeval_screener.weights.projection import OutputProjection, find_projection
-from lmeval_screener.weights.rows import BRIDGE, Matrix, Rows
-from lmeval_screener.weights.tensors import FLOAT_DTYPES, Tensor, row_bytes
+from lmeval_screener.weights.projection import OutputProjection, StoredNorm, find_projection
+from lmeval_screener.weights.rows import Matrix, Rows, WeightFiles
 
 CONFIG = "adapter_config.json"
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
@@ -73,7 +71,7 @@ _PATTERN = re.compile(r"\^?(?:[\w-]|\\?\.(?!\*))*(?:\.\*(?:[\w-]|\\?\.(?!\*))*){
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class _Update:
     """A low-rank change of a matrix.
 
     Attributes:
@@ -90,10 +88,16 @@ class Update:
     embedding: bool
     magnitude: Matrix | None = None
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the matrix that it changes."""
+        v, d = self.b.shape[0], self.a.shape[1]
+        return (d, v) if self.embedding else (v, d)
+
     async def applied(self, rows: NDArray[np.float32], ids: Sequence[int]) -> NDArray[np.float32]:
         """Rows (n, d) of these numbers plus ``scaling · B A``, set to DoRA's lengths where there are some."""
         if self.embedding:
-            size = self.a.shape[0] * row_bytes(self.a.dtype, self.a.shape[1])
+            size = self.a.shape[0] * self.a.row_bytes
             self.a.refuse_scattered(size, "with a column a token", "for any of them")
             left = (await self.a.read(range(self.a.shape[0])))[:, list(ids)].T
             right = (await self.b.read(range(self.b.shape[0]))).T
@@ -109,26 +113,20 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenRows:
-    """Rows of single tokens: row ``k`` of the matrix is that of token ``ids[k]``."""
-
-    ids: tuple[int, ...]
-    matrix: Matrix
-
-
-@dataclass(frozen=True, slots=True)
 class AdaptedRows:
     """Rows with an adapter's changes.
 
     Attributes:
         base: The base's rows, or those that the adapter stores in their place.
         updates: Low-rank changes, in order.
-        tokens: Rows of single tokens.
+        tokens: Single tokens whose rows the adapter stores.
+        token_rows: Those rows, in that order.
     """
 
     base: Rows
-    updates: tuple[Update, ...]
-    tokens: TokenRows | None
+    updates: tuple[_Update, ...]
+    tokens: tuple[int, ...] = ()
+    token_rows: Matrix | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -140,14 +138,11 @@ class AdaptedRows:
         rows = await self.base.read(ids)
         for update in self.updates:
             rows = await update.applied(rows, ids)
-        if self.tokens is not None:
-            place = {token: at for at, token in enumerate(self.tokens.ids)}
-            here = [at for at, i in enumerate(ids) if i in place]
-            if here:
-                asked = sorted({place[ids[at]] for at in here})
-                new = await self.tokens.matrix.read(asked)
-                rows = rows.copy()
-                rows[here] = new[[asked.index(place[ids[at]]) for at in here]]
+        here = [at for at, i in enumerate(ids) if i in self.tokens]
+        if self.token_rows is not None and here:
+            asked, place = np.unique([self.tokens.index(ids[at]) for at in here], return_inverse=True)
+            rows = rows.copy()
+            rows[here] = (await self.token_rows.read(asked.tolist()))[place]
         return rows
 
 
@@ -176,17 +171,23 @@ class Adapter:
         """The base as a user would write it."""
         return self.base if self.revision is None else f"{self.base}@{self.revision}"
 
+    def unread(self, why: str) -> ScreeningError:
+        """The error of an adapter that changes the head in a way that is not read."""
+        return ScreeningError(
+            "AdapterOnly",
+            f"cannot be screened because it is an adapter ({self.settings.get('peft_type')}) that {why}; "
+            f"merge it into its base {self.label} (merge_and_unload, save_pretrained) and screen that folder",
+        )
+
 
 def is_adapter(snapshot: Snapshot) -> bool:
     """An adapter holds no weights of a model's own."""
     has_weights = any(
-        "/" not in path
-        and (
-            (path.endswith(".safetensors") and not path.startswith("adapter_")) or path.startswith(_ARCHIVES)
-        )
+        path.startswith(_ARCHIVES) or (path.endswith(".safetensors") and not path.startswith("adapter_"))
         for path in snapshot.files
+        if "/" not in path
     )
-    return CONFIG in snapshot.files and any(name in snapshot.files for name in FILES) and not has_weights
+    return CONFIG in snapshot.files and not has_weights and any(name in snapshot.files for name in FILES)
 
 
 async def read_adapter(snapshot: Snapshot) -> Adapter:
@@ -205,17 +206,15 @@ async def read_adapter(snapshot: Snapshot) -> Adapter:
             "changes; merge it into its base, or write the name into the file",
         )
     revision = settings.get("revision")
-    file = next(name for name in FILES if name in snapshot.files)
+    files, file = WeightFiles(snapshot), next(name for name in FILES if name in snapshot.files)
     modules: dict[str, dict[str, Tensor]] = {}
-    files = WeightFiles(snapshot)
     for name, tensor in (await files.header(file)).tensors.items():
         module, part = _split(name.removeprefix(_PREFIX))
         modules.setdefault(module, {})[part] = tensor
-    adapter = Adapter(
-        files, file, base, revision if isinstance(revision, str) and revision else None, settings, modules
-    )
+    stated = revision if isinstance(revision, str) and revision else None
+    adapter = Adapter(files, file, base, stated, settings, modules)
     if not modules:
-        raise _unread(adapter, f"stores no tensors in {file}")
+        raise adapter.unread(f"stores no tensors in {file}")
     return adapter
 
 
@@ -228,76 +227,77 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
     heads = [module for module in adapter.modules if _is_head(module)]
     embeddings = [module for module in adapter.modules if _is_embedding(module)]
     if len(heads) > 1 or len(embeddings) > 1:
-        raise _unread(adapter, f"changes {len(heads)} heads and {len(embeddings)} embeddings")
-    touched = [*heads, *(embeddings if projection.tied else ())]
-    parts = {module: dict(adapter.modules[module]) for module in touched}
-    for module in embeddings if projection.tied else ():
-        if "weight" in parts[module] and (heads or _saved(adapter, module)):
+        raise adapter.unread(f"changes {len(heads)} heads and {len(embeddings)} embeddings")
+    tied = embeddings if projection.tied else []
+    parts = {module: dict(adapter.modules[module]) for module in (*heads, *tied)}
+    for module in tied:
+        if heads or _of_module(adapter, module, "modules_to_save"):
             # PEFT trains a copy of an embedding that is to be saved: the head keeps the base's rows.
-            del parts[module]["weight"]
-    norm = _norm(adapter, projection.norm)
+            parts[module].pop("weight", None)
+    norm, warnings = _norm(adapter, projection.norm), projection.warnings
     if not any(parts.values()):
         note = f"same rows as its base {adapter.label}: G cannot tell them apart"
-        return replace(projection, warnings=(*projection.warnings, note), norm=norm)
-    settings = adapter.settings
-    plain = settings.get("init_lora_weights", True)
-    if plain not in _PLAIN_STARTS:
-        raise _unread(adapter, f"was begun with init_lora_weights={plain!r}, which changes the base")
-    other = [name for name in _OTHER_METHODS if settings.get(name)]
-    if other:
-        raise _unread(adapter, f"sets {other[0]}")
-    replaced: Matrix | None = None
-    updates: list[Update] = []
-    tokens: list[TokenRows] = []
-    for module, tensors in parts.items():
-        if unknown := sorted(set(tensors) - {"A", "B", "EA", "EB", "magnitude", "base", "weight", "tokens"}):
-            raise _unread(adapter, f"stores {module}.{unknown[0]}")
-        place = await _located(adapter, tensors)
-        whole = place.get("base") or place.get("weight")
-        if whole is not None and replaced is None:
-            replaced = whole
-        if update := _update(adapter, module, place):
-            updates.append(update)
-        if "tokens" in place:
-            tokens.append(TokenRows(_token_ids(adapter, module, place["tokens"]), place["tokens"]))
-    ensured = bool(settings.get("ensure_weight_tying"))
-    if len(updates) > 1 and ensured:
-        # One change under both names: the model that was trained has it once (peft 0.21 merges it twice).
-        updates = updates[:1]
-    if len(tokens) > 1 and tokens[0].ids == tokens[1].ids:
-        tokens = tokens[:1]
-    if len(tokens) > 1 or (tokens and updates):
-        kinds = " and ".join(sorted({part for p in parts.values() for part in p}))
-        raise _unread(adapter, f"changes {' and '.join(touched)}, which are one matrix, by {kinds}")
-    rows = AdaptedRows(replaced or projection.rows, tuple(updates), tokens[0] if tokens else None)
-    _fits(adapter, rows, projection.shape[1])
-    warnings = list(projection.warnings)
-    if any(update.embedding for update in updates) and not ensured:
-        warnings.append(
+        return replace(projection, warnings=(*warnings, note), norm=norm)
+    rows = await _adapted_rows(adapter, parts, projection.rows)
+    ensured = adapter.settings.get("ensure_weight_tying")
+    if any(update.embedding for update in rows.updates) and not ensured:
+        note = (
             f"the adapter changes the input embedding, which {adapter.label} ties to its head: the rows are "
             "those of the merged model; before it is merged, its head lacks that change"
         )
-    return replace(projection, file=adapter.file, rows=rows, warnings=tuple(warnings), norm=norm)
+        warnings = (*warnings, note)
+    return replace(projection, file=adapter.file, rows=rows, warnings=warnings, norm=norm)
 
 
-def _norm(adapter: Adapter, norm: StoredNorm | str) -> StoredNorm | str:
+async def _adapted_rows(
+    adapter: Adapter, parts: Mapping[str, Mapping[str, Tensor]], base: Rows
+) -> AdaptedRows:
+    """The rows that the tensors of a head, or of an embedding that is tied to it, make of the base's."""
+    settings = adapter.settings
+    start = settings.get("init_lora_weights", True)
+    if start not in _PLAIN_STARTS:
+        raise adapter.unread(f"was begun with init_lora_weights={start!r}, which changes the base")
+    if other := [name for name in _OTHER_METHODS if settings.get(name)]:
+        raise adapter.unread(f"sets {other[0]}")
+    whole: list[Matrix] = []
+    updates: list[_Update] = []
+    tokens: list[tuple[tuple[int, ...], Matrix]] = []
+    for module, tensors in parts.items():
+        place = await _located(adapter, module, tensors)
+        whole += [place[part] for part in ("base", "weight") if part in place]
+        if {"A", "B", "EA", "EB"} & place.keys():
+            updates.append(_update(adapter, module, place))
+        if "tokens" in place:
+            tokens.append((_token_ids(adapter, module, place["tokens"]), place["tokens"]))
+    if len(updates) > 1 and settings.get("ensure_weight_tying"):
+        # One change under both names: the model that was trained has it once (peft 0.21 merges it twice).
+        updates = updates[:1]
+    if len(tokens) > 1 and tokens[0][0] == tokens[1][0]:
+        tokens = tokens[:1]
+    if len(tokens) > 1 or (tokens and updates):
+        kinds = " and ".join(sorted({part for tensors in parts.values() for part in tensors}))
+        raise adapter.unread(f"changes {' and '.join(parts)}, which are one matrix, by {kinds}")
+    rows = AdaptedRows(whole[0] if whole else base, tuple(updates), *(tokens[0] if tokens else ()))
+    v, d = rows.shape
+    for update in updates:
+        if update.shape != (v, d) or (update.magnitude and update.magnitude.shape != (v, 1)):
+            factors = f"{update.shape[0]} × {update.shape[1]}"
+            raise adapter.unread(f"has factors for {factors} numbers; its base has {v} × {d}")
+    new = rows.token_rows
+    if d != base.shape[1] or (new and (new.shape[1] != d or max(rows.tokens, default=0) >= v)):
+        raise adapter.unread(f"has rows that do not fit the {v} × {base.shape[1]} numbers of its base")
+    return rows
+
+
+def _norm(adapter: Adapter, norm: StoredNorm) -> StoredNorm:
     """The final norm of a merged model: the base's, with the adapter's weight where it stores one."""
-    norms = [module for module in adapter.modules if module in _NORMS]
-    if not norms or isinstance(norm, str):
+    norms = [tensors for module, tensors in adapter.modules.items() if module in _NORMS]
+    if not norms or norm.reason:
         return norm
-    stored = [tensor for module in norms for tensor in adapter.modules[module].values()]
-    if len(stored) != 1 or not stored[0].name.endswith(".weight"):
-        return "the adapter changes the final norm in a way that is not read"
-    (tensor,) = stored
-    return replace(norm, files=adapter.files, name=tensor.name, holders=(adapter.file,))
-
-
-def _unread(adapter: Adapter, why: str) -> ScreeningError:
-    return ScreeningError(
-        "AdapterOnly",
-        f"cannot be screened because it is an adapter ({adapter.settings.get('peft_type')}) that {why}; "
-        f"merge it into its base {adapter.label} (merge_and_unload, save_pretrained) and screen that folder",
-    )
+    stored = [tensor.name for tensors in norms for tensor in tensors.values()]
+    if len(stored) != 1 or not stored[0].endswith(".weight"):
+        return replace(norm, reason="the adapter changes the final norm in a way that is not read")
+    return replace(norm, files=adapter.files, name=stored[0], holders=(adapter.file,))
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -321,74 +321,66 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _is_head(module: str) -> bool:
-    of_model = not any(word in module for word in NOT_THE_MODEL) and not _numbered(module)
-    return of_model and (module in _HEADS or module.endswith(".lm_head"))
+    return _of_model(module) and (module in _HEADS or module.endswith(".lm_head"))
 
 
 def _is_embedding(module: str) -> bool:
-    of_model = not any(word in module for word in NOT_THE_MODEL) and not _numbered(module)
-    return of_model and (module in _EMBEDDINGS or module.rpartition(".")[2] in _EMBEDDING_WORDS)
+    return _of_model(module) and (module in _EMBEDDINGS or module.rpartition(".")[2] in _EMBEDDING_WORDS)
 
 
-def _numbered(module: str) -> bool:
-    return any(part.isdigit() for part in module.split("."))
+def _of_model(module: str) -> bool:
+    others = any(word in module for word in NOT_THE_MODEL)
+    return not others and not any(part.isdigit() for part in module.split("."))
 
 
-def _saved(adapter: Adapter, module: str) -> bool:
-    """A module that is to be saved is trained as a copy of its own."""
-    names = adapter.settings.get("modules_to_save")
-    return isinstance(names, list) and any(
-        isinstance(name, str) and (module == name or module.endswith(f".{name}")) for name in names
-    )
+def _of_module(adapter: Adapter, module: str, *settings: str) -> Any:
+    """The item of a setting that names a module by the end of its name: a list's name, a mapping's value."""
+    stated = next((adapter.settings[name] for name in settings if name in adapter.settings), None)
+    for name in stated if isinstance(stated, list | dict) else ():
+        if isinstance(name, str) and f".{module}".endswith(f".{name}"):
+            return stated[name] if isinstance(stated, dict) else name
+    return None
 
 
-async def _located(adapter: Adapter, tensors: Mapping[str, Tensor]) -> dict[str, Matrix]:
+async def _located(adapter: Adapter, module: str, tensors: Mapping[str, Tensor]) -> dict[str, Matrix]:
     located = {}
     for part, tensor in tensors.items():
+        if part not in ("A", "B", "EA", "EB", "magnitude", "base", "weight", "tokens"):
+            raise adapter.unread(f"stores {module}.{part}")
         flat = len(tensor.shape) != 2 and part != "magnitude"
         if tensor.dtype not in FLOAT_DTYPES or 0 in tensor.shape or flat:
-            raise _unread(adapter, f"stores {tensor.name} as {tensor.dtype} of shape {tensor.shape}")
-        bridge = BRIDGE if part in ("B", "magnitude") else 0
-        located[part] = await adapter.files.matrix(adapter.file, tensor, bridge)
+            raise adapter.unread(f"stores {tensor.name} as {tensor.dtype} of shape {tensor.shape}")
+        narrow = part in ("B", "magnitude")
+        located[part] = await adapter.files.matrix(adapter.file, tensor, narrow=narrow)
     return located
 
 
-def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> Update | None:
+def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> _Update:
     settings = adapter.settings
-    linear, embedding = {"A", "B"} & place.keys(), {"EA", "EB"} & place.keys()
-    if not linear and not embedding:
-        return None
     if settings.get("peft_type") != "LORA":
-        raise _unread(adapter, f"changes {module}")
-    names = ("EA", "EB") if embedding else ("A", "B")
-    if len(linear) + len(embedding) != 2 or not all(name in place for name in names):
-        raise _unread(adapter, f"lacks a factor of {module}")
-    a, b = place[names[0]], place[names[1]]
+        raise adapter.unread(f"changes {module}")
+    embedding = "EA" in place or "EB" in place
+    factors = [place[name] for name in ("A", "B", "EA", "EB") if name in place]
+    if len(factors) != 2 or (("EA" in place) != ("EB" in place)):
+        raise adapter.unread(f"lacks a factor of {module}")
+    a, b = factors
     magnitude = place.get("magnitude")
     if (magnitude is not None) != bool(settings.get("use_dora")):
-        raise _unread(
-            adapter, f"has use_dora={settings.get('use_dora')!r} and not the magnitudes of {module} that fit"
-        )
+        use = settings.get("use_dora")
+        raise adapter.unread(f"has use_dora={use!r} and not the magnitudes of {module} that fit")
     if magnitude is not None and embedding:
-        raise _unread(
-            adapter, f"is a DoRA of the embedding {module}, whose lengths run over all rows at once"
-        )
+        raise adapter.unread(f"is a DoRA of the embedding {module}, whose lengths run over all rows at once")
     rank = a.shape[0]
     alpha = _patterned(adapter, "alpha_pattern", module, settings.get("lora_alpha", 8))
-    if (
-        isinstance(alpha, bool)
-        or not isinstance(alpha, int | float)
-        or not math.isfinite(alpha)
-        or b.shape[1] != rank
-    ):
-        raise _unread(
-            adapter, f"has lora_alpha {alpha!r} and factors of ranks {rank} and {b.shape[1]} for {module}"
-        )
-    said = _patterned(adapter, "rank_pattern", module, settings.get("r", rank))
-    if said != rank:
-        raise _unread(adapter, f"states the rank {said!r} for {module}, but its factors have {rank}")
+    number = type(alpha) in (int, float) and math.isfinite(alpha)
+    if not number or b.shape[1] != rank:
+        ranks = f"{rank} and {b.shape[1]}"
+        raise adapter.unread(f"has lora_alpha {alpha!r} and factors of ranks {ranks} for {module}")
+    stated = _patterned(adapter, "rank_pattern", module, settings.get("r", rank))
+    if stated != rank:
+        raise adapter.unread(f"states the rank {stated!r} for {module}, but its factors have {rank}")
     scaling = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
-    return Update(a, b, scaling, bool(embedding), magnitude)
+    return _Update(a, b, scaling, embedding, magnitude)
 
 
 def _patterned(adapter: Adapter, setting: str, module: str, otherwise: Any) -> Any:
@@ -396,32 +388,19 @@ def _patterned(adapter: Adapter, setting: str, module: str, otherwise: Any) -> A
     pattern = adapter.settings.get(setting)
     for key, value in pattern.items() if isinstance(pattern, dict) else ():
         if not _PATTERN.fullmatch(key):
-            raise _unread(adapter, f"has the pattern {key!r} in its {setting}, which is not followed")
+            raise adapter.unread(f"has the pattern {key!r} in its {setting}, which is not followed")
         if re.match(rf"(.*\.)?({key})$", module):
             return value
     return otherwise
 
 
 def _token_ids(adapter: Adapter, module: str, matrix: Matrix) -> tuple[int, ...]:
-    stated = adapter.settings.get("trainable_token_indices", adapter.settings.get("token_indices"))
+    settings = adapter.settings
+    stated = settings.get("trainable_token_indices", settings.get("token_indices"))
     if isinstance(stated, dict):
-        stated = next(
-            (ids for name, ids in stated.items() if module == name or module.endswith(f".{name}")), None
-        )
+        stated = _of_module(adapter, module, "trainable_token_indices", "token_indices")
     natural = isinstance(stated, list) and all(type(i) is int and i >= 0 for i in stated)
     if not natural or len(set(stated)) != len(stated) or len(stated) != matrix.shape[0]:
-        raise _unread(adapter, f"does not say of which tokens the {matrix.shape[0]} rows for {module} are")
+        rows = f"the {matrix.shape[0]} rows for {module}"
+        raise adapter.unread(f"does not say of which tokens {rows} are")
     return tuple(stated)
-
-
-def _fits(adapter: Adapter, rows: AdaptedRows, width: int) -> None:
-    """Every shape has to be that of one and the same matrix."""
-    v, d = rows.shape
-    for update in rows.updates:
-        a, b = update.a.shape, update.b.shape
-        shape = (a[1], b[0]) if update.embedding else (b[0], a[1])
-        if shape != (v, d) or (update.magnitude is not None and update.magnitude.shape != (v, 1)):
-            raise _unread(adapter, f"has factors for {shape[0]} × {shape[1]} numbers; its base has {v} × {d}")
-    tokens = rows.tokens
-    if d != width or (tokens and (tokens.matrix.shape[1] != d or max(tokens.ids, default=0) >= v)):
-        raise _unread(adapter, f"has rows that do not fit the {v} × {width} numbers of its base")

@@ -1,11 +1,20 @@
-"""Names of output projections by architecture, and the architectures that store none because it is tied.
+"""Which stored tensor is the output projection: names by architecture, and the rule that chooses.
 
 Names as they are *stored*, which is not always as transformers' modules are called: published files come from
 many programs. Collected from the causal-LM classes of transformers 5.23 and from the headers of published
 checkpoints; anything new under ``….lm_head.weight`` is found without a line here.
+
+The rule is transformers' own: a stored head if there is one (also where config.json says *tied*: then a
+warning says so); without one the input embedding, if config.json or the architecture's default ties the two.
 """
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from lmeval_screener.errors import ScreeningError
 
 #: Output projections, likeliest first. A multimodal or omni wrapper puts a prefix of `WRAPPERS` before it.
 HEADS = (
@@ -128,3 +137,123 @@ rwkv rwkv5 rwkv6 seed_oss solar_open stablelm stablelm_epoch xlstm xverse yi
 """
 #: Values of ``model_type`` whose class does *not* tie when config.json is silent; every other known one does.
 UNTIED_BY_DEFAULT = frozenset(_UNTIED.split())
+
+#: Scales that are applied, by their names beside a ``weight``.
+SCALES = ("weight_scale", "weight_scale_inv")
+#: What may stand beside a matrix without changing its rows: scales of its *input*, a bias, further rows.
+_HARMLESS = re.compile(
+    r"bias|embed_scale|(input|output)_(scale|scale_inv|zero_point|global_scale|amax)|"
+    r"additional_(fc|embedding)\.(weight|bias)"
+)
+#: What stands in place of a ``weight`` that is packed, split or not merged with its adapter.
+_PACKED = re.compile(
+    r"(qweight|q_weight|qzeros|scales|q_scale\w*|g_idx|weight_packed|weight_scale\w*|weight_zero_point|weight\..+|"
+    r"_weight_\w+|SCB|W_q|trellis|suh|svh|codes|codebooks|absmax|weight_[gvq]\w*|tq_\w+|parametrizations\..+|"
+    r"base_layer\..+|lora_\w+(\..+)?)"
+)
+#: Begins the warning that a head is stored although the configuration ties it.
+SAYS_TIED = "config.json says that embeddings are tied"
+
+
+def choose_tensor(names: Iterable[str], config: Mapping[str, Any], warnings: list[str]) -> tuple[str, bool]:
+    """Name of the output projection among stored tensors, and whether it is the tied input embedding."""
+    stored = set(names)
+    head = stored_name(stored, HEADS) or _only_head(stored)
+    ties = _says_tied(config)
+    if head:
+        if ties:
+            warnings.append(
+                f"{SAYS_TIED}, but {head} is stored: the stored one was read, "
+                "as transformers 5 does (transformers 4 would tie)"
+            )
+        return head, False
+    embedding = stored_name(stored, EMBEDDINGS)
+    if packed := _packed(stored, HEADS) or (None if embedding else _packed(stored, EMBEDDINGS)):
+        reason = f"its output projection is stored packed or in parts ({packed})"
+        raise cannot("QuantizedTensor", reason, "screen the unquantised model")
+    if embedding is None:
+        some = ", ".join(sorted(stored)[:3]) or "none"
+        raise cannot(
+            "NoOutputProjection",
+            f"none of its {len(stored)} tensors ({some}, …) is a known output projection or input embedding",
+            "check that it is a causal language model",
+        )
+    if ties is None:
+        types = model_types(config)
+        ties = not any(name in UNTIED_BY_DEFAULT for name in types)
+        if not types:
+            warnings.append(
+                f"config.json is silent on tied embeddings and no head is stored; read {embedding}"
+            )
+    if not ties:
+        raise cannot(
+            "NoOutputProjection",
+            f"config.json says that embeddings are not tied, but beside {embedding} no head is stored",
+            "it may be a base model without a head, or an incomplete upload",
+        )
+    return embedding, True
+
+
+def stored_name(stored: Iterable[str], candidates: tuple[str, ...]) -> str | None:
+    """The likeliest of some names that is stored, under any wrapper."""
+    names = set(stored)
+    return next((w + name for name in candidates for w in WRAPPERS if w + name in names), None)
+
+
+def companions(name: str, stored: Iterable[str]) -> list[str]:
+    """Tensors beside a matrix that change what its rows mean, by names without the matrix's own stem.
+
+    Unknown ones come first: an error names them.
+    """
+    stem = name.removesuffix("weight")
+    beside = {other.removeprefix(stem) for other in stored if other.startswith(stem) and other != name}
+    return sorted((w for w in beside if not _HARMLESS.fullmatch(w)), key=lambda word: (word in SCALES, word))
+
+
+def model_types(config: Mapping[str, Any]) -> list[str]:
+    """``model_type`` of config.json and of the language model inside it, the outermost first."""
+    return [level["model_type"] for level in levels(config) if isinstance(level.get("model_type"), str)]
+
+
+def levels(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """config.json and the configurations of a language model inside it."""
+    inner = [config.get(key) for key in ("text_config", "language_config", "llm_config", "thinker_config")]
+    return [config, *(level for level in inner if isinstance(level, dict))]
+
+
+def cannot(code: str, reason: str, step: str) -> ScreeningError:
+    """The error of a checkpoint that holds nothing that can be read: why, and what to do."""
+    return ScreeningError(code, f"cannot be screened because {reason}; {step}")
+
+
+def _packed(stored: set[str], candidates: tuple[str, ...]) -> str | None:
+    """A stored tensor that stands in place of one of some weights, if there is one."""
+    stems = tuple(w + name.removesuffix("weight") for name in candidates for w in WRAPPERS)
+    for name in sorted(stored):
+        stem = next((stem for stem in stems if name.startswith(stem)), None)
+        if stem is not None and _PACKED.fullmatch(name.removeprefix(stem)):
+            return name
+    return None
+
+
+def _only_head(stored: set[str]) -> str | None:
+    """A head under an unknown wrapper, if there is exactly one."""
+    heads = [
+        name
+        for name in stored
+        if name.endswith(".lm_head.weight")
+        and not any(word in name for word in NOT_THE_MODEL)
+        and not any(part.isdigit() for part in name.split("."))
+    ]
+    return heads[0] if len(heads) == 1 else None
+
+
+def _says_tied(config: Mapping[str, Any]) -> bool | None:
+    """Ties by config.json; the outermost level that says anything decides. None if it is silent."""
+    for level in levels(config):
+        # OLMo as first released says it in a word of its own, and its class looks at no other.
+        for key in ("weight_tying", "tie_word_embeddings"):
+            value = level.get(key)
+            if isinstance(value, bool):
+                return value
+    return None

@@ -1,27 +1,42 @@
-"""GGUF models: the file that is meant, its vocabulary and its output projection.
+"""GGUF models: the file that is meant, its header by ranges, its vocabulary and its output projection.
 
-Rows are whole blocks of their quantisation, so single rows can be read by ranges; the ``gguf`` package turns
-quantised blocks into numbers.
+A GGUF file begins with a header (key-value pairs, among them the whole vocabulary, then the tensors' names,
+shapes and offsets); the tensors' data follow. Strings have no index, so the header is walked from its start
+and fetched in pieces, each byte once. Rows are whole blocks of their quantisation, so single rows can be read
+by ranges; the ``gguf`` package turns quantised blocks into numbers.
+
+Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import re
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmeval_screener.checkpoints.snapshot import Snapshot
-from lmeval_screener.errors import ScreeningError
-from lmeval_screener.tokens.vocabulary import Vocabulary
-from lmeval_screener.weights.files import WeightFiles
-from lmeval_screener.weights.final_norm import StoredNorm, norm_kind
-from lmeval_screener.weights.gguf_header import read_header
-from lmeval_screener.weights.projection import OutputProjection
-from lmeval_screener.weights.tensors import Header
+import numpy as np
+from numpy.typing import NDArray
 
-PLAIN = ("F32", "F16", "BF16", "F64")
+from lmeval_screener.checkpoints import Snapshot
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.tokens.vocabulary import Kind, Vocabulary
+from lmeval_screener.weights import Header, Tensor
+from lmeval_screener.weights.architectures import cannot
+from lmeval_screener.weights.projection import OutputProjection, StoredNorm
+from lmeval_screener.weights.rows import Matrix, WeightFiles
+
+MAX_HEADER = 256 * 2**20
+_PIECE = 2**20  # bytes of one request while the header is walked
+_MOST = 2**24  # pairs, tensors: far beyond any model, and small enough to count to
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_KEPT = re.compile(r"general\.(architecture|alignment)|tokenizer\.ggml\.(model|pre|tokens|token_type)")
+_PLAIN = ("F32", "F16", "BF16", "F64")
 _WHOLE = ("I8", "I16", "I32", "I64")
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 #: Pre-tokenizers of llama.cpp that cut numbers into single digits, whatever the vocabulary holds.
@@ -31,6 +46,87 @@ _CONTROL, _USER, _UNUSED, _BYTE = 3, 4, 5, 6
 _NORMS_OF_MEAN = frozenset(["command-r", "cohere2", "cohere2moe", "mpt", "dbrx", "olmo"])
 #: The one of them whose norm has no weight.
 _NORM_WITHOUT_WEIGHT = "olmo"
+#: GGUF's type code -> name, weights a block, bytes a block.
+GGUF_TYPES: dict[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    9: ("Q8_1", 32, 40),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
+}
+#: Name -> code, weights a block, bytes a block.
+_BLOCKS = {name: (code, weights, size) for code, (name, weights, size) in GGUF_TYPES.items()}
+
+
+class _Blocks(Matrix):
+    """Rows of quantised blocks, dequantised."""
+
+    __slots__ = ()
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        _, weights, size = _BLOCKS[self.tensor.dtype]
+        return self.shape[1] // weights * size
+
+    def decoded(self, body: bytes) -> NDArray[np.float32]:
+        """Rows as numbers, from their blocks end to end."""
+        dtype = self.tensor.dtype
+        try:
+            from gguf.constants import GGMLQuantizationType
+            from gguf.quants import dequantize
+        except ImportError as error:
+            raise ScreeningError(
+                "MissingExtra",
+                f"rows stored as {dtype} need the gguf package; run: pip install 'lmeval-dispersion[gguf]'",
+            ) from error
+        blocks = np.frombuffer(body, np.uint8).reshape(-1, self.row_bytes)
+        try:
+            rows = dequantize(blocks, GGMLQuantizationType(_BLOCKS[dtype][0]))
+        except (NotImplementedError, ValueError) as error:
+            reason = f"its output projection is stored as {dtype}, which the gguf package does not dequantise"
+            raise cannot("QuantizedTensor", reason, "screen another quantisation") from error
+        return np.asarray(rows, dtype=np.float32).reshape(-1, self.shape[1])
+
+
+class _GgufFiles(WeightFiles):
+    """The files of a GGUF model."""
+
+    async def parse(self, file: str, guess: int) -> Header:
+        """See `WeightFiles.parse`; the vocabulary is kept by its digest, as several files may have it."""
+        header = await _Walk(self.snapshot, file, await self.snapshot.size(file)).header()
+        if self.snapshot.cache and header.tokenizer and header.vocabulary:
+            self.snapshot.cache.write("vocabularies", header.tokenizer, header.vocabulary)
+        return header
 
 
 @dataclass(frozen=True)
@@ -49,6 +145,16 @@ class GgufModel:
     files: WeightFiles
     vocabulary_file: str
 
+    async def vocabulary(self) -> Vocabulary:
+        """Its vocabulary."""
+        cache = self.files.snapshot.cache
+        content = (await self.files.header(self.vocabulary_file)).vocabulary
+        if content is None and cache is not None:
+            content = cache.read("vocabularies", self.tokenizer)
+        if content is None:
+            content = (await self.files.parse(self.vocabulary_file, 0)).vocabulary or b"{}"
+        return _vocabulary(json.loads(content))
+
 
 def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[str, ...]:
     """The GGUF file that is meant, or its parts in order.
@@ -58,7 +164,7 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
     """
     models: dict[str, list[str]] = {}
     for path in sorted(files):
-        if path.endswith(".gguf") and "mmproj" not in path.lower() and "imatrix" not in path.lower():
+        if path.endswith(".gguf") and not re.search("mmproj|imatrix", path, re.IGNORECASE):
             models.setdefault(_SPLIT.sub(".gguf", path), []).append(path)
     if choice is None:
         matching = list(models)
@@ -70,18 +176,18 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
         matching = [m for m in models if tag.search(m.removesuffix(".gguf"))]
         exact = [m for m in matching if m.lower().endswith(f"{choice.lower()}.gguf")]
         matching = exact or matching
-    names = ", ".join(models) or "none"
     if not matching:
+        names = ", ".join(models) or "none"
         raise ScreeningError("FileNotFound", f"{repo} has no GGUF file {choice!r}; it has: {names}")
     if len(matching) > 1:
-        raise ScreeningError(
+        raise cannot(
             "SeveralFiles",
-            f"cannot be screened because it holds {len(matching)} GGUF models ({', '.join(matching)}); name "
-            f"one: {repo}:{matching[0].rpartition('/')[2]}, or all that you want to compare",
+            f"it holds {len(matching)} GGUF models ({', '.join(matching)})",
+            f"name one: {repo}:{matching[0].rpartition('/')[2]}, or all that you want to compare",
         )
     parts = models[matching[0]]
     split = _SPLIT.search(parts[0])
-    if split and [p for p in parts if _SPLIT.search(p)] and len(parts) != int(split[2]):
+    if split and len(parts) != int(split[2]):
         raise ScreeningError(
             "FileNotFound", f"{repo} has {len(parts)} of the {int(split[2])} parts of {matching[0]}"
         )
@@ -90,7 +196,7 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
 
 async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
     """Where a GGUF model keeps its output projection and its vocabulary."""
-    files = WeightFiles(snapshot)
+    files = _GgufFiles(snapshot)
     headers = {name: await files.header(name) for name in names}
     places = {tensor: name for name, header in headers.items() for tensor in header.tensors}
     what = f"{names[0]} of {snapshot.repo}"
@@ -100,65 +206,52 @@ async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
         )
     head = next((tensor for tensor in ("output.weight", "token_embd.weight") if tensor in places), None)
     if head is None:
-        raise ScreeningError(
+        raise cannot(
             "NoOutputProjection",
-            f"cannot be screened because none of the {len(places)} tensors of {what} is output.weight or "
-            "token_embd.weight; it may be an adapter or a projector",
+            f"none of the {len(places)} tensors of {what} is output.weight or token_embd.weight",
+            "it may be an adapter or a projector",
         )
     tensor = headers[places[head]].tensors[head]
     if len(tensor.shape) != 2 or tensor.dtype in _WHOLE:
-        raise ScreeningError(
+        raise cannot(
             "NoOutputProjection",
-            f"cannot be screened because {head} of {what} is no matrix of weights: {tensor.dtype} of shape "
-            f"{tensor.shape}; check what the file is",
+            f"{head} of {what} is no matrix of weights: {tensor.dtype} of shape {tensor.shape}",
+            "check what the file is",
         )
-    quantised = f"quantised: {head} is stored as {tensor.dtype}; G is that of the dequantised rows"
     holder = next((name for name, header in headers.items() if header.tokenizer), None)
     if holder is None:
         raise ScreeningError("BadTokenizer", f"expected the vocabulary in {what}, which has none")
-    rows = await files.matrix(places[head], tensor)
+    plain, shape = tensor.dtype in _PLAIN, (tensor.shape[0], tensor.shape[1])
+    quantised = f"quantised: {head} is stored as {tensor.dtype}; G is that of the dequantised rows"
     projection = OutputProjection(
         name=head,
         file=places[head],
         dtype=tensor.dtype,
-        rows=rows,
+        rows=(Matrix if plain else _Blocks)(snapshot, places[head], tensor, shape),
         tied=head != "output.weight",
         parameters=sum(t.elements for header in headers.values() for t in header.tensors.values()),
-        warnings=() if tensor.dtype in PLAIN else (quantised,),
+        warnings=() if plain else (quantised,),
         norm=_final_norm(files, headers, places),
     )
     return GgufModel(projection, headers[holder].tokenizer or "", files, holder)
 
 
-async def read_vocabulary(model: GgufModel) -> Vocabulary:
-    """The vocabulary of a GGUF model."""
-    snapshot, file = model.files.snapshot, model.vocabulary_file
-    content = (await model.files.header(file)).vocabulary
-    if content is None and snapshot.cache is not None:
-        content = snapshot.cache.read("vocabularies", model.tokenizer)
-    if content is None:
-        content = (await read_header(snapshot, file)).vocabulary or b"{}"
-    return _vocabulary(json.loads(content), model.tokenizer)
-
-
-def _final_norm(
-    files: WeightFiles, headers: Mapping[str, Header], places: Mapping[str, str]
-) -> StoredNorm | str:
+def _final_norm(files: WeightFiles, headers: Mapping[str, Header], places: Mapping[str, str]) -> StoredNorm:
     """Where the final norm is. Its weight is what multiplies: converters add the 1 that Gemma's omits."""
+    name = "output_norm.weight"
     architecture = next((h.architecture for h in headers.values() if h.architecture), None)
-    file = places.get("output_norm.weight")
+    file = places.get(name)
     if file is None and architecture == _NORM_WITHOUT_WEIGHT:
-        return StoredNorm(files, None, (), "layer")
-    if file is None or headers[file].tensors["output_norm.weight"].dtype not in PLAIN:
-        return "the GGUF file holds no output_norm.weight in plain numbers"
+        return StoredNorm(files, kind="layer")
+    if file is None or headers[file].tensors[name].dtype not in _PLAIN:
+        return StoredNorm(files, reason=f"the GGUF file holds no {name} in plain numbers")
     takes_mean = architecture in _NORMS_OF_MEAN or "output_norm.bias" in places
-    return StoredNorm(files, "output_norm.weight", (file,), norm_kind(takes_mean))
+    return StoredNorm(files, name, (file,), "layer" if takes_mean else "rms")
 
 
-def _vocabulary(fields: Mapping[str, Any], digest: str) -> Vocabulary:
+def _vocabulary(fields: Mapping[str, Any]) -> Vocabulary:
     kinds = {"gpt2": "byte-level", "llama": "sentencepiece", "t5": "sentencepiece"}
-    kind = kinds.get(fields["model"])
-    if kind is None:
+    if fields["model"] not in kinds:
         raise ScreeningError(
             "BadTokenizer",
             f"expected a GGUF vocabulary of {', '.join(kinds)}, got {fields['model']!r}, whose pieces do not "
@@ -172,10 +265,165 @@ def _vocabulary(fields: Mapping[str, Any], digest: str) -> Vocabulary:
             added.append({"content": token, "id": row, "special": role == _CONTROL})
         elif role not in (_UNUSED, _BYTE):
             pieces.setdefault(token, row)
-    return Vocabulary.from_parts(
-        pieces,
-        "byte-level" if kind == "byte-level" else "sentencepiece",
-        added,
-        individual_digits=fields["pre"] in _SINGLE_DIGITS,
-        digest=digest.removeprefix("sha256:"),
-    )
+    kind: Kind = "byte-level" if kinds[fields["model"]] == "byte-level" else "sentencepiece"
+    return Vocabulary(pieces, kind, added, individual_digits=fields["pre"] in _SINGLE_DIGITS)
+
+
+class _Walk:
+    """Walks a header of a file of `size` bytes from its start, and fetches what it needs."""
+
+    def __init__(self, snapshot: Snapshot, path: str, size: int) -> None:
+        self._snapshot, self._path, self._size = snapshot, path, size
+        self._data, self._at = bytearray(), 0
+
+    async def header(self) -> Header:
+        """The whole header."""
+        magic = bytes(await self._take(4))
+        if magic != b"GGUF":
+            raise self._bad(f"it begins with {magic!r}, not GGUF")
+        version = await self._scalar("I")
+        if version not in (2, 3):
+            word = "big-endian" if version in (0x02000000, 0x03000000) else "unknown"
+            raise self._bad(f"its version is {word} ({version}); versions 2 and 3 are read")
+        tensors, count = await self._scalar("Q"), await self._scalar("Q")
+        # Each takes some bytes, so that a file bounds how many there can be.
+        if count > min(_MOST, self._size // 12) or tensors > min(_MOST, self._size // 24):
+            raise self._bad(f"it announces {count} pairs and {tensors} tensors")
+        pairs: dict[str, Any] = {}
+        for _ in range(count):
+            name = await self._string()
+            if name in pairs:
+                raise self._bad(f"the key {name!r} occurs twice")
+            keep = _KEPT.fullmatch(name) is not None
+            pairs[name] = await self._value(await self._scalar("I"), keep=keep, depth=0)
+        described = [await self._tensor() for _ in range(tensors)]
+        stored = self._placed(described, pairs.get("general.alignment", 32))
+        named = pairs.get("general.architecture")
+        architecture = named if isinstance(named, str) else None
+        if "tokenizer.ggml.tokens" not in pairs:
+            return Header(stored, architecture=architecture)
+        vocabulary = self._vocabulary(pairs)
+        digest = f"sha256:{hashlib.sha256(vocabulary).hexdigest()}"
+        return Header(stored, architecture=architecture, tokenizer=digest, vocabulary=vocabulary)
+
+    async def _need(self, end: int) -> None:
+        """Fetch the file's first bytes, up to an end at least."""
+        have = len(self._data)
+        if end <= have:
+            return
+        if end > self._size:
+            raise self._bad(f"it asks for byte {end} of a file of {self._size} bytes")
+        if end > MAX_HEADER:
+            raise self._bad(f"it is longer than {MAX_HEADER} bytes")
+        until = min(max(end, have + _PIECE), self._size)
+        (more,) = await self._snapshot.ranges(self._path, [(have, until)])
+        self._data += more
+
+    async def _take(self, count: int) -> bytes:
+        end = self._at + count
+        await self._need(end)
+        taken = bytes(self._data[self._at : end])
+        self._at = end
+        return taken
+
+    async def _scalar(self, kind: str) -> Any:
+        (value,) = struct.unpack("<" + kind, await self._take(struct.calcsize("<" + kind)))
+        return value
+
+    async def _string(self) -> str:
+        return (await self._take(await self._scalar("Q"))).decode("utf-8", "replace")
+
+    async def _value(self, kind: int, *, keep: bool, depth: int) -> Any:
+        if kind in _SCALARS:
+            return await self._scalar(_SCALARS[kind])
+        if kind == _STRING:
+            return await self._string()
+        if kind != _ARRAY:
+            raise self._bad(f"a value has the unknown type {kind}")
+        if depth > 2:
+            raise self._bad("arrays are nested too deeply")
+        inner, count = await self._scalar("I"), await self._scalar("Q")
+        if inner in _SCALARS:
+            body = await self._take(count * struct.calcsize("<" + _SCALARS[inner]))
+            return np.frombuffer(body, "<" + _SCALARS[inner]).tolist() if keep else None
+        if self._at + 8 * count > self._size:  # a string or an array takes at least its length
+            raise self._bad(f"{count} values at byte {self._at} do not fit the file")
+        if inner == _STRING:
+            return await self._strings(count, keep)
+        return [await self._value(inner, keep=keep, depth=depth + 1) for _ in range(count)]
+
+    async def _strings(self, count: int, keep: bool) -> list[str]:
+        """An array of strings: the bulk of a header, so without a call for each."""
+        data, at = self._data, self._at
+        unpack = struct.Struct("<Q").unpack_from
+        strings = []
+        for _ in range(count):
+            if at + 8 > len(data):
+                await self._need(at + 8)
+            (length,) = unpack(data, at)
+            at += 8
+            if at + length > len(data):
+                await self._need(at + length)
+            if keep:
+                strings.append(data[at : at + length].decode("utf-8", "replace"))
+            at += length
+        self._at = at
+        return strings
+
+    async def _tensor(self) -> tuple[str, str, tuple[int, ...], int]:
+        name = await self._string()
+        dimensions = await self._scalar("I")
+        if not 1 <= dimensions <= 4:
+            raise self._bad(f"{name!r} has {dimensions} dimensions")
+        shape = tuple([await self._scalar("Q") for _ in range(dimensions)])
+        code, offset = await self._scalar("I"), await self._scalar("Q")
+        if code not in GGUF_TYPES:
+            raise self._bad(f"{name!r} has the unknown type {code}")
+        if any(not 0 < n < 2**40 for n in shape):
+            raise self._bad(f"{name!r} has the shape {shape}")
+        # ggml writes the fastest dimension first.
+        return name, GGUF_TYPES[code][0], shape[::-1], offset
+
+    def _placed(
+        self, described: list[tuple[str, str, tuple[int, ...], int]], alignment: Any
+    ) -> dict[str, Tensor]:
+        if type(alignment) is not int or not 0 < alignment <= 2**20:
+            raise self._bad(f"its alignment is {alignment!r}")
+        start = -(-self._at // alignment) * alignment
+        tensors: dict[str, Tensor] = {}
+        for name, dtype, shape, offset in described:
+            _, weights, size = _BLOCKS[dtype]
+            if shape[-1] % weights:
+                raise self._bad(f"{name!r}: rows of {shape[-1]} are no whole blocks of {dtype}")
+            end = start + offset + math.prod(shape) // weights * size
+            if name in tensors:
+                raise self._bad(f"the tensor {name!r} occurs twice")
+            if offset % alignment or end > self._size:
+                raise self._bad(f"{name!r} lies at bytes {start + offset} to {end} of {self._size}")
+            tensors[name] = Tensor(name, dtype, shape, start + offset, end)
+        at = start
+        for tensor in sorted(tensors.values(), key=lambda t: t.begin):
+            if tensor.begin < at:
+                raise self._bad(f"{tensor.name!r} overlaps the tensor before it")
+            at = tensor.end
+        return tensors
+
+    def _vocabulary(self, pairs: Mapping[str, Any]) -> bytes:
+        """The vocabulary that the header's pairs hold, as JSON."""
+        what = f"{self._path} of {self._snapshot.repo}"
+        tokens, types = pairs["tokenizer.ggml.tokens"], pairs.get("tokenizer.ggml.token_type")
+        if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+            raise ScreeningError("BadTokenizer", f"expected a vocabulary of texts in {what}, which has none")
+        if types is not None and (not isinstance(types, list) or len(types) != len(tokens)):
+            raise ScreeningError(
+                "BadTokenizer", f"{what} has {len(tokens)} tokens and not as many token types"
+            )
+        model, pre = (str(pairs.get(f"tokenizer.ggml.{key}", "")) for key in ("model", "pre"))
+        return json.dumps({"model": model, "pre": pre, "tokens": tokens, "types": types}).encode()
+
+    def _bad(self, reason: str) -> ScreeningError:
+        return ScreeningError(
+            "BadHeader",
+            f"the GGUF header of {self._path} of {self._snapshot.repo} is broken: {reason}; the file was "
+            "damaged on its way or at its source, compare its sha256 or upload it again",
+        )

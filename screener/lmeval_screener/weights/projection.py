@@ -1,49 +1,143 @@
-"""Which stored tensor is the output projection: by config.json, the index and the safetensors headers.
+"""The output projection of a checkpoint in transformers' layout, and the final norm in front of it.
 
-The rule, in transformers' own order of preference (`slices` has torch's distributed checkpoints, whose files
-hold slices, and `adapters` those that change another checkpoint's matrix):
+The file is ``model.safetensors`` if it is there (an index beside it is stale), else the shard that
+``model.safetensors.index.json`` names, else the only safetensors file there is. Without safetensors it is the
+same for ``pytorch_model.bin`` and its index. The tensor is chosen by its name (`architectures`).
 
-1. File: ``model.safetensors`` if it is there (an index beside it is stale), else the shard that
-   ``model.safetensors.index.json`` names, else the only safetensors file there is. Without safetensors the
-   same for ``pytorch_model.bin`` and its index.
-2. Tensor: a stored head if there is one. Where config.json says *tied* and a head is stored nevertheless, the
-   stored head is read, as transformers 5 does, and a warning says so.
-3. Without a stored head, the input embedding, if config.json or the architecture's default ties the two.
+A softmax sees ``row · (γ ∘ x)``, x being the normed state and γ the final norm's weight: what a token's row
+does is ``γ ∘ row``. A scale that moves between γ and the rows moves no prediction.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.absent import no_weights_error, suggest_alternative
+from lmeval_screener.weights import DTYPE_BITS, FLOAT_DTYPES, SCALED_DTYPES, Header, Tensor
 from lmeval_screener.weights.architectures import (
     EMBEDDINGS,
-    HEADS,
-    NOT_THE_MODEL,
-    UNTIED_BY_DEFAULT,
-    WRAPPERS,
+    FINAL_NORMS,
+    NORMS_LESS_ONE,
+    NORMS_OF_MEAN,
+    NORMS_UNCLEAR,
+    NORMS_WITHOUT_WEIGHT,
+    SAYS_TIED,
+    SCALES,
+    cannot,
+    choose_tensor,
+    companions,
+    levels,
+    model_types,
+    stored_name,
 )
-from lmeval_screener.weights.files import WeightFiles
-from lmeval_screener.weights.final_norm import FinalNorm, StoredNorm, find_norm
-from lmeval_screener.weights.rows import BRIDGE, Matrix, Rows, ScaledRows, side_by_side
-from lmeval_screener.weights.scales import SCALES, Blocks, blocks_of, companions, packed
-from lmeval_screener.weights.slices import joined, slice_files, sliced
-from lmeval_screener.weights.tensors import DTYPE_BITS, FLOAT_DTYPES, SCALED_DTYPES, Header, Tensor
+from lmeval_screener.weights.rows import (
+    Blocks,
+    Rows,
+    ScaledRows,
+    WeightFiles,
+    blocks_of,
+    joined,
+    safetensors_files,
+    side_by_side,
+    slice_files,
+    sliced,
+)
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-ARCHIVE = "pytorch_model.bin"
-ARCHIVE_INDEX = "pytorch_model.bin.index.json"
+NormKind = Literal["rms", "layer"]
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_ARCHIVE = "pytorch_model.bin"
+_ARCHIVE_INDEX = "pytorch_model.bin.index.json"
 #: First request of a shard's header: so many bytes per tensor and some, enough for nearly all names.
 _PER_TENSOR, _SOME = 140, 2048
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_PICKLED = (".bin", ".pth", ".pt", ".ckpt", ".msgpack", ".h5")
+#: Files of a model in 16 or 32 bits, beside packed ones.
+_PLAIN_GGUF = re.compile(r"(?:^|[-._/])(BF16|F16|FP16|F32)\.gguf$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, eq=False)
+class FinalNorm:
+    """The final norm in front of the output projection, as far as it is known.
+
+    Attributes:
+        name: Name of the tensor; None where the architecture's norm has no weight, or it is not known.
+        weight: γ, shape (d,), float64, ones where the norm has no weight; None where it is not known.
+        kind: ``layer``: a normed state sums to 0, so that a constant along the width of ``γ ∘ row`` moves no
+            prediction either.
+        reason: Why the weight or the kind is not known; empty where both are.
+    """
+
+    name: str | None = None
+    weight: NDArray[np.float64] | None = None
+    kind: NormKind | None = None
+    reason: str = ""
+
+    def effective(self, rows: NDArray[Any]) -> NDArray[np.float64]:
+        """Rows (n, d) as the normed state meets them: what a softmax can see of them."""
+        if self.weight is None:
+            raise ValueError(f"expected a known final norm: {self.reason}")
+        seen = rows.astype(np.float64) * self.weight
+        return seen - seen.mean(axis=1, keepdims=True) if self.kind == "layer" else seen
+
+
+@dataclass(frozen=True, eq=False)
+class StoredNorm:
+    """Where a checkpoint keeps its final norm's weight.
+
+    Attributes:
+        files: The files of its weights.
+        name: Name of the tensor; None where the norm has no weight.
+        holders: The files that hold it: one, or one for each slice.
+        kind: RMSNorm or LayerNorm.
+        plus_one: Whether the norm multiplies by 1 + weight.
+        guess: Bytes of the first request for a holder's header, where it is another file than the head's.
+        reason: Why it is not known where it is; empty where it is.
+    """
+
+    files: WeightFiles
+    name: str | None = None
+    holders: Sequence[str] = ()
+    kind: NormKind = "rms"
+    plus_one: bool = False
+    guess: int = 16_384
+    reason: str = ""
+
+    async def read(self, width: int) -> FinalNorm:
+        """The norm in front of rows of a width."""
+        if self.reason:
+            return FinalNorm(reason=self.reason)
+        if self.name is None:
+            return FinalNorm(None, np.ones(width), self.kind)
+        weight = np.full(width, np.nan)
+        for file in self.holders:
+            header = await self.files.header(file, self.guess)
+            tensor = header.tensors.get(self.name)
+            if tensor is None:
+                return FinalNorm(reason=f"{self.name} is not in {file}")
+            offsets = header.slices.get(self.name) or (0,)
+            end = offsets[0] + tensor.elements
+            other = len(self.holders) == 1 and tensor.elements != width
+            vector = len(tensor.shape) == len(offsets) == 1 and tensor.strides in (None, (1,))
+            if tensor.dtype not in FLOAT_DTYPES or not vector or end > width or other:
+                stored = f"{tensor.dtype} of shape {tensor.shape}"
+                return FinalNorm(reason=f"{self.name} is {stored}, expected {width} numbers")
+            row = replace(await self.files.matrix(file, tensor), shape=(1, tensor.elements))
+            weight[offsets[0] : end] = (await row.read([0]))[0]
+        weight += self.plus_one
+        if not np.isfinite(weight).all() or not weight.any():
+            return FinalNorm(reason=f"{self.name} is zero or not finite")
+        return FinalNorm(self.name, weight, self.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +153,7 @@ class OutputProjection:
         parameters: Parameters of the whole checkpoint as stored (tied matrices once); None if not to be known
             without reading every shard.
         warnings: What a reader of the result should know; usually empty.
-        norm: Where the final norm before it is; where that is not known, a clause that says why.
+        norm: Where the final norm before it is.
     """
 
     name: str
@@ -69,7 +163,7 @@ class OutputProjection:
     tied: bool
     parameters: int | None
     warnings: tuple[str, ...]
-    norm: StoredNorm | str
+    norm: StoredNorm
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -81,11 +175,8 @@ async def read_rows_and_norm(
     projection: OutputProjection, ids: Sequence[int]
 ) -> tuple[NDArray[np.float32], FinalNorm]:
     """Rows of the output projection and the final norm before it, read side by side."""
-    norm, width = projection.norm, projection.shape[1]
-    if isinstance(norm, str):
-        return await read_rows(projection, ids), FinalNorm(reason=norm)
-    rows, known = await side_by_side(read_rows(projection, ids), norm.read(width))
-    return rows, known
+    rows, norm = await side_by_side(read_rows(projection, ids), projection.norm.read(projection.shape[1]))
+    return rows, norm
 
 
 async def read_rows(projection: OutputProjection, ids: Sequence[int]) -> NDArray[np.float32]:
@@ -96,347 +187,165 @@ async def read_rows(projection: OutputProjection, ids: Sequence[int]) -> NDArray
         of GGUF and 8-bit floats with scales the numbers that they stand for, for an adapter those of the
         merged model in float32.
     """
+
+    def refuse(bad: Iterable[int], state: str, why: str) -> None:
+        numbers = [str(i) for i in bad]
+        shown = ", ".join(numbers[:8]) + (", …" if len(numbers) > 8 else "")
+        if numbers:
+            reason = f"rows {shown} of {projection.name} {state}: {why}"
+            raise cannot("BadRows", reason, "screen another revision")
+
     v = projection.shape[0]
-    if outside := sorted({i for i in ids if not 0 <= i < v}):
-        raise _bad_rows(
-            projection, outside, f"are outside its {v} rows", "the checkpoint's vocabulary is too short"
-        )
+    outside = sorted({i for i in ids if not 0 <= i < v})
+    refuse(outside, f"are outside its {v} rows", "the checkpoint's vocabulary is too short")
     wanted, place = np.unique(np.asarray(ids, dtype=int), return_inverse=True)
     matrix = await projection.rows.read(wanted.tolist())
     finite = np.isfinite(matrix).all(axis=1)
-    if not finite.all():
-        raise _bad_rows(projection, wanted[~finite], "hold NaN or Inf", "the checkpoint is damaged")
-    zero = ~matrix.any(axis=1)
-    if zero.any():
-        raise _bad_rows(projection, wanted[zero], "are zero", "these tokens were never trained")
-    if len(wanted) > 1 and _parallel(matrix):
-        why = "the matrix was never trained, or is damaged"
-        raise _bad_rows(projection, wanted, "all point the same way", why)
-    result: NDArray[np.float32] = matrix[place]
-    return result
-
-
-def _parallel(matrix: NDArray[np.float32]) -> bool:
-    """All rows (n, d) have one direction, up to float32's rounding."""
-    rows = matrix.astype(np.float64)
-    units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    return bool(np.abs(units - units[0]).max() < 1e-6)
-
-
-def _bad_rows(projection: OutputProjection, ids: Iterable[int], state: str, why: str) -> ScreeningError:
-    numbers = [str(i) for i in ids]
-    shown = ", ".join(numbers[:8]) + (", …" if len(numbers) > 8 else "")
-    return ScreeningError(
-        "BadRows",
-        f"cannot be screened because rows {shown} of {projection.name} {state}: {why}; screen "
-        "another revision",
-    )
+    refuse(wanted[~finite], "hold NaN or Inf", "the checkpoint is damaged")
+    refuse(wanted[~matrix.any(axis=1)], "are zero", "these tokens were never trained")
+    units = matrix / np.linalg.norm(matrix.astype(np.float64), axis=1, keepdims=True)
+    # All of one direction, up to float32's rounding.
+    if len(wanted) > 1 and np.abs(units - units[0]).max() < 1e-6:
+        refuse(wanted, "all point the same way", "the matrix was never trained, or is damaged")
+    rows: NDArray[np.float32] = matrix[place]
+    return rows
 
 
 async def find_projection(snapshot: Snapshot) -> OutputProjection:
     """The output projection of a checkpoint in transformers' layout."""
     config = await _json(snapshot, "config.json", "BadConfig") if "config.json" in snapshot.files else {}
+    try:
+        return await _find(snapshot, config)
+    except ScreeningError as error:
+        if error.code != "QuantizedTensor" or not (step := await _alternative(snapshot, config)):
+            raise
+        raise ScreeningError(error.code, f"{str(error).partition('; ')[0]}; {step}") from error
+
+
+async def _find(snapshot: Snapshot, config: Mapping[str, Any]) -> OutputProjection:
     files = WeightFiles(snapshot)
-    usual = {SINGLE, INDEX} & snapshot.files.keys()
-    if slices := [] if usual else slice_files(snapshot.files):
-        return await _joined_slices(files, config, slices)
-    warnings: list[str] = []
-    if beside := [
-        path for path in ("adapter_model.safetensors", "adapter_model.bin") if path in snapshot.files
-    ]:
-        warnings.append(f"{beside[0]} lies beside the weights and was not applied to them")
+    adapters = [p for p in ("adapter_model.safetensors", "adapter_model.bin") if p in snapshot.files]
+    warnings = [f"{path} lies beside the weights and was not applied to them" for path in adapters[:1]]
     index_name = _index(snapshot)
-    files_of: Mapping[str, str]
-    if index_name is None:
-        file = await _only_file(snapshot, warnings)
-        header = await files.header(file)
-        files_of = dict.fromkeys(header.tensors, file)
-        name, tied = await _chosen(snapshot, files_of, config, warnings)
-        parameters: int | None = snapshot.parameters or header.parameters
+    index = await _json(snapshot, index_name, "BadIndex") if index_name else {}
+    holders: dict[str, list[str]] = {}
+    slices = [] if index_name else slice_files(snapshot.files)
+    if index_name:
+        holders = {tensor: [file] for tensor, file in _weight_map(snapshot, index, index_name).items()}
     else:
-        index = await _json(snapshot, index_name, "BadIndex")
-        files_of = _weight_map(snapshot, index, index_name)
-        name, tied = await _chosen(snapshot, files_of, config, warnings)
-        file = _shard(snapshot, name, files_of[name], index_name)
-        header = await files.header(file, _header_bytes(files_of, file))
-        if name not in header.tensors:
-            raise ScreeningError(
-                "BadIndex",
-                f"{index_name} of {snapshot.repo} says that {name} is in {file}, which does not hold it: the "
-                "index is stale; ask for another revision",
-            )
-        bits = DTYPE_BITS[header.tensors[name].dtype]
-        parameters = snapshot.parameters or await _parameters(files, index, set(files_of.values()), bits)
-    tensor = header.tensors[name]
-    rows = await _rows(files, tensor, {**files_of, **dict.fromkeys(header.tensors, file)}, config)
-    if name in header.slices and not _is_whole(snapshot, config, header.slices[name], rows.shape):
-        raise sliced(name, f"{file} does not hold all of it")
+        names = slices or [await _only_file(snapshot, warnings)]
+        headers = await side_by_side(*(files.header(file) for file in names))
+        for file, header in zip(names, headers, strict=True):
+            for tensor_name in header.tensors:
+                holders.setdefault(tensor_name, []).append(file)
+        # A slice counts as what it holds, so that the whole counts once.
+        parameters = snapshot.parameters or sum(header.parameters for header in headers)
+    name, tied = choose_tensor(holders, config, warnings)
+    file = holders[name][0]
+    if index_name:
+        _check_shard(snapshot, name, file, index_name)
+    header = await files.header(file, _header_bytes(holders, file))
+    tensor = header.tensors.get(name)
+    if tensor is None:
+        raise ScreeningError(
+            "BadIndex",
+            f"{index_name} of {snapshot.repo} says that {name} is in {file}, which does not hold it: the "
+            "index is stale; ask for another revision",
+        )
+    if index_name:
+        parameters = snapshot.parameters or await _parameters(files, index, holders, tensor)
+    # The index may leave out what lies beside the matrix.
+    rows = await _rows(files, tensor, {key: [file] for key in header.tensors} | holders, config)
+    if slices or name in header.slices:
+        if slices and isinstance(rows, ScaledRows):
+            raise sliced(name, "it has scales beside it, which may be sliced too")
+        parts = [(path, await files.header(path)) for path in holders[name]]
+        pieces = [(await files.matrix(path, part.tensors[name]), part) for path, part in parts]
+        whole = joined(name, pieces, _sizes(config))
+        rows = whole if len(pieces) > 1 else rows
     if not tied and _shares_an_embedding(tensor, header):
-        tied, warnings = True, [text for text in warnings if not text.startswith(_SAYS_TIED)]
-    warnings += _size_warnings(config, rows.shape[0])
-    holders = {stored: (shard,) for stored, shard in files_of.items() if shard in snapshot.files}
-    norm = find_norm(files, holders, model_types(config))
-    if not isinstance(norm, str) and norm.holders:
-        norm = replace(norm, guess=_header_bytes(files_of, norm.holders[0]))
+        tied, warnings = True, [text for text in warnings if not text.startswith(SAYS_TIED)]
+    sizes = [level["vocab_size"] for level in levels(config) if type(level.get("vocab_size")) is int]
+    if sizes and rows.shape[0] < sizes[0]:
+        warnings.append(f"config.json says vocab_size {sizes[0]}, but only {rows.shape[0]} rows are stored")
+    norm = _find_norm(files, holders, model_types(config))
     return OutputProjection(name, file, tensor.dtype, rows, tied, parameters, tuple(warnings), norm)
 
 
-async def _joined_slices(files: WeightFiles, config: Mapping[str, Any], names: list[str]) -> OutputProjection:
-    """The output projection of a distributed checkpoint, from the slices that its files hold."""
-    snapshot = files.snapshot
-    headers = dict(zip(names, await side_by_side(*(files.header(n, 16_384) for n in names)), strict=True))
-    holders: dict[str, list[str]] = {}
-    for file, header in headers.items():
-        for tensor in header.tensors:
-            holders.setdefault(tensor, []).append(file)
-    warnings: list[str] = []
-    files_of = {tensor: held[0] for tensor, held in holders.items()}
-    name, tied = await _chosen(snapshot, files_of, config, warnings)
-    stored = headers[files_of[name]].tensors[name]
-    if await _scales(files, stored, files_of, config) is not None:
-        raise sliced(name, "it has scales beside it, which may be sliced too")
-    _shape(stored)
-    whole = joined(snapshot, name, headers, _sizes(config))
-    first = whole.pieces[0][0]
-    # A slice counts as what it holds, so that the whole counts once.
-    parameters = snapshot.parameters or sum(header.parameters for header in headers.values())
-    norm = find_norm(files, holders, model_types(config))
-    rows = first if len(whole.pieces) == 1 else whole
-    return OutputProjection(name, first.file, first.dtype, rows, tied, parameters, tuple(warnings), norm)
-
-
-async def _chosen(
-    snapshot: Snapshot, files_of: Mapping[str, str], config: Mapping[str, Any], warnings: list[str]
-) -> tuple[str, bool]:
-    """`choose_tensor`; where the head is packed, the error names what to screen instead."""
-    try:
-        return choose_tensor(files_of, config, warnings)
-    except ScreeningError as error:
-        if error.code != "QuantizedTensor":
-            raise
-        raise await _with_suggestion(snapshot, config, str(error)) from error
-
-
 async def _rows(
-    files: WeightFiles, tensor: Tensor, files_of: Mapping[str, str], config: Mapping[str, Any]
-) -> Matrix | ScaledRows:
-    """Rows of a whole matrix, with the scales that may lie beside it."""
-    scales = await _scales(files, tensor, files_of, config)
-    _shape(tensor)
-    codes = await files.matrix(files_of[tensor.name], tensor)
-    return codes if scales is None else ScaledRows(codes, *scales)
-
-
-async def _scales(
-    files: WeightFiles, tensor: Tensor, files_of: Mapping[str, str], config: Mapping[str, Any]
-) -> tuple[Matrix, tuple[int, int]] | None:
-    """Scales of a matrix and the block that each covers; None where its stored numbers are its weights."""
-    # Unknown companions come first: an error names them.
-    beside = sorted(companions(tensor.name, files_of), key=lambda word: word in SCALES)
+    files: WeightFiles, tensor: Tensor, holders: Mapping[str, Sequence[str]], config: Mapping[str, Any]
+) -> Rows:
+    """Rows of a stored matrix, with the scales that may lie beside it."""
+    beside = companions(tensor.name, holders)
     stem = tensor.name.removesuffix("weight")
     quantization = config.get("quantization_config")
-    known = len(beside) == 1 and beside[0] in SCALES and tensor.dtype in SCALED_DTYPES
-    if tensor.dtype not in FLOAT_DTYPES:
-        how = f"as {tensor.dtype}" + (f" with {stem}{beside[0]} beside it" if beside else "")
-    elif known and len(tensor.shape) == 2:
-        name = stem + beside[0]
-        file = files_of[name]
-        header = await files.header(file) if file in files.snapshot.files else Header({})
-        scale = header.tensors.get(name)
-        if scale is None:
-            blocks: Blocks | str = f"with {name} beside it, which is not in {file}"
-        else:
-            blocks = blocks_of(tensor, scale, quantization)
-        if scale is not None and isinstance(blocks, Blocks):
-            matrix = await files.matrix(file, scale, BRIDGE)
-            return replace(matrix, shape=blocks.shape, strides=None), blocks.size
-        how = f"as {tensor.dtype} {blocks}"
-    elif beside:
-        how = f"as {tensor.dtype} with {stem}{beside[0]} beside it"
-    elif tensor.dtype in SCALED_DTYPES and quantization:
-        how = f"as {tensor.dtype} without the scales that config.json's quantization_config announces"
-    else:
-        return None
-    sentence = f"cannot be screened because {tensor.name} is stored {how}; screen the unquantised model"
-    raise await _with_suggestion(files.snapshot, config, sentence)
-
-
-async def _with_suggestion(snapshot: Snapshot, config: Mapping[str, Any], sentence: str) -> ScreeningError:
-    """The error of a packed matrix, with what to screen in place of it."""
-    reason, _, step = sentence.partition("; ")
-    return ScreeningError(
-        "QuantizedTensor", f"{reason}; {await suggest_alternative(snapshot, config) or step}"
-    )
-
-
-def _header_bytes(files_of: Mapping[str, str], file: str) -> int:
-    """About the size of a shard's header, by the number of its tensors."""
-    return _SOME + _PER_TENSOR * sum(shard == file for shard in files_of.values())
+    how = f"as {tensor.dtype}" + (f" with {stem}{beside[0]} beside it" if beside else "")
+    if tensor.dtype in FLOAT_DTYPES:
+        if len(tensor.shape) != 2 or 0 in tensor.shape:
+            reason = f"{tensor.name} has shape {tensor.shape}, expected (v, d)"
+            raise cannot("NoOutputProjection", reason, "check what the repository is")
+        rows = await files.matrix(holders[tensor.name][0], tensor)
+        scaled = tensor.dtype in SCALED_DTYPES
+        if not beside and not (scaled and quantization):
+            return rows
+        if not beside:
+            how += " without the scales that config.json's quantization_config announces"
+        elif scaled and len(beside) == 1 and beside[0] in SCALES:
+            name = stem + beside[0]
+            file = holders[name][0]
+            header = await files.header(file) if file in files.snapshot.files else Header({})
+            scale = header.tensors.get(name)
+            blocks = blocks_of(tensor, scale, quantization) if scale else f"with {name} not in {file}"
+            if scale and isinstance(blocks, Blocks):
+                scales = await files.matrix(file, scale, narrow=True)
+                return ScaledRows(rows, replace(scales, shape=blocks.shape), blocks.size)
+            how = f"as {tensor.dtype} {blocks}"
+    raise cannot("QuantizedTensor", f"{tensor.name} is stored {how}", "screen the unquantised model")
 
 
 def _index(snapshot: Snapshot) -> str | None:
     """The index that says which shard holds what; None where one file holds everything."""
-    if SINGLE in snapshot.files:
+    if _SINGLE in snapshot.files:
         return None
-    if INDEX in snapshot.files:
-        return INDEX
-    others = any(path.endswith(".safetensors") and "/" not in path for path in snapshot.files)
-    return ARCHIVE_INDEX if not others and _is_archive(snapshot) and ARCHIVE not in snapshot.files else None
-
-
-def _is_archive(snapshot: Snapshot) -> bool:
-    return ARCHIVE in snapshot.files or ARCHIVE_INDEX in snapshot.files
-
-
-def _shares_an_embedding(tensor: Tensor, header: Header) -> bool:
-    """A head has the bytes of an input embedding: an archive keeps tied matrices once."""
-    return any(
-        other.begin == tensor.begin and other.end == tensor.end and _first({name}, EMBEDDINGS)
-        for name, other in header.tensors.items()
-        if name != tensor.name
-    )
-
-
-def model_types(config: Mapping[str, Any]) -> list[str]:
-    """``model_type`` of config.json and of the language model inside it, the outermost first."""
-    return [level["model_type"] for level in _levels(config) if isinstance(level.get("model_type"), str)]
-
-
-def choose_tensor(names: Iterable[str], config: Mapping[str, Any], warnings: list[str]) -> tuple[str, bool]:
-    """Name of the output projection among stored tensors, and whether it is the tied input embedding."""
-    stored = set(names)
-    head = _first(stored, HEADS) or _only_head(stored)
-    embedding = _first(stored, EMBEDDINGS)
-    says = _says_tied(config)
-    if head:
-        if says:
-            warnings.append(
-                f"{_SAYS_TIED}, but {head} is stored: the stored one was read, "
-                "as transformers 5 does (transformers 4 would tie)"
-            )
-        return head, False
-    if instead_of_head := packed(stored, _stems(HEADS)):
-        raise _cannot(
-            "QuantizedTensor",
-            f"its output projection is stored packed or in parts ({instead_of_head})",
-            "screen the unquantised model",
-        )
-    if embedding is None and (instead_of_embedding := packed(stored, _stems(EMBEDDINGS))):
-        raise _cannot(
-            "QuantizedTensor",
-            f"its input embedding is stored packed or in parts ({instead_of_embedding})",
-            "screen the unquantised model",
-        )
-    if embedding is None:
-        some = ", ".join(sorted(stored)[:3]) or "none"
-        raise _cannot(
-            "NoOutputProjection",
-            f"none of its {len(stored)} tensors ({some}, …) is a known output projection or input embedding",
-            "check that it is a causal language model",
-        )
-    if says is None:
-        says, model_type = _tied_by_default(config)
-        if model_type is None:
-            warnings.append(
-                f"config.json is silent on tied embeddings and no head is stored; read {embedding}"
-            )
-    if not says:
-        raise _cannot(
-            "NoOutputProjection",
-            f"config.json says that embeddings are not tied, but beside {embedding} no head is stored",
-            "it may be a base model without a head, or an incomplete upload",
-        )
-    return embedding, True
-
-
-_SAYS_TIED = "config.json says that embeddings are tied"
-
-
-def _first(stored: set[str], candidates: tuple[str, ...]) -> str | None:
-    return next((w + name for name in candidates for w in WRAPPERS if w + name in stored), None)
-
-
-def _stems(names: tuple[str, ...]) -> list[str]:
-    return [w + name.removesuffix("weight") for name in names for w in WRAPPERS]
-
-
-def _only_head(stored: set[str]) -> str | None:
-    """A head under an unknown wrapper, if there is exactly one."""
-    heads = [
-        name
-        for name in stored
-        if name.endswith(".lm_head.weight")
-        and not any(word in name for word in NOT_THE_MODEL)
-        and not any(part.isdigit() for part in name.split("."))
-    ]
-    return heads[0] if len(heads) == 1 else None
-
-
-def _says_tied(config: Mapping[str, Any]) -> bool | None:
-    """Ties by config.json; the outermost level that says anything decides. None if it is silent."""
-    for level in _levels(config):
-        # OLMo as first released says it in a word of its own, and its class looks at no other.
-        for key in ("weight_tying", "tie_word_embeddings"):
-            value = level.get(key)
-            if isinstance(value, bool):
-                return value
-    return None
-
-
-def _tied_by_default(config: Mapping[str, Any]) -> tuple[bool, str | None]:
-    """Ties by the architecture when config.json is silent, and the architecture; None if unknown."""
-    types = model_types(config)
-    if not types:
-        return True, None
-    return not any(name in UNTIED_BY_DEFAULT for name in types), types[0]
-
-
-def _levels(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    inner = [config.get(key) for key in ("text_config", "language_config", "llm_config", "thinker_config")]
-    return [config, *(level for level in inner if isinstance(level, dict))]
+    if _INDEX in snapshot.files:
+        return _INDEX
+    only_archives = not safetensors_files(snapshot.files) and _ARCHIVE not in snapshot.files
+    return _ARCHIVE_INDEX if only_archives and _ARCHIVE_INDEX in snapshot.files else None
 
 
 async def _only_file(snapshot: Snapshot, warnings: list[str]) -> str:
     """The file that holds everything, where no index is used."""
-    files = [path for path in snapshot.files if path.endswith(".safetensors") and "/" not in path]
-    weights = [path for path in files if not path.startswith("adapter_")]
-    if SINGLE in weights:
-        if INDEX in snapshot.files:
-            warnings.append(f"both {SINGLE} and {INDEX} are stored: {SINGLE} was read, as transformers does")
-        return SINGLE
+    weights = safetensors_files(snapshot.files)
+    single, index = (_SINGLE, _INDEX) if weights else (_ARCHIVE, _ARCHIVE_INDEX)
+    if single in snapshot.files:
+        if index in snapshot.files:
+            warnings.append(f"both {single} and {index} are stored: {single} was read")
+        return single
     if len(weights) == 1:
-        warnings.append(f"{SINGLE} is not stored; {weights[0]}, the only safetensors file, was read")
+        warnings.append(f"{_SINGLE} is not stored; {weights[0]}, the only safetensors file, was read")
         return weights[0]
     if weights:
-        raise _cannot(
-            "NoSafetensors",
-            f"it has {len(weights)} safetensors files but no {INDEX}",
-            "the upload may be incomplete",
-        )
-    if not files and ARCHIVE in snapshot.files:
-        if ARCHIVE_INDEX in snapshot.files:
-            warnings.append(f"both {ARCHIVE} and {ARCHIVE_INDEX} are stored: {ARCHIVE} was read")
-        return ARCHIVE
+        reason = f"it has {len(weights)} safetensors files but no {_INDEX}"
+        raise cannot("NoSafetensors", reason, "the upload may be incomplete")
     raise await no_weights_error(snapshot)
 
 
-def _is_whole(
-    snapshot: Snapshot, config: Mapping[str, Any], offsets: tuple[int, ...] | None, shape: tuple[int, int]
-) -> bool:
-    """A tensor of a distributed checkpoint is stored whole, by config.json's sizes."""
-    alone = len(slice_files(snapshot.files)) <= 1
-    sizes = _sizes(config)
-    return alone and offsets == (0, 0) and sizes is not None and shape[0] >= sizes[0] and shape[1] == sizes[1]
+def _header_bytes(holders: Mapping[str, Sequence[str]], file: str) -> int:
+    """About the size of a shard's header, by the number of its tensors."""
+    return _SOME + _PER_TENSOR * sum(files[0] == file for files in holders.values())
+
+
+def _shares_an_embedding(tensor: Tensor, header: Header) -> bool:
+    """A head has the bytes of an input embedding: an archive keeps tied matrices once."""
+    place = tensor.begin, tensor.end
+    others = [t.name for t in header.tensors.values() if (t.begin, t.end) == place and t is not tensor]
+    return stored_name(others, EMBEDDINGS) is not None
 
 
 def _sizes(config: Mapping[str, Any]) -> tuple[int, int] | None:
     """Rows and width of the output projection, as config.json states them."""
-    sizes = [
-        (level["vocab_size"], level["hidden_size"])
-        for level in _levels(config)
-        if type(level.get("vocab_size")) is int and type(level.get("hidden_size")) is int
-    ]
-    return sizes[0] if sizes else None
+    stated = [(level.get("vocab_size"), level.get("hidden_size")) for level in levels(config)]
+    return next(((v, d) for v, d in stated if type(v) is type(d) is int), None)
 
 
 def _weight_map(snapshot: Snapshot, index: Mapping[str, Any], name: str) -> Mapping[str, str]:
@@ -448,52 +357,56 @@ def _weight_map(snapshot: Snapshot, index: Mapping[str, Any], name: str) -> Mapp
     return shards
 
 
-def _shard(snapshot: Snapshot, name: str, file: str, index_name: str) -> str:
-    suffix = ".safetensors" if index_name == INDEX else ".bin"
+def _check_shard(snapshot: Snapshot, name: str, file: str, index_name: str) -> None:
+    suffix = ".safetensors" if index_name == _INDEX else ".bin"
     if "/" in file or "\\" in file or file not in snapshot.files or not file.endswith(suffix):
         raise ScreeningError(
             "BadIndex",
             f"{index_name} of {snapshot.repo} says that {name} is in {file!r}, which is not among its files; "
             "the upload may be incomplete",
         )
-    return file
 
 
 async def _parameters(
-    files: WeightFiles, index: Mapping[str, Any], shards: set[str], bits: int
+    files: WeightFiles, index: Mapping[str, Any], holders: Mapping[str, Sequence[str]], head: Tensor
 ) -> int | None:
     """Parameters where the Hub does not count them.
 
     By every header in a folder, where they cost nothing; else by the index, whose ``total_size`` is of bytes:
     all matrices are taken to have as many bits an element as the output projection.
     """
-    metadata = index.get("metadata")
-    total = metadata.get("total_parameters") if isinstance(metadata, dict) else None
+    stated = index.get("metadata")
+    metadata = stated if isinstance(stated, dict) else {}
+    total, size = metadata.get("total_parameters"), metadata.get("total_size")
     if type(total) is int and total > 0:
         return total
-    if files.snapshot.cache is not None or not all(shard in files.snapshot.files for shard in shards):
-        size: Any = metadata.get("total_size") if isinstance(metadata, dict) else None
-        known = isinstance(size, (int, float)) and not isinstance(size, bool) and 0 < size < 2**62
-        return int(size) * 8 // bits if known else None
-    return sum([(await files.header(shard)).parameters for shard in sorted(shards)])
+    shards = sorted({file for (file,) in holders.values()})
+    if files.snapshot.cache is None and all(shard in files.snapshot.files for shard in shards):
+        return sum([(await files.header(shard)).parameters for shard in shards])
+    if isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size < 2**62:
+        return None
+    return int(size) * 8 // DTYPE_BITS[head.dtype]
 
 
-def _shape(tensor: Tensor) -> tuple[int, int]:
-    """Rows and width of weights that can be read row by row."""
-    if len(tensor.shape) != 2 or 0 in tensor.shape:
-        raise _cannot(
-            "NoOutputProjection",
-            f"{tensor.name} has shape {tensor.shape}, expected (v, d)",
-            "check what the repository is",
-        )
-    return tensor.shape[0], tensor.shape[1]
-
-
-def _size_warnings(config: Mapping[str, Any], v: int) -> list[str]:
-    sizes = [level["vocab_size"] for level in _levels(config) if type(level.get("vocab_size")) is int]
-    if sizes and v < sizes[0]:
-        return [f"config.json says vocab_size {sizes[0]}, but only {v} rows are stored"]
-    return []
+def _find_norm(files: WeightFiles, holders: Mapping[str, Sequence[str]], types: Sequence[str]) -> StoredNorm:
+    """Where the final norm of a checkpoint in transformers' layout is."""
+    if not types:
+        reason = "config.json names no model_type, which says how the final norm is applied"
+        return StoredNorm(files, reason=reason)
+    for model_type in types:
+        if model_type in NORMS_WITHOUT_WEIGHT:
+            return StoredNorm(files, kind="layer" if NORMS_WITHOUT_WEIGHT[model_type] else "rms")
+        if model_type in NORMS_UNCLEAR:
+            return StoredNorm(files, reason=f"how {model_type} applies its final norm is not known")
+    name = stored_name(holders, FINAL_NORMS)
+    if name is None:
+        return StoredNorm(files, reason="no final norm of a known name is stored")
+    takes_mean = name.removesuffix("weight") + "bias" in holders or not NORMS_OF_MEAN.isdisjoint(types)
+    held = [file for file in holders[name] if file in files.snapshot.files]
+    if not held:
+        return StoredNorm(files, reason=f"{name} is not in {holders[name][0]}")
+    plus_one, guess = not NORMS_LESS_ONE.isdisjoint(types), _header_bytes(holders, held[0])
+    return StoredNorm(files, name, held, "layer" if takes_mean else "rms", plus_one, guess)
 
 
 async def _json(snapshot: Snapshot, path: str, code: str) -> Mapping[str, Any]:
@@ -510,5 +423,61 @@ async def _json(snapshot: Snapshot, path: str, code: str) -> Mapping[str, Any]:
     return fields
 
 
-def _cannot(code: str, reason: str, step: str) -> ScreeningError:
-    return ScreeningError(code, f"cannot be screened because {reason}; {step}")
+async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
+    """The error of a checkpoint without weights of a model's own; it names the files that are there.
+
+    The base model comes from ``adapter_config.json`` or from ``base_model`` in the README, where one says it.
+    """
+    files = sorted(snapshot.files)
+    base = await _base_model(snapshot) or "its base model"
+    if "adapter_config.json" in files or any(path.startswith("adapter_model.") for path in files):
+        step = f"merge it into its base model, or screen {base}"
+        return cannot("AdapterOnly", "it holds only an adapter", step)
+    if paths := [path for path in files if path.endswith(_PICKLED)]:
+        return cannot(
+            "NoSafetensors",
+            f"its weights are stored only as {_listed(paths)}, which are not read: they may run code",
+            "look for a revision in safetensors (often refs/pr/N), or save it with save_pretrained",
+        )
+    if paths := [path for path in files if "/" in path and path.endswith(".safetensors")]:
+        folder = paths[0].rpartition("/")[0]
+        return cannot(
+            "NoSafetensors",
+            f"its safetensors lie in folders inside it ({_listed(paths)})",
+            f"download one (hf download {snapshot.repo} --include '{folder}/*') and screen that folder",
+        )
+    return cannot("NoSafetensors", "it holds no weights", f"check the name, or screen {base}")
+
+
+async def _alternative(snapshot: Snapshot, config: Mapping[str, Any]) -> str | None:
+    """What to screen in place of a checkpoint whose output projection is packed; None if nothing names it."""
+    if plain := sorted(path for path in snapshot.files if _PLAIN_GGUF.search(path)):
+        return (
+            f"screen {snapshot.repo}:{plain[0].rpartition('/')[2]}, which lies beside it in 16 bits or more"
+        )
+    name = config.get("_name_or_path")
+    base = await _base_model(snapshot)
+    if base is None and isinstance(name, str) and _REPO.fullmatch(name) and name != snapshot.repo:
+        base = f"{name}, which its config.json names"
+    return base and f"screen {base}"
+
+
+async def _base_model(snapshot: Snapshot) -> str | None:
+    """``ORG/NAME, which its … names``, by ``adapter_config.json`` or the metadata at the top of a README."""
+    import yaml
+
+    name: Any = None
+    for path, key in (("adapter_config.json", "base_model_name_or_path"), ("README.md", "base_model")):
+        # A broken file only costs the hint.
+        with contextlib.suppress(ScreeningError, ValueError, RecursionError, AttributeError, yaml.YAMLError):
+            text = (await snapshot.small_file(path)).decode() if path in snapshot.files else ""
+            head = text[3:].partition("\n---")[0] if text.startswith("---") else ""
+            name = (json.loads(text) if path.endswith(".json") else yaml.safe_load(head)).get(key)
+            name = name[0] if isinstance(name, list) and name else name
+            if isinstance(name, str) and _REPO.fullmatch(name) and name != snapshot.repo:
+                return f"{name}, which its {path} names"
+    return None
+
+
+def _listed(paths: list[str]) -> str:
+    return ", ".join(paths[:2]) + (f" and {len(paths) - 2} more" if len(paths) > 2 else "")

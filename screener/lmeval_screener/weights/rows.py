@@ -1,7 +1,19 @@
-"""Matrices that are read row by row: coalesced ranges, read side by side, kept on disk.
+"""Rows of stored matrices: plain, scaled or in slices, by coalesced ranges, read side by side, kept on disk.
 
 Neighbouring rows become one range where the bytes in between are cheaper than another request. All gaps that
-are bridged together stay within `SLACK` of the needed bytes: the smallest go first.
+are bridged together stay within a share of the needed bytes: the smallest go first.
+
+A matrix of 8-bit floats is ``code × scale``. Programs store the scales in one form under two names
+(``weight_scale`` of compressed-tensors, fbgemm and ModelOpt; ``weight_scale_inv`` of DeepSeek and
+transformers, which in spite of its name multiplies too): one number for the matrix, one for each row, or one
+for each block, most often of 128 × 128. Sources: https://github.com/deepseek-ai/DeepSeek-V3
+(README_WEIGHTS.md), transformers' ``integrations/finegrained_fp8.py``, compressed-tensors'
+``quantization/lifecycle/forward.py``.
+
+``HuggingFaceStorageWriter(save_distributed=True)`` lets every process write files of its own
+(``shard-00001-model-00001-of-00002.safetensors``), in which a tensor's usual name stands for a slice of it.
+Where the slice begins is in the file's metadata; how large the whole is stands nowhere, so that config.json
+has to say it. Source: torch 2.13, ``torch/distributed/checkpoint/_hf_utils.py`` and ``hf_storage.py``.
 """
 
 from __future__ import annotations
@@ -9,24 +21,37 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Coroutine, Sequence
+import re
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Protocol
+from itertools import combinations, pairwise
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints.snapshot import Snapshot, content_key
+from lmeval_screener.checkpoints import Snapshot, content_key
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.tensors import DTYPE_BITS, Tensor, decode_rows, row_bytes
+from lmeval_screener.weights import (
+    DTYPE_BITS,
+    SCALED_DTYPES,
+    Header,
+    Tensor,
+    decode_rows,
+    read_header,
+)
 
 #: Bytes that scattered rows may cost over a network, where rows are stored column by column.
 MOST_SCATTERED = 64 * 2**20
 #: Share of the needed bytes that may be read beside them to save requests.
 SLACK = 0.2
-#: Bytes between rows of scales and other narrow matrices that are cheaper than another request.
+#: Bytes a row that may be read beside those of scales and other narrow matrices.
 BRIDGE = 65_536
+#: Part of every cached header's key: raise it when what is kept of a header changes.
+_VERSION = 2
+_SCALE_DTYPES = ("F32", "F16", "BF16", "F64", "F8_E8M0")
+_USUAL_BLOCK = 128
+_SLICE = re.compile(r"shard-(\d+)-model-(\d+)-of-(\d+)\.safetensors")
 
 
 async def side_by_side(*parts: Coroutine[Any, Any, Any]) -> list[Any]:
@@ -39,6 +64,48 @@ async def side_by_side(*parts: Coroutine[Any, Any, Any]) -> list[Any]:
             task.cancel()
 
 
+class WeightFiles:
+    """The files of a checkpoint's weights: each header is read once and kept on disk."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self._headers: dict[str, Header] = {}
+
+    async def header(self, file: str, guess: int = 65_536) -> Header:
+        """Header of a file; its first request, where it is safetensors, is for ``guess`` bytes."""
+        if file not in self._headers:
+            cache, key = self.snapshot.cache, f"{_VERSION} {content_key(self.snapshot, file)}"
+            kept = cache.read("headers", key) if cache else None
+            header = Header.from_json(kept) if kept is not None else await self.parse(file, guess)
+            if cache and kept is None:
+                cache.write("headers", key, header.to_json())
+            self._headers[file] = header
+        return self._headers[file]
+
+    async def parse(self, file: str, guess: int) -> Header:
+        """The header as the file has it: of safetensors, or of an archive of ``torch.save``."""
+        if file.endswith(".bin"):
+            from lmeval_screener.weights import torch_archive
+
+            return await torch_archive.read_header(self.snapshot, file)
+        return await read_header(self.snapshot, file, guess)
+
+    async def matrix(self, file: str, tensor: Tensor, narrow: bool = False) -> Matrix:
+        """A stored tensor of two dimensions; one of fewer is a column.
+
+        Args:
+            file: The file.
+            tensor: The tensor, by its header.
+            narrow: Whether requests cost more than the bytes between rows; see `BRIDGE`.
+        """
+        if tensor.entry is not None:
+            from lmeval_screener.weights import torch_archive
+
+            tensor = await torch_archive.locate(self.snapshot, file, tensor)
+        shape = tensor.shape if len(tensor.shape) == 2 else (tensor.elements, 1)
+        return Matrix(self.snapshot, file, tensor, (shape[0], shape[1]), narrow)
+
+
 class Rows(Protocol):
     """A matrix whose rows can be read."""
 
@@ -48,59 +115,46 @@ class Rows(Protocol):
         ...
 
     async def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Rows by number.
-
-        Returns:
-            Array of shape (len(ids), width).
-        """
+        """Rows by number, shape (len(ids), width)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Rows that one file holds: exactly the stored numbers, those of blocks dequantised.
+    """Rows that one file holds: exactly the stored numbers.
 
     Attributes:
         snapshot: Whose file it is.
         file: The file.
-        name: Name of the tensor.
-        dtype: A dtype of safetensors or a type of GGUF's.
+        tensor: The stored tensor.
         shape: Rows and width.
-        begin: Absolute offset of its first byte in the file.
-        strides: Bytes from row to row and from column to column, where rows do not lie end to end.
-        bridge: Bytes between two rows that are read rather than another request made; 0: by `coalesced`.
+        narrow: Whether requests cost more than the bytes between rows.
     """
 
     snapshot: Snapshot
     file: str
-    name: str
-    dtype: str
+    tensor: Tensor
     shape: tuple[int, int]
-    begin: int
-    strides: tuple[int, int] | None = None
-    bridge: int = 0
+    narrow: bool = False
 
-    @classmethod
-    def of(cls, snapshot: Snapshot, file: str, tensor: Tensor, bridge: int = 0) -> Matrix:
-        """A stored tensor of two dimensions; one of fewer is a column."""
-        shape = tensor.shape if len(tensor.shape) == 2 else (tensor.elements, 1)
-        strides = None
-        if tensor.strides is not None and len(tensor.strides) == 2 and tensor.strides != (shape[1], 1):
-            element = DTYPE_BITS[tensor.dtype] // 8
-            strides = tensor.strides[0] * element, tensor.strides[1] * element
-        return cls(
-            snapshot, file, tensor.name, tensor.dtype, (shape[0], shape[1]), tensor.begin, strides, bridge
-        )
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row that lies end to end."""
+        return self.shape[1] * DTYPE_BITS[self.tensor.dtype] // 8
 
     async def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """See `Rows`."""
         stored = await self._stored(ids)
-        return decode_rows(b"".join(stored[i] for i in ids), self.dtype, self.shape[1])
+        return self.decoded(b"".join(stored[i] for i in ids))
+
+    def decoded(self, body: bytes) -> NDArray[np.float32]:
+        """Rows as numbers, from their bytes end to end."""
+        return decode_rows(body, self.tensor.dtype, self.shape[1])
 
     async def _stored(self, ids: Sequence[int]) -> dict[int, bytes]:
         """Bytes of each row, from the cache as far as it goes."""
-        width, cache = row_bytes(self.dtype, self.shape[1]), self.snapshot.cache
-        key = f"{content_key(self.snapshot, self.file)}#{self.name}#{self.begin}#{width}"
+        width, begin, cache = self.row_bytes, self.tensor.begin, self.snapshot.cache
+        key = f"{content_key(self.snapshot, self.file)}#{self.tensor.name}#{begin}#{width}"
         content = cache.read("rows", key) if cache else None
         known: dict[int, bytes] = {}
         if content is not None:
@@ -109,11 +163,12 @@ class Matrix:
         missing = [i for i in ids if i not in known]
         if not missing:
             return known
-        if self.strides is not None:
-            known.update(await self._strided(missing, width, self.strides))
+        strides = self.tensor.strides
+        if strides is not None and len(strides) == 2 and strides != (self.shape[1], 1):
+            known.update(await self._strided(missing, strides))
         else:
-            runs = _bridged(missing, self.bridge // width) if self.bridge else coalesced(missing)
-            spans = [(self.begin + a * width, self.begin + b * width) for a, b in runs]
+            runs = coalesced(missing, max(1, BRIDGE // width) if self.narrow else SLACK)
+            spans = [(begin + a * width, begin + b * width) for a, b in runs]
             bodies = await self.snapshot.ranges(self.file, spans)
             for (a, b), body in zip(runs, bodies, strict=True):
                 known.update((i, body[(i - a) * width : (i - a + 1) * width]) for i in range(a, b))
@@ -123,18 +178,18 @@ class Matrix:
             cache.write("rows", key, json.dumps(order).encode() + b"\n", rows)
         return known
 
-    async def _strided(self, ids: Sequence[int], width: int, strides: tuple[int, int]) -> dict[int, bytes]:
+    async def _strided(self, ids: Sequence[int], strides: tuple[int, ...]) -> dict[int, bytes]:
         """Rows of a view: of a wider matrix, or of one that is stored column by column."""
-        row, column = strides
-        d = self.shape[1]
-        element = width // d
+        d, element = self.shape[1], self.row_bytes // self.shape[1]
+        row, column = (stride * element for stride in strides)
+        begin = self.tensor.begin
         if column == element:
-            spans = [(self.begin + i * row, self.begin + i * row + width) for i in ids]
+            spans = [(begin + i * row, begin + i * row + self.row_bytes) for i in ids]
             return dict(zip(ids, await self.snapshot.ranges(self.file, spans), strict=True))
         first, last = ids[0], ids[-1]
         reach = (last - first) * row + element
         self.refuse_scattered(d * reach, "column by column", f"for {len(ids)} rows")
-        start = self.begin + first * row
+        start = begin + first * row
         spans = [(start + j * column, start + j * column + reach) for j in range(d)]
         columns = await self.snapshot.ranges(self.file, spans)
         at = {i: (i - first) * row for i in ids}
@@ -145,9 +200,37 @@ class Matrix:
         if self.snapshot.cache is not None and size > MOST_SCATTERED:
             raise ScreeningError(
                 "ScatteredRows",
-                f"cannot be screened from afar because {self.name} is stored {how}: {size / 1e6:.0f} MB "
-                f"would have to be read {why}; download the checkpoint and screen the folder",
+                f"cannot be screened from afar because {self.tensor.name} is stored {how}: "
+                f"{size / 1e6:.0f} MB would have to be read {why}; download the checkpoint and screen the "
+                "folder",
             )
+
+
+def coalesced(ids: Sequence[int], slack: float = SLACK) -> list[tuple[int, int]]:
+    """Half-open runs of rows that cover `ids`, bridging the smallest gaps first.
+
+    Args:
+        ids: Rows, ascending.
+        slack: Rows that may be read beside them, as a share of theirs.
+
+    Returns:
+        Runs (first, last + 1), ascending.
+
+    Example:
+        >>> coalesced([3, 4, 6, 90], slack=0.25)
+        [(3, 7), (90, 91)]
+    """
+    if not ids:
+        return []
+    budget = math.floor(slack * len(ids))
+    bridged = set()
+    for gap, at in sorted((b - a - 1, at) for at, (a, b) in enumerate(pairwise(ids), start=1)):
+        if gap > budget:
+            break
+        budget -= gap
+        bridged.add(at)
+    starts = [0, *(at for at in range(1, len(ids)) if at not in bridged), len(ids)]
+    return [(ids[a], ids[b - 1] + 1) for a, b in pairwise(starts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +255,72 @@ class ScaledRows:
     async def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """See `Rows`."""
         high, wide = self.block
-        blocks = sorted({i // high for i in ids})
-        codes, scales = await side_by_side(self.codes.read(ids), self.scales.read(blocks))
-        place = {block: at for at, block in enumerate(blocks)}
-        spread = np.repeat(scales[[place[i // high] for i in ids]], wide, axis=1)
+        blocks, place = np.unique(np.asarray(ids, dtype=int) // high, return_inverse=True)
+        codes, scales = await side_by_side(self.codes.read(ids), self.scales.read(blocks.tolist()))
+        spread = np.repeat(scales[place], wide, axis=1)
         result: NDArray[np.float32] = codes * spread[:, : self.shape[1]]
         return result
+
+
+class Blocks(NamedTuple):
+    """How scales cover a matrix: rows and columns of blocks, and those of the matrix in one block."""
+
+    shape: tuple[int, int]
+    size: tuple[int, int]
+
+
+def blocks_of(tensor: Tensor, scale: Tensor, quantization: Any) -> Blocks | str:
+    """How stored scales cover a matrix (v, d) of 8-bit floats; or a clause that says why it is not known.
+
+    Args:
+        tensor: The matrix.
+        scale: Its scales.
+        quantization: config.json's ``quantization_config``.
+    """
+    (v, d), shape = tensor.shape, scale.shape
+    if tensor.dtype not in SCALED_DTYPES or scale.dtype not in _SCALE_DTYPES:
+        return f"with {scale.name} of {scale.dtype} beside it"
+    if scale.elements == 1:
+        rows, columns = 1, 1
+    elif shape == (v,):
+        rows, columns = v, 1
+    elif len(shape) == 2:
+        rows, columns = shape
+    else:
+        return f"with {scale.name} of shape {shape} beside it"
+    stated = _stated_blocks(quantization)
+    high, wide = _side(v, rows, [b[0] for b in stated]), _side(d, columns, [b[1] for b in stated])
+    if high is None or wide is None:
+        return f"with {scale.name} of shape {shape} beside it, blocks of no known size"
+    return Blocks((rows, columns), (high, wide))
+
+
+def _side(length: int, count: int, stated: list[int]) -> int | None:
+    """Weights on one side of a block, where ``count`` blocks cover ``length`` weights."""
+    if count in (1, length):
+        return length // count
+    if not stated:
+        stated = [_USUAL_BLOCK] + ([length // count] if count and length % count == 0 else [])
+    fitting = {size for size in stated if size > 0 and -(-length // size) == count}
+    return fitting.pop() if len(fitting) == 1 else None
+
+
+def _stated_blocks(quantization: Any) -> list[tuple[int, int]]:
+    """Sizes of blocks in config.json: ``weight_block_size``, or those of compressed-tensors' groups."""
+    if not isinstance(quantization, Mapping):
+        return []
+    stated = [quantization.get("weight_block_size")]
+    groups = quantization.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if isinstance(weights, Mapping):
+            stated += [weights.get("block_structure"), [1, weights.get("group_size")]]
+    parts = [size.split("x") if isinstance(size, str) else size for size in stated]
+    return [
+        (int(size[0]), int(size[1]))
+        for size in parts
+        if isinstance(size, list) and len(size) == 2 and all(str(part).isdecimal() for part in size)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,33 +350,56 @@ class PiecedRows:
         return rows
 
 
-def coalesced(ids: Sequence[int], slack: float = SLACK) -> list[tuple[int, int]]:
-    """Half-open runs of rows that cover `ids`, bridging the smallest gaps first.
+def safetensors_files(files: Iterable[str]) -> list[str]:
+    """The safetensors files of a model's own weights."""
+    return sorted(p for p in files if p.endswith(".safetensors") and not re.search("^adapter_|/", p))
 
-    Returns:
-        Runs (first, last + 1), ascending.
 
-    Example:
-        >>> coalesced([3, 4, 6, 90], slack=0.25)
-        [(3, 7), (90, 91)]
+def slice_files(files: Iterable[str]) -> list[str]:
+    """The files of a distributed checkpoint, if all of a checkpoint's weights are such files; else none."""
+    weights = safetensors_files(files)
+    return weights if all(_SLICE.fullmatch(path) for path in weights) else []
+
+
+def joined(name: str, parts: Sequence[tuple[Matrix, Header]], sizes: tuple[int, int] | None) -> PiecedRows:
+    """A matrix of the slices that make it up.
+
+    Args:
+        name: The tensor's name.
+        parts: Each slice, and the header of its file.
+        sizes: Rows and width of the whole, as config.json states them.
     """
-    if not ids:
-        return []
-    budget = math.floor(slack * len(ids))
-    bridged = set()
-    for gap, at in sorted((b - a - 1, at) for at, (a, b) in enumerate(pairwise(ids), start=1)):
-        if gap > budget:
-            break
-        budget -= gap
-        bridged.add(at)
-    starts = [0, *(at for at in range(1, len(ids)) if at not in bridged), len(ids)]
-    return [(ids[a], ids[b - 1] + 1) for a, b in pairwise(starts)]
+    pieces = []
+    for matrix, header in parts:
+        offsets, shape = header.slices.get(name), matrix.tensor.shape
+        if offsets is None or len(offsets) != 2 or len(shape) != 2 or 0 in shape:
+            raise sliced(name, f"{matrix.file} does not say which rows and columns it holds")
+        pieces.append((matrix, offsets[0], offsets[1]))
+    v = max(row + matrix.shape[0] for matrix, row, _ in pieces)
+    d = max(column + matrix.shape[1] for matrix, _, column in pieces)
+    held = sum(math.prod(matrix.shape) for matrix, _, _ in pieces)
+    overlap = any(_share_a_number(*pair) for pair in combinations(pieces, 2))
+    if held != v * d or overlap or len({matrix.tensor.dtype for matrix, _, _ in pieces}) != 1:
+        why = f"those that are there do not make up {v} × {d} numbers; is a process's file missing?"
+        raise sliced(name, why)
+    if sizes is None:
+        raise sliced(name, "config.json has no vocab_size and hidden_size that say how large the whole is")
+    if v < sizes[0] or d != sizes[1]:
+        why = f"those that are there make up {v} × {d} of {sizes[0]} × {sizes[1]}; is a file missing?"
+        raise sliced(name, why)
+    return PiecedRows((v, d), tuple(sorted(pieces, key=lambda piece: piece[1:])))
 
 
-def _bridged(ids: Sequence[int], most: int) -> list[tuple[int, int]]:
-    """Half-open runs of rows, two of which are one where at most so many rows lie between them."""
-    runs = [(ids[0], ids[0] + 1)]
-    for i in ids[1:]:
-        first, end = runs[-1]
-        runs[-1:] = [(first, i + 1)] if i - end <= most else [(first, end), (i, i + 1)]
-    return runs
+def _share_a_number(first: tuple[Matrix, int, int], second: tuple[Matrix, int, int]) -> bool:
+    starts = zip(first[1:], second[1:], first[0].shape, second[0].shape, strict=True)
+    return all(a < b + size_b and b < a + size_a for a, b, size_a, size_b in starts)
+
+
+def sliced(name: str, why: str) -> ScreeningError:
+    """The error of slices that cannot be put together."""
+    return ScreeningError(
+        "SlicedTensor",
+        f"cannot be screened because {name} is stored in slices of torch's distributed checkpoint, and "
+        f"{why}; put them together first (HuggingFaceStorageWriter(..., enable_consolidation=True) when "
+        "saving, or torch.distributed.checkpoint._consolidate_hf_safetensors.consolidate_safetensors_files)",
+    )

@@ -17,12 +17,11 @@ import pickle
 import struct
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
-from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.tensors import DTYPE_BITS, Header, Tensor
+from lmeval_screener.weights import DTYPE_BITS, Header, Tensor
 
 #: torch's names of element types -> those of safetensors.
 DTYPES = {
@@ -81,20 +80,16 @@ async def read_header(snapshot: Snapshot, path: str) -> Header:
     raise _bad(what, "it holds no tensors by name; is it a state dictionary?")
 
 
-async def locate(snapshot: Snapshot, path: str, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors of an archive with their exact bytes: one small range for each entry's local header."""
+async def locate(snapshot: Snapshot, path: str, tensor: Tensor) -> Tensor:
+    """A tensor of an archive with its exact bytes, by a small range: its entry's local header."""
     what = f"{path} of {snapshot.repo}"
-    entries = list(dict.fromkeys(tensor.entry for tensor in tensors if tensor.entry is not None))
-    starts = dict(zip(entries, await _starts(snapshot, path, entries, what), strict=True))
-    located = []
-    for tensor in tensors:
-        shift = 0
-        if tensor.entry is not None:
-            offset, name = tensor.entry
-            shift = starts[tensor.entry] - offset - 30 - len(name.encode())
-        located.append(replace(tensor, begin=tensor.begin + shift, end=tensor.end + shift, entry=None))
-        if located[-1].end > await snapshot.size(path):
-            raise _bad(what, f"{tensor.name!r} reaches beyond the file")
+    if tensor.entry is None:
+        return tensor
+    offset, name = tensor.entry
+    shift = await _start(snapshot, path, offset, name, what) - _least_start(offset, name)
+    located = tensor._replace(begin=tensor.begin + shift, end=tensor.end + shift, entry=None)
+    if located.end > await snapshot.size(path):
+        raise _bad(what, f"{tensor.name!r} reaches beyond the file")
     return located
 
 
@@ -184,26 +179,28 @@ def _name(entry: zipfile.ZipInfo) -> bytes:
     return entry.orig_filename.encode("utf-8" if entry.flag_bits & _UTF8 else "cp437")
 
 
-async def _starts(snapshot: Snapshot, path: str, entries: Sequence[tuple[int, str]], what: str) -> list[int]:
-    """Where the content of each entry begins: behind its local header, whose length the directory omits."""
-    spans = [(offset, offset + 30 + len(name.encode())) for offset, name in entries]
-    starts = []
-    for (offset, name), head in zip(entries, await snapshot.ranges(path, spans), strict=True):
-        name_size, extra_size = struct.unpack_from("<HH", head, 26)
-        if head[:4] != _LOCAL or head[30 : 30 + name_size] != name.encode():
-            raise _bad(what, f"the entry {name!r} is not where the directory says")
-        starts.append(offset + 30 + name_size + extra_size)
-    return starts
+async def _start(snapshot: Snapshot, path: str, offset: int, name: str, what: str) -> int:
+    """Where the content of an entry begins: behind its local header, whose length the directory omits."""
+    (head,) = await snapshot.ranges(path, [(offset, _least_start(offset, name))])
+    name_size, extra_size = struct.unpack_from("<HH", head, 26)
+    if head[:4] != _LOCAL or head[30 : 30 + name_size] != name.encode():
+        raise _bad(what, f"the entry {name!r} is not where the directory says")
+    return offset + 30 + int(name_size) + int(extra_size)
+
+
+def _least_start(offset: int, name: str) -> int:
+    """Where an entry's content begins if its local header holds nothing but the name."""
+    return offset + 30 + len(name.encode())
 
 
 async def _content(
     snapshot: Snapshot, path: str, entries: Mapping[str, zipfile.ZipInfo], name: str, what: str
 ) -> bytes:
-    size = entries[name].file_size
-    if size > _MAX_PICKLE:
-        raise _bad(what, f"{name!r} has {size} bytes, more than {_MAX_PICKLE}")
-    (start,) = await _starts(snapshot, path, [(entries[name].header_offset, name)], what)
-    (body,) = await snapshot.ranges(path, [(start, start + size)])
+    entry = entries[name]
+    if entry.file_size > _MAX_PICKLE:
+        raise _bad(what, f"{name!r} has {entry.file_size} bytes, more than {_MAX_PICKLE}")
+    start = await _start(snapshot, path, entry.header_offset, name, what)
+    (body,) = await snapshot.ranges(path, [(start, start + entry.file_size)])
     return body
 
 
@@ -280,14 +277,11 @@ class _Unpickler(pickle._Unpickler):  # Python's own, written in Python: its ste
         raise _UnsafeError(f"calls {module}.{name}")
 
     def persistent_load(self, pid: Any) -> _Storage:
-        if (
-            not isinstance(pid, tuple)
-            or len(pid) != 5
-            or pid[0] != "storage"
-            or not isinstance(pid[1], _Dtype)
-        ):
-            raise _UnsafeError("refers to something that is no storage")
-        _, dtype, key, _, elements = pid
+        match pid:
+            case ("storage", _Dtype() as dtype, key, _, elements):
+                pass
+            case _:
+                raise _UnsafeError("refers to something that is no storage")
         if not isinstance(key, str) or not key.replace("_", "").isalnum():
             raise ValueError("a storage has a name that torch does not give")
         if type(elements) is not int or not 0 <= elements < 2**48:
@@ -345,7 +339,7 @@ def _placed(
     last = tensor.offset + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))
     if math.prod(tensor.shape) and (last + 1) * size > entry.file_size:
         raise _bad(what, f"{name!r} reaches beyond its storage")
-    start = entry.header_offset + 30 + len(called.encode())
+    start = _least_start(entry.header_offset, called)
     begin, end = start + tensor.offset * size, start + (last + 1) * size
     place = entry.header_offset, called
     return Tensor(name, storage.dtype, tensor.shape, begin, end, tensor.strides, place)

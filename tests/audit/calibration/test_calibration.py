@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from synthetic import planted_store, sliced_store, subjects_store
 
-from lmeval_dispersion.audit.calibration.calibration import calibrate, calibration_sentence
-from lmeval_dispersion.audit.calibration.prediction import predict_slices
-from lmeval_dispersion.audit.calibration.selection import labels_of
-from lmeval_dispersion.audit.report import audit
-from lmeval_dispersion.audit.run import read_run
+from lmeval_dispersion.auditing.calibration import calibrate, calibration_sentence
+from lmeval_dispersion.auditing.prediction import predict
+from lmeval_dispersion.auditing.report import audit
+from lmeval_dispersion.auditing.run import read_run
+from lmeval_dispersion.auditing.selection import labels_of
 
 BETTER, NO_BETTER = "better than the labelled accuracy alone", "no better than the trivial predictor"
 
@@ -72,7 +72,7 @@ def test_its_errors_are_those_of_the_points_and_of_real_predictions(tmp_path):
     assert 100 * np.mean(errors) == pytest.approx(found["this estimate"])
     out = run.documents["subject"] == report.points[3].slice
     others = calibrate(labels_of(run, np.flatnonzero(~out))).calibrator
-    predicted = predict_slices(others, run, rows=np.flatnonzero(out), force=True).slices[-1]
+    predicted = predict(others, run, rows=np.flatnonzero(out), force=True).slices[-1]
     # The features' scale and the threshold of ATC are those of all slices in the one.
     assert predicted.predicted == pytest.approx(report.points[3].predicted, abs=0.01)
 

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 from synthetic import documents, planted_store, sliced_store, subjects_store, vectors
 
-from lmeval_dispersion.audit.calibration import calibrator as calibrators
-from lmeval_dispersion.audit.calibration.calibration import calibrate, calibration_sentence
-from lmeval_dispersion.audit.calibration.calibrator import (
+from lmeval_dispersion.auditing import calibrator as calibrators
+from lmeval_dispersion.auditing.calibration import calibrate, calibration_sentence
+from lmeval_dispersion.auditing.calibrator import (
     calibrator_json,
     check_fits,
     check_worth,
     read_calibrator,
 )
-from lmeval_dispersion.audit.calibration.features import FEATURES
-from lmeval_dispersion.audit.calibration.prediction import predict_slices
-from lmeval_dispersion.audit.calibration.selection import labels_of, rows_where
-from lmeval_dispersion.audit.report import audit
-from lmeval_dispersion.audit.run import read_run
-from lmeval_dispersion.audit.slices import by_column
+from lmeval_dispersion.auditing.features import FEATURES
+from lmeval_dispersion.auditing.prediction import predict
+from lmeval_dispersion.auditing.report import audit
+from lmeval_dispersion.auditing.run import read_run
+from lmeval_dispersion.auditing.selection import labels_of, rows_where
+from lmeval_dispersion.auditing.slices import by_column
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import render
 from lmeval_dispersion.store import write_store
@@ -57,7 +57,7 @@ def test_a_law_is_learnt_either_way_round(tmp_path, effect):
     assert "dispersion" in fitted["used"]
     sign = fitted["coefficients"][list(fitted["features"]).index("dispersion")]
     assert np.sign(sign) == np.sign(effect)
-    result = predict_slices(fitted, run)
+    result = predict(fitted, run)
     assert result.exchangeable
     assert len(result.slices) == 41
     trivial = fitted["labelled"]["accuracy"] - np.array([row.true for row in result.slices[1:]])
@@ -80,7 +80,7 @@ def test_without_a_law_it_is_the_trivial_predictor_and_refuses(noise):
     report = calibrate(labels_of(run, rows_where(run, "part == 'labelled'")))
     reason = report.answer()[0].removeprefix("Do not use: ").removesuffix(".")
     assert reason in str(refused.value)
-    rows = predict_slices(fitted, run, force=True).slices
+    rows = predict(fitted, run, force=True).slices
     estimates = {row.predicted for row in rows[1:] if row.reason is None}
     labelled = run.score[rows_where(run, "part == 'labelled'")].mean()
     assert list(estimates) == [pytest.approx(labelled)]
@@ -93,7 +93,7 @@ def test_few_runs_of_every_kind_cover_what_they_claim(tmp_path):
     for k, options in enumerate(kinds):
         for seed in range(5):
             run, fitted = halves(tmp_path / f"{k}-{seed}", seed=10 * k + seed, **options)
-            rows = predict_slices(fitted, run).slices[1:]
+            rows = predict(fitted, run, force=True).slices[1:]
             covered += [r.low <= r.true <= r.high for r in rows if r.reason is None]
     assert len(covered) > 400
     assert np.mean(covered) == pytest.approx(0.955, abs=0.03)
@@ -102,12 +102,12 @@ def test_few_runs_of_every_kind_cover_what_they_claim(tmp_path):
 @pytest.mark.parametrize("shift", [1.25, 2.0])
 def test_slices_that_are_not_like_the_labelled_ones_get_no_number(tmp_path, shift):
     run, fitted = halves(tmp_path / "s", effect=1.0, shift=shift)
-    result = predict_slices(fitted, run)
+    result = predict(fitted, run)
     assert result.shifted == "dispersion"
     assert not result.exchangeable
     assert all("not like the labelled slices in dispersion" in row.reason for row in result.slices[1:])
     assert all(row.predicted is None for row in result.slices)
-    forced = predict_slices(fitted, run, force=True)
+    forced = predict(fitted, run, force=True)
     assert not forced.exchangeable
     outside = np.mean([row.reason is not None for row in forced.slices[1:]])
     assert outside > 0.5 if shift == 2.0 else outside < 0.5
@@ -122,7 +122,7 @@ def test_one_slice_outside_what_was_fitted_gets_no_number(law):
     try:
         run.vectors.rows[odd] = x * 0.01
         run.vectors.squares[odd] = np.square(run.vectors.rows[odd]).sum(axis=1)
-        found = predict_slices(fitted, run, rows=rows).slices
+        found = predict(fitted, run, rows=rows).slices
     finally:
         run.vectors.rows[odd] = x
         run.vectors.squares[odd] = np.square(x).sum(axis=1)
@@ -136,13 +136,13 @@ def test_one_slice_outside_what_was_fitted_gets_no_number(law):
 def test_small_slices_have_a_reason_and_batches_of_their_size_help(tmp_path, law):
     run, fitted = law
     few = np.concatenate([rows[:12] for _, rows in by_column(run, "subject")[40:]])
-    result = predict_slices(fitted, run, rows=few).slices
+    result = predict(fitted, run, rows=few).slices
     assert all("12 documents, and the smallest fitted slice has 3" in row.reason for row in result[1:])
     part = labels_of(run, rows_where(run, "part == 'labelled'"))
     batched = fit_calibrator(part, slice_size=12)
     assert batched["documents_a_slice"] == [12, 12]
     assert len(batched["slices"]) == 40
-    found = predict_slices(batched, run, rows=few).slices
+    found = predict(batched, run, rows=few).slices
     given = [row for row in found[1:] if row.reason is None]
     assert len(given) > 35
     assert np.mean([row.low <= row.true <= row.high for row in given]) > 0.85
@@ -150,7 +150,7 @@ def test_small_slices_have_a_reason_and_batches_of_their_size_help(tmp_path, law
 
 def test_the_whole_run_is_its_slices_together(law):
     run, fitted = law
-    whole, *rows = predict_slices(fitted, run).slices
+    whole, *rows = predict(fitted, run).slices
     given = [row for row in rows if row.reason is None]
     weight = np.array([row.documents for row in given])
     assert whole.documents == weight.sum()
@@ -162,19 +162,19 @@ def test_the_whole_run_is_its_slices_together(law):
 
 def test_documents_that_were_learnt_from_are_left_out(law):
     run, fitted = law
-    result = predict_slices(fitted, run)
+    result = predict(fitted, run)
     labelled = rows_where(run, "part == 'labelled'")
     assert sum(row.documents for row in result.slices[1:]) == len(run.vectors) - len(labelled)
     assert any(f"{len(labelled)} documents of this run were labelled" in note for note in result.notes)
     with pytest.raises(UsageError, match="fitted on the labels of all"):
-        predict_slices(fitted, run, rows=labelled)
+        predict(fitted, run, rows=labelled)
 
 
 def test_one_subject_is_cut_into_clusters(tmp_path):
     run = read_run(planted_store(tmp_path / "a", n=1200, effect=1.0, subject="web"))
     fitted = fit_calibrator(labels_of(run, np.arange(700)))
     assert fitted["by"] == "cluster"
-    result = predict_slices(fitted, run, force=True)
+    result = predict(fitted, run, force=True)
     assert not result.exchangeable
     whole = result.slices[0]
     assert sum(row.documents for row in result.slices[1:]) == 500
@@ -228,7 +228,7 @@ def test_a_run_that_lacks_a_feature_is_refused(tmp_path, law):
     _, fitted = law
     bare = planted_store(tmp_path / "b", n=300, prompt_tokens=0, seed=3)
     with pytest.raises(UsageError, match=r"no prompt length.*--feature dispersion --feature confidence"):
-        predict_slices(fitted, read_run(bare))
+        predict(fitted, read_run(bare))
     assert list(fitted["features"]) == list(FEATURES)
 
 
@@ -301,7 +301,7 @@ def test_a_file_predicts_what_the_fit_did(tmp_path, law):
     (tmp_path / "cal.json").write_text(calibrator_json(fitted))
     read_again = read_calibrator(tmp_path / "cal.json")
     assert read_again == fitted
-    assert repr(predict_slices(read_again, run)) == repr(predict_slices(fitted, run))
+    assert repr(predict(read_again, run)) == repr(predict(fitted, run))
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_what_is_no_calibrator_is_refused(tmp_path, text, message):
 
 def test_few_predictions_say_first_what_can_be_said(tmp_path, law, noise):
     run, fitted = law
-    some = predict_slices(fitted, run)
+    some = predict(fitted, run)
     given = sum(row.reason is None for row in some.slices[1:])
     if given < 40:
         assert some.answer()[0].startswith(f"The accuracy of {given} of 40 slices can be estimated; ")
@@ -337,13 +337,13 @@ def test_few_predictions_say_first_what_can_be_said(tmp_path, law, noise):
     assert f"together: {some.slices[0].predicted:.3f} (95 %" in some.answer()[1]
     assert "exchangeable" in some.document().limits[0]
     assert "Forced" not in some.to_markdown()
-    forced = predict_slices(noise[1], noise[0], force=True)
+    forced = predict(noise[1], noise[0], force=True)
     assert "Forced: this calibrator did not beat the labelled accuracy alone" in " ".join(forced.answer())
     moved, fitted = halves(tmp_path / "moved", shift=2.0)
-    none = predict_slices(fitted, moved)
+    none = predict(fitted, moved)
     assert none.answer()[0].startswith("The accuracy of none of the 40 slices can be estimated: they differ")
     for width in (80, 120):
-        text = render(predict_slices(law[1], law[0], short=True).document(), "table", width=width)
+        text = render(predict(law[1], law[0], short=True).document(), "table", width=width)
         assert len(text.splitlines()) <= 30
         assert max(map(len, text.splitlines())) <= width
     drawn = some.charts()["estimates"].specification()

@@ -5,16 +5,16 @@ import pytest
 from sklearn.ensemble import RandomForestRegressor
 from synthetic import documents, vectors
 
-from lmeval_dispersion.audit.calibration.paper import (
+from lmeval_dispersion.auditing.mixtures import mixture_size
+from lmeval_dispersion.auditing.paper import (
     Batches,
     fit_all,
     mixture_batches,
     natural_batches,
     paper_protocol,
 )
-from lmeval_dispersion.audit.mixtures import mixture_size
-from lmeval_dispersion.audit.run import read_run
-from lmeval_dispersion.audit.slices import slice_table, slicings
+from lmeval_dispersion.auditing.run import read_run
+from lmeval_dispersion.auditing.slices import slice_table, slicings
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.store import write_store

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from synthetic import planted_store
 
-from lmeval_dispersion.audit.calibration.selection import (
+from lmeval_dispersion.auditing.run import read_run
+from lmeval_dispersion.auditing.selection import (
     document_ids,
     labels_of,
     rows_of_file,
     rows_of_ids,
     rows_where,
 )
-from lmeval_dispersion.audit.run import read_run
 from lmeval_dispersion.errors import UsageError
 
 

@@ -7,10 +7,10 @@ import pytest
 from json_schemas import faults
 from synthetic import sliced_store, subjects_store
 
-from lmeval_dispersion.audit.calibration.calibration import calibrate
-from lmeval_dispersion.audit.calibration.calibrator import OURS, TRIVIAL, labelled_pairs
-from lmeval_dispersion.audit.calibration.worth import LabelError, label_error
-from lmeval_dispersion.audit.run import read_run
+from lmeval_dispersion.auditing.calibration import calibrate
+from lmeval_dispersion.auditing.calibrator import OURS, TRIVIAL, labelled_pairs
+from lmeval_dispersion.auditing.run import read_run
+from lmeval_dispersion.auditing.worth import LabelError, label_error
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.report import render
 

@@ -1,1 +1,0 @@
-"""From dispersion to accuracy: learnt from labelled slices, judged, and applied. Its modules are private."""

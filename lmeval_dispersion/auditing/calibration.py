@@ -1,0 +1,305 @@
+"""What a calibration is worth, and what labels would have told: the report of ``dispersion calibrate``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lmeval_dispersion.auditing.answers import answers_report
+from lmeval_dispersion.auditing.calibrator import (
+    TRIVIAL,
+    calibrator_json,
+    fit_calibrator,
+    no_gain,
+)
+from lmeval_dispersion.auditing.charts import dots, predicted_against_true
+from lmeval_dispersion.auditing.features import CLUSTERS, FEATURES
+from lmeval_dispersion.auditing.run import Run, read_run
+from lmeval_dispersion.auditing.selection import labels_of, rows_where
+from lmeval_dispersion.auditing.shrinkage import Fit
+from lmeval_dispersion.auditing.worth import (
+    LABELS,
+    Estimator,
+    LabelError,
+    label_error,
+    labels_enough,
+    slice_label_errors,
+)
+from lmeval_dispersion.report import Chart, Report, Table
+from lmeval_dispersion.report.declared import listed
+
+_FILLED_IF_BETTER = {
+    "mark": {"type": "point", "filled": True, "size": 70, "stroke": "var(--series-1)", "strokeWidth": 1.5},
+    "encoding": {
+        "fill": {"condition": {"test": "datum.better", "value": "var(--series-1)"}, "value": "var(--paper)"}
+    },
+}
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A slice with what the fit to the others says of it; that is trivial where none is better."""
+
+    slice: str
+    documents: int
+    predicted: float
+    true: float
+
+
+@dataclass(frozen=True, repr=False)
+class Calibration(Report):
+    """A fitted calibrator with the errors of its estimates on slices held out, and those of labels.
+
+    Attributes:
+        by: What made the slices.
+        slices: How many were held out in turn.
+        documents_a_slice: Fewest and most documents of one.
+        documents: Labelled ones of the run.
+        accuracy: Of those.
+        better: Whether the estimate beats the labelled accuracy alone.
+        features, used: What the slices show, and what the fit uses.
+        level: Of the intervals, in (0, 1).
+        half_width: Of the interval of the mean slice.
+        cautions: Why right and wrong answers support no conclusion.
+        estimators: Errors and worth of every estimate.
+        a_slice, whole: Errors of labels of each slice, and of the whole run.
+        enough_for_five_points: Labels of the whole run for ± 5 points.
+        points: Every slice with its estimate.
+    """
+
+    template = "calibration.jinja"
+    schema = "dispersion-calibration/1"
+    libraries = ("numpy", "pandas", "scikit-learn")
+    guide = "docs/reference/audit.md"
+
+    model: str
+    revision: str | None
+    layer: str
+    tasks: Mapping[str, Any]
+    by: str
+    slices: int
+    documents_a_slice: Sequence[int]
+    documents: int
+    accuracy: float
+    better: bool
+    features: Sequence[str]
+    used: Sequence[str]
+    level: float
+    half_width: float
+    cautions: Sequence[str]
+    estimators: Sequence[Estimator]
+    a_slice: Sequence[LabelError]
+    whole: Sequence[LabelError]
+    enough_for_five_points: int
+    points: Sequence[HeldOut]
+    _calibrator: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def calibrator(self) -> Mapping[str, Any]:
+        """The content of the file ``dispersion-calibrator/2``."""
+        return self._calibrator
+
+    def save(self, path: str | Path) -> None:
+        """Write the calibrator's file, which ``dispersion predict`` reads."""
+        Path(path).write_text(calibrator_json(self._calibrator), "utf-8")
+
+    def estimator(self, name: str) -> Estimator | None:
+        """The row of an estimate, by its name or its feature."""
+        return next((row for row in self.estimators if name in (row.estimator, row.feature)), None)
+
+    def tables(self) -> dict[str, Table]:
+        """Every estimate; labels of each slice; labels of the whole run."""
+        smallest, largest = self.documents_a_slice
+        sizes = str(smallest) if smallest == largest else f"{smallest} to {largest}"
+        return {
+            "estimators": Table.of(
+                self.estimators,
+                f"Errors on {slices_of(self.slices, self.by)} of {sizes} documents, each by a fit that did "
+                "not see it",
+                name="estimators",
+            ),
+            "a_slice": Table.of(
+                self.a_slice, "What labels drawn from each slice would have told", name="labels-a-slice"
+            ),
+            "whole": Table.of(
+                self.whole,
+                f"What labels drawn from all {self.documents} documents would have told",
+                name="labels",
+            ),
+        }
+
+    def charts(self) -> dict[str, Chart]:
+        """The worth of every estimate, and the estimate of every slice against its accuracy."""
+        if self.cautions:
+            return {}
+        alone, best = self.estimators[-1], max(self.estimators, key=lambda row: row.worth)
+        above = sum(row.better for row in self.estimators)
+        return {
+            "worth": Chart(
+                dots(
+                    self.estimators,
+                    "estimator",
+                    "worth",
+                    ("worth_low", "worth_high"),
+                    "labelled documents a slice, with 95 % interval",
+                    alone.worth,
+                    dot=_FILLED_IF_BETTER,
+                ),
+                "Labelled documents a slice that each estimate is worth",
+                f"{above} of {len(self.estimators) - 1} estimates are shown to beat the {TRIVIAL}, which is "
+                f"worth {alone.worth:.0f}. The largest worth is that of {best.estimator}: {best.worth:.0f} "
+                f"({best.worth_low:.0f} to {best.worth_high:.0f}).",
+                f"Bars are 95 % intervals over slices, the dashed line is the {TRIVIAL}; the estimates with "
+                "a filled dot are shown to beat it.",
+                name="worth",
+            ),
+            "points": Chart(
+                predicted_against_true(self.points),
+                "Accuracy estimated without a slice's labels against its true accuracy",
+                f"{len(self.points)} slices, each estimated by a fit to the others: {verdict(self)}.",
+                "On the dashed line the estimate is right. An upright line is the labelled accuracy "
+                "for every slice. True accuracies scatter by sampling, most in small slices.",
+            ),
+        }
+
+    def context(self) -> dict[str, Any]:
+        """Words of the sentences."""
+        return {
+            "ours": self.estimators[0],
+            "alone": self.estimators[-1],
+            "dispersion": self.estimator("dispersion"),
+            "no_gain": no_gain(self._calibrator["validation"]),
+            "where": slices_of(self.slices, self.by),
+            "used": [FEATURES[name] for name in self.used],
+            "draws": self.whole[min(3, len(self.whole) - 1)] if self.whole else None,
+        }
+
+
+def calibrate(
+    run: Run | str | Path,
+    *,
+    where: str | None = None,
+    layer: str | None = None,
+    by: str | None = None,
+    features: Sequence[str] = (),
+    slice_size: int | None = None,
+    seed: int = 0,
+    labels: bool = True,
+    answers: Mapping[str, Any] | None = None,
+) -> Calibration:
+    """A calibrator fitted to a labelled run, with its report: what ``dispersion calibrate`` writes.
+
+    Args:
+        run: Folder of the store, or a folder that holds the stores of one run.
+        where: Learn only from documents that satisfy this, such as ``"subject in ('anatomy', 'virology')"``.
+        layer: Layer of the vectors; default: the store's own.
+        by: The column that makes the slices; default: subjects, else categories, tasks, clusters of vectors.
+        features: Of ``dispersion``, ``confidence``, ``atc``, ``log_perplexity``, ``prompt_tokens``; default:
+            all that the labelled documents have.
+        slice_size: Documents of the slices to be predicted later; default: slices as they are.
+        seed: Of everything that is drawn.
+        labels: Whether to say what labels would have told.
+        answers: How the model answers, where that is known already.
+
+    Raises:
+        UsageError: Too few labelled documents or slices, labels all right or all wrong, unknown features.
+    """
+    run = read_run(run, layer)
+    if where is not None:
+        run = labels_of(run, rows_where(run, where))
+    content, estimators, prepared = fit_calibrator(
+        run, by=by, features=features, slice_size=slice_size, seed=seed
+    )
+    scores, rng = run.score[run.labelled], np.random.default_rng(seed)
+    about = run.describe()
+    return Calibration(
+        model=str(about["model"]),
+        revision=about["revision"],
+        layer=run.layer,
+        tasks=about["tasks"],
+        by=content["by"],
+        slices=content["validation"]["slices"],
+        documents_a_slice=content["documents_a_slice"],
+        documents=len(scores),
+        accuracy=float(scores.mean()),
+        better=content["beats_trivial"],
+        features=list(content["features"]),
+        used=content["used"],
+        level=content["level"],
+        half_width=_half_width(content),
+        cautions=(answers or answers_report(run))["cautions"],
+        estimators=estimators,
+        whole=[label_error(scores, k, rng) for k in LABELS if labels and k < len(scores)],
+        a_slice=list(slice_label_errors([run.score[rows] for rows in prepared.parts if labels], rng)),
+        enough_for_five_points=labels_enough(scores),
+        points=_held_out(content),
+        _calibrator=content,
+    )
+
+
+def verdict(calibration: Calibration) -> str:
+    """How far off the estimate is, beside the labelled accuracy alone."""
+    ours, alone = calibration.estimators[0].mae, calibration.estimators[-1].mae
+    if calibration.better:
+        return f"{ours:.1f} points off on average, better than the {TRIVIAL} ({alone:.1f})"
+    return (
+        f"no better than the trivial predictor, the {TRIVIAL} ({ours:.1f} and {alone:.1f} points off on "
+        "average)"
+    )
+
+
+def calibration_sentence(calibration: Calibration | Mapping[str, Any]) -> str:
+    """Whether the accuracy of unlabelled slices can be told, judged on slices held out."""
+    if isinstance(calibration, Mapping):
+        reason = calibration["missing"]
+        return f"Whether accuracy can be read off unlabelled slices could not be tested: {reason}."
+    where = f"On {slices_of(calibration.slices, calibration.by)} held out"
+    if not calibration.better:
+        features = listed([FEATURES[name] for name in calibration.features], "or") or "what they show"
+        return f"{where}, an estimate read off {features} is {verdict(calibration)}."
+    ours, alone, single = (
+        calibration.estimators[0],
+        calibration.estimators[-1],
+        calibration.estimator("dispersion"),
+    )
+    beside = (
+        "" if calibration.used == ["dispersion"] or not single else f"; dispersion alone {single.mae:.1f}"
+    )
+    read_off = listed([FEATURES[name] for name in calibration.used])
+    return (
+        f"{where}, the accuracy read off {read_off} is {verdict(calibration)}{beside}. That is worth "
+        f"{ours.worth:.0f} labelled documents a slice (95 % {ours.worth_low:.0f} to {ours.worth_high:.0f}), "
+        f"the {TRIVIAL} {alone.worth:.0f}."
+    )
+
+
+def slices_of(count: int, by: str) -> str:
+    """So many slices in words."""
+    if by == CLUSTERS:
+        return f"{count} clusters of vectors"
+    return f"{count} {({'category': 'categories'}).get(by, f'{by}s')}"
+
+
+def _half_width(calibrator: Mapping[str, Any]) -> float:
+    """Of the interval at the mean slice: the quantile of the errors of left-out slices."""
+    size, slices = calibrator["error_size"], calibrator["slices"]
+    documents = sum(part["documents"] for part in slices) / len(slices)
+    scores = sorted(part["score"] for part in slices)
+    rank = min(math.ceil((len(scores) + 1) * calibrator["level"] - 1e-9), len(scores))
+    return float(scores[rank - 1] * math.sqrt(size["between"] + size["within"] / documents))
+
+
+def _held_out(calibrator: Mapping[str, Any]) -> list[HeldOut]:
+    features = calibrator["features"]
+    fits = [Fit(fold["intercept"], np.array(fold["coefficients"])) for fold in calibrator["folds"]]
+    points = []
+    for part in calibrator["slices"]:
+        z = [(part["features"][name] - about["centre"]) / about["scale"] for name, about in features.items()]
+        estimate = float(fits[part["fold"]].predict(np.array([z]))[0])
+        points.append(HeldOut(part["slice"], part["documents"], estimate, part["accuracy"]))
+    return points

@@ -1,0 +1,269 @@
+"""Runs of several models or checkpoints on the same documents: paired differences a slice.
+
+Documents are matched by task and id, and must be the same ones (their hashes agree). The difference of two
+dispersions over shared documents has the paired jackknife error: the leave-one-out values of the two runs
+are subtracted before their spread is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from lmeval_dispersion.auditing.charts import dots
+from lmeval_dispersion.auditing.report import GUIDE, LIBRARIES
+from lmeval_dispersion.auditing.run import Run, read_run
+from lmeval_dispersion.auditing.slices import Slice, by_column
+from lmeval_dispersion.auditing.vectors import left_out
+from lmeval_dispersion.errors import MixedStoresError, UsageError
+from lmeval_dispersion.report import Chart, Col, Report, Table
+from lmeval_dispersion.statistics import NORMAL_975, jackknife_se, normal_bounds
+from lmeval_dispersion.store import check_comparable
+
+Rows = NDArray[np.int64]
+
+_KEY = ["task", "doc_id"]
+_ENDS = 5  # slices of each end that a short table shows
+_WIDE = ("dispersion", "dispersion_low", "dispersion_high", "accuracy", "accuracy_low", "accuracy_high")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One slice of a run beside the same slice of the first run; NaN where undefined."""
+
+    slice: Annotated[str, Col("Slice")]
+    documents: Annotated[int, Col("Documents", "d", drop=2, short="Docs")]
+    dispersion: Annotated[float, Col("Dispersion", ".4f", drop=4)] = math.nan
+    dispersion_baseline: float = math.nan
+    dispersion_difference: Annotated[
+        float, Col("Difference", "+.4f", dots="both", reach="dispersion_reach")
+    ] = math.nan
+    dispersion_reach: float = math.nan
+    dispersion_low: Annotated[float, Col("95 % from", "+.4f", drop=5)] = math.nan
+    dispersion_high: Annotated[float, Col("to", "+.4f", drop=5)] = math.nan
+    accuracy: Annotated[float, Col("Accuracy", ".3f", drop=3)] = math.nan
+    accuracy_baseline: float = math.nan
+    accuracy_difference: Annotated[float, Col("Difference", "+.3f", error="accuracy_reach")] = math.nan
+    accuracy_reach: float = math.nan
+    accuracy_low: Annotated[float, Col("95 % from", "+.3f", drop=1)] = math.nan
+    accuracy_high: Annotated[float, Col("to", "+.3f", drop=1)] = math.nan
+    reason: Annotated[str | None, Col("Remark")] = None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One run beside the first; the slices begin with all documents."""
+
+    run: str
+    layer: str
+    slices: Sequence[Difference]
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Report):
+    """Runs beside the first of them.
+
+    Attributes:
+        baseline, layer: The first run, and the layer of its vectors.
+        by: What made the slices.
+        documents: Shared by all runs.
+        left_out: Documents of each run that others lack.
+        others: The other runs.
+        notes: What else differs between the runs.
+    """
+
+    template = "comparison.jinja"
+    schema = "dispersion-comparison/2"
+    libraries = LIBRARIES
+    guide = GUIDE
+
+    baseline: str
+    layer: str
+    by: str
+    documents: int
+    left_out: Sequence[int]
+    others: Sequence[Compared]
+    notes: Sequence[str]
+    _short: bool = False
+
+    def rows(self) -> list[Mapping[str, Any]]:
+        """Every slice of every other run."""
+        return [
+            {"run": other.run, **{f.name: getattr(row, f.name) for f in fields(row)}}
+            for other in self.others
+            for row in other.slices
+        ]
+
+    def tables(self) -> dict[str, Table]:
+        """The slices of each run, all documents first, then by their difference."""
+        return {f"run-{i}": self._table(other) for i, other in enumerate(self.others)}
+
+    def _table(self, other: Compared) -> Table:
+        whole, *parts = other.slices
+        parts.sort(key=lambda row: -row.dispersion_difference if row.reason is None else math.inf)
+        rows, last = [whole, *parts], len(parts)
+        some = [*range(_ENDS + 1), *range(last - _ENDS + 1, last + 1)]
+        return Table.of(
+            rows,
+            f"{other.run} (layer {other.layer}) minus {self.baseline}",
+            headings={"slice": self.by.capitalize(), "dispersion_difference": "Δ dispersion",
+                      "accuracy_difference": "Δ accuracy ± 95 %"},
+            hide=_WIDE if self._short else (),
+            excerpt=some if self._short and last > 2 * _ENDS + 2 else (),
+        )  # fmt: skip
+
+    def charts(self) -> dict[str, Chart]:
+        """Differences of dispersion with their intervals, a row a slice; none where none is known."""
+        charts = {}
+        for i, other in enumerate(self.others):
+            rows = [row for row in other.slices if math.isfinite(row.dispersion_low)]
+            clear = sum(row.dispersion_low > 0 or row.dispersion_high < 0 for row in rows)
+            if rows:
+                charts[f"run-{i}"] = Chart(
+                    dots(
+                        rows,
+                        "slice",
+                        "dispersion_difference",
+                        ("dispersion_low", "dispersion_high"),
+                        "Difference, with 95 % interval",
+                        0.0,
+                    ),
+                    "Difference of dispersion, slice by slice; the dashed line is no difference",
+                    f"{clear} of {len(rows)} intervals leave out 0; by chance about one in twenty does.",
+                )
+        return charts
+
+
+def compare_runs(
+    paths: Sequence[str | Path],
+    *,
+    by: str = "subject",
+    layer: str | None = None,
+    short: bool = False,
+) -> Comparison:
+    """Compare runs with the first of them, over all shared documents and per slice.
+
+    Args:
+        paths: Folders of at least two stores.
+        by: Column whose values are the slices; see :func:`lmeval_dispersion.auditing.slices.by_column`.
+        layer: Layer of all of them; by default each store's own default.
+        short: Whether texts show only the slices that differ most.
+
+    Raises:
+        UsageError: Fewer than two stores.
+        MixedStoresError: No shared documents, or other prompts or documents under the same ids.
+    """
+    if len(paths) < 2:
+        raise UsageError(f"comparing needs two runs or more, got {len(paths)}")
+    runs = [read_run(path, layer) for path in paths]
+    rows = shared_rows(runs)
+    first = runs[0]
+    position = {row: i for i, row in enumerate(rows[0].tolist())}
+    parts = [
+        Slice("all documents", np.arange(len(rows[0]))),
+        *(
+            Slice(
+                part.name,
+                np.array([position[r] for r in part.rows.tolist() if r in position], dtype=np.int64),
+            )
+            for part in by_column(first, by)
+        ),
+    ]
+    names = _names(runs, paths)
+    return Comparison(
+        baseline=names[0],
+        layer=first.layer,
+        by=by,
+        documents=len(rows[0]),
+        left_out=[len(run.vectors) - len(rows[0]) for run in runs],
+        others=[
+            Compared(name, run.layer, [_difference(part, first, rows[0], run, shared) for part in parts])
+            for name, run, shared in zip(names[1:], runs[1:], rows[1:], strict=True)
+        ],
+        notes=_notes(runs),
+        _short=short,
+    )
+
+
+def shared_rows(runs: Sequence[Run]) -> list[Rows]:
+    """For every run the rows of the documents that all of them have, in one order.
+
+    Raises:
+        MixedStoresError: None is shared, or one id stands for different documents.
+    """
+    first = runs[0].documents[[*_KEY, "doc_hash"]].assign(row_0=np.arange(len(runs[0].vectors)))
+    for k, run in enumerate(runs[1:], 1):
+        other = run.documents[[*_KEY, "doc_hash"]].assign(**{f"row_{k}": np.arange(len(run.vectors))})
+        first = first.merge(other, on=_KEY, how="inner", suffixes=("", "_other"))
+        both = first["doc_hash"].notna() & first["doc_hash_other"].notna()
+        unlike = both & (first["doc_hash"] != first["doc_hash_other"])
+        if unlike.any():
+            example = first[unlike].iloc[0]
+            raise MixedStoresError(
+                f"document {example['doc_id']} of task {example['task']} is another one in "
+                f"{run.store.path} than in {runs[0].store.path} ({int(unlike.sum())} such documents); "
+                "compare runs on one version of the data"
+            )
+        first = first.drop(columns="doc_hash_other")
+    if first.empty:
+        raise MixedStoresError(
+            "the runs share no document; compare runs of the same tasks, "
+            f"got {', '.join(sorted({t for run in runs for t in run.documents['task'].unique()}))}"
+        )
+    return [first[f"row_{k}"].to_numpy(dtype=np.int64) for k in range(len(runs))]
+
+
+def _difference(part: Slice, a: Run, rows_a: Rows, b: Run, rows_b: Rows) -> Difference:
+    n = len(part.rows)
+    in_a, in_b = rows_a[part.rows], rows_b[part.rows]
+    numbers: dict[str, float] = {}
+    if n >= 3:
+        first, second = a.vectors.contributions(in_a), b.vectors.contributions(in_b)
+        error = jackknife_se(left_out(second) - left_out(first))
+        numbers |= _interval("dispersion", float(first.mean()), float(second.mean()), error)
+    both = ~np.isnan(a.score[in_a]) & ~np.isnan(b.score[in_b])
+    x, y = a.score[in_a][both], b.score[in_b][both]
+    if len(x) >= 2:
+        error = float((y - x).std(ddof=1) / np.sqrt(len(x)))
+        numbers |= _interval("accuracy", float(x.mean()), float(y.mean()), error)
+    reason = None if n >= 3 else f"a paired error needs three shared documents, got {n}"
+    return Difference(part.name, n, reason=reason, **numbers)
+
+
+def _interval(name: str, first: float, second: float, error: float) -> dict[str, float]:
+    low, high = normal_bounds(second - first, error)
+    values = {"": second, "_baseline": first, "_difference": second - first, "_reach": NORMAL_975 * error}
+    return {f"{name}{key}": value for key, value in {**values, "_low": low, "_high": high}.items()}
+
+
+def _names(runs: Sequence[Run], paths: Sequence[str | Path]) -> list[str]:
+    """What to call the runs: their models, with the revision or the folder where these are alike."""
+    models = [run.store.model for run in runs]
+    if len(set(models)) == len(models):
+        return models
+    revisions = [f"{run.store.model}@{run.store.manifest.get('revision')}" for run in runs]
+    return revisions if len(set(revisions)) == len(revisions) else [str(path) for path in paths]
+
+
+def _notes(runs: Sequence[Run]) -> list[str]:
+    notes = [
+        f"{note}." for run in runs[1:] for note in check_comparable(runs[0].store.parts, run.store.parts)
+    ]
+    widths = {run.vectors.rows.shape[1] for run in runs}
+    if len(widths) > 1:
+        notes.append(
+            "the models have different widths "
+            f"({', '.join(str(w) for w in sorted(widths))}); dispersion compares siblings of one size only."
+        )
+    if len({str(run.store.manifest.get("prompt_format")) for run in runs}) > 1:
+        notes.append("the prompts were shaped differently; part of the difference may be theirs.")
+    if any(pd.notna(run.documents["truncated"]).any() and run.documents["truncated"].any() for run in runs):
+        notes.append("some prompts were truncated, and not necessarily the same ones in every run.")
+    return notes

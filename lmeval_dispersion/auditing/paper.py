@@ -1,0 +1,282 @@
+"""The paper's protocol of calibration: can accuracy be read off dispersion, learnt on artificial mixtures?
+
+Per seed the labelled documents are split 20/10/70. Mixtures drawn from the calibration part give pairs
+(dispersion, accuracy); linear, polynomial, isotonic and random-forest regressions are fitted to them; the
+validation part picks one; the test part judges it, beside estimators that use no dispersion.
+
+Three kinds of test batch, because they answer three questions:
+
+* ``whole``: the whole test part, one prediction a seed. The paper's figure.
+* ``slices``: one batch of each subject. What a user wants to know, and the hardest.
+* ``mixtures``: artificial batches of every accuracy, as in calibration.
+
+Source: RD B.1.3. Average thresholded confidence (ATC): Garg et al., "Leveraging unlabeled data to predict
+out-of-distribution performance", ICLR 2022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmeval_dispersion.auditing.mixtures import SEEDS, SIZE, Mixture, mixture_size, pools
+from lmeval_dispersion.auditing.run import Run, check_labels
+from lmeval_dispersion.auditing.slices import by_value
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.report import Col
+from lmeval_dispersion.statistics import rank_correlations, student_interval
+
+if TYPE_CHECKING:
+    from sklearn.base import RegressorMixin
+
+Array = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+DISPERSION, TRIVIAL, CONSTANT = "dispersion", "trivial", "constant"
+KINDS = {"whole": "Whole test part", "slices": "One batch a slice", "mixtures": "Mixtures"}
+CALIBRATION, VALIDATION = 0.2, 0.1  # shares of the labelled documents
+STEP = 2  # per cent between the target accuracies of calibration
+REPEATS = 4  # batches a target on the calibration part; half as many on the others
+FEWEST_TARGETS = 5
+
+
+class Batches(NamedTuple):
+    """Batches of documents with their dispersion and their known accuracy, arrays of one length."""
+
+    rows: list[Rows]
+    dispersion: Array
+    accuracy: Array
+
+
+@dataclass(frozen=True)
+class PaperError:
+    """Errors in points of one estimator on one kind of test batch, over splits."""
+
+    kind: Annotated[str, Col("Test batches")]
+    estimator: Annotated[str, Col("Estimator")]
+    mae: Annotated[float, Col("Mean absolute error (points)", ".2f", short="Error (points)")]
+    low: Annotated[float, Col("95 % from", ".2f")]
+    high: Annotated[float, Col("to", ".2f")]
+    bias: Annotated[float, Col("Bias (points)", "+.2f", drop=1)]
+
+
+@dataclass(frozen=True)
+class PaperVerdict:
+    """Whether dispersion beats the better blind guess on one kind of test batch; bounds over splits."""
+
+    kind: str
+    winner: str
+    rival: str
+    difference: float
+    difference_low: float
+    difference_high: float
+    better: bool
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words."""
+        if self.better:
+            text = f"better than the {self.rival} predictor by {-self.difference:.2f} points"
+        else:
+            text = f"no better than the {self.rival} predictor"
+            text += f": worse by {self.difference:.2f} points" if self.difference_low > 0 else ""
+        return f"{KINDS[self.kind]}: dispersion is {text}; best: {self.winner}."
+
+
+@dataclass(frozen=True)
+class PaperPoint:
+    """One test batch."""
+
+    kind: str
+    seed: int
+    dispersion: float
+    predicted: float
+    true: float
+
+
+@dataclass(frozen=True)
+class PaperProtocol:
+    """The protocol over several splits.
+
+    Attributes:
+        documents_per_batch: Used; the labelled documents may allow fewer than were asked for.
+        seeds: Splits.
+        chosen: Regression -> in how many splits validation picked it.
+        errors: Of every estimator under every kind of test batch.
+        verdicts: One for each kind of test batch that every split has.
+        points: Every test batch.
+    """
+
+    documents_per_batch: int
+    seeds: int
+    chosen: Mapping[str, int]
+    errors: Sequence[PaperError]
+    verdicts: Sequence[PaperVerdict]
+    points: Sequence[PaperPoint]
+
+
+def paper_protocol(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int = 0) -> PaperProtocol:
+    """Errors of every estimator under every kind of test batch, over ``seeds`` splits.
+
+    Raises:
+        UsageError: Too few labelled documents, or all correct or all incorrect.
+    """
+    check_labels(run)
+    rows = run.labelled
+    pool = pools(run, rows)
+    # 0.8: parts are random, and some hold fewer of the rarer kind than their share of it.
+    used = mixture_size(int(0.8 * VALIDATION * min(len(pool.correct), len(pool.incorrect))), size)
+    off: dict[tuple[str, str], list[Array]] = {}
+    points: list[PaperPoint] = []
+    chosen: list[str] = []
+    for k in range(seeds):
+        rng = np.random.default_rng([seed, k])
+        order = rng.permutation(rows)
+        first = round(len(order) * CALIBRATION)
+        second = first + round(len(order) * VALIDATION)
+        calibration = mixture_batches(run, order[:first], used, repeats=REPEATS, rng=rng)
+        validation = mixture_batches(run, order[first:second], used, repeats=REPEATS // 2, rng=rng)
+        _check_targets({"calibration": calibration, "validation": validation}, len(rows), used)
+        fits = fit_all(calibration, seed=k)
+        best = min(fits, key=lambda kind: _error(fits[kind], validation))
+        chosen.append(best)
+        test = order[second:]
+        tests = {
+            "whole": Batches([test], run.vectors.dispersions([test]), np.array([run.right[test].mean()])),
+            "slices": natural_batches(run, test, used, rng),
+            "mixtures": mixture_batches(run, test, used, repeats=REPEATS // 2, step=10, rng=rng),
+        }
+        for name, estimate in _estimators(run, order[:first], calibration, fits, best).items():
+            for kind, batches in tests.items():
+                if len(batches.rows) and (name != CONSTANT or kind == "mixtures"):
+                    guesses = estimate(batches)
+                    off.setdefault((kind, name), []).append(100 * (guesses - batches.accuracy))
+                    if name == DISPERSION:
+                        numbers = zip(batches.dispersion, guesses, batches.accuracy, strict=True)
+                        points += [PaperPoint(kind, k, *map(float, three)) for three in numbers]
+    whole = {key: values for key, values in off.items() if len(values) == seeds}
+    errors = [
+        _paper_error(kind, name, whole[kind, name])
+        for kind in KINDS
+        for name in sorted((n for k, n in whole if k == kind), key=lambda n: n.startswith(f"{DISPERSION},"))
+    ]
+    verdicts = [_verdict(kind, whole) for kind in KINDS if (kind, DISPERSION) in whole]
+    counts = {kind: chosen.count(kind) for kind in fits if kind in chosen}
+    return PaperProtocol(used, seeds, counts, errors, verdicts, points)
+
+
+def fit_all(batches: Batches, *, seed: int = 0) -> dict[str, RegressorMixin]:
+    """Every regression of the paper, fitted to pairs of dispersion and accuracy."""
+    from sklearn.ensemble import RandomForestRegressor
+    from sklearn.isotonic import IsotonicRegression
+    from sklearn.linear_model import LinearRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+
+    rising = not rank_correlations(batches.dispersion, batches.accuracy[None])[0] < 0
+    forest = RandomForestRegressor(n_estimators=50, min_samples_leaf=10, random_state=seed)
+    models = {
+        "linear": LinearRegression(),
+        "polynomial": make_pipeline(PolynomialFeatures(3), LinearRegression()),
+        "isotonic": IsotonicRegression(increasing=rising, out_of_bounds="clip"),
+        "random forest": forest,
+    }
+    x = batches.dispersion[:, None]
+    return {
+        name: make_pipeline(StandardScaler(), model).fit(x, batches.accuracy)
+        for name, model in models.items()
+    }
+
+
+def mixture_batches(
+    run: Run, rows: Rows, size: int, *, repeats: int, step: int = STEP, rng: np.random.Generator
+) -> Batches:
+    """Mixtures of ``size`` documents of these rows at every reachable target accuracy in ``step`` % steps."""
+    pool = pools(run, rows)
+    counts = sorted({round(target * size / 100) for target in range(0, 101, step)})
+    drawn = [
+        pool.draw(rng, size, count) for count in counts if pool.reaches(size, count) for _ in range(repeats)
+    ]
+    return _measured(run, drawn, size)
+
+
+def natural_batches(run: Run, rows: Rows, size: int, rng: np.random.Generator) -> Batches:
+    """One random batch of each subject (else category) that has ``size`` documents among these rows.
+
+    Its accuracy is the share of correct documents in the batch. Empty where fewer than two slices are
+    large enough.
+    """
+    for column in ("subject", "category"):
+        slices = by_value(run.documents[column].iloc[rows].tolist())
+        large = [rows[part.rows] for part in slices if len(part.rows) >= size]
+        if len(large) >= 2:
+            chosen = [rng.choice(part, size=size, replace=False) for part in large]
+            return _measured(run, [Mixture(c, int(run.right[c].sum())) for c in chosen], size)
+    return Batches([], np.empty(0), np.empty(0))
+
+
+def _measured(run: Run, drawn: Sequence[Mixture], size: int) -> Batches:
+    rows = [mixture.rows for mixture in drawn]
+    return Batches(rows, run.vectors.dispersions(rows), np.array([m.correct for m in drawn]) / size)
+
+
+def _check_targets(parts: Mapping[str, Batches], labelled: int, size: int) -> None:
+    for name, batches in parts.items():
+        reached = len(np.unique(batches.accuracy))
+        if reached < FEWEST_TARGETS:
+            raise UsageError(
+                f"the {name} part of {labelled} labelled documents reaches {reached} target accuracies with "
+                f"{size} documents a batch, and {FEWEST_TARGETS} are needed; label more documents"
+            )
+
+
+def _read_off(fit: Any) -> Callable[[Batches], Array]:
+    return lambda batches: np.clip(fit.predict(batches.dispersion[:, None]), 0.0, 1.0)
+
+
+def _error(fit: Any, batches: Batches) -> float:
+    return float(np.abs(_read_off(fit)(batches) - batches.accuracy).mean())
+
+
+def _estimators(
+    run: Run, labelled: Rows, calibration: Batches, fits: Mapping[str, Any], best: str
+) -> dict[str, Callable[[Batches], Array]]:
+    """Every estimator by name, knowing the labels of the calibration part only."""
+    accuracy, middle = float(run.right[labelled].mean()), float(np.median(calibration.accuracy))
+    estimators: dict[str, Callable[[Batches], Array]] = {
+        DISPERSION: _read_off(fits[best]),
+        TRIVIAL: lambda batches: np.full(len(batches.rows), accuracy),
+        CONSTANT: lambda batches: np.full(len(batches.rows), middle),
+        **{f"{DISPERSION}, {kind}": _read_off(fit) for kind, fit in fits.items()},
+    }
+    top = run.confidence.top_probability
+    if not np.isnan(top[run.labelled]).any():
+        threshold = float(np.quantile(top[labelled], 1.0 - accuracy))
+        estimators["mean confidence"] = lambda b: np.array([top[rows].mean() for rows in b.rows])
+        estimators["ATC"] = lambda b: np.array([(top[rows] > threshold).mean() for rows in b.rows])
+    return estimators
+
+
+def _paper_error(kind: str, name: str, splits: Sequence[Array]) -> PaperError:
+    sizes = [float(np.abs(values).mean()) for values in splits]
+    bias = float(np.mean([values.mean() for values in splits]))
+    return PaperError(kind, name, float(np.mean(sizes)), *student_interval(sizes), bias)
+
+
+def _verdict(kind: str, off: Mapping[tuple[str, str], Sequence[Array]]) -> PaperVerdict:
+    """Who wins, and whether dispersion beats knowing nothing."""
+    sizes = {
+        name: np.array([np.abs(values).mean() for values in splits])
+        for (of, name), splits in off.items()
+        if of == kind and not name.startswith(f"{DISPERSION},")
+    }
+    # Mixtures have every accuracy alike, so there the best blind guess is the middle one.
+    rival = min((name for name in (TRIVIAL, CONSTANT) if name in sizes), key=lambda name: sizes[name].mean())
+    difference = sizes[DISPERSION] - sizes[rival]
+    low, high = student_interval(difference)
+    winner = min(sizes, key=lambda name: sizes[name].mean())
+    return PaperVerdict(kind, winner, rival, float(difference.mean()), low, high, high < 0)

@@ -1,0 +1,78 @@
+"""Buckets of the Hub, ``hf://buckets/NAMESPACE/NAME``: listed by their tree, read like repositories.
+
+A bucket has no revisions. The listing names the content of every file (its Xet hash); where a file is
+resolved, the same hash has to be named again, so a file that is replaced in between is an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from yarl import URL
+
+from lmeval_screener.checkpoints import FileEntry, Meter, Snapshot
+from lmeval_screener.checkpoints.hub import Hub, ResolvedSnapshot, items, text
+from lmeval_screener.checkpoints.limits import Budget
+from lmeval_screener.checkpoints.stores import FolderListing, Store
+from lmeval_screener.errors import ScreeningError
+
+
+class HubBucket(Store):
+    """One bucket."""
+
+    async def listed(self, path: str, meter: Meter) -> FolderListing:
+        """Files and folders in a folder, page by page; see `Store.listed`."""
+        if self.hub.transport is None:
+            raise ScreeningError(
+                "Offline", f"offline mode is on and {self.address} is on the network; unset HF_HUB_OFFLINE"
+            )
+        below = f"/{quote(path, safe='')}" if path else ""
+        name = self.address.removeprefix("hf://buckets/")
+        url = f"{self.hub.endpoint}/api/buckets/{name}/tree{below}?recursive=false"
+        try:
+            tree = await self.hub.pages(url, self.address, Budget(math.inf), meter, _parse_folder)
+        except ScreeningError as error:
+            if error.code == "FileNotFound":
+                return FolderListing()
+            raise
+        folders: list[str] = []
+        files: dict[str, FileEntry] = {}
+        for item in tree:
+            name = item["path"].removeprefix(f"{path}/" if path else "").strip("/")
+            if "/" in name or not name:
+                continue
+            if item.get("type") == "directory":
+                folders.append(name)
+            elif type(item.get("size")) is int:
+                content = item.get("xetHash")
+                digest = f"xet:{content}" if isinstance(content, str) and content else None
+                files[name] = FileEntry(name, item["size"], digest)
+        return FolderListing(tuple(folders), files)
+
+    def opened(
+        self, repo: str, path: str, files: Mapping[str, FileEntry], budget: Budget, meter: Meter
+    ) -> Snapshot:
+        """A checkpoint of listed files; see `Store.opened`."""
+        folder = f"{self.hub.endpoint}/{self.address.removeprefix('hf://')}/resolve/"
+        return _BucketSnapshot(self.hub, repo, folder, path, files, budget=budget, meter=meter)
+
+
+class _BucketSnapshot(ResolvedSnapshot):
+    """A checkpoint in a bucket; see `Snapshot`."""
+
+    def __init__(
+        self, hub: Hub, repo: str, folder: str, path: str, files: Mapping[str, FileEntry], **reading: Any
+    ) -> None:
+        super().__init__(hub, repo, files, **reading)
+        self._folder, self._path = folder, f"{path}/" if path else ""
+
+    def _url(self, path: str) -> URL:
+        return URL(self._folder + quote(self._path + path, safe=""), encoded=True)
+
+
+def _parse_folder(tree: Any) -> list[dict[str, Any]]:
+    """Items of one page of ``/api/buckets/{name}/tree/{folder}``."""
+    return [item for item in items(tree) if text(item["path"])]

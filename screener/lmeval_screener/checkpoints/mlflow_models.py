@@ -1,0 +1,174 @@
+"""Models of an MLflow registry (extra ``mlflow``): versions are resolved to their storage and read there.
+
+MLflow's own client asks the registry, so its settings and credentials count (``MLFLOW_TRACKING_URI``,
+``MLFLOW_REGISTRY_URI``, ``MLFLOW_TRACKING_TOKEN``, …). What it would do next, download the whole model, is
+not done: the storage of a version is read by ranges, or refused if its server sends whole files only.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from yarl import URL
+
+from lmeval_screener.checkpoints import Snapshot
+from lmeval_screener.checkpoints.http import SILENCE, environment_proxy
+from lmeval_screener.checkpoints.limits import Budget
+from lmeval_screener.checkpoints.stores import in_thread
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.targets import Target, parse_target
+
+T = TypeVar("T")
+
+#: Where MLflow's flavour for transformers keeps the model and the tokenizer.
+_MODEL, _TOKENIZER = "model", "components/tokenizer"
+_NAME = re.compile(r"models:/([^/@]+)(?:/([^/@]+)|@([^/@]+))?")
+_SERVER = "set MLFLOW_TRACKING_URI (or MLFLOW_REGISTRY_URI) to the address of your MLflow server"
+
+
+class RegisteredModels:
+    """Models of an MLflow registry; a `Source`.
+
+    Args:
+        open_storage: Opens the storage of a version, see `Source.snapshot`.
+        names: The folders and files of a storage's folder.
+    """
+
+    def __init__(
+        self,
+        open_storage: Callable[[Target, Budget], Awaitable[Snapshot]],
+        names: Callable[[Target, Budget], Awaitable[tuple[set[str], set[str]]]],
+    ) -> None:
+        self._open_storage, self._names = open_storage, names
+        self._client: Any = None
+
+    async def expand(self, target: Target, budget: Budget) -> list[Target]:
+        """The versions that a name, a stage, an alias or ``*`` stands for; see `Source.expand`.
+
+        ``models:/NAME`` and ``models:/NAME/latest`` are the latest version, ``models:/NAME/*`` all of them.
+        """
+        name, version, alias = _parts(target.repo)
+        if version and version.isdigit():
+            return [target]
+        if alias:
+            named = await self._asked(target, lambda client: client.get_model_version_by_alias(name, alias))
+            return [replace(target, repo=f"models:/{name}/{named.version}")]
+        quote = '"' if "'" in name else "'"
+        every = await self._asked(
+            target, lambda client: list(client.search_model_versions(f"name={quote}{name}{quote}"))
+        )
+        numbers = sorted(int(entry.version) for entry in every if _fits(entry, version))
+        if not numbers:
+            stages = ", ".join(sorted({str(entry.current_stage) for entry in every}))
+            versions = f"; it has {len(every)} versions (stages: {stages})" if every else ", nor any other"
+            which = f"version {version}" if version and version != "*" else "version"
+            raise ScreeningError(
+                "RepoNotFound",
+                f"the registry has no {which} of the model {name}{versions}; check the name, and {_SERVER}",
+            )
+        wanted = numbers if version == "*" else numbers[-1:]
+        return [replace(target, repo=f"models:/{name}/{number}") for number in wanted]
+
+    async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
+        """A version, where its storage is; see `Source.snapshot`."""
+        (chosen,) = (await self.expand(target, budget))[-1:]
+        name, version, _ = _parts(chosen.repo)
+        where = await self._asked(
+            chosen, lambda client: str(client.get_model_version_download_uri(name, str(version)))
+        )
+        if where.startswith("mlflow-artifacts:"):
+            raise ScreeningError(
+                "RangeNotSupported",
+                f"the files of {chosen.repo} lie behind the MLflow server ({where}), which sends whole "
+                "files; start it with --no-serve-artifacts and --default-artifact-root s3://… (or gs://, "
+                "abfss://), or download the version "
+                f"(mlflow artifacts download -u {chosen.repo}) and screen the folder",
+            )
+        inner = replace(parse_target(where), tokenizer=chosen.tokenizer, file=chosen.file)
+        if inner.refused is not None or inner.on_hub or inner.scheme == "models":
+            raise ScreeningError(
+                "BadName",
+                f"the files of {chosen.repo} lie at {where}, which is not read; download the version (mlflow "
+                f"artifacts download -u {chosen.repo}) and screen the folder",
+            )
+        folders, files = await self._names(inner, budget)
+        if _MODEL in folders and "config.json" not in files:
+            if inner.tokenizer is None and _TOKENIZER.partition("/")[0] in folders:
+                inner = replace(inner, tokenizer=f"{inner.repo.rstrip('/')}/{_TOKENIZER}")
+            inner = replace(inner, repo=f"{inner.repo.rstrip('/')}/{_MODEL}")
+        snapshot = await self._open_storage(inner, budget)
+        snapshot.repo = chosen.repo
+        return snapshot
+
+    async def _asked(self, target: Target, question: Callable[[Any], T]) -> T:
+        """An answer of the registry; the client is synchronous, so it is asked in a thread."""
+
+        def ask() -> T:
+            if self._client is None:
+                self._client = _client()
+            return question(self._client)
+
+        try:
+            return await in_thread(ask)
+        except ScreeningError:
+            raise
+        except Exception as error:
+            raise _explained(error, target.repo) from error
+
+
+def _client() -> Any:
+    """MLflow's client, whose own requests to a server that is not there are repeated for minutes."""
+    try:
+        from mlflow import MlflowClient, get_registry_uri
+    except ImportError:
+        raise ScreeningError(
+            "MissingExtra",
+            "models:/ needs the package mlflow-skinny; pip install 'lmeval-dispersion[mlflow]'",
+        ) from None
+    server = URL(get_registry_uri())
+    if server.scheme in ("http", "https") and environment_proxy(server) is None:
+        try:
+            socket.create_connection((server.host, server.port), timeout=SILENCE).close()
+        except OSError as error:
+            raise ScreeningError(
+                "Unreachable",
+                f"the MLflow server {server.origin()} cannot be reached ({error}); start it, or {_SERVER}",
+            ) from error
+    return MlflowClient()
+
+
+def _explained(error: Exception, what: str) -> ScreeningError:
+    code = str(getattr(error, "error_code", ""))
+    said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    if code in ("RESOURCE_DOES_NOT_EXIST", "NOT_FOUND", "INVALID_PARAMETER_VALUE"):
+        return ScreeningError(
+            "RepoNotFound", f"the registry has no {what} ({said}); check the name, and {_SERVER}"
+        )
+    if code in ("PERMISSION_DENIED", "UNAUTHENTICATED") or re.search(r"\b40[13]\b", said):
+        return ScreeningError(
+            "AccessDenied",
+            f"the registry refuses access to {what} ({said}); set MLFLOW_TRACKING_TOKEN, or "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+        )
+    if "Max retries" in said or "onnection" in said:
+        return ScreeningError("Unreachable", f"the registry cannot be reached for {what} ({said}); {_SERVER}")
+    return ScreeningError("ServerError", f"the registry failed for {what} ({said}); try again, and {_SERVER}")
+
+
+def _parts(address: str) -> tuple[str, str | None, str | None]:
+    """Name, version or stage, and alias of ``models:/NAME[/VERSION|@ALIAS]``."""
+    parts = _NAME.fullmatch(address)
+    assert parts is not None, "targets.names lets no other through"
+    return parts[1], parts[2], parts[3]
+
+
+def _fits(version: Any, wanted: str | None) -> bool:
+    if str(version.status) not in ("READY", "None"):
+        return False
+    if wanted is None or wanted == "*" or wanted.lower() == "latest":
+        return True
+    return str(version.current_stage).lower() == wanted.lower()

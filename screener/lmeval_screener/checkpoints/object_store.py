@@ -1,0 +1,312 @@
+"""S3, Google Cloud Storage and Azure: listed and read by ranges through obstore (extra ``cloud``).
+
+obstore's own retries are switched off: each attempt is one request, which the meter counts and the time
+budget bounds, and what may pass is tried again as for the Hub. Every range asks for the listed version
+(``If-Match``, for which obstore's ``get_ranges`` has no place) and is believed only if begin, end, total and
+ETag are the expected ones, so an object that is replaced in between is an error and never a mixture.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lmeval_dispersion.version import __version__
+from lmeval_screener.checkpoints import SERVICES, FileEntry, Meter
+from lmeval_screener.checkpoints.http import CONNECTIONS, SILENCE, AgainError, contradiction
+from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.stores import FolderListing, Store, changed, in_thread, version_digest
+from lmeval_screener.errors import ScreeningError
+
+_SETTINGS = {
+    "S3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; AWS_SKIP_SIGNATURE=true for a public "
+    "bucket; AWS_ENDPOINT_URL for another service than Amazon's",
+    "Google Cloud Storage": "GOOGLE_APPLICATION_CREDENTIALS (or run gcloud auth application-default login); "
+    "GOOGLE_SKIP_SIGNATURE=true for a public bucket",
+    "Azure": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_SAS_TOKEN, or "
+    "AZURE_STORAGE_CONNECTION_STRING); AZURE_SKIP_SIGNATURE=true for a public container",
+}
+#: Where the machines of a cloud ask for credentials; elsewhere nobody answers there.
+_MACHINE_CREDENTIALS = ("169.254.", "metadata.google", "fd00:ec2")
+_CONTENT_ETAG = re.compile(r"[0-9a-f]{32}(-\d+)?")
+_STATUS = re.compile(r"non-2xx status code: (\d{3})")
+_PIECE = 1 << 16
+
+
+class ObjectStore(Store):
+    """One bucket or container.
+
+    Args:
+        address: ``s3://bucket``, ``gs://bucket``, ``az://container`` or
+            ``abfss://container@account.dfs.core.windows.net``.
+        hub: For its cache and meter.
+    """
+
+    def __init__(self, address: str, hub: Hub) -> None:
+        super().__init__(address, hub)
+        scheme, _, self._bucket = address.partition("://")
+        if not self._bucket:
+            raise ScreeningError("BadName", f"expected {scheme}://BUCKET/FOLDER, got no bucket")
+        self._service = SERVICES[scheme]
+        self._lock = asyncio.Lock()
+        self._slots = asyncio.Semaphore(CONNECTIONS)
+        self._store: Any = None
+        self._versions: dict[str, tuple[str | None, str | None]] = {}
+
+    async def listed(self, path: str, meter: Meter) -> FolderListing:
+        """The folders and files under a prefix; see `Store.listed`.
+
+        A page of a listing counts as a request, its bytes are not to be known.
+        """
+        store = await self._opened()
+        meter.add(requests=1)
+        try:
+            result = await store.list_with_delimiter_async(path or None)
+        except Exception as error:
+            raise self._explained(error, path) from error
+        start = len(path) + 1 if path else 0
+        files = {}
+        for meta in result["objects"]:
+            name = meta["path"][start:]
+            if name and "/" not in name:
+                files[name] = FileEntry(name, meta["size"], self._digest(meta))
+                self._versions[meta["path"]] = _bare(meta.get("e_tag")), meta.get("version")
+        folders = [prefix.rstrip("/")[start:] for prefix in result["common_prefixes"]]
+        meter.add(requests=(len(files) + len(folders)) // 1000)
+        return FolderListing(tuple(name for name in folders if name), files)
+
+    async def read(
+        self, path: str, entry: FileEntry, begin: int, end: int, received: bytearray, meter: Meter
+    ) -> None:
+        """Append bytes of an object, if they are of the listed version; see `Store.read`."""
+        store, (etag, version) = await self._opened(), self._versions[path]
+        options: dict[str, Any] = {"range": (begin, end)}
+        if etag:
+            options["if_match"] = f'"{etag}"'
+        if version and self._service == "Google Cloud Storage":
+            options["version"] = version
+        try:
+            async with self._slots:
+                meter.add(requests=1)
+                result = await store.get_async(path, options=options)
+            meta = result.meta
+            if etag and _bare(meta["e_tag"]) != etag:
+                raise changed(f"{self.address}/{path}")
+            if meta["size"] != entry.size or tuple(result.range) != (begin, end):
+                raise contradiction(
+                    f"{self.address} sent bytes {result.range} of {meta['size']} of {path}, where "
+                    f"{(begin, end)} of {entry.size} were asked for"
+                )
+            if end - begin <= _PIECE:
+                # As one piece: each way to obstore's threads and back costs more than the bytes.
+                whole = bytes(await result.bytes_async())
+                meter.add(bytes_read=len(whole))
+                received += whole
+                return
+            async for piece in result.stream(min_chunk_size=_PIECE):
+                meter.add(bytes_read=len(piece))
+                received += bytes(piece)
+        except (AgainError, ScreeningError, asyncio.CancelledError):
+            raise
+        except FileNotFoundError as error:
+            raise changed(f"{self.address}/{path}") from error
+        except Exception as error:
+            raise self._explained(error, path) from error
+
+    async def _opened(self) -> Any:
+        async with self._lock:
+            if self._store is None:
+                self._store = await in_thread(self._made)
+            return self._store
+
+    def _made(self) -> Any:
+        try:
+            from obstore.store import AzureStore, GCSStore, S3Store
+        except ImportError:
+            raise ScreeningError(
+                "MissingExtra",
+                f"reading {self._service} needs the package obstore; pip install 'lmeval-dispersion[cloud]'",
+            ) from None
+        common: dict[str, Any] = {
+            "client_options": {
+                "allow_http": True,
+                "connect_timeout": f"{SILENCE:g}s",
+                "read_timeout": f"{SILENCE:g}s",
+                "timeout": "24h",  # the time budget bounds it
+                "user_agent": f"screen-checkpoints/{__version__}",
+                **_network(),
+            },
+            "retry_config": {"max_retries": 0},
+        }
+        try:
+            if self._service == "S3":
+                return S3Store(self._bucket, **common, **_aws(self.address))
+            if self._service == "Azure":
+                container, _, host = self._bucket.partition("@")
+                account = {"account_name": host.partition(".")[0]} if host else {}
+                return AzureStore(container, **common, **{**_azure(), **account})
+            return GCSStore(self._bucket, **common, **_google())
+        except ScreeningError:
+            raise
+        except Exception as error:
+            reason = _first_line(error)
+            raise _denied(
+                f"{self.address} cannot be opened ({reason}); set {_SETTINGS[self._service]}"
+            ) from error
+
+    def _digest(self, meta: Mapping[str, Any]) -> str | None:
+        etag, version = _bare(meta.get("e_tag")), meta.get("version")
+        if self._service == "S3" and etag and _CONTENT_ETAG.fullmatch(etag):
+            # A hash of the content: a tokenizer that lies beside every checkpoint is read once.
+            return version_digest(self.address, meta["size"], etag)
+        if not etag and not version:
+            return None
+        return version_digest(self.address, meta["path"], meta["size"], etag, version)
+
+    def _explained(self, error: Exception, path: str) -> Exception:
+        """The meaning of an error of obstore. Its text is not shown: it has addresses with signatures."""
+        text, kind, where = str(error), type(error).__name__, self.address
+        status = int(stated[1]) if (stated := _STATUS.search(text)) else 0
+        place = f"{where}/{path}" if path else where
+        settings, reason = f"set {_SETTINGS[self._service]}", _first_line(error, place)
+        if any(host in text for host in _MACHINE_CREDENTIALS):
+            return _denied(f"no credentials for {where} were found; {settings}")
+        if "EXPIRED" in text.upper():
+            return _denied(f"the credentials for {place} have expired; renew them, or {settings}")
+        if kind in ("PermissionDeniedError", "UnauthenticatedError") or status in (400, 401, 403):
+            return _denied(f"{self._service} refuses access to {place} ({status or kind}); {settings}")
+        if isinstance(error, FileNotFoundError) or status == 404:
+            return ScreeningError(
+                "FolderNotFound", f"there is no {place}; check the name, and the endpoint and account in use"
+            )
+        if kind == "PreconditionError" or status == 412:
+            return changed(place)
+        if status == 429 or "<Code>SlowDown</Code>" in text or "<Code>ServerBusy</Code>" in text:
+            code, what = "RateLimited", f"{where} allows no more requests now ({status}); try again later"
+            return AgainError(ScreeningError(code, what))
+        if "redirect" in text.lower():
+            return _denied(f"{place} lies in another region; set AWS_REGION to the bucket's")
+        if status == 408 or status >= 500:
+            what = f"{where} answered {status} again and again; try again later"
+            return AgainError(ScreeningError("ServerError", what))
+        if "non-partial response" in text:
+            return contradiction(
+                f"the server of {where} ignores Range and would send all of {path}; ask its operator, or "
+                "download the checkpoint and screen the folder",
+                "RangeNotSupported",
+            )
+        if status or "Requested" in text or "Content-Range" in text:
+            return contradiction(f"{where} answered wrongly for {path} ({reason})")
+        if "InvalidCertificate" in text:
+            return ScreeningError(
+                "Unreachable",
+                f"the certificate of {where}'s server is not trusted; if it is your own network's, "
+                "name its issuer's file in SSL_CERT_FILE or REQUESTS_CA_BUNDLE",
+            )
+        if "error sending request" in text or "body error" in text or "HttpError" in text:
+            what = f"the connection to {where} failed; check the network, and the endpoint in use"
+            return AgainError(ScreeningError("Unreachable", what))
+        return contradiction(f"{place} cannot be read ({reason}); {settings}")
+
+
+def _denied(what: str) -> ScreeningError:
+    return ScreeningError("AccessDenied", what)
+
+
+def _network() -> dict[str, Any]:
+    """REQUESTS_CA_BUNDLE, and ports in NO_PROXY, which obstore does not read by itself."""
+    options: dict[str, Any] = {}
+    bundle = os.environ.get("REQUESTS_CA_BUNDLE")
+    if bundle and Path(bundle).is_file():
+        options["root_certificate"] = Path(bundle).read_bytes()
+    proxies = urllib.request.getproxies()
+    excluded = [entry.strip() for entry in proxies.get("no", "").split(",")]
+    plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http:")
+    proxy = proxies.get("http" if plain else "https") or proxies.get("all")
+    if proxy and any(entry.count(":") == 1 for entry in excluded):
+        options["proxy_url"] = proxy
+        options["proxy_excludes"] = ",".join(
+            entry.partition(":")[0] if entry.count(":") == 1 else entry for entry in excluded
+        )
+    return options
+
+
+def _aws(address: str) -> dict[str, Any]:
+    """Settings that obstore does not find by itself: profiles, SSO, and all else that botocore knows."""
+    settings: dict[str, Any] = {}
+    if not any(os.environ.get(name) for name in ("AWS_REGION", "AWS_DEFAULT_REGION")):
+        settings["region"] = "us-east-1"
+    skip = os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true", "yes", "on")
+    if skip or (os.environ.get("AWS_ACCESS_KEY_ID") and not os.environ.get("AWS_PROFILE")):
+        return settings
+    try:
+        import botocore.exceptions
+        import botocore.session
+    except ImportError:
+        if os.environ.get("AWS_PROFILE"):
+            raise ScreeningError(
+                "MissingExtra",
+                "AWS_PROFILE needs botocore; pip install 'lmeval-dispersion[cloud]'",
+            ) from None
+        return settings
+    try:
+        session = botocore.session.get_session()
+        credentials = session.get_credentials()
+        profile = session.get_scoped_config()
+    except botocore.exceptions.BotoCoreError as error:
+        raise _denied(f"{address} cannot be opened ({_first_line(error)}); set {_SETTINGS['S3']}") from error
+    if credentials is None:
+        raise _denied(f"no credentials for {address} were found; set {_SETTINGS['S3']}")
+    if region := session.get_config_variable("region"):
+        settings["region"] = region
+    if not os.environ.get("AWS_ENDPOINT_URL") and profile.get("endpoint_url"):
+        settings["endpoint"] = profile["endpoint_url"]
+
+    def provide() -> dict[str, Any]:
+        from datetime import datetime, timedelta, timezone
+
+        now = credentials.get_frozen_credentials()
+        return {
+            "access_key_id": now.access_key,
+            "secret_access_key": now.secret_key,
+            "token": now.token,
+            "expires_at": datetime.now(timezone.utc) + timedelta(minutes=5),
+        }
+
+    return {**settings, "credential_provider": provide}
+
+
+def _azure() -> dict[str, Any]:
+    """The parts of AZURE_STORAGE_CONNECTION_STRING, which obstore does not take apart."""
+    text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
+    parts = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
+    names = {
+        "AccountName": "account_name",
+        "AccountKey": "account_key",
+        "BlobEndpoint": "endpoint",
+        "SharedAccessSignature": "sas_key",
+    }
+    return {names[key]: value for key, value in parts.items() if key in names}
+
+
+def _google() -> dict[str, Any]:
+    """The emulator that Google's own libraries know by STORAGE_EMULATOR_HOST."""
+    host = os.environ.get("STORAGE_EMULATOR_HOST", "")
+    if not host:
+        return {}
+    return {"base_url": host if "://" in host else f"http://{host}", "skip_signature": True}
+
+
+def _bare(etag: str | None) -> str | None:
+    """An ETag without its quotes, which Azure's listing leaves out and its answers have."""
+    return etag.removeprefix("W/").strip('"') if etag else None
+
+
+def _first_line(error: Exception, place: str = "") -> str:
+    line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return re.sub(r"https?://\S+", place or "its address", line)[:200]

@@ -1,0 +1,384 @@
+"""Storages of folders, afar: globs over them, training runs in them, checkpoints and single files.
+
+A `Store` lists a folder and reads a range, which is all that S3, Azure, a bucket of the Hub or any file
+system of fsspec has to do. What is listed names each file's version (an ETag, a generation); what is read
+must be of that version, and what is kept is kept under it.
+
+fsspec is the fallback for every other scheme (``sftp://``, ``hdfs://``, ``smb://``, …). It has no condition
+for a read, so a file's entry is looked up again after its ranges: if it changed in between, nothing of them
+is believed. Calls are made in threads; one call counts as one request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fnmatch
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from lmeval_screener.checkpoints import FileEntry, Meter, Snapshot, single_file
+from lmeval_screener.checkpoints.http import AgainError, retried, side_by_side
+from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.limits import Budget
+from lmeval_screener.checkpoints.snapshots import RangedSnapshot
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.targets import WEIGHTS, Target, joined, run_checkpoints, step_key
+
+T = TypeVar("T")
+
+#: Folders that are listed at a time. A glob may stand for ten thousand: all at once are more than a server
+#: answers before their connections count as dead.
+LISTINGS = 32
+#: Calls of fsspec at a time: file systems have one connection as a rule.
+_CALLS = 8
+#: What file systems call the version of a file; the first that is there counts.
+_VERSIONS = (
+    *("ETag", "etag", "version_id", "generation", "md5", "mtime", "modified", "LastModified", "created"),
+)
+
+
+@dataclass(frozen=True)
+class FolderListing:
+    """The content of a folder: the names of folders, and files by name."""
+
+    folders: tuple[str, ...] = ()
+    files: Mapping[str, FileEntry] = field(default_factory=dict)
+
+
+class Store:
+    """One bucket, container or server.
+
+    Attributes:
+        address: What its paths are appended to: ``s3://bucket``.
+        hub: For its cache, its meter and its connections.
+    """
+
+    def __init__(self, address: str, hub: Hub) -> None:
+        self.address, self.hub = address, hub
+
+    async def listed(self, path: str, meter: Meter) -> FolderListing:
+        """The folders and files in a folder (none where it is not there), in one attempt.
+
+        Raises:
+            AgainError: It may pass.
+            ScreeningError: It does not.
+        """
+        raise NotImplementedError
+
+    async def read(
+        self, path: str, entry: FileEntry, begin: int, end: int, received: bytearray, meter: Meter
+    ) -> None:
+        """Append bytes ``[begin, end)`` of a listed file, as far as they come, in one attempt; see `listed`.
+
+        Raises:
+            ScreeningError: ``BadResponse`` where the file is no longer the listed one.
+        """
+        raise NotImplementedError
+
+    async def is_same(self, path: str, entry: FileEntry, meter: Meter) -> bool:
+        """Whether a file is still the listed one, where `read` cannot know."""
+        return True
+
+    def opened(
+        self, repo: str, path: str, files: Mapping[str, FileEntry], budget: Budget, meter: Meter
+    ) -> Snapshot:
+        """A checkpoint of listed files in a folder; by default one that `read` reads."""
+        return StoreSnapshot(self, repo, path, files, budget=budget, meter=meter)
+
+
+class StoreSource:
+    """Checkpoints in stores; a `Source`.
+
+    Args:
+        make: The store at an address.
+        hub: For its meter.
+    """
+
+    def __init__(self, make: Callable[[str, Hub], Store], hub: Hub) -> None:
+        self._make, self._hub = make, hub
+        self._stores: dict[str, Store] = {}
+        self._known: dict[tuple[str, str], FolderListing] = {}
+        self._slots = asyncio.Semaphore(LISTINGS)
+
+    async def expand(self, target: Target, budget: Budget) -> list[Target]:
+        """The checkpoints that an address stands for; see `Source.expand`.
+
+        ``*``, ``?`` and ``[…]`` match inside one part of the path; a training run is its checkpoints. The
+        time that a checkpoint may take is each listing's: there are as many as folders.
+        """
+        store, path = self._find(target.repo)
+        with budget.paused():
+            places = await self._matching(store, path, budget) if _is_glob(path) else [path]
+            if not places:
+                raise ScreeningError(
+                    "FolderNotFound",
+                    f"nothing matches {target.repo}; check the address (a * stands for a name between "
+                    "slashes)",
+                )
+            works = (self._checkpoints(store, place, budget) for place in places)
+            checkpoints = await side_by_side(works, min(LISTINGS, len(places)))
+        paths = [path for run in checkpoints for path in run]
+        return [replace(target, repo=joined(store.address, path)) for path in dict.fromkeys(paths)]
+
+    async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
+        """The checkpoint at an address; see `Source.snapshot`."""
+        store, path = self._find(target.repo)
+        address = joined(store.address, path)
+        folder, name = path.rpartition("/")[::2] if path.endswith(WEIGHTS) else (path, "")
+        meter = Meter(above=self._hub.meter)
+        listing = await self._listed(store, folder, budget, meter)
+        if name and name not in listing.files:
+            raise ScreeningError(
+                "FolderNotFound",
+                f"there is no file {address}; its folder lists {_some(listing)}: check the address",
+            )
+        if not listing.files:
+            raise ScreeningError(
+                "FolderNotFound",
+                f"{address} holds no file; it lists {_some(listing)}: name a folder with "
+                "config.json and the weights, or a training run's folder",
+            )
+        if not name:
+            self._known.pop((store.address, folder), None)  # a registry's listings would not be small
+        files = single_file(listing.files, name) if name else listing.files
+        return store.opened(target.repo, folder, files, budget, meter)
+
+    async def listing(self, address: str, budget: Budget) -> FolderListing:
+        """The folders and files at an address."""
+        store, path = self._find(address)
+        return await self._listed(store, path, budget, self._hub.meter)
+
+    def _find(self, address: str) -> tuple[Store, str]:
+        """The store and the path in it that an address names; one object a bucket or server."""
+        scheme, _, rest = address.partition("://")
+        parts = rest.split("/")
+        cut = 3 if scheme == "hf" else 1
+        name = f"{scheme}://{'/'.join(parts[:cut])}"
+        if name not in self._stores:
+            self._stores[name] = self._make(name, self._hub)
+        return self._stores[name], "/".join(parts[cut:]).strip("/")
+
+    async def _listed(self, store: Store, path: str, budget: Budget, meter: Meter) -> FolderListing:
+        key = store.address, path
+        if key not in self._known:
+            self._hub.allowance.begin(meter)
+            self._known[key] = await retried(lambda: store.listed(path, meter), budget)
+        return self._known[key]
+
+    async def _each_listed(self, store: Store, paths: Iterable[str], budget: Budget) -> list[FolderListing]:
+        """Listings of some folders, each within the time of a budget: many are no longer a checkpoint's."""
+
+        async def listed(path: str) -> FolderListing:
+            listing_budget = Budget(budget.seconds)
+            async with self._slots:
+                work = self._listed(store, path, listing_budget, self._hub.meter)
+                return await listing_budget.bounded(work)
+
+        return await side_by_side(listed(path) for path in paths)
+
+    async def _matching(self, store: Store, pattern: str, budget: Budget) -> list[str]:
+        places = [""]
+        parts = pattern.split("/")
+        for at, part in enumerate(parts):
+            if not _is_glob(part):
+                places = [joined(place, part) for place in places]
+                continue
+            listings = await self._each_listed(store, places, budget)
+            places = [
+                joined(place, name)
+                for place, listing in zip(places, listings, strict=True)
+                for name in (*listing.folders, *(listing.files if at == len(parts) - 1 else ()))
+                if fnmatch.fnmatchcase(name, part) and (name in listing.folders or name.endswith(WEIGHTS))
+            ]
+        if not _is_glob(parts[-1]):
+            listings = await self._each_listed(store, places, budget)
+            places = [
+                p for p, listing in zip(places, listings, strict=True) if listing.files or listing.folders
+            ]
+        return sorted(places, key=step_key)
+
+    async def _checkpoints(self, store: Store, path: str, budget: Budget) -> list[str]:
+        if path.endswith(WEIGHTS):
+            return [path]
+        search = run_checkpoints(path)
+        try:
+            wanted = next(search)
+            while True:
+                listings = await self._each_listed(store, wanted, budget)
+                wanted = search.send([(listing.folders, listing.files) for listing in listings])
+        except StopIteration as end:
+            return end.value or [path]
+
+
+class StoreSnapshot(RangedSnapshot):
+    """A checkpoint in a store; see `Snapshot`."""
+
+    def __init__(
+        self,
+        store: Store,
+        repo: str,
+        path: str,
+        files: Mapping[str, FileEntry],
+        *,
+        budget: Budget,
+        meter: Meter,
+    ) -> None:
+        super().__init__(repo, files, budget=budget, meter=meter, cache=store.hub.cache)
+        self._store, self._path = store, path
+
+    async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Bytes of a file that did not change while they were read; see `Snapshot.ranges`."""
+        bodies = await super().ranges(path, ranges)
+        if not await self._store.is_same(joined(self._path, path), self.files[path], self.meter):
+            raise changed(f"{path} of {self.repo}")
+        return bodies
+
+    async def _read(self, path: str, begin: int, end: int, received: bytearray) -> None:
+        self._store.hub.allowance.begin(self.meter)
+        entry = self._entry(path)
+        await self._store.read(joined(self._path, path), entry, begin, end, received, self.meter)
+
+
+class FileSystem(Store):
+    """One server or place of fsspec."""
+
+    def __init__(self, address: str, hub: Hub) -> None:
+        super().__init__(address, hub)
+        self._lock = asyncio.Lock()
+        self._calls = asyncio.Semaphore(_CALLS)
+        self._system: Any = None
+
+    async def listed(self, path: str, meter: Meter) -> FolderListing:
+        """The folders and files in a folder; see `Store.listed`."""
+
+        def look(system: Any, place: str) -> list[dict[str, Any]]:
+            system.invalidate_cache()
+            entries: list[dict[str, Any]] = system.ls(place, detail=True)
+            return entries
+
+        try:
+            entries = await self._call(look, path, meter)
+        except FileNotFoundError:
+            return FolderListing()
+        folders, files = [], {}
+        for entry in entries:
+            name = str(entry["name"]).rstrip("/").rpartition("/")[2]
+            if entry.get("type") == "directory":
+                folders.append(name)
+            elif type(entry.get("size")) is int:
+                version = next((entry[key] for key in _VERSIONS if entry.get(key) is not None), None)
+                known = version_digest(self.address, path, name, entry["size"], version)
+                files[name] = FileEntry(name, entry["size"], None if version is None else known)
+        return FolderListing(tuple(folders), files)
+
+    async def read(
+        self, path: str, entry: FileEntry, begin: int, end: int, received: bytearray, meter: Meter
+    ) -> None:
+        """Append bytes of a file; see `Store.read`."""
+        try:
+            body = await self._call(
+                lambda system, place: bytes(system.cat_file(place, start=begin, end=end)), path, meter
+            )
+        except FileNotFoundError as error:
+            raise changed(joined(self.address, path)) from error
+        meter.add(bytes_read=len(body))
+        received += body
+
+    async def is_same(self, path: str, entry: FileEntry, meter: Meter) -> bool:
+        """Whether a file is still the listed one."""
+        folder, _, name = path.rpartition("/")
+        return (await self.listed(folder, meter)).files.get(name) == entry
+
+    async def _call(self, work: Callable[[Any, str], T], path: str, meter: Meter) -> T:
+        async with self._lock:
+            if self._system is None:
+                self._system = await in_thread(self._made)
+        place = f"{self.address}/{path}"
+        inside = self._system._strip_protocol(place)
+        meter.add(requests=1)
+        try:
+            async with self._calls:
+                return await in_thread(lambda: work(self._system, inside))
+        except FileNotFoundError:
+            raise
+        except PermissionError as error:
+            raise ScreeningError(
+                "AccessDenied", f"{place} may not be read ({error}); set what its server asks for"
+            ) from error
+        except Exception as error:
+            raise _unreachable(f"{place} cannot be read", error) from error
+
+    def _made(self) -> Any:
+        scheme = self.address.partition("://")[0]
+        try:
+            import fsspec
+        except ImportError:
+            raise ScreeningError(
+                "MissingExtra",
+                f"{scheme}:// needs the package fsspec; pip install 'lmeval-dispersion[cloud]'",
+            ) from None
+        try:
+            return fsspec.core.url_to_fs(self.address)[0]
+        except ValueError as error:
+            raise ScreeningError(
+                "BadName",
+                f"{scheme}:// is not read: neither obstore nor fsspec knows it ({error}); download the "
+                "checkpoint and give its folder",
+            ) from error
+        except ImportError as error:
+            raise ScreeningError(
+                "MissingExtra", f"{scheme}:// needs another package ({error}); install it"
+            ) from error
+        except Exception as error:
+            raise _unreachable(f"{self.address} cannot be opened", error) from error
+
+
+def _unreachable(what: str, error: Exception) -> AgainError:
+    reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return AgainError(ScreeningError("Unreachable", f"{what} ({reason}); check the address and the network"))
+
+
+def version_digest(*parts: object) -> str:
+    """``etag:<hex>`` of an address and what its storage says of the version; see `FileEntry.digest`."""
+    return "etag:" + hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
+
+
+def changed(what: str) -> ScreeningError:
+    """The error of a file that is no longer the listed one."""
+    return ScreeningError(
+        "BadResponse", f"{what} changed while it was read; screen it again when nobody writes to it"
+    )
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Result of a blocking call; a thread that hangs is left behind and holds up not even the exit."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(put: Callable[[Any], None], value: object) -> None:
+        if not done.done():
+            put(value)
+
+    def run() -> None:
+        try:
+            outcome: tuple[Callable[[Any], None], object] = done.set_result, work()
+        except BaseException as error:
+            outcome = done.set_exception, error
+        with contextlib.suppress(RuntimeError):  # the loop may be closed by now
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await done
+
+
+def _is_glob(text: str) -> bool:
+    return any(sign in text for sign in "*?[")
+
+
+def _some(listing: FolderListing) -> str:
+    names = [*(f"{name}/" for name in listing.folders), *listing.files]
+    return ", ".join(names[:4]) + (", …" if len(names) > 4 else "") if names else "nothing"
