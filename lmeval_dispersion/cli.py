@@ -33,7 +33,7 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
             "whether the screen works for you, by your results",
         ),
         "registry": (
-            "lmeval_screener.registry.command",
+            "lmeval_screener.registry",
             "",
             "ask what screenings found, and what has moved",
         ),

@@ -12,19 +12,19 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import TrainingError, UsageError
 from lmeval_dispersion.geometry import Dispersion
-from lmeval_dispersion.model.layer_names import states_after_blocks
+from lmeval_dispersion.model import states_after_blocks
 from lmeval_dispersion.model.texts import Texts
-from lmeval_dispersion.options import Output, add_examples, add_output, command_parser, write_whole
+from lmeval_dispersion.options import Output, add_examples, add_output, write_whole
 from lmeval_dispersion.report import render
 from lmeval_dispersion.training.comparison import BASE, Comparison
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from lmeval_dispersion.training.trainer import DispersionConfig
 
 Blocks = NDArray[np.int32]
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_HELD_OUT_TOKENS = 50_000  # of each domain, at most
 # Written out, not taken from the table of losses: `--help` does without torch.
 LOSS_NAMES = (
     "push_away",
@@ -54,22 +56,19 @@ def number(text: str) -> int:
     return int(float(text[:-1] if factor > 1 else text) * factor)
 
 
-def _option(metavar: str, text: str, default: Any = None, *, least: int | None = None) -> Any:
+def _option(metavar: str, text: str, default: Any = MISSING, least: int | None = None) -> Any:
     return field(default=default, metadata={"metavar": metavar, "help": text, "least": least})
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One comparison: base and every loss, with every seed. Field names are the flags' with underscores.
-
-    Tuples are flags that may be repeated, lists in a settings file.
-    """
+    """One comparison: base and every loss, with every seed. Tuples are flags that may be repeated."""
 
     model: str = _option("MODEL", "base model: Hub id or folder")
     data: tuple[str, ...] = _option(
         "FILE|HUB_ID",
-        "texts to train on: .txt, .jsonl, .parquet or a Hub data set; repeated: domains, mixed one to one",
-        (),
+        "texts to train on: .txt, .jsonl, .parquet or a Hub data set (ID or ID:CONFIGURATION); repeated: "
+        "domains, mixed one to one",
     )
     output_dir: str = _option(
         "FOLDER", "folder of the trained models; the same command goes on in it after an interruption"
@@ -78,35 +77,37 @@ class Settings:
         "FILE|HUB_ID", "held-out texts, for each --data in its order (default: the end of --data)", ()
     )
     loss: tuple[str, ...] = _option("", "loss to train with; may be repeated", ("angular_spread",))
-    seed: tuple[int, ...] = _option("N", "train all once with this seed; may be repeated", (0,), least=0)
+    seed: tuple[int, ...] = _option("N", "train all once with this seed; may be repeated", (0,), 0)
     tokens: int = _option("N", "tokens that each model sees, such as 200M", 200_000_000)
-    block: int = _option("N", "tokens of a sequence", 512, least=2)
-    batch_size: int = _option("N", "sequences of a micro-batch, in each process", 8, least=1)
-    accumulate: int = _option("N", "micro-batches of an optimizer step", 1, least=1)
-    lr: float = _option("X", "peak learning rate; 5 %% linear warm-up, then linear decay to 0", 5e-5, least=0)
-    weight: float = _option("X", "weight of the loss", 0.1, least=0)
+    block: int = _option("N", "tokens of a sequence", 512, 2)
+    batch_size: int = _option("N", "sequences of an optimizer step, in each process", 8, 1)
+    lr: float = _option("X", "peak learning rate; 5 %% linear warm-up, then linear decay to 0", 5e-5, 0)
+    weight: float = _option("X", "weight of the loss", 0.1, 0)
     layer: tuple[str, ...] = _option(
         "LAYER", "last, all, early_half, late_half, layer.3 or 3, ...; may be repeated", ("last",)
     )
-    max_tokens: int = _option("N", "tokens drawn of each sequence for the loss; 0: all", 256, least=0)
+    max_tokens: int = _option("N", "tokens drawn of each sequence for the loss; 0: all", 256, 0)
     from_scratch: bool = _option("", "start from random weights with the model's configuration", False)
-    bf16: bool = _option("", "train under bf16 autocast", False)
-    eval_tokens: int = _option("N", "tokens of each domain to evaluate on", 50_000, least=1)
-    save_every: int = _option("N", "steps between checkpoints", 200, least=1)
     column: str = _option("FIELD", "field of the text in JSONL, parquet and Hub data sets", "text")
-    data_config: str | None = _option("NAME", "configuration of Hub data sets")
     # How many processes train together: no flag, the launcher (torchrun, accelerate) says it.
     processes: int = 1
 
     @property
     def step_tokens(self) -> int:
         """Tokens of an optimizer step, over all processes."""
-        return self.block * self.batch_size * self.accumulate * self.processes
+        return self.block * self.batch_size * self.processes
 
     @property
     def steps(self) -> int:
         """Optimizer steps of a training."""
         return self.tokens // self.step_tokens
+
+    def texts(self, source: str) -> Texts:
+        """The texts of a file or a Hub data set."""
+        name, colon, config = source.partition(":")
+        if colon and not Path(source).expanduser().exists():
+            return Texts(name, column=self.column, config=config)
+        return Texts(source, column=self.column)
 
 
 _FLAGS = {setting.name: setting for setting in fields(Settings) if setting.metadata}
@@ -114,23 +115,21 @@ _FLAGS = {setting.name: setting for setting in fields(Settings) if setting.metad
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``dispersion train``."""
-    parser.add_argument(
-        "--settings", metavar="FILE", help="YAML file of the options below; flags win (default: none)"
-    )
     for name, setting in _FLAGS.items():
-        flag, text, default = "--" + name.replace("_", "-"), setting.metadata["help"], setting.default
-        first = default[0] if isinstance(default, tuple) and default else default
-        if isinstance(default, bool):
-            parser.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=text)
+        flag, text, kind = "--" + name.replace("_", "-"), setting.metadata["help"], str(setting.type)
+        if kind == "bool":
+            parser.add_argument(flag, action="store_true", help=text)
             continue
-        if "(default" not in text and name not in ("model", "data", "output_dir"):
-            text += f" (default: {'none' if first is None else first})"
+        several, required, default = kind.startswith("tuple"), setting.default is MISSING, setting.default
+        if "(default" not in text and not required:
+            text += f" (default: {default[0] if isinstance(default, tuple) else default})"
         parser.add_argument(
             flag,
-            type=number if isinstance(first, int) else type(first) if isinstance(first, float) else str,
+            type=number if "int" in kind else float if kind == "float" else str,
             choices=LOSS_NAMES if name == "loss" else None,
             metavar=setting.metadata["metavar"] or None,
-            action="append" if isinstance(default, tuple) else "store",
+            action="append" if several else "store",
+            required=required,
             default=argparse.SUPPRESS,
             help=text,
         )
@@ -143,62 +142,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def given_settings(args: argparse.Namespace) -> Settings:
-    """The settings of the flags, and of the YAML file that they name where there is no flag.
+    """The settings of the flags, checked.
 
     Raises:
-        UsageError: The file cannot be read, or a value cannot be used.
+        UsageError: A value cannot be used.
     """
     given = {name: value for name, value in vars(args).items() if name in _FLAGS}
-    if args.settings is not None:
-        parser = command_parser(f"dispersion train, {args.settings}", "")
-        add_arguments(parser)
-        given = {**vars(parser.parse_args(_words(args.settings))), **given}
-    given = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items() if name in _FLAGS}
-    missing = [
-        f"--{name.replace('_', '-')}" for name in ("model", "data", "output_dir") if not given.get(name)
-    ]
-    if missing:
-        raise UsageError(f"expected {', '.join(missing)}; see `dispersion train --help`")
-    settings = Settings(**given, processes=int(os.environ.get("WORLD_SIZE", "1")))
-    _check(settings)
-    return settings
-
-
-def _words(file: str) -> list[str]:
-    """The flags that a YAML file stands for."""
-    try:
-        content = yaml.safe_load(Path(file).expanduser().read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"the settings file {file} cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise UsageError(f"expected YAML in {file}: {str(error).splitlines()[0]}") from error
-    if not isinstance(content, dict):
-        raise UsageError(f"expected names and values in {file}, got {type(content).__name__}")
-    flags = {f"--{str(name).replace('_', '-')}": value for name, value in content.items()}
-    several = {name: value if isinstance(value, list) else [value] for name, value in flags.items()}
-    words = [(name, value) for name, values in several.items() for value in values if value is not False]
-    return [name if value is True else f"{name}={value}" for name, value in words]
-
-
-def _check(s: Settings) -> None:
-    for name, setting in _FLAGS.items():
-        values, least = getattr(s, name), setting.metadata["least"]
-        for value in values if isinstance(values, tuple) else [values]:
-            if least is not None and not least <= value < math.inf:
-                raise UsageError(f"expected {name} of at least {least} and finite, got {value}")
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    s = Settings(**given, processes=int(os.environ.get("WORLD_SIZE", "1")))
+    for name, value in given.items():
+        least = _FLAGS[name].metadata["least"]
+        for each in value if isinstance(value, tuple) else [value]:
+            if least is not None and not least <= each < math.inf:
+                raise UsageError(f"expected --{name} of at least {least} and finite, got {each}")
     if s.max_tokens == 1:
-        raise UsageError("expected max_tokens of at least 2, which make a pair, or 0 for all, got 1")
+        raise UsageError("expected --max-tokens of at least 2, which make a pair, or 0 for all, got 1")
     states_after_blocks(s.layer)
     if len(set(s.loss)) < len(s.loss) or len(set(s.seed)) < len(s.seed):
-        raise UsageError("expected each loss and each seed once")
+        raise UsageError("expected each --loss and each --seed once")
     if not s.steps:
-        raise UsageError(f"expected tokens for at least one step of {s.step_tokens}, got {s.tokens}")
+        raise UsageError(f"expected --tokens for at least one step of {s.step_tokens}, got {s.tokens}")
     if s.eval_data and len(s.eval_data) != len(s.data):
-        raise UsageError(f"expected eval_data for each of {len(s.data)} data, got {len(s.eval_data)}")
+        raise UsageError(f"expected --eval-data for each of {len(s.data)} --data, got {len(s.eval_data)}")
     if "cross_domain_push_away" in s.loss and len(s.data) < 2:
         raise UsageError("expected two --data with cross_domain_push_away, whose pairs are of two domains")
     for source in (*s.data, *s.eval_data):
-        Texts(source, column=s.column, config=s.data_config)
+        s.texts(source)
+    return s
 
 
 def run(args: argparse.Namespace) -> int:
@@ -232,7 +202,7 @@ def run(args: argparse.Namespace) -> int:
         for name, form in (("comparison.json", "json"), ("comparison.md", "markdown")):
             (folder / name).write_text(render(document, form))
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in _FULL:
             raise
         raise TrainingError(
             f"expected room for checkpoints in {settings.output_dir}, got a full disk; free some, and the "
@@ -299,18 +269,19 @@ def claimed_folder(settings: Settings) -> Path:
         before = json.loads(path.read_text()) if path.is_file() else None
         if before is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"expected a new or empty folder, got {folder}; choose another --output-dir")
+        if before == ours:
+            return folder
         # A start that failed before anything was trained must not block the next one.
         if before is not None and any(file.is_file() for file in folder.glob("*-seed*/**/*")):
-            other = [f"{k} {before.get(k)!r} -> {v!r}" for k, v in ours.items() if before.get(k) != v]
-            if other:
-                changed = "; ".join(other)
-                raise UsageError(f"{folder} holds models of other settings ({changed}); name another folder")
-        elif before != ours:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "blocks.npz").unlink(missing_ok=True)
-            path.write_text(json.dumps(ours, indent=1) + "\n")
+            changed = "; ".join(
+                f"{k} {before.get(k)!r} -> {v!r}" for k, v in ours.items() if before.get(k) != v
+            )
+            raise UsageError(f"{folder} holds models of other settings ({changed}); name another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "blocks.npz").unlink(missing_ok=True)
+        path.write_text(json.dumps(ours, indent=1) + "\n")
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in _FULL:
             raise
         raise UsageError(
             f"expected --output-dir where folders and files can be made, got {folder}: "
@@ -331,7 +302,7 @@ def domain_blocks(settings: Settings, folder: Path, tokenizer: Any) -> list[tupl
     path = folder / "blocks.npz"
     if not path.is_file():
         need = -(-(settings.tokens // len(settings.data) + 1) // settings.block)
-        held = -(-settings.eval_tokens // settings.block)
+        held = -(-_HELD_OUT_TOKENS // settings.block)
         parts: dict[str, Blocks] = {}
         for number, source in enumerate(settings.data):
             if settings.eval_data:
@@ -362,13 +333,12 @@ def text_blocks(settings: Settings, source: str, tokenizer: Any, most: int) -> B
     """
     end = tokenizer.eos_token_id
     ids: list[int] = []
-    document = None
-    for text in Texts(source, column=settings.column, config=settings.data_config):
-        if document is not None and text.document == document:
+    texts = settings.texts(source)
+    for number, text in enumerate(texts):
+        if number and texts.continuous:
             ids += tokenizer("\n\n", add_special_tokens=False)["input_ids"]
-        elif document is not None and end is not None:
+        elif number and end is not None:
             ids.append(end)
-        document = text.document
         ids += tokenizer(text.text, add_special_tokens=False, verbose=False)["input_ids"]
         if len(ids) >= most * settings.block:
             break
@@ -395,12 +365,9 @@ def _all_trained(settings: Settings, folder: Path, tokenizer: Any, output: Outpu
         for seed in settings.seed:
             for arm in (BASE, *settings.loss):
                 task = progress.add_task(f"{arm}, seed {seed}", total=settings.steps)
-
-                def on_step(step: int, task: Any = task) -> None:
-                    progress.update(task, completed=step)
-
+                on_step = partial(progress.update, task)
                 results.append(trained(settings, folder, arm, seed, domains, tokenizer, on_step))
-                progress.update(task, completed=settings.steps)
+                on_step(completed=settings.steps)
     return results
 
 
@@ -411,7 +378,7 @@ def trained(
     seed: int,
     domains: list[tuple[Blocks, Blocks]],
     tokenizer: Any,
-    on_step: Callable[[int], None],
+    on_step: Callable[..., None],
 ) -> dict[str, Any]:
     """Train base or a loss, or go on from the last whole checkpoint, and write ``result.json``; its contents.
 
@@ -424,48 +391,43 @@ def trained(
 
     from lmeval_dispersion.training.trainer import DispersionTrainer
 
-    class Progress(transformers.TrainerCallback):  # type: ignore[misc]
+    class Steps(transformers.TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            on_step(state.global_step)
+            on_step(completed=state.global_step)
 
     here = folder / f"{arm}-seed{seed}"
     if (here / "result.json").is_file():
         return json.loads((here / "result.json").read_text())  # type: ignore[no-any-return]
-    processes = PartialState()
+    processes, gpu = PartialState(), torch.cuda.is_available()
     with processes.main_process_first():
         here.mkdir(exist_ok=True)
         checkpoint = _last_whole(here, settings.steps)
-    warmup = max(1, settings.steps // 20)
-    try:
-        arguments = transformers.TrainingArguments(
-            output_dir=str(here),
-            max_steps=settings.steps,
-            per_device_train_batch_size=settings.batch_size,
-            gradient_accumulation_steps=settings.accumulate,
-            learning_rate=settings.lr,
-            lr_scheduler_type="linear",
-            warmup_steps=warmup,
-            seed=seed,
-            data_seed=seed,
-            bf16=settings.bf16,
-            # A divisor of the steps between checkpoints: resuming forgets half a mean.
-            logging_steps=math.gcd(settings.save_every, max(1, min(10, settings.steps // 10))),
-            save_steps=settings.save_every,
-            save_total_limit=2,
-            # Without this transformers refuses bf16 where there is no accelerator.
-            use_cpu=processes.device.type == "cpu",
-            ddp_find_unused_parameters=False if settings.processes > 1 else None,
-            report_to="none",
-            disable_tqdm=True,
-            dataloader_pin_memory=torch.cuda.is_available(),
-        )
-    except ValueError as error:  # such as bf16 on a device that has none
-        raise UsageError(f"transformers refuses to train so: {str(error).splitlines()[0]}") from error
+    save_every = max(1, min(200, settings.steps // 4))
+    arguments = transformers.TrainingArguments(
+        output_dir=str(here),
+        max_steps=settings.steps,
+        per_device_train_batch_size=settings.batch_size,
+        learning_rate=settings.lr,
+        lr_scheduler_type="linear",
+        warmup_steps=max(1, settings.steps // 20),
+        seed=seed,
+        data_seed=seed,
+        bf16=gpu and torch.cuda.is_bf16_supported(including_emulation=False),
+        # A divisor of the steps between checkpoints: resuming forgets half a mean.
+        logging_steps=math.gcd(save_every, max(1, min(10, settings.steps // 10))),
+        save_steps=save_every,
+        save_total_limit=2,
+        use_cpu=processes.device.type == "cpu",
+        ddp_find_unused_parameters=False if settings.processes > 1 else None,
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=gpu,
+    )
     trainer = DispersionTrainer(
         model=start_model(settings, seed),
         args=arguments,
         train_dataset=mixed([train for train, _ in domains]),
-        callbacks=[Progress()],
+        callbacks=[Steps()],
         dispersion=None if arm == BASE else _dispersion(settings, arm, seed),
     )
     trainer.remove_callback(transformers.PrinterCallback)  # its table on stdout is not ours
@@ -478,8 +440,8 @@ def trained(
         tokenizer.save_pretrained(here / "model")
         log = [entry for entry in trainer.state.log_history if "loss" in entry]
         write_whole(here / "result.json", json.dumps(result | {"log": log}, indent=1).encode())
-        for left in here.glob("checkpoint-*"):
-            shutil.rmtree(left)
+        for checkpoint in here.glob("checkpoint-*"):
+            shutil.rmtree(checkpoint)
     processes.wait_for_everyone()
     return result
 

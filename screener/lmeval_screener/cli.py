@@ -18,7 +18,7 @@ from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.options import Output, add_examples, add_output, add_version, command_parser
 from lmeval_dispersion.report import FORMATS
 from lmeval_screener.planning import add_limit_options, allowance_of
-from lmeval_screener.registry.options import add_registry_options
+from lmeval_screener.registry import add_registry_options
 from lmeval_screener.shortlist.command import (
     add_shortlist_options,
     add_verify_arguments,
@@ -190,7 +190,7 @@ def run(args: argparse.Namespace) -> int:
         )
     output = Output.of(argparse.Namespace(**vars(args) | {"format": "json"}) if lines else args)
 
-    from lmeval_screener.registry.options import kept_in, reader_type_of
+    from lmeval_screener.registry import kept_in, reader_type_of
     from lmeval_screener.reports.answer import not_screened
     from lmeval_screener.reports.progress import JsonLines
     from lmeval_screener.screening import Screening, screen_targets
@@ -269,7 +269,7 @@ def run(args: argparse.Namespace) -> int:
             session.finish(result)
         news = None
         if session is not None and since is not None:
-            from lmeval_screener.registry.reports import diff
+            from lmeval_screener.registry.queries import diff
 
             news = diff(session.connection, session.tokens, since, args.metric)
     if not result.checkpoints and news is None and output.format not in ("json", "csv"):

@@ -295,7 +295,6 @@ def read_block(
                     return reading
 
             outcomes = await asyncio.gather(*(read(*item) for item in block))
-            meters = [hub.meter, *reader.meters]
-        return outcomes, Meter(sum(m.bytes_read for m in meters), sum(m.requests for m in meters))
+        return outcomes, Meter(hub.meter.bytes_read, hub.meter.requests)
 
     return asyncio.run(read_all())

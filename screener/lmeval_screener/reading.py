@@ -92,7 +92,7 @@ class Reader:
         known: Asked for every checkpoint that was opened; may raise a `ScreeningError` that is known too.
 
     Attributes:
-        meters: What travelled for each checkpoint that was opened.
+        meters: What travelled past the hub, for a reader that reads elsewhere.
         reached: Whether any repository was.
         side_by_side: Checkpoints to read at once: their requests share one pool of connections.
     """
@@ -190,7 +190,6 @@ class Reader:
 
     async def _open(self, target: Target, budget: Budget) -> Snapshot:
         snapshot = await self.sources.snapshot(target, budget)
-        self.meters.append(snapshot.meter)
         self.reached |= snapshot.revision is not None
         return snapshot
 

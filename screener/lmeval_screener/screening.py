@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_screener.accuracies import Accuracies, read_accuracies
-from lmeval_screener.checkpoints import Meter
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Allowance, Budget
 from lmeval_screener.errors import ScreeningError
@@ -130,7 +129,7 @@ def screen(
     Raises:
         UsageError: A name, a file or a combination that cannot be used as given.
     """
-    from lmeval_screener.registry.options import kept_in
+    from lmeval_screener.registry import kept_in
 
     names = [checkpoints] if isinstance(checkpoints, str) else list(checkpoints)
     selected = _in_a_loop_or_not(
@@ -187,8 +186,7 @@ def screen_targets(targets: Sequence[Target], settings: Screening, on_done: OnDo
                 run = _Run(reader, settings, on_done)
                 checkpoints = ranked(await run.comparable(targets), settings.metric)
         selected = settings.selected
-        listed = Meter(selected.bytes_read, selected.requests) if selected else Meter()
-        meters = [hub.meter, listed, *reader.meters]
+        meters = [hub.meter, *([selected.meter] if selected else []), *reader.meters]
         result = Result(
             domain=domain.name,
             reference=reference.name,
@@ -339,9 +337,9 @@ class _Run:
         done = 0
         running: set[asyncio.Task[Reading]] = set()
         # Who waits for a quota holds a slot; those that need another quota or none have slots of their own.
-        queues: dict[str, list[int]] = {}
+        queues: dict[bool, list[int]] = {}  # what is not on the Hub waits for none of its quotas
         for place, target in enumerate(targets):
-            queues.setdefault(_needs(target), []).append(place)
+            queues.setdefault(target.on_hub, []).append(place)
 
         async def worker(waiting: Iterator[int]) -> None:
             nonlocal done
@@ -436,13 +434,6 @@ class _Run:
 
 def _failed(target: Target, code: str, message: str) -> Failed:
     return Failed(target.shown, target.revision, code, message, target.file, target.labelled)
-
-
-def _needs(item: Target) -> str:
-    """Which quotas a checkpoint may wait for: of the Hub's resolver, of its API too, or none of the Hub's."""
-    if not item.on_hub:
-        return "none"
-    return "resolver" if item.listing is not None else "api"
 
 
 async def _all_or_none(work: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -1,17 +1,20 @@
-"""Questions to a registry: checkpoints ranked anew across runs, a checkpoint's history, what has moved."""
+"""Questions to a registry, answered as reports: ranks across runs, a checkpoint's history, what has moved."""
 
 from __future__ import annotations
 
 import datetime
 import sqlite3
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Metric
-from lmeval_dispersion.report import Col
+from lmeval_dispersion.report import Col, Column, Report, Table
+from lmeval_dispersion.report.cells import json_value
+from lmeval_dispersion.report.declared import count, listed
 from lmeval_screener.ranking import groups
 from lmeval_screener.ranking.gap import Difference, difference
 from lmeval_screener.reading import Reading
@@ -23,6 +26,7 @@ from lmeval_screener.targets import labelled
 _GONE = frozenset({"RepoNotFound", "RevisionNotFound", "FolderNotFound"})
 #: Chance that G of any changed checkpoint is said to differ from before although it does not.
 _ERROR_RATE = 0.05
+_WIDE = 100  # characters of a line from which on each value of a row has a line of its own
 
 
 def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, str, str]:
@@ -109,20 +113,6 @@ class Sighting:
     message: Annotated[str | None, Col("Why", drop=4)]
 
 
-def history(connection: sqlite3.Connection, identity: str, file: str) -> list[Sighting]:
-    """All that was seen of a repository, folder or address, or of a file in it, the latest first."""
-    rows = connection.execute(
-        "SELECT s.requested, s.file, s.state, u.domain, u.reference, r.gap_cosine, r.gap_cosine_se, "
-        "r.gap_euclidean, r.gap_euclidean_se, r.tensor, r.dtype, s.first, s.last, s.runs, s.error, s.message "
-        "FROM seen s LEFT JOIN results r ON s.error IS NULL AND r.identity = s.identity "
-        "AND r.file = s.file AND r.state = s.state AND r.tokens = s.tokens AND r.method = s.method "
-        "LEFT JOIN runs u ON u.run = s.run WHERE s.identity = ? AND ? IN ('', s.file) "
-        "ORDER BY s.last DESC",
-        [identity, file],
-    )
-    return [Sighting(*row) for row in rows]
-
-
 def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, str]:
     """Identity, and file if one is meant, of the checkpoint that a printed label, path or address names."""
     place = str(Path(text).expanduser().resolve())
@@ -176,78 +166,58 @@ def since_time(connection: sqlite3.Connection, since: str) -> str:
 
 @dataclass(frozen=True)
 class Move:
-    """One thing that is not as it was.
+    """One thing that is not as it was: ``new``, ``changed``, ``recovered``, ``deleted`` or ``failed``.
 
-    Attributes:
-        what: ``new``, ``changed`` (another commit), ``recovered``, ``deleted`` or ``failed``.
-        checkpoint: Its label.
-        group: Family and scale; None where it is not ranked.
-        rank: Its rank there now.
-        G: Its gap now.
-        ratio: Its second figure now.
-        gain: G minus that of the former best of its group, or that of its former commit.
-        se: Its paired error.
-        apart: Whether that difference is more than chance of the tokens; None where there is none.
-        text: In words.
+    ``gain`` is G minus that of the former best of its group, or that of its former commit; ``apart`` whether
+    that difference is more than chance of the tokens. All are None where it is not ranked or compared.
     """
 
     what: Annotated[str, Col("What")]
     checkpoint: Annotated[str, Col("Checkpoint")]
-    group: Annotated[str | None, Col("Group", drop=2)]
-    rank: Annotated[int | None, Col("Rank", "d", short="#")]
-    G: Annotated[float | None, Col("G", ".3f", drop=1)]
-    ratio: Annotated[float | None, Col("Ratio", ".3f", drop=1)]
-    gain: Annotated[float | None, Col("Δ G", ".3f", error="se")]
-    se: float | None
-    apart: Annotated[bool | None, Col("Clear", drop=1)]
-    text: Annotated[str, Col("How")]
+    group: Annotated[str | None, Col("Group", drop=2)] = None
+    rank: Annotated[int | None, Col("Rank", "d", short="#")] = None
+    G: Annotated[float | None, Col("G", ".3f", drop=1)] = None
+    ratio: Annotated[float | None, Col("Ratio", ".3f", drop=1)] = None
+    gain: Annotated[float | None, Col("Δ G", ".3f", error="se")] = None
+    se: float | None = None
+    apart: Annotated[bool | None, Col("Clear", drop=1)] = None
+    text: Annotated[str, Col("How")] = ""
 
 
 def moved(connection: sqlite3.Connection, tokens: str, since: str, metric: Metric) -> list[Move]:
     """The moves since a time: new checkpoints, best first, then what changed, was lost or failed."""
-    now = {_place(entry): entry for entry in named(stored(connection, tokens))}
-    then = {_place(entry): entry for entry in stored(connection, tokens, until=since)}
-    ranks = {c.label: c for c in ranked([entry for entry in now.values() if not is_gone(entry)], metric)}
-    known = {entry.target.label for place, entry in now.items() if place in then and then[place].measured}
-    best_known: dict[tuple[str, str], Screened] = {}
-    for ranked_now in ranks.values():
-        if ranked_now.label in known:
-            best_known.setdefault((ranked_now.family, ranked_now.scale), ranked_now)
+    now = {_place(seen): seen for seen in named(stored(connection, tokens))}
+    then = {_place(seen): seen for seen in stored(connection, tokens, until=since)}
+    ranks = {c.label: c for c in ranked([seen for seen in now.values() if not is_gone(seen)], metric)}
+    known = {seen.target.label for place, seen in now.items() if place in then and then[place].measured}
+    former_best: dict[tuple[str, str], Screened] = {}
+    for c in ranks.values():
+        if c.label in known:
+            former_best.setdefault((c.family, c.scale), c)
     moves: list[Move] = []
     changes: list[tuple[Screened, Reading, Reading]] = []
-    for place, entry in now.items():
-        old, label, c = then.get(place), entry.target.label, ranks.get(entry.target.label)
-        if old is not None and old.measured is not None and is_gone(entry):
-            moves.append(_unranked("deleted", label, entry.message or "the folder is no longer there"))
-        elif entry.error and (old is None or entry.error != old.error):
-            moves.append(_unranked("failed", label, f"{entry.error}: {entry.message}"))
-        elif c is not None and (old is None or old.measured is None):
-            moves.append(
-                _against(c, best_known.get((c.family, c.scale)), "recovered" if old else "new", metric)
-            )
-        elif c is not None and old and old.measured and entry.measured and entry.state != old.state:
-            changes.append((c, old.measured, entry.measured))
+    for place, seen in now.items():
+        label = seen.target.label
+        old, c_now = then.get(place), ranks.get(label)
+        before = old and old.measured
+        if before and is_gone(seen):
+            moves.append(Move("deleted", label, text=seen.message or "the folder is no longer there"))
+        elif seen.error and (old is None or seen.error != old.error):
+            moves.append(Move("failed", label, text=f"{seen.error}: {seen.message}"))
+        elif c_now is not None and before is None:
+            what = "recovered" if old else "new"
+            moves.append(_against(c_now, former_best.get((c_now.family, c_now.scale)), what, metric))
+        elif c_now is not None and old and before and seen.measured and seen.state != old.state:
+            changes.append((c_now, before, seen.measured))
     moves += [_changed(*change, metric, len(changes)) for change in changes]
     order = ("new", "changed", "recovered", "deleted", "failed")
     return sorted(moves, key=lambda move: (order.index(move.what), move.group or "", move.rank or 0))
 
 
-def _unranked(what: str, label: str, text: str) -> Move:
-    return Move(what, label, None, None, None, None, None, None, None, text)
-
-
-def _ranked_move(
-    what: str, c: Screened, metric: Metric, text: str, gain: Difference | None, apart: bool | None
-) -> Move:
-    group, ratio = f"{c.family} · {c.scale}", None if c.ratio is None else c.ratio.mean
-    mean, se = (None, None) if gain is None else (gain.mean, gain.se)
-    return Move(what, c.label, group, c.rank, c.gaps[metric].mean, ratio, mean, se, apart, text)
-
-
 def _against(c: Screened, former: Screened | None, what: str, metric: Metric) -> Move:
     """A checkpoint beside the best one of its group that was there before."""
     if former is None or former.label == c.label:
-        return _ranked_move(what, c, metric, "first of its group", None, None)
+        return _ranked_move(what, c, metric, "first of its group")
     gain, clear = difference(c.gaps[metric], former.gaps[metric]), not c.tied_to(former.rank)
     words = ("above" if gain.mean > 0 else "below") if clear else "no clear order with"
     return _ranked_move(what, c, metric, f"{words} the former best, {former.label}", gain, clear)
@@ -256,11 +226,166 @@ def _against(c: Screened, former: Screened | None, what: str, metric: Metric) ->
 def _changed(c: Screened, before: Reading, after: Reading, metric: Metric, count: int) -> Move:
     """A checkpoint beside its former commit, where so many changed."""
     if before.resolution != after.resolution:
-        return _ranked_move("changed", c, metric, "its tokenizer changed too: not compared", None, None)
+        return _ranked_move("changed", c, metric, "its tokenizer changed too: not compared")
     gain = difference(after.gaps[metric], before.gaps[metric])
     commits = f"{(before.revision or 'before')[:8]} → {(after.revision or 'now')[:8]}"
     return _ranked_move("changed", c, metric, commits, gain, gain.p < _ERROR_RATE / count)
 
 
+def _ranked_move(
+    what: str,
+    c: Screened,
+    metric: Metric,
+    text: str,
+    gain: Difference | None = None,
+    apart: bool | None = None,
+) -> Move:
+    mean, se = (gain.mean, gain.se) if gain else (None, None)
+    group, ratio = f"{c.family} · {c.scale}", None if c.ratio is None else c.ratio.mean
+    return Move(what, c.label, group, c.rank, c.gaps[metric].mean, ratio, mean, se, apart, text)
+
+
 def _place(seen: Seen) -> tuple[str, str, str]:
     return seen.identity, seen.target.revision or "", seen.target.file or ""
+
+
+@dataclass(frozen=True, repr=False)
+class Answer(Report):
+    """Sentences and rows.
+
+    Attributes:
+        title: Its heading.
+        name: Name of its table.
+        sentences: The answer.
+        entries: Rows, of one dataclass or mappings.
+    """
+
+    template = "answer.jinja"
+    schema = "dispersion-registry/1"
+    guide = "docs/reference/registry.md"
+
+    title: str
+    name: str
+    sentences: Sequence[str]
+    entries: Sequence[Any]
+
+    def tables(self) -> Mapping[str, Table]:
+        """The rows; as one line a value where they are too wide."""
+        if not self.entries or not isinstance(self.entries[0], dict):
+            return {self.name: Table.of(self.entries, self.title, name=self.name)}
+        names = list(self.entries[0])
+        columns = [Column(name, name) for name in names]
+        lines: Sequence[Any] = self.entries
+        if sum(2 + max(len(n), *(len(str(row[n])) for row in self.entries)) for n in names) > _WIDE:
+            columns = [Column("row", "Row", "d"), Column("column", "Column"), Column("value", "Value")]
+            lines = [
+                {"row": number, "column": name, "value": value}
+                for number, row in enumerate(self.entries, 1)
+                for name, value in row.items()
+            ]
+        return {self.name: Table(lines, columns, self.title, self.name)}
+
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        """The rows as CSV has them: whatever their table looks like, ranks with spaces."""
+        plain = self.entries if self.entries and isinstance(self.entries[0], dict) else super().rows()
+        return [
+            {key: " ".join(map(str, v)) if isinstance(v, tuple) else v for key, v in row.items()}
+            for row in plain
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form: the answer and the rows."""
+        return {"schema": self.schema, "answer": list(self.sentences), "rows": json_value(self.entries)}
+
+
+def query(
+    connection: sqlite3.Connection,
+    metric: Metric,
+    domain: str | None,
+    family: str | None,
+    scale: str | None,
+    top: int | None,
+) -> Answer:
+    """The latest of every checkpoint, ranked across runs."""
+    tokens, domain, reference = sets_of(connection, domain)
+    seen = named(stored(connection, tokens))
+    gone = {entry.target.label: entry for entry in seen if is_gone(entry)}
+    checkpoints = [
+        c
+        for c in ranked([entry for entry in seen if entry.target.label not in gone], metric)
+        if (family is None or c.family == family) and (scale is None or c.scale == scale)
+    ]
+    groups: Counter[tuple[str, str]] = Counter()
+    rows = []
+    for c in checkpoints:
+        groups[c.family, c.scale] += 1
+        if top is None or groups[c.family, c.scale] <= top:
+            rows.append(
+                Ranked(
+                    c.label, f"{c.family} · {c.scale}", c.rank, c.tied_with, c.gaps[metric].mean,
+                    c.gaps[metric].se, None if c.ratio is None else c.ratio.mean, c.revision, None,
+                )
+            )  # fmt: skip
+    if family is None and scale is None and top is None:
+        rows += [Ranked(label, None, None, (), None, None, None, None, "deleted") for label in gone]
+    failed = sum(bool(entry.error) and entry.target.label not in gone for entry in seen)
+    counts = f"{count(len(checkpoints), 'checkpoint')} in {count(len(groups), 'group')}"
+    sentence = f"{counts} for {domain} against {reference}"
+    others = [
+        f"{number} {what}" for number, what in ((len(gone), "deleted"), (failed, "failed when last seen"))
+    ]
+    return Answer("Checkpoints of the registry", "checkpoints", [f"{sentence}; {', '.join(others)}."], rows)
+
+
+def answered(connection: sqlite3.Connection, statement: str) -> Answer:
+    """The answer to SQL."""
+    try:
+        rows = [dict(row) for row in connection.execute(statement)]
+    except (sqlite3.Error, sqlite3.Warning) as error:
+        raise UsageError(
+            f"the registry could not answer: {error}; it takes one SELECT of SQLite's"
+        ) from error
+    for row in rows:
+        row |= {key: f"{len(value)} bytes" for key, value in row.items() if isinstance(value, bytes)}
+    return Answer("Answer of the registry", "answer", [f"{count(len(rows), 'row')}."], rows)
+
+
+def shown(connection: sqlite3.Connection, text: str) -> Answer:
+    """All that was seen of the checkpoint that a user names."""
+    identity, file = checkpoint_named(connection, text)
+    sightings = connection.execute(
+        "SELECT requested, file, state, domain, reference, gap_cosine, gap_cosine_se, gap_euclidean, "
+        "gap_euclidean_se, tensor, dtype, first, last, runs, error, message "
+        "FROM sightings WHERE identity = ? AND ? IN ('', file) ORDER BY last DESC",
+        [identity, file],
+    )
+    rows = [Sighting(*row) for row in sightings]
+    commits = len({row.state for row in rows if row.state})
+    sentence = f"{text}: {count(commits, 'commit')} seen, last on {rows[0].last[:16]}"
+    sentence += f"; it failed then ({rows[0].error})." if rows[0].error else "."
+    return Answer(f"History of {text}", "history", [sentence], rows)
+
+
+def diff(connection: sqlite3.Connection, tokens: str, time: str, metric: Metric) -> Answer:
+    """The moves since a time, and which of what is new is worth an evaluation."""
+    moves = moved(connection, tokens, time, metric)
+    arrived = [move for move in moves if move.what in ("new", "recovered")]
+    groups = {
+        "Worth evaluating, above the former best": [m for m in arrived if m.apart and (m.gain or 0) > 0],
+        "No clear order with the former best": [m for m in arrived if m.apart is False],
+        "Best of a new group": [m for m in arrived if m.gain is None and m.rank == 1],
+        "Changed for the better": [m for m in moves if m.what == "changed" and m.apart and (m.gain or 0) > 0],
+    }
+    sentences = [f"{words}: {_names(some)}." for words, some in groups.items() if some]
+    if arrived and not sentences:
+        sentences = ["Nothing new is level with the former best."]
+    kinds = Counter(move.what for move in moves)
+    counts = ", ".join(f"{number} {kind}" for kind, number in kinds.items()) or "nothing moved"
+    sentences.append(f"Since {time[:16]} UTC: {counts}.")
+    return Answer("What moved", "moved", sentences, moves)
+
+
+def _names(moves: Sequence[Move]) -> str:
+    """Their labels, the first five by name."""
+    names = [f"{move.checkpoint} (rank {move.rank})" for move in moves]
+    return listed(names if len(names) <= 5 else [*names[:5], f"{len(names) - 5} others"])
