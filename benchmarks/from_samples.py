@@ -131,9 +131,9 @@ def measure(arguments: argparse.Namespace, folder: Path) -> int:
     layers = [part for layer in _LAYERS for part in ("--layer", layer)]
     run(
         "store from samples",
-        ["lmeval_dispersion", "embed", "--from-samples", str(stock), "--model", arguments.model,
-         "--dtype", arguments.dtype, "--device", arguments.device, "--batch-size",
-         arguments.samples_batch_size or arguments.batch_size, *layers, "-o", str(theirs)],
+        ["lmeval_dispersion", "embed", arguments.model, "--from-samples", str(stock),
+         "--dtype", arguments.dtype, "--device", arguments.device, "--model-args",
+         f"batch_size={arguments.samples_batch_size or arguments.batch_size}", *layers, "-o", str(theirs)],
     )  # fmt: skip
     return told(ours, theirs)
 
@@ -183,10 +183,9 @@ def one_process(arguments: argparse.Namespace, stock: Path, ours: Path, theirs: 
     lm_eval.simple_evaluate(tasks=[f"{task}_dispersion" for task in tasks], task_manager=manager, **shared)
     print(f"dispersion task: {time.process_time() - start:.0f} s of CPU", flush=True)
     start = time.process_time()
-    stores_from_samples(
-        stock, {"pretrained": arguments.model, **how}, theirs, layers=_LAYERS,
-        batch_size=arguments.samples_batch_size or arguments.batch_size,
-    )  # fmt: skip
+    size = arguments.samples_batch_size or arguments.batch_size
+    given = {"pretrained": arguments.model, "batch_size": size, **how}
+    stores_from_samples(stock, given, theirs, layers=_LAYERS)
     print(f"store from samples: {time.process_time() - start:.0f} s of CPU", flush=True)
 
 
