@@ -27,8 +27,8 @@ ERRORS = [
     (
         f"calibrate {RUN} --slice correct -o c.json",
         lambda: d.calibrate(RUN, by="correct"),
-        "slice=clusters",
-        "by='clusters'",
+        "slice=cluster",
+        "by='cluster'",
     ),
     (f"inspect law {MODEL} --data {TEXTS} --bins 1", lambda: d.law(MODEL, TEXTS, bins=1), "bins", "bins"),
     (
@@ -82,7 +82,5 @@ def test_a_command_names_the_option_and_python_the_argument(
 
 
 def test_only_known_options_are_arguments():
-    error = UsageError(
-        "pass --force, --slice-size 50 or --slice=clusters; lm-eval has --output_path, --limit"
-    )
-    assert str(error) == "pass force=, slice_size=50 or by='clusters'; lm-eval has --output_path, --limit"
+    error = UsageError("pass --force, --slice-size 50, --slice=cluster; lm-eval has --output_path")
+    assert str(error) == "pass force=, slice_size=50, by='cluster'; lm-eval has --output_path"

@@ -28,7 +28,8 @@ from lmeval_screener.checkpoints import Meter
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.reading import Reader, Reading
+from lmeval_screener.reading import Reader
+from lmeval_screener.screened import Reading
 from lmeval_screener.targets import Target
 from lmeval_screener.tokens import Resolution, ResolutionCache, TokenSet
 
