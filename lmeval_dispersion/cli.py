@@ -81,7 +81,7 @@ RENAMED = {
     "status": "enable --status",
     "tasks-path": "enable --path",
     "store": "embed",
-    "budget": "audit --budget",
+    "budget": "calibrate",
     "rank": "audit --worst 20",
     **{kind: f"inspect {kind}" for kind in ("law", "sublayers", "condensation", "clusters")},
 }

@@ -281,6 +281,11 @@ class Output:
         quiet, details = given.get("quiet", False), given.get("details", False)
         return cls(output_format, path, quiet, given.get("command", ""), details)
 
+    @property
+    def short(self) -> bool:
+        """Whether a reader asks for the answer in one look: a table without details."""
+        return self.format == "table" and not self.details
+
     def write(self, document: Document) -> None:
         """Render the report, with its command; write or print it, and say which file was written.
 
