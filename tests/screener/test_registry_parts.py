@@ -78,15 +78,6 @@ def test_writers_that_begin_at_once_lose_nothing(many, tmp_path):
         assert connection.execute("SELECT count(*), min(screened) FROM runs").fetchone() == (3, 3)
 
 
-def test_runs_that_find_the_same_are_one_row_of_what_was_seen(many, tmp_path):
-    place = tmp_path / "r.db"
-    for _ in range(3):
-        screen(many[:2], registry=place)
-    with closing(sqlite3.connect(place)) as connection:
-        rows = connection.execute("SELECT runs, first < last, state <> '' FROM seen").fetchall()
-    assert rows == [(3, 1, 1)] * 2
-
-
 @pytest.mark.parametrize(("kind", "mode"), [("ext4", "wal"), ("nfs4", "delete")])
 def test_a_file_that_machines_share_has_no_log_in_memory(many, tmp_path, monkeypatch, kind, mode):
     monkeypatch.setattr(database, "file_system", lambda path: kind)
