@@ -148,9 +148,10 @@ def test_a_shard_takes_its_share_and_every_checkpoint_is_in_one(tmp_path):
     assert codes == [(1, True), (0, False), (0, False)]
     ran = (tmp_path / "list" / "ran").read_text().splitlines()
     assert sorted(ran) == sorted(f"models/00{i}-org_7B-{i}.yaml" for i in range(1, 8))
-    slurm = (tmp_path / "list" / "slurm.sh").read_text()
-    assert "--array=0-6\n" in slurm
-    assert "SHARDS=7 " in slurm
+    script = (tmp_path / "list" / "run.sh").read_text()
+    assert (
+        "sbatch --array=0-6 --gres=gpu:1 --wrap 'SHARD=$SLURM_ARRAY_TASK_ID SHARDS=7 bash run.sh'" in script
+    )
 
 
 def test_without_lm_eval_the_run_says_so_once(tmp_path):
