@@ -17,8 +17,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_dispersion.options import Output, add_examples, add_output, add_version, command_parser
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.options import Output, add_examples, add_output, add_version, command_parser, finished
 from lmeval_dispersion.report import Column, Document, Section, Table
 from lmeval_screener.planning import add_limit_options, allowance_of
 from lmeval_screener.registry import add_registry_options
@@ -69,20 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     declare(parser)
     parser.set_defaults(command=command)
     args = parser.parse_args(words)
-    try:
-        return work(args)
-    except DispersionError as error:
-        if os.environ.get("DISPERSION_DEBUG"):
-            raise
-        print(f"{name}: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("screen-checkpoints: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # `screen-checkpoints ... | head -1`: the reader has what it wants.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return finished(name, lambda: work(args))
 
 
 # --- screen ---------------------------------------------------------------------------------------------
@@ -271,7 +258,7 @@ def run(args: argparse.Namespace) -> int:
         output.say(f"wrote {manifest}; evaluate with: bash {args.emit / 'run.sh'}")
     only_names = chosen is not None and args.format is None and output.format == "table"
     if news is not None:
-        output.write(news.document())
+        output.write(news)
     elif chosen is not None and only_names:
         _print_names(chosen, output)
     else:
