@@ -89,7 +89,7 @@ def test_an_audit_of_more_than_there_are_takes_all_and_without_one_the_others_ha
     assert [one.probability(c) for c in one.group.checkpoints] == [1, 1, 0, 0, 0]
 
 
-@pytest.mark.parametrize(("k", "audit", "message"), [(0, 0, "--shortlist"), (1, -1, "--audit-sample")])
+@pytest.mark.parametrize(("k", "audit", "message"), [(0, 0, "k= of"), (1, -1, "audit_sample= of")])
 def test_numbers_out_of_range(k, audit, message):
     with pytest.raises(UsageError, match=message):
         result_of(*group(3)).shortlist(k, audit_sample=audit)
