@@ -1,27 +1,24 @@
-"""The laboratory's cost: memory, unused logits, condensation beside embedding-condensation of PyPI.
+"""The laboratory's cost: memory of the law over many segments, and of logits that nobody asks for.
 
     python benchmarks/laboratory.py memory
     python benchmarks/laboratory.py logits MODEL
-    python benchmarks/laboratory.py peer --peer-python /path/to/an/environment/bin/python
 
-The peer is another group's package under a non-commercial licence: whoever runs this installs it, in an
-environment of its own beside torch and transformers (pip install --no-deps embedding-condensation), and it
-is only called. Each measurement is a process of its own; both sides run the same model on the same texts, in
-turns, on one thread, and CPU seconds are counted, forward passes included.
+Each measurement is a process of its own, on one thread; the seconds of logits are CPU seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.shared import in_a_child
 
 WORDS = [f"w{i}" for i in range(900)]
 
@@ -97,37 +94,6 @@ def child_law(spec: dict) -> dict:
     return {"seconds": seconds, "total": peak.total, "anonymous": peak.anonymous, "segments": counted}
 
 
-def child_ours(spec: dict) -> dict:
-    from lmeval_dispersion.laboratory import condensation
-    from lmeval_dispersion.model.loading import load_model
-
-    model = load_model(spec["model"])
-    with Peak() as peak:
-        started = time.process_time()
-        found = condensation(model, spec["data"], segment=spec["length"], texts=spec["texts"])
-        seconds = time.process_time() - started
-    # The package counts each token with itself.
-    means = (found.layers["mean"] + (1 - found.layers["mean"]) / spec["length"]).tolist()
-    return {"seconds": seconds, "total": peak.total, "anonymous": peak.anonymous, "means": means}
-
-
-def child_peer(spec: dict) -> dict:
-    from embedding_condensation import measure_embedding_condensation
-    from transformers import AutoModel, AutoTokenizer
-
-    model, tokenizer = AutoModel.from_pretrained(spec["model"]), AutoTokenizer.from_pretrained(spec["model"])
-    rows = [json.loads(line)["text"] for line in Path(spec["data"]).read_text().splitlines()]
-    with Peak() as peak:
-        started = time.process_time()
-        found = measure_embedding_condensation(
-            model, tokenizer, texts=rows, repetitions=len(rows), max_length=spec["length"],
-            plot=False, save_path=None, show_progress=False,
-        )  # fmt: skip
-        means = [float(matrix.mean()) for matrix in found.cossim_by_layer]
-        seconds = time.process_time() - started
-    return {"seconds": seconds, "total": peak.total, "anonymous": peak.anonymous, "means": means}
-
-
 def child_logits(spec: dict) -> dict:
     """Passes over random tokens as ``spec["how"]`` says: whole logits, scored in stretches, or none."""
     import numpy as np
@@ -158,19 +124,14 @@ def logits(model: str, batch: int, length: int, passes: int) -> None:
     print("logits        seconds   MB grown   summed loss in nats")
     for how in ("whole", "stretches", "none"):
         spec = {"model": model, "batch": batch, "length": length, "passes": passes, "how": how}
-        found = measured(sys.executable, "logits", spec)
+        found = measured("logits", spec)
         loss = f"{found['losses'][0]:.9g}" if found["losses"] else ""
         print(f"{how:12s}  {found['seconds']:7.2f}  {found['anonymous']:9.0f}   {loss}", flush=True)
 
 
-def measured(python: str, child: str, spec: dict) -> dict:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [python, __file__, "child", child, json.dumps(spec)], env=environment, capture_output=True, text=True
-    )
-    if done.returncode:
-        sys.exit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
+def measured(child: str, spec: dict) -> dict:
+    environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return in_a_child(sys.executable, __file__, "child", child, json.dumps(spec), **environment)
 
 
 def memory(sizes: list[int], length: int) -> None:
@@ -182,51 +143,12 @@ def memory(sizes: list[int], length: int) -> None:
             saved_model(Path(folder) / "model", layers=4, width=64, positions=length)
             texts(Path(folder) / "text.jsonl", size, length)
             spec = {"model": f"{folder}/model", "data": f"{folder}/text.jsonl", "folder": f"{folder}/study"}
-            found = measured(sys.executable, "law", {**spec, "length": length})
+            found = measured("law", {**spec, "length": length})
         first = first or found
         ratio = found["anonymous"] / first["anonymous"]
         print(
             f"{found['segments']:8d}  {found['seconds']:8.1f}  {found['total']:8.0f}  "
             f"{found['anonymous']:19.0f}  {ratio:19.2f}",
-            flush=True,
-        )
-
-
-def peer(python: str, count: int, repeats: int) -> None:
-    import numpy as np
-
-    print(f"{count} texts, width 256, one thread, CPU seconds, medians of {repeats} turns")
-    print(
-        "MB: peak minus that of 5 texts; difference: of the layer means with each token counted with itself"
-    )
-    print(
-        "  ".join(("layers", "tokens", "ours s", "peer s", "peer/ours", "ours MB", "peer MB", "difference"))
-    )
-    for layers, length in ((4, 128), (4, 512), (12, 128), (12, 512)):
-        with tempfile.TemporaryDirectory() as folder:
-            saved_model(Path(folder) / "model", layers=layers, width=256, positions=512)
-            texts(Path(folder) / "text.jsonl", count, length)
-            texts(Path(folder) / "few.jsonl", 5, length)
-            spec = {"model": f"{folder}/model", "length": length, "texts": count}
-            sides = {"ours": sys.executable, "peer": python}
-            runs: dict[str, list[dict]] = {side: [] for side in sides}
-            for _ in range(repeats):
-                for side, interpreter in sides.items():
-                    runs[side].append(measured(interpreter, side, {**spec, "data": f"{folder}/text.jsonl"}))
-            few = {
-                side: measured(interpreter, side, {**spec, "data": f"{folder}/few.jsonl"})
-                for side, interpreter in sides.items()
-            }
-        seconds = {side: statistics.median(run["seconds"] for run in found) for side, found in runs.items()}
-        grown = {
-            side: statistics.median(run["anonymous"] for run in found) - few[side]["anonymous"]
-            for side, found in runs.items()
-        }
-        worst = np.abs(np.subtract(runs["ours"][0]["means"], runs["peer"][0]["means"])).max()
-        print(
-            f"{layers:6d}  {length:6d}  {seconds['ours']:6.2f}  {seconds['peer']:6.2f}  "
-            f"{seconds['peer'] / seconds['ours']:9.2f}  {grown['ours']:7.0f}  {grown['peer']:7.0f}  "
-            f"{worst:10.1e}",
             flush=True,
         )
 
@@ -239,27 +161,20 @@ def main() -> None:
     one = commands.add_parser("memory")
     one.add_argument("--sizes", type=int, nargs="+", default=[5_000, 20_000, 100_000])
     one.add_argument("--length", type=int, default=64)
-    two = commands.add_parser("peer")
-    two.add_argument("--peer-python", required=True)
-    two.add_argument("--texts", type=int, default=100)
-    two.add_argument("--repeats", type=int, default=3)
-    three = commands.add_parser("logits")
-    three.add_argument("model")
-    three.add_argument("--batch", type=int, default=16)
-    three.add_argument("--length", type=int, default=128)
-    three.add_argument("--passes", type=int, default=2)
+    two = commands.add_parser("logits")
+    two.add_argument("model")
+    for name, value in (("batch", 16), ("length", 128), ("passes", 2)):
+        two.add_argument(f"--{name}", type=int, default=value)
     child = commands.add_parser("child")
     child.add_argument("name")
     child.add_argument("spec")
     args = parser.parse_args()
     if args.command == "memory":
         memory(args.sizes, args.length)
-    elif args.command == "peer":
-        peer(args.peer_python, args.texts, args.repeats)
     elif args.command == "logits":
         logits(args.model, args.batch, args.length, args.passes)
     else:
-        children = {"law": child_law, "logits": child_logits, "ours": child_ours, "peer": child_peer}
+        children = {"law": child_law, "logits": child_logits}
         print(json.dumps(children[args.name](json.loads(args.spec))))
 
 
