@@ -27,5 +27,5 @@ from lmeval_dispersion.training.trainer import DispersionConfig as DispersionCon
 from lmeval_dispersion.training.trainer import DispersionTrainer as DispersionTrainer
 from lmeval_dispersion.training.trainer import DispersionTrainerMixin as DispersionTrainerMixin
 from lmeval_dispersion.version import __version__ as __version__
-from lmeval_dispersion.watching.callback import DispersionCallback as DispersionCallback
-from lmeval_dispersion.watching.watcher import watch as watch
+from lmeval_dispersion.watching.watcher import DispersionCallback as DispersionCallback
+from lmeval_dispersion.watching.watcher import Watcher as watch  # noqa: F401

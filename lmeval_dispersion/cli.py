@@ -28,7 +28,7 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
             "rank checkpoints by their output rows; also `screen-checkpoints`",
         ),
         "verify": (
-            "lmeval_screener.shortlist.command",
+            "lmeval_screener.cli",
             "",
             "whether the screen works for you, by your results",
         ),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import hashlib
-import json
 import logging
 import os
 import shlex
@@ -13,21 +11,12 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmeval_dispersion.harness.metrics import TaskMetrics
-from lmeval_dispersion.harness.prompts import PromptShape
-from lmeval_dispersion.harness.records import DocRecord
+from lmeval_dispersion.harness.manifest import run_manifest
+from lmeval_dispersion.harness.records import DocRecord, TaskMetrics
 from lmeval_dispersion.harness.seams import Surroundings
-from lmeval_dispersion.model.capture import depth
-from lmeval_dispersion.model.identity import (
-    adapter_identity,
-    cached_commit,
-    settings_identity,
-    weights_identity,
-)
 from lmeval_dispersion.store import begin_store, write_store
 
 if TYPE_CHECKING:
@@ -56,30 +45,40 @@ def begin(task: str, metadata: Mapping[str, Any], around: Surroundings, options:
     """Start a run: its store's folder is marked as one whose run has not finished."""
     # torchrun on CPUs runs all processes as rank 0: the first of its machine writes.
     writes = os.environ.get("LOCAL_RANK", "0") == "0" and getattr(around.lm, "rank", 0) == 0
-    folder = store_folder(task, metadata, around) if writes else None
+    folder = _store_folder(task, metadata, around) if writes else None
     if folder is not None:
         begin_store(folder)
     return Run(around, options, folder)
 
 
-def save(run: Run, task: Any, metrics: TaskMetrics, summary: Mapping[str, Any]) -> str | None:
-    """Write a finished run's store, return its folder; a failure is logged and costs the run nothing else."""
+def finish(run: Run, task: Any, metrics: TaskMetrics, correct_by: str | None) -> dict[str, Any]:
+    """Pass the task's warnings on and write its store; returns the summary for lm-eval's results.
+
+    Under lm-eval's command both are told at its end, for all tasks together. A store that cannot be written
+    is logged and costs the run nothing else.
+    """
+    name, at_the_end = task.task_name, run.around.command_line
+    for shared, sentence in metrics.remarks():
+        if at_the_end:
+            remarks.setdefault(shared, {})[name] = sentence
+        else:
+            log.warning("%s: %s", name, sentence)
+    summary: dict[str, Any] = {**metrics.summary(), "correct_by": correct_by, "store": None}
     if run.folder is None:
-        return None
+        return summary
     try:
-        category = run.around.category(task.task_name)
-        write(run.folder, metrics, category, {**_manifest(task, run), "figures": summary})
+        figures = {key: value for key, value in summary.items() if key != "store"}
+        manifest = {**run_manifest(task, run.around, run.options), "figures": figures}
+        write(run.folder, metrics, run.around.category(name), manifest)
     except Exception as error:  # whatever it is: hours of evaluation must not end for want of a store
         failures.append(run.folder)
-        log.error(
-            "%s: the store %s could not be written: %s; the metrics stand", task.task_name, run.folder, error
-        )
-        return None
-    if run.around.command_line:
+        log.error("%s: the store %s could not be written: %s; the metrics stand", name, run.folder, error)
+        return summary
+    if at_the_end:
         written.append(run.folder)
     else:
-        log.info("%s: the vectors are in %s", task.task_name, run.folder)
-    return str(run.folder)
+        log.info("%s: the vectors are in %s", name, run.folder)
+    return {**summary, "store": str(run.folder)}
 
 
 def write(folder: Path, metrics: TaskMetrics, category: str | None, manifest: Mapping[str, Any]) -> None:
@@ -90,15 +89,6 @@ def write(folder: Path, metrics: TaskMetrics, category: str | None, manifest: Ma
         vectors=metrics.vectors,
         manifest={**manifest, "default_layer": metrics.layers[0]},
     )
-
-
-def remark(run: Run, metrics: TaskMetrics) -> None:
-    """Pass a task's warnings on: at once, or under lm-eval's command at its end for all tasks together."""
-    for shared, sentence in metrics.remarks():
-        if run.around.command_line:
-            remarks.setdefault(shared, {})[metrics.task] = sentence
-        else:
-            log.warning("%s: %s", metrics.task, sentence)
 
 
 @atexit.register
@@ -117,7 +107,7 @@ def tell() -> None:
         print(f"{kept}: {folder}\nnext: dispersion audit {shlex.quote(str(folder))}", file=sys.stderr)
 
 
-def store_folder(task: str, metadata: Mapping[str, Any], around: Surroundings) -> Path | None:
+def _store_folder(task: str, metadata: Mapping[str, Any], around: Surroundings) -> Path | None:
     """The folder for the store of ``task``, or None with a warning where nothing says where.
 
     ``--metadata dispersion_store=DIR``, else the environment's ``LMEVAL_DISPERSION_STORE``, else a folder of
@@ -141,133 +131,29 @@ def store_folder(task: str, metadata: Mapping[str, Any], around: Surroundings) -
 def _document_table(task: str, records: Sequence[DocRecord], category: str | None) -> pd.DataFrame:
     import pandas as pd
 
-    rows: list[dict[str, Any]] = []
-    for record in records:
-        state = record.state
-        for i, tokens in enumerate(state.prompt_tokens):
-            rows.append(
-                {
-                    "doc_id": record.doc_id,
-                    "task": task,
-                    "subject": record.subject or task,
-                    "category": category,
-                    "doc_hash": record.doc_hash,
-                    "prompt_hash": state.prompt_hash,
-                    "correct": record.correct,
-                    "prediction": record.prediction,
-                    "target": record.target,
-                    "logprobs": record.logprobs,
-                    "query_perplexity": state.perplexity[i],
-                    "prompt_tokens": tokens,
-                    "truncated": state.truncated[i],
-                    "text": state.query,
-                    "segment": i,
-                }
-            )
+    rows = [
+        {
+            "doc_id": record.doc_id,
+            "task": task,
+            "subject": record.subject or task,
+            "category": category,
+            "doc_hash": record.doc_hash,
+            "prompt_hash": record.prompt_hash,
+            "correct": record.correct,
+            "prediction": record.prediction,
+            "target": record.target,
+            "logprobs": record.logprobs,
+            "query_perplexity": record.state.perplexity[i],
+            "prompt_tokens": tokens,
+            "truncated": record.state.truncated[i],
+            "text": record.query,
+            "segment": i,
+        }
+        for record in records
+        for i, tokens in enumerate(record.state.prompt_tokens)
+    ]
     frame = pd.DataFrame(rows)
     if frame["segment"].max() == 0:
         return frame.drop(columns="segment")
     # A document has several rows: number the rows, keep the document beside.
     return frame.assign(document=frame["doc_id"], doc_id=range(len(frame)))
-
-
-def _manifest(task: Any, run: Run) -> dict[str, Any]:
-    around, options, config, lm = run.around, run.options, task.config, run.around.lm
-    template = _chat_template(lm) if options.get("apply_chat_template") else None
-    shape = PromptShape(
-        doc_to_text=config.doc_to_text,
-        description=config.description if isinstance(config.description, str) else None,
-        subject=config.dataset_name if isinstance(config.dataset_name, str) else None,
-        delimiters=(config.target_delimiter, config.fewshot_delimiter),
-        num_fewshot=config.num_fewshot,
-        fewshot_seed=around.fewshot_seed,
-        chat_template=template,
-        multiturn=bool(options.get("fewshot_as_multiturn")),
-        system=options.get("system_instruction"),
-    )
-    arguments = json.loads(json.dumps(around.model_args, default=str))
-    return {
-        **model_manifest(lm, arguments),
-        "model_args": arguments,
-        "tasks": {task.task_name: task.VERSION},
-        **shape_manifest(shape, lm, arguments),
-        "limit": around.limit,
-    }
-
-
-def model_manifest(lm: Any, arguments: Any) -> dict[str, Any]:
-    """The manifest's keys that say which model ran, under which versions of the software."""
-    name = getattr(lm, "pretrained", None)
-    loaded = getattr(getattr(lm, "model", None), "config", None)
-    return {
-        "model": name if isinstance(name, str) else getattr(loaded, "_name_or_path", ""),
-        "revision": _commit(name, lm, arguments) if isinstance(name, str) else None,
-        "depth": None if loaded is None else depth(loaded),
-        "versions": {
-            "lm_eval": _version("lm_eval"),
-            "transformers": _version("transformers"),
-            "torch": _version("torch"),
-        },
-    }
-
-
-def shape_manifest(shape: PromptShape, lm: Any, arguments: Any) -> dict[str, Any]:
-    """The manifest's keys that say how the model was asked, and the identity of both."""
-    return {
-        "num_fewshot": shape.num_fewshot,
-        "chat_template": shape.chat_template,
-        "prompt_format": shape.format,
-        "identity": {**model_identity(lm, arguments), **shape.identity},
-    }
-
-
-def model_identity(lm: Any, arguments: Any) -> dict[str, str]:
-    """Identity of lm-eval's model by its content: see :mod:`lmeval_dispersion.model.identity`."""
-    name, adapter, delta = (getattr(lm, key, None) for key in ("pretrained", "peft", "delta"))
-    gguf = _argument(arguments, "gguf_file")
-    tokenizer, starts = _argument(arguments, "tokenizer"), getattr(lm, "add_bos_token", None)
-    identity: dict[str, str | None] = {
-        "weights": weights_identity(name, _commit(name, lm, arguments), gguf)
-        if isinstance(name, str)
-        else None,
-        "gguf": gguf,
-        "adapter": adapter_identity(adapter) or str(adapter) if adapter else None,
-        "delta": weights_identity(delta) or str(delta) if delta else None,
-        "tokenizer": tokenizer if tokenizer != name else None,
-        "add_bos_token": None if starts is None else str(starts).lower(),
-        **settings_identity(getattr(lm, "model", None)),
-    }
-    return {key: value for key, value in identity.items() if value is not None}
-
-
-def _argument(arguments: Any, name: str) -> str | None:
-    """One of ``--model_args``, which lm-eval holds as a dict or as the text that was given."""
-    if isinstance(arguments, str):
-        pairs = (pair.partition("=") for pair in arguments.split(","))
-        arguments = {key.strip(): value.strip() for key, _, value in pairs}
-    value = arguments.get(name) if isinstance(arguments, Mapping) else None
-    return None if value is None else str(value)
-
-
-def _commit(name: str, lm: Any, arguments: Any) -> str | None:
-    """The commit of a Hub model: as transformers noted it, or by the Hub's cache; else the revision."""
-    if os.path.isdir(name):
-        return None
-    revision = getattr(lm, "revision", None)
-    noted = getattr(getattr(getattr(lm, "model", None), "config", None), "_commit_hash", None)
-    return noted or cached_commit(name, revision, _argument(arguments, "gguf_file")) or revision
-
-
-def _chat_template(lm: Any) -> str | None:
-    try:
-        template = lm.chat_template(True)
-    except (AttributeError, ValueError):
-        return None
-    return hashlib.sha256(template.encode()).hexdigest() if template else None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

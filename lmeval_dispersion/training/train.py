@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import TrainingError, UsageError
 from lmeval_dispersion.geometry import Dispersion
-from lmeval_dispersion.model.layer_names import states_after_blocks
+from lmeval_dispersion.model import states_after_blocks
 from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.options import Output, add_examples, add_output, write_whole
 from lmeval_dispersion.report import render
@@ -333,13 +333,12 @@ def text_blocks(settings: Settings, source: str, tokenizer: Any, most: int) -> B
     """
     end = tokenizer.eos_token_id
     ids: list[int] = []
-    document = None
-    for text in settings.texts(source):
-        if document is not None and text.document == document:
+    texts = settings.texts(source)
+    for number, text in enumerate(texts):
+        if number and texts.continuous:
             ids += tokenizer("\n\n", add_special_tokens=False)["input_ids"]
-        elif document is not None and end is not None:
+        elif number and end is not None:
             ids.append(end)
-        document = text.document
         ids += tokenizer(text.text, add_special_tokens=False, verbose=False)["input_ids"]
         if len(ids) >= most * settings.block:
             break

@@ -34,11 +34,13 @@ def add_limit_options(parser: argparse._ActionsContainer) -> None:
         "--max-requests",
         type=int,
         metavar="N",
-        help="stop before more requests to the Hub, which its quota counts; give each of several processes "
-        "its share (default: no limit)",
+        help="begin no checkpoint after so many requests to the Hub, as its quota counts; those begun "
+        "come to their end; give each of several processes its share (default: no limit)",
     )
     parser.add_argument(
-        "--max-bytes", metavar="SIZE", help="stop before more is read, such as 500M or 2G (default: no limit)"
+        "--max-bytes",
+        metavar="SIZE",
+        help="begin no checkpoint after so much was read, such as 500M or 2G (default: no limit)",
     )
     parser.add_argument(
         "--dry-run",
@@ -102,17 +104,17 @@ def plan_document(
 
 def _planned(target: Target, words: int, has_token: bool) -> dict[str, Any]:
     """The most that a checkpoint costs."""
-    listing = target.listing
+    listed = target.listed
     row = {"checkpoint": target.label, "what": "to read", "api": 0, "resolvers": 0, "bytes": 0}
     if target.refused is not None or target.local:
         return row | {"what": "refused" if target.refused else "local"}
-    if listing is not None and listing.gated and not has_token:
+    if listed is not None and listed.gated and not has_token:
         return row | {"what": "gated"}
     # Rows of two bytes a number, of a width that fits the parameters.
-    width = 1.85 * ((listing.parameters if listing else None) or 7e9) ** (1 / 3)
-    sharded = listing is not None and "model.safetensors" not in listing.files
+    width = 1.85 * ((listed.parameters if listed else None) or 7e9) ** (1 / 3)
+    sharded = listed is not None and "model.safetensors" not in listed.files
     return row | {
-        "api": int(listing is None),
+        "api": 1,
         "resolvers": 4 if sharded else 3,
         "bytes": int(words * width * 2 * _SLACK) + _BESIDE,
     }

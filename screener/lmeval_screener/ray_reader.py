@@ -28,7 +28,8 @@ from lmeval_screener.checkpoints import Meter
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.reading import Reader, Reading
+from lmeval_screener.reading import Reader
+from lmeval_screener.screened import Reading
 from lmeval_screener.targets import Target
 from lmeval_screener.tokens import Resolution, ResolutionCache, TokenSet
 
@@ -295,7 +296,6 @@ def read_block(
                     return reading
 
             outcomes = await asyncio.gather(*(read(*item) for item in block))
-            meters = [hub.meter, *reader.meters]
-        return outcomes, Meter(sum(m.bytes_read for m in meters), sum(m.requests for m in meters))
+        return outcomes, Meter(hub.meter.bytes_read, hub.meter.requests)
 
     return asyncio.run(read_all())

@@ -43,7 +43,7 @@ def test_a_model_that_two_processes_hold_gives_the_same_store(
     done = subprocess.run(
         [
             *(*launch, "--nproc-per-node", "2", str(HERE / "tensor_parallel.py"), str(tmp_path / "codes")),
-            *("embed", "--from-samples", str(logged), "--model", str(model_folder), "--dtype", "float32"),
+            *("embed", str(model_folder), "--from-samples", str(logged), "--dtype", "float32"),
             *("--model-args", "tp_plan=auto", "--layer", "last", "--layer", "layer.0.attn"),
             *("-o", str(tmp_path / "two")),
         ],
@@ -190,18 +190,9 @@ def test_models_with_eyes_read_texts(seeing_model: Path, task_manager: Callable[
     lm = HFMultimodalLM(str(seeing_model), device="cpu", dtype="float32", batch_size=3, max_length=512)
     results = evaluate(lm, ["arc_easy_dispersion"], task_manager(), limit=4)
     check_vectors(lm, results, "arc_easy_dispersion")
-    from lm_eval.api.instance import Instance
-
-    from lmeval_dispersion.harness import requests
+    from lmeval_dispersion.harness.records import Prompt
 
     arguments = ("<image> What is it?", {"until": ["\n"], "max_gen_toks": 4}, {"visual": [None]})
     for kind in ("loglikelihood", "generate_until"):
-        request = Instance(
-            request_type=requests.REQUEST_TYPES[kind],
-            doc={},
-            arguments=arguments,
-            idx=0,
-            metadata=("t", 0, 1),
-        )
         with pytest.raises(HarnessError, match="t has images in its prompts, whose states cannot be kept"):
-            getattr(lm, request.request_type)([request])
+            getattr(lm, f"dispersion_{kind}")([Prompt(arguments, None, "t", ("last",))])

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmeval_dispersion.harness.prompts import PromptShape, source_text
-from lmeval_dispersion.harness.saving import model_identity
+from lmeval_dispersion.harness.manifest import PromptShape, model_identity, source_text
 
 SHAPE = PromptShape(
     doc_to_text="{{question}}\nAnswer:",

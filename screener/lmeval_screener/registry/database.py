@@ -31,8 +31,8 @@ from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.checkpoints.snapshots import LocalSnapshot
 from lmeval_screener.checkpoints.source import WithTokenizer
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.ranking.figures import figures_of, numbers_of
-from lmeval_screener.reading import Reading
+from lmeval_screener.figures import figures_of, numbers_of
+from lmeval_screener.screened import Reading
 from lmeval_screener.targets import Target
 from lmeval_screener.tokens import Resolution, TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
@@ -245,7 +245,7 @@ class Session:
 
     def pinned(self, target: Target) -> Reading | None:
         """The reading that is kept of a target whose commit is known before anything is asked."""
-        commit = target.listing.commit if target.listing else target.revision
+        commit = target.listed.commit if target.listed else target.revision
         if not target.on_hub or target.tokenizer or commit is None or not _COMMIT.fullmatch(commit):
             return None
         # The commit says what it is, whatever its repository is called now.

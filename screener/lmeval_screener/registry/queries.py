@@ -15,11 +15,10 @@ from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Col, Column, Report, Table
 from lmeval_dispersion.report.cells import json_value
 from lmeval_dispersion.report.declared import count, listed
-from lmeval_screener.ranking import groups
-from lmeval_screener.ranking.gap import Difference, difference
-from lmeval_screener.reading import Reading
+from lmeval_screener import ranking
+from lmeval_screener.figures import Difference, difference
 from lmeval_screener.registry.database import Seen, folder_is_gone, stored
-from lmeval_screener.screened import Screened
+from lmeval_screener.screened import Reading, Screened
 from lmeval_screener.targets import labelled
 
 #: Errors that say that a repository, a revision or a folder is no longer there.
@@ -73,7 +72,7 @@ def ranked(seen: Sequence[Seen], metric: Metric) -> list[Screened]:
             # Other rows than its family's: a group of its tokenizer.
             measured = replace(measured, target=replace(measured.target, family=None))
         pairs.append((measured, first.setdefault(tokens, measured)))
-    return groups.ranked(pairs, metric)
+    return ranking.ranked(pairs, metric)
 
 
 @dataclass(frozen=True)
