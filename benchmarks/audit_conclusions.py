@@ -29,7 +29,7 @@ from lmeval_dispersion.auditing.answers import answers_report
 from lmeval_dispersion.auditing.calibration import calibrate
 from lmeval_dispersion.auditing.mixtures import mixture_curves
 from lmeval_dispersion.auditing.ranking import ranking_report
-from lmeval_dispersion.auditing.report import part_of
+from lmeval_dispersion.auditing.report import part_of, slices_sentence
 from lmeval_dispersion.auditing.run import Run, read_run
 from lmeval_dispersion.auditing.slices import all_documents, slice_row, slice_table, slicings
 
@@ -57,7 +57,7 @@ def parts(run: Run) -> SimpleNamespace:
 
 def claims(report: SimpleNamespace) -> dict[str, bool]:
     """Which sentences claim something."""
-    slices = conclusions.slices_sentence(report)
+    slices = slices_sentence(report)
     pools = conclusions.pools_sentence(report.mixtures)
     ranking = conclusions.ranking_sentence(report.ranking)
     against = [row["verdict"] for row in report.ranking["against"]]
