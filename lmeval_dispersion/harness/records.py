@@ -116,7 +116,7 @@ def record_of(
 
 
 def options_of(arguments: Sequence[tuple[Any, ...]], output_type: str) -> list[str]:
-    """The texts among which a document's requests choose, none where its contexts differ, as in Winogrande."""
+    """The texts among which a document's requests choose; none where its contexts differ (Winogrande)."""
     several_contexts = len({context for context, *_ in arguments if context}) > 1
     chooses = output_type == "multiple_choice" and not several_contexts
     return [continuation for _, continuation, *_ in arguments] if chooses else []
