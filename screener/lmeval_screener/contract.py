@@ -1,39 +1,51 @@
-"""The forms for programs: the entries of ``screen-checkpoints/3`` and the rows of CSV."""
+"""The forms for programs: entries of ``screen-checkpoints/3``, rows of CSV, JSON lines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from lmeval_dispersion.geometry import METRICS, PairMean
-from lmeval_screener.ranking.ties import ALL_PAIRS
-from lmeval_screener.screened import Group, Screened
+from lmeval_dispersion.errors import DispersionError
+from lmeval_dispersion.geometry import METRICS
+from lmeval_screener.figures import PARTS
+from lmeval_screener.ranking import ALL_PAIRS
+from lmeval_screener.screened import Failed, Group, Reading, Screened
 
-_PARTS = ("within_domain", "between", "within_reference")
 _NAMES = ("label", "repo", "requested_revision", "revision", "family", "scale", "rank")
 _COST = ("bytes_read", "requests", "seconds")
 
 
 def entry(c: Screened, group: Group) -> dict[str, Any]:
     """One checkpoint of the JSON contract, a member of a group."""
+    tokens = c.resolution
     row: dict[str, Any] = {name: getattr(c, name) for name in _NAMES} | {
         "tied_with": tied_with(c, group),
         "next": None if c.next is None else c.next._asdict(),
         "gap": {metric: {"mean": gap.mean, "se": gap.se} for metric, gap in c.gaps.items()},
         "ratio": {
-            "mean": c.ratio and c.ratio.mean,
-            "se": c.ratio and c.ratio.se,
-            "rounding": c.ratio and c.ratio.rounding,
-            "rank": group.ratio_rank(c),
+            **{name: c.ratio and getattr(c.ratio, name) for name in ("mean", "se", "rounding")},
+            "rank": group.ratio_ranks.get(c),
             "reason": c.no_ratio or None,
         },
-        **{part: {m: _part(getattr(gap, part)) for m, gap in c.gaps.items()} for part in _PARTS},
-        "tensor": {name: getattr(c.tensor, name) for name in ("name", "file", "dtype", "shape", "tied")},
+        **{
+            name: {
+                metric: {figure: getattr(getattr(gap, name), figure) for figure in ("mean", "se", "se_pairs")}
+                for metric, gap in c.gaps.items()
+            }
+            for name in PARTS
+        },
+        "tensor": {
+            "name": c.tensor,
+            **{name: getattr(c, name) for name in ("file", "dtype", "shape", "tied")},
+        },
         "tokens": {
-            "domain": c.tokens.domain,
-            "reference": c.tokens.reference,
-            "dropped": [word.strip() for word in (*c.tokens.dropped, *c.tokens.dropped_reference)],
-            "digit_scheme": c.tokens.digit_scheme,
+            "domain": len(tokens.domain),
+            "reference": len(tokens.reference),
+            "dropped": [word.strip() for word in (*tokens.dropped, *tokens.dropped_reference)],
+            "digit_scheme": tokens.digit_scheme,
         },
         "accuracy": c.accuracy,
         "notes": list(c.notes),
@@ -48,7 +60,7 @@ def entry(c: Screened, group: Group) -> dict[str, Any]:
 def tied_with(c: Screened, group: Group) -> list[Any]:
     """The ranks without a clear order; of a group of more than `ALL_PAIRS` runs of ranks as first and last.
 
-    One by one, those of ten thousand would take a gigabyte.
+    Each by itself, those of ten thousand would take a gigabyte.
     """
     if len(group.checkpoints) <= ALL_PAIRS:
         return list(c.tied_with)
@@ -57,9 +69,10 @@ def tied_with(c: Screened, group: Group) -> list[Any]:
 
 def flat_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """An entry as a row of CSV: one value in each column."""
-    flat = {name: row[name] for name in _NAMES} | {"tied_with": _spaced(row["tied_with"])}
+    ties = ["-".join(map(str, rank)) if isinstance(rank, list) else str(rank) for rank in row["tied_with"]]
+    flat = {name: row[name] for name in _NAMES} | {"tied_with": " ".join(ties)}
     for metric in METRICS:
-        for part in ("gap", *_PARTS):
+        for part in ("gap", *PARTS):
             figure = row[part][metric]
             flat |= {f"{part}_{metric}": figure["mean"], f"{part}_{metric}_se": figure["se"]}
     ratio, tensor, tokens = row["ratio"], row["tensor"], row["tokens"]
@@ -82,9 +95,73 @@ def flat_row(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _spaced(ranks: list[Any]) -> str:
-    return " ".join("-".join(map(str, r)) if isinstance(r, list) else str(r) for r in ranks)
+class JsonLines:
+    """``--format jsonl``: a line for each checkpoint when it ends, unranked, and a last one with the ranks.
 
+    Args:
+        path: Where they go; None for standard output.
 
-def _part(part: PairMean) -> dict[str, float]:
-    return {"mean": part.mean, "se": part.se, "se_pairs": part.se_pairs}
+    Raises:
+        DispersionError: The file cannot be written.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._place = path or "standard output"
+        try:
+            self._file = sys.stdout if path is None else path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise DispersionError(f"could not write {path}: {error.strerror or error}") from error
+
+    def on_done(self, outcome: Reading | Failed) -> None:
+        """Write the line of a checkpoint that ended."""
+        line: dict[str, Any] = {
+            "label": outcome.label,
+            "repo": outcome.repo,
+            "requested_revision": outcome.target.revision,
+            "file": outcome.target.file,
+        }
+        if isinstance(outcome, Failed):
+            self._write(line | {"error": outcome.error, "message": outcome.message})
+            return
+        ratio = outcome.ratio
+        self._write(
+            line
+            | {
+                "revision": outcome.revision,
+                "gap": {m: {"mean": gap.mean, "se": gap.se} for m, gap in outcome.gaps.items()},
+                "ratio": None if ratio is None else {"mean": ratio.mean, "se": ratio.se},
+                "tensor": outcome.tensor,
+                "dtype": outcome.dtype,
+                **{name: getattr(outcome, name) for name in _COST},
+                "seconds": round(outcome.seconds, 3),
+            }
+        )
+
+    def finish(self, head: Mapping[str, Any], answer: list[str], groups: Sequence[Group]) -> None:
+        """Write the last line: what a result's head says, its answer, and the ranks of every group."""
+        totals = head["totals"] | {"failed": len(head["failed"])}
+        names = ("schema", "domain", "reference", "metric", "se_covers", "gate")
+        ranks = [
+            {
+                "family": group.family,
+                "scale": group.scale,
+                "ranking": [
+                    {"label": c.label, "rank": c.rank, "tied_with": tied_with(c, group)}
+                    for c in group.checkpoints
+                ],
+            }
+            for group in groups
+        ]
+        summary = {name: head[name] for name in names if name in head}
+        self._write({"summary": summary | {"totals": totals, "answer": answer, "groups": ranks}})
+        if self._file is not sys.stdout:
+            self._file.close()
+
+    def _write(self, content: dict[str, Any]) -> None:
+        try:
+            self._file.write(json.dumps(content, ensure_ascii=True, allow_nan=False) + "\n")
+            self._file.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise DispersionError(f"could not write {self._place}: {error.strerror or error}") from error
