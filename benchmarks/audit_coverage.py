@@ -27,8 +27,7 @@ from synthetic import sliced_store
 
 from lmeval_dispersion.auditing.calibrator import fit_calibrator
 from lmeval_dispersion.auditing.prediction import predict
-from lmeval_dispersion.auditing.run import read_run
-from lmeval_dispersion.auditing.selection import labels_of
+from lmeval_dispersion.auditing.run import labels_of, read_run
 
 KINDS = {
     "uninformative": {"effect": 0.0},
@@ -49,8 +48,8 @@ def one(folder, seed, options):
     run = read_run(sliced_store(folder / str(seed), seed=seed, **options))
     labelled = np.flatnonzero(run.documents["part"] == "labelled")
     found = fit_calibrator(labels_of(run, labelled)).content
-    # What would be refused as a whole is estimated too: slices are still refused one by one.
-    whole, *rows = predict(found | {"beats_trivial": True}, run).slices
+    # One that beats nothing is estimated from too; `force` would also pass over a shift.
+    whole, *rows = predict({**found, "beats_trivial": True}, run).slices
     given = [row for row in rows if row.reason is None]
     error = np.array([row.predicted - row.true for row in given])
     blind = np.array([found["labelled"]["accuracy"] - row.true for row in given])
