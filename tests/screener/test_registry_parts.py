@@ -50,7 +50,7 @@ def test_the_python_call_reads_only_what_is_new(many, tmp_path):
     taken = {c.repo for c in second.checkpoints if c.seconds == 0}  # what was read takes time
     assert taken == set(many[:5])
     assert all(c.seconds > 0 for c in screen(many, registry=place, refresh=True).checkpoints)
-    with pytest.raises(UsageError, match="expected --registry"):
+    with pytest.raises(UsageError, match="expected registry="):
         screen(many, refresh=True)
 
 
