@@ -25,7 +25,7 @@ from lmeval_screener.checkpoints.hub import (
     parse_tree,
     understood,
 )
-from lmeval_screener.checkpoints.limits import Budget
+from lmeval_screener.checkpoints.limits import Account, Budget
 from lmeval_screener.checkpoints.snapshots import open_download
 from lmeval_screener.errors import ScreeningError
 
@@ -213,7 +213,7 @@ def test_answers_that_are_not_the_hubs(meaning, body):
 def test_sizes_and_digests_that_are_none_count_as_unknown(size):
     sibling = {"rfilename": "config.json", "size": size, "blobId": "../../x", "lfs": {"sha256": "y"}}
     found = parse_listing({"sha": "0" * 40, "siblings": [sibling], "safetensors": {"total": size}})
-    assert found.files["config.json"] == FileEntry("config.json", None, None)
+    assert found.files["config.json"] == FileEntry("config.json", -1, None)
     assert found.parameters is None
 
 
@@ -319,7 +319,7 @@ def test_blobs_that_huggingface_hub_downloaded_are_not_read_again(hub, add, tmp_
             listed = parse_listing(await answer.json())
         client = ours(hub, tmp_path / "cache", offline=True)  # no transport: whatever travelled would fail
         client.downloads = tmp_path / "hf"
-        found = HubSnapshot(client, listed, budget=Budget(5), meter=Meter())
+        found = HubSnapshot(client, listed, Account(Budget(5), Meter()), {})
         return await read_of(found)
 
     found = asyncio.run(work())

@@ -24,8 +24,6 @@ from lmeval_screener.targets import Target, parse_target
 
 T = TypeVar("T")
 
-#: Where MLflow's flavour for transformers keeps the model and the tokenizer.
-_MODEL, _TOKENIZER = "model", "components/tokenizer"
 _NAME = re.compile(r"models:/([^/@]+)(?:/([^/@]+)|@([^/@]+))?")
 _SERVER = "set MLFLOW_TRACKING_URI (or MLFLOW_REGISTRY_URI) to the address of your MLflow server"
 
@@ -35,15 +33,10 @@ class RegisteredModels:
 
     Args:
         open_storage: Opens the storage of a version, see `Source.snapshot`.
-        names: The folders and files of a storage's folder.
     """
 
-    def __init__(
-        self,
-        open_storage: Callable[[Target, Budget], Awaitable[Snapshot]],
-        names: Callable[[Target, Budget], Awaitable[tuple[set[str], set[str]]]],
-    ) -> None:
-        self._open_storage, self._names = open_storage, names
+    def __init__(self, open_storage: Callable[[Target, Budget], Awaitable[Snapshot]]) -> None:
+        self._open_storage = open_storage
         self._client: Any = None
 
     async def expand(self, target: Target, budget: Budget) -> list[Target]:
@@ -95,12 +88,17 @@ class RegisteredModels:
                 f"the files of {chosen.repo} lie at {where}, which is not read; download the version (mlflow "
                 f"artifacts download -u {chosen.repo}) and screen the folder",
             )
-        folders, files = await self._names(inner, budget)
-        if _MODEL in folders and "config.json" not in files:
-            if inner.tokenizer is None and _TOKENIZER.partition("/")[0] in folders:
-                inner = replace(inner, tokenizer=f"{inner.repo.rstrip('/')}/{_TOKENIZER}")
-            inner = replace(inner, repo=f"{inner.repo.rstrip('/')}/{_MODEL}")
-        snapshot = await self._open_storage(inner, budget)
+        try:
+            # MLflow's flavour for transformers keeps the model and the tokenizer in folders of their own.
+            place = inner.repo.rstrip("/")
+            tokenizer = inner.tokenizer or f"{place}/components/tokenizer"
+            snapshot = await self._open_storage(
+                replace(inner, repo=f"{place}/model", tokenizer=tokenizer), budget
+            )
+        except ScreeningError as error:
+            if error.code not in ("FolderNotFound", "FileNotFound"):
+                raise
+            snapshot = await self._open_storage(inner, budget)
         snapshot.repo = chosen.repo
         return snapshot
 

@@ -71,19 +71,6 @@ class Sources:
             return snapshot
         return WithTokenizer(snapshot, *await self._tokenizer(target.tokenizer))
 
-    async def names(self, target: Target, budget: Budget) -> tuple[set[str], set[str]]:
-        """The folders and files of a target's folder; empty where they cannot be listed."""
-        if target.local:
-            places = list(Path(target.repo).iterdir()) if Path(target.repo).is_dir() else []
-            return {p.name for p in places if p.is_dir()}, {p.name for p in places if p.is_file()}
-        from lmeval_screener.checkpoints.stores import StoreSource
-
-        source = self._source(target.scheme) if target.scheme is not None else None
-        if not isinstance(source, StoreSource):
-            return set(), set()
-        listing = await source.listing(target.repo, budget)
-        return set(listing.folders), set(listing.files)
-
     async def _opened(self, target: Target, budget: Budget) -> Snapshot:
         if target.scheme is not None:
             return await self._source(target.scheme).snapshot(target, budget)
@@ -106,7 +93,7 @@ class Sources:
         if scheme == "models":
             from lmeval_screener.checkpoints.mlflow_models import RegisteredModels
 
-            return RegisteredModels(self.snapshot, self.names)
+            return RegisteredModels(self.snapshot)
         from lmeval_screener.checkpoints.stores import FileSystem, StoreSource
 
         if scheme == "hf":
@@ -173,8 +160,3 @@ class WithTokenizer:
         """Bytes of a file; see `Snapshot.ranges`."""
         snapshot, name = self._of(path)
         return await snapshot.ranges(name, ranges)
-
-    async def size(self, path: str) -> int:
-        """Size of a file; see `Snapshot.size`."""
-        snapshot, name = self._of(path)
-        return await snapshot.size(name)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints import Snapshot
+from lmeval_screener.checkpoints import Snapshot, entry_of
 from lmeval_screener.errors import ScreeningError
 
 #: Bits per element of every dtype that the format knows; sub-byte ones count in bits.
@@ -106,7 +106,7 @@ class Header:
 async def read_header(snapshot: Snapshot, path: str, guess: int = 65_536) -> Header:
     """Header of a ``.safetensors`` file, in one request if it fits the guess (bytes), else in two."""
     what = f"{path} of {snapshot.repo}"
-    size = await snapshot.size(path)
+    size = entry_of(snapshot, path).size
     if size < 10:
         raise _too_short(what, size)
     (start,) = await snapshot.ranges(path, [(0, min(guess, size))])

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints import Snapshot
+from lmeval_screener.checkpoints import Snapshot, entry_of
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.vocabulary import Kind, Vocabulary
 from lmeval_screener.weights import Header, Tensor
@@ -123,7 +123,7 @@ class _GgufFiles(WeightFiles):
 
     async def parse(self, file: str, guess: int) -> Header:
         """See `WeightFiles.parse`; the vocabulary is kept by its digest, as several files may have it."""
-        header = await _Walk(self.snapshot, file, await self.snapshot.size(file)).header()
+        header = await _Walk(self.snapshot, file, entry_of(self.snapshot, file).size).header()
         if self.snapshot.cache and header.tokenizer and header.vocabulary:
             self.snapshot.cache.write("vocabularies", header.tokenizer, header.vocabulary)
         return header

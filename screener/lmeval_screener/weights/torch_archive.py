@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from lmeval_screener.checkpoints import Snapshot
+from lmeval_screener.checkpoints import Snapshot, entry_of
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights import DTYPE_BITS, Header, Tensor
 
@@ -88,7 +88,7 @@ async def locate(snapshot: Snapshot, path: str, tensor: Tensor) -> Tensor:
     offset, name = tensor.entry
     shift = await _start(snapshot, path, offset, name, what) - _least_start(offset, name)
     located = tensor._replace(begin=tensor.begin + shift, end=tensor.end + shift, entry=None)
-    if located.end > await snapshot.size(path):
+    if located.end > entry_of(snapshot, path).size:
         raise _bad(what, f"{tensor.name!r} reaches beyond the file")
     return located
 
@@ -126,7 +126,7 @@ class _EarlierError(Exception):
 
 async def _directory(snapshot: Snapshot, path: str, what: str) -> dict[str, zipfile.ZipInfo]:
     """The archive's entries by name, if they are stored plainly and apart from each other."""
-    size = await snapshot.size(path)
+    size = entry_of(snapshot, path).size
     begin = max(0, size - _TAIL)
     head, body = await snapshot.ranges(path, [(0, min(4, size)), (begin, size)])
     if head[:1] == b"\x80":
