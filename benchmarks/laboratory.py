@@ -1,7 +1,6 @@
-"""The laboratory's cost: memory, unused logits, condensation beside embedding-condensation of PyPI.
+"""The laboratory's cost: memory, condensation beside embedding-condensation of PyPI.
 
     python benchmarks/laboratory.py memory
-    python benchmarks/laboratory.py logits MODEL
     python benchmarks/laboratory.py peer --peer-python /path/to/an/environment/bin/python
 
 The peer is another group's package under a non-commercial licence: whoever runs this installs it, in an
@@ -104,7 +103,7 @@ def child_ours(spec: dict) -> dict:
     model = load_model(spec["model"])
     with Peak() as peak:
         started = time.process_time()
-        found = condensation(model, spec["data"], segment=spec["length"], texts=spec["texts"])
+        found = condensation(model, spec["data"], segment=spec["length"], segments=spec["texts"])
         seconds = time.process_time() - started
     # The package counts each token with itself.
     means = (found.layers["mean"] + (1 - found.layers["mean"]) / spec["length"]).tolist()
@@ -126,41 +125,6 @@ def child_peer(spec: dict) -> dict:
         means = [float(matrix.mean()) for matrix in found.cossim_by_layer]
         seconds = time.process_time() - started
     return {"seconds": seconds, "total": peak.total, "anonymous": peak.anonymous, "means": means}
-
-
-def child_logits(spec: dict) -> dict:
-    """Passes over random tokens as ``spec["how"]`` says: whole logits, scored in stretches, or none."""
-    import numpy as np
-
-    from lmeval_dispersion.laboratory.causal_model import CausalModel
-
-    causal = CausalModel(spec["model"])
-    causal.bare_head = spec["how"] != "whole"
-    tokens = np.random.default_rng(0).integers(5, 1000, (spec["batch"], spec["length"])).astype(np.uint32)
-    options = {"batch": len(tokens), "losses": spec["how"] != "none"}
-
-    def passed(some):
-        return causal.run(some, ["last"], lambda *_: None, **options)[1]
-
-    passed(tokens[:1])
-    before = Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]
-    with Peak() as peak:
-        started = time.process_time()
-        losses = [passed(tokens) for _ in range(spec["passes"])]
-        seconds = (time.process_time() - started) / spec["passes"]
-    grown = peak.anonymous - int(before) / 1024
-    summed = [float(x.sum()) for x in losses] if options["losses"] else []
-    return {"seconds": seconds, "anonymous": grown, "losses": summed}
-
-
-def logits(model: str, batch: int, length: int, passes: int) -> None:
-    print(f"{model}, {batch} segments of {length} tokens, one thread, CPU seconds a pass")
-    print("logits        seconds   MB grown   summed loss in nats")
-    for how in ("whole", "stretches", "none"):
-        spec = {"model": model, "batch": batch, "length": length, "passes": passes, "how": how}
-        found = measured(sys.executable, "logits", spec)
-        loss = f"{found['losses'][0]:.9g}" if found["losses"] else ""
-        print(f"{how:12s}  {found['seconds']:7.2f}  {found['anonymous']:9.0f}   {loss}", flush=True)
 
 
 def measured(python: str, child: str, spec: dict) -> dict:
@@ -243,11 +207,6 @@ def main() -> None:
     two.add_argument("--peer-python", required=True)
     two.add_argument("--texts", type=int, default=100)
     two.add_argument("--repeats", type=int, default=3)
-    three = commands.add_parser("logits")
-    three.add_argument("model")
-    three.add_argument("--batch", type=int, default=16)
-    three.add_argument("--length", type=int, default=128)
-    three.add_argument("--passes", type=int, default=2)
     child = commands.add_parser("child")
     child.add_argument("name")
     child.add_argument("spec")
@@ -256,10 +215,8 @@ def main() -> None:
         memory(args.sizes, args.length)
     elif args.command == "peer":
         peer(args.peer_python, args.texts, args.repeats)
-    elif args.command == "logits":
-        logits(args.model, args.batch, args.length, args.passes)
     else:
-        children = {"law": child_law, "logits": child_logits, "ours": child_ours, "peer": child_peer}
+        children = {"law": child_law, "ours": child_ours, "peer": child_peer}
         print(json.dumps(children[args.name](json.loads(args.spec))))
 
 

@@ -12,9 +12,8 @@ import argparse
 import itertools
 
 import numpy as np
-from lmeval_screener.ranking.gap import Gap, difference, gap
-from lmeval_screener.ranking.ratio import Ratio, ratio
-from lmeval_screener.ranking.ties import ALL_PAIRS, rank_gaps
+from lmeval_screener.figures import Gap, Ratio, difference, gap, ratio
+from lmeval_screener.ranking import ALL_PAIRS, rank_gaps
 from lmeval_screener.weights.projection import FinalNorm
 
 from lmeval_dispersion.geometry import METRICS, Metric

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from lmeval_screener import screen
-from lmeval_screener.ranking.ties import rank_gaps
+from lmeval_screener.ranking import rank_gaps
 
 from benchmarks.validity.analysis import DOMAINS, RESAMPLES
 

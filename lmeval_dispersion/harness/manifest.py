@@ -14,7 +14,7 @@ from typing import Any
 
 from lmeval_dispersion.harness.seams import Surroundings
 from lmeval_dispersion.model.capture import depth
-from lmeval_dispersion.model.identity import (
+from lmeval_dispersion.model.loading import (
     adapter_identity,
     cached_commit,
     settings_identity,
@@ -119,7 +119,7 @@ def manifest_of(
 
 
 def model_identity(lm: Any, arguments: Any) -> dict[str, str]:
-    """Identity of lm-eval's model by its content: see :mod:`lmeval_dispersion.model.identity`."""
+    """Identity of lm-eval's model by its content: see :mod:`lmeval_dispersion.model.loading`."""
     name, adapter, delta = (getattr(lm, key, None) for key in ("pretrained", "peft", "delta"))
     gguf = _argument(arguments, "gguf_file")
     tokenizer, starts = _argument(arguments, "tokenizer"), getattr(lm, "add_bos_token", None)

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lmeval_dispersion.errors import CaptureError, GeometryError, NonFiniteLossError, UsageError
+from lmeval_dispersion.model import states_after_blocks
 from lmeval_dispersion.model.capture import Decoder, unwrapped
-from lmeval_dispersion.model.layer_names import states_after_blocks
 from lmeval_dispersion.training.losses import DispersionLoss, loss_named, push_away
 from lmeval_dispersion.training.pairs import NO_DIRECTION
 
@@ -77,7 +77,7 @@ class DispersionRegularizer:
         model: A causal decoder of transformers, bare or wrapped.
         loss: Name of a loss, see :mod:`lmeval_dispersion.training.losses`, or a loss of :func:`loss_named`.
         layers: States after blocks, by the names, words and indices of
-            :mod:`lmeval_dispersion.model.layer_names`: ``last`` (after the final norm), ``all``,
+            :mod:`lmeval_dispersion.model`: ``last`` (after the final norm), ``all``,
             ``early_half``, ``late_half``, ``layer.3``, ``[0, -1]``, ...
         weight: Factor of the loss, at least 0; may be changed between steps.
         mode: ``add``: :meth:`pop` gives what to add to the loss. ``inject``: the gradient is added at the

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from lmeval_screener.ranking.gap import Difference, paired_difference
+from lmeval_screener.figures import Difference, paired_difference
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import Output, add_examples, add_output

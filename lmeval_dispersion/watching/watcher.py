@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from lmeval_screener.ranking.gap import Gap, gap
+from lmeval_screener.figures import Gap, gap
 from lmeval_screener.tokens import Resolution, load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
 from numpy.typing import NDArray

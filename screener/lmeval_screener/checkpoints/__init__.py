@@ -123,7 +123,7 @@ def entry_of(snapshot: Snapshot, path: str) -> FileEntry:
 
 def content_key(snapshot: Snapshot, path: str) -> str:
     """Name under which what was read from a file may be cached: by its content, else by commit and path."""
-    return snapshot.files[path].digest or f"{snapshot.repo}@{snapshot.revision}/{path}"
+    return entry_of(snapshot, path).digest or f"{snapshot.repo}@{snapshot.revision}/{path}"
 
 
 def single_file(files: Mapping[str, FileEntry], name: str) -> dict[str, FileEntry]:

@@ -31,8 +31,8 @@ from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.checkpoints.snapshots import LocalSnapshot
 from lmeval_screener.checkpoints.source import WithTokenizer
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.ranking.figures import figures_of, numbers_of
-from lmeval_screener.reading import Reading
+from lmeval_screener.figures import figures_of, numbers_of
+from lmeval_screener.screened import Reading
 from lmeval_screener.targets import Target
 from lmeval_screener.tokens import Resolution, TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES

@@ -9,16 +9,16 @@ from synthetic import documents, planted_store, sliced_store, subjects_store, ve
 from lmeval_dispersion.auditing import calibrator as calibrators
 from lmeval_dispersion.auditing.calibration import calibrate, calibration_sentence
 from lmeval_dispersion.auditing.calibrator import (
+    FEATURES,
     calibrator_json,
     check_fits,
     check_worth,
+    document_ids,
     read_calibrator,
+    rows_of_ids,
 )
-from lmeval_dispersion.auditing.features import FEATURES
 from lmeval_dispersion.auditing.prediction import predict
-from lmeval_dispersion.auditing.report import audit
-from lmeval_dispersion.auditing.run import read_run
-from lmeval_dispersion.auditing.selection import labels_of, rows_where
+from lmeval_dispersion.auditing.run import labels_of, read_run, rows_where
 from lmeval_dispersion.auditing.slices import by_column
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import render
@@ -91,11 +91,11 @@ def test_few_runs_of_every_kind_cover_what_they_claim(tmp_path):
     kinds = ({"effect": 1.0}, {"effect": 0.0, "topics": 1.5}, {"effect": 1.0, "topics": 1.5})
     covered = []
     for k, options in enumerate(kinds):
-        for seed in range(5):
+        for seed in range(4):
             run, fitted = halves(tmp_path / f"{k}-{seed}", seed=10 * k + seed, **options)
             rows = predict(fitted, run, force=True).slices[1:]
             covered += [r.low <= r.true <= r.high for r in rows if r.reason is None]
-    assert len(covered) > 400
+    assert len(covered) > 320
     assert np.mean(covered) == pytest.approx(0.955, abs=0.03)
 
 
@@ -116,13 +116,12 @@ def test_slices_that_are_not_like_the_labelled_ones_get_no_number(tmp_path, shif
 def test_one_slice_outside_what_was_fitted_gets_no_number(law):
     """world_religions of the notes: a number of 0.995 for 0.269."""
     run, fitted = law
-    rows = rows_where(run, "part == 'unlabelled'")
     odd = rows_where(run, "subject == 'slice 050'")
     x = run.vectors.rows[odd].copy()
     try:
         run.vectors.rows[odd] = x * 0.01
         run.vectors.squares[odd] = np.square(run.vectors.rows[odd]).sum(axis=1)
-        found = predict(fitted, run, rows=rows).slices
+        found = predict(fitted, run, where="part == 'unlabelled'").slices
     finally:
         run.vectors.rows[odd] = x
         run.vectors.squares[odd] = np.square(x).sum(axis=1)
@@ -136,13 +135,14 @@ def test_one_slice_outside_what_was_fitted_gets_no_number(law):
 def test_small_slices_have_a_reason_and_batches_of_their_size_help(tmp_path, law):
     run, fitted = law
     few = np.concatenate([rows[:12] for _, rows in by_column(run, "subject")[40:]])
-    result = predict(fitted, run, rows=few).slices
+    where = f"doc_id in {run.documents['doc_id'].iloc[few].tolist()}"
+    result = predict(fitted, run, where=where).slices
     assert all("12 documents, and the smallest fitted slice has 3" in row.reason for row in result[1:])
     part = labels_of(run, rows_where(run, "part == 'labelled'"))
     batched = fit_calibrator(part, slice_size=12)
     assert batched["documents_a_slice"] == [12, 12]
     assert len(batched["slices"]) == 40
-    found = predict(batched, run, rows=few).slices
+    found = predict(batched, run, where=where).slices
     given = [row for row in found[1:] if row.reason is None]
     assert len(given) > 35
     assert np.mean([row.low <= row.true <= row.high for row in given]) > 0.85
@@ -167,7 +167,7 @@ def test_documents_that_were_learnt_from_are_left_out(law):
     assert sum(row.documents for row in result.slices[1:]) == len(run.vectors) - len(labelled)
     assert any(f"{len(labelled)} documents of this run were labelled" in note for note in result.notes)
     with pytest.raises(UsageError, match="fitted on the labels of all"):
-        predict(fitted, run, rows=labelled)
+        predict(fitted, run, where="part == 'labelled'")
 
 
 def test_one_subject_is_cut_into_clusters(tmp_path):
@@ -195,7 +195,7 @@ def test_only_features_that_every_labelled_document_has(tmp_path):
         fit_calibrator(run, features=["length"])
 
 
-@pytest.mark.parametrize("value", [5.0, 6.5, 21.0])
+@pytest.mark.parametrize("value", [6.5, 21.0])
 def test_what_is_the_same_for_every_document_is_no_feature(tmp_path, value):
     """Means of one number over slices of many sizes differ by rounding."""
     store = subjects_store(
@@ -207,7 +207,7 @@ def test_what_is_the_same_for_every_document_is_no_feature(tmp_path, value):
     assert list(fit_calibrator(run)["features"]) == ["dispersion"]
     with pytest.raises(UsageError, match="log query perplexity is the same in every slice"):
         fit_calibrator(run, features=["dispersion", "log_perplexity"])
-    assert audit(run).calibration.features == ["dispersion"]
+    assert calibrate(run).features == ["dispersion"]
 
 
 def test_vectors_that_are_all_alike_leave_the_labelled_accuracy(tmp_path):
@@ -221,7 +221,7 @@ def test_vectors_that_are_all_alike_leave_the_labelled_accuracy(tmp_path):
     assert (fitted["features"], fitted["beats_trivial"]) == ({}, False)
     report = calibrate(run)
     assert "read off what they show is no better" in calibration_sentence(report)
-    assert report.answer()[0].startswith("Do not use: nothing tells slices apart better")
+    assert report.answer()[0].startswith("Do not use: nothing beats the labelled accuracy alone")
 
 
 def test_a_run_that_lacks_a_feature_is_refused(tmp_path, law):
@@ -351,3 +351,12 @@ def test_few_predictions_say_first_what_can_be_said(tmp_path, law, noise):
         row.slice for row in some.slices if row.reason is None
     ]
     assert not none.charts()
+
+
+def test_ids_are_written_as_ranges_and_read_again(law):
+    run, _ = law
+    rows = np.array([0, 1, 2, 5, 7, 8, 250])
+    ids = document_ids(run, rows)
+    assert ids == {"synthetic": "0-2,5,7-8,250"}
+    assert rows_of_ids(run, ids).tolist() == rows.tolist()
+    assert rows_of_ids(run, {"another": "0-9"}).tolist() == []

@@ -1,17 +1,53 @@
-"""The laboratory's charts: frames as Vega-Lite specifications."""
+"""How the laboratory's frames are shown: as tables, and as charts in Vega-Lite."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from lmeval_dispersion.report import Col, Table
+from lmeval_dispersion.report.document import Column
+
 Spec = dict[str, Any]
 
 _HEIGHT = 200
 _ZERO: Spec = {"mark": {"type": "rule", "strokeDash": [4, 4]}, "encoding": {"y": {"datum": 0}}}
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a frame as mappings."""
+    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
+
+
+def table(
+    frame: pd.DataFrame, caption: str, columns: Mapping[str, Column], *, most: int = 0, more: str = ""
+) -> Table:
+    """A table of a frame's columns, without those that are empty; of ``most`` rows, spread evenly."""
+    if 0 < most < len(frame):
+        more = f"{most} of {len(frame)} rows; --details shows all."
+        frame = frame.iloc[np.linspace(0, len(frame) - 1, most).round().astype(int)]
+    shown = [
+        replace(column, key=name)
+        for name, column in columns.items()
+        if name in frame and frame[name].astype(str).ne("").any()
+    ]
+    return Table(records(frame), shown, caption, more=more)
+
+
+def bounded(
+    key: str, heading: str, format: str, ends: tuple[str, str] = ("low", "high"), **options: Any
+) -> dict[str, Column]:
+    """The columns of a value and of the two ends of its interval."""
+    low, high = ends
+    return {
+        key: Col(heading, format, dots="both", reach=f"{low} {high}", **options),
+        low: Col("95 % from", format, short="from", drop=1),
+        high: Col("to", format, drop=1),
+    }
 
 
 def law_layers(correlations: pd.DataFrame, controls: pd.DataFrame | None) -> Spec:
@@ -117,7 +153,7 @@ def condensation_lines(layers: pd.DataFrame) -> Spec:
     low = {"field": "low", "type": "quantitative", "title": "Mean similarity"}
     tips = {"tooltip": _tips(["model", "layer", "mean", "low", "high"])}
     return {
-        "data": {"values": _values(rows[shown])},
+        "data": {"values": records(rows[shown])},
         "encoding": {
             "x": {"field": "share", "type": "quantitative", "title": "Depth as a share of the model's"},
             **_colour("model", _unique(rows, "model")),
@@ -196,11 +232,7 @@ def _faceted(
     rows: pd.DataFrame, field: str, spec: Spec, *, columns: int, title: str | None = None, **more: Any
 ) -> Spec:
     facet = {"field": field, "type": "nominal", "title": title, "sort": _unique(rows, field)}
-    return {"data": {"values": _values(rows)}, "facet": facet, "columns": columns, "spec": spec, **more}
-
-
-def _values(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{str(key): value for key, value in row.items()} for row in rows.to_dict("records")]
+    return {"data": {"values": records(rows)}, "facet": facet, "columns": columns, "spec": spec, **more}
 
 
 def _unique(rows: pd.DataFrame, column: str) -> list[Any]:

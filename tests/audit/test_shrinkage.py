@@ -74,7 +74,8 @@ def test_noise_is_hardly_ever_said_to_beat_knowing_nothing_and_a_law_is(draws):
         for _ in range(draws):
             pairs = drawn(rng, slope=slope)
             ours = shrinkage.cross_fitted(pairs, families(3)).estimate
-            found.append(shrinkage.gain(pairs, ours, shrinkage.cross_fitted(pairs, []).estimate).better)
+            trivial = shrinkage.cross_fitted(pairs, []).estimate
+            found.append(shrinkage.Estimator.of("ours", pairs, ours, trivial).better)
         claims[slope] = np.mean(found)
     assert claims[0.0] <= (0.05 if draws == 100 else 0.1)
     assert claims[0.15] > 0.9
@@ -126,8 +127,8 @@ def test_the_labels_that_it_is_worth_are_as_far_off_as_labels_drawn_at_random(sl
     rng = np.random.default_rng(3)
     pairs = drawn(rng, slices=400, documents=40, slope=slope, between=between)
     estimate = shrinkage.cross_fitted(pairs, [(0,)]).estimate
-    worth = shrinkage.worth(pairs, estimate)
-    assert worth.low < worth.labels < worth.high
+    found = shrinkage.Estimator.of("ours", pairs, estimate, estimate)
+    assert found.worth_low < found.worth < found.worth_high
     right = [np.arange(40) < round(40 * a) for a in pairs.accuracy]
     errors = {}
     for k in range(1, 41):
@@ -135,9 +136,9 @@ def test_the_labels_that_it_is_worth_are_as_far_off_as_labels_drawn_at_random(sl
         errors[k] = np.mean([np.square(s - r.mean()).mean() for s, r in zip(samples, right, strict=True)])
     aim = np.square(estimate - pairs.accuracy).mean()
     direct = next(k for k in range(1, 41) if errors[k] <= aim)
-    assert worth.labels == pytest.approx(direct, abs=1.5)
+    assert found.worth == pytest.approx(direct, abs=1.5)
     if between == slope == 0:
-        assert worth.labels == pytest.approx(20, abs=1.5)  # half of a slice that is noise around one accuracy
+        assert found.worth == pytest.approx(20, abs=1.5)  # half of a slice that is noise around one accuracy
 
 
 def test_a_shift_is_found_and_chance_is_not():
@@ -147,5 +148,5 @@ def test_a_shift_is_found_and_chance_is_not():
     ]
     assert np.mean(calls) <= 0.02
     moved = rng.normal(size=(30, 4)) + np.array([0, 0, 2.0, 0])
-    assert shrinkage.shift(rng.normal(size=(30, 4)), moved).feature == 2
+    assert shrinkage.shift(rng.normal(size=(30, 4)), moved) == 2
     assert shrinkage.shift(np.empty((30, 0)), np.empty((3, 0))) is None

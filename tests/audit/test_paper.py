@@ -43,7 +43,7 @@ def test_a_relation_that_carries_over_to_slices_beats_the_trivial_predictor(tmp_
     assert found["dispersion"].mae < 8
     # The accuracies of ten evenly spaced subjects lie 22 points from their mean on average.
     assert found["trivial"].mae == pytest.approx(22, abs=2)
-    assert slice_table(run, slicings(run)["subject"])["association"]["low"] > 0.7
+    assert slice_table(run, slicings(run)["subject"]).association.low > 0.7
 
 
 def test_the_trivial_error_is_what_binomial_sampling_says(noise):

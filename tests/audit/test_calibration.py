@@ -1,18 +1,95 @@
-"""What estimates and labels are worth: errors of labels against direct draws, and what is said of them."""
+"""What a calibration is worth, what labels would have said, and what is said of both on known truths."""
 
 import json
 
 import numpy as np
 import pytest
 from json_schemas import faults
-from synthetic import sliced_store, subjects_store
+from synthetic import planted_store, sliced_store, subjects_store
 
-from lmeval_dispersion.auditing.calibration import calibrate
+from lmeval_dispersion.auditing.calibration import LabelError, calibrate, calibration_sentence, label_error
 from lmeval_dispersion.auditing.calibrator import OURS, TRIVIAL, labelled_pairs
-from lmeval_dispersion.auditing.run import read_run
-from lmeval_dispersion.auditing.worth import LabelError, label_error
+from lmeval_dispersion.auditing.prediction import predict
+from lmeval_dispersion.auditing.report import audit
+from lmeval_dispersion.auditing.run import labels_of, read_run
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.report import render
+
+BETTER, NO_BETTER = "better than the labelled accuracy alone", "no better than the trivial predictor"
+
+
+def sentence(store):
+    return calibration_sentence(calibrate(read_run(store)))
+
+
+def test_a_law_over_slices_is_found_and_its_worth_said(tmp_path):
+    text = sentence(sliced_store(tmp_path / "law", unlabelled=0))
+    assert text.startswith("On 40 subjects held out, the accuracy read off dispersion is 5.3 points off")
+    assert BETTER in text
+    assert "worth 23 labelled documents a slice" in text
+    # The paper says that right answers lie further apart; the estimate does not assume it.
+    assert BETTER in sentence(sliced_store(tmp_path / "reversed", effect=-0.5, unlabelled=0))
+
+
+def test_what_dispersion_alone_does_stands_beside_better_features(tmp_path):
+    report = calibrate(read_run(sliced_store(tmp_path, effect=0.0, confidence=2.0, unlabelled=0)))
+    text = calibration_sentence(report)
+    errors = {row.estimator: row.mae for row in report.estimators}
+    assert BETTER in text
+    assert f"; dispersion alone {errors['dispersion alone']:.1f}." in text
+    assert errors["dispersion alone"] > 2 * errors["this estimate"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"effect": 0.0},  # accuracies differ, and nothing shows it
+        {"effect": 0.0, "topics": 1.5},  # dispersions differ as well, on their own
+        {"effect": 0.0, "spread_of_accuracy": 0.0},  # slices all alike
+    ],
+    ids=str,
+)
+def test_where_nothing_tells_slices_apart_it_is_the_trivial_predictor(tmp_path, options):
+    text = sentence(sliced_store(tmp_path, unlabelled=0, **options))
+    assert NO_BETTER in text
+    assert "worth" not in text
+    assert BETTER not in text
+
+
+def test_a_model_of_one_answer_to_everything_is_not_judged(tmp_path):
+    report = audit(read_run(subjects_store(tmp_path, law=0.5, accuracy=0.4, answer="A")))
+    assert not any("held out" in text for text in report.answer())
+
+
+def test_few_slices_and_documents_say_what_is_missing(tmp_path):
+    store = planted_store(tmp_path, n=190)
+    report = audit(read_run(store))
+    assert report.answer()[3].startswith("Whether accuracy can be read off unlabelled slices could not be")
+    assert "label 200 documents or more" in report.answer()[3]
+
+
+def test_its_errors_are_those_of_the_points_and_of_real_predictions(tmp_path):
+    """Each point is what `predict` would say of a slice whose labels were held back."""
+    run = read_run(sliced_store(tmp_path, labelled=20, unlabelled=0))
+    report = calibrate(run)
+    errors = [abs(point.predicted - point.true) for point in report.points]
+    found = {row.estimator: row.mae for row in report.estimators}
+    assert 100 * np.mean(errors) == pytest.approx(found["this estimate"])
+    out = run.documents["subject"] == report.points[3].slice
+    others = calibrate(labels_of(run, np.flatnonzero(~out))).calibrator
+    predicted = predict(others, run, where=f"subject == '{report.points[3].slice}'", force=True).slices[-1]
+    # The features' scale and the threshold of ATC are those of all slices in the one.
+    assert predicted.predicted == pytest.approx(report.points[3].predicted, abs=0.01)
+
+
+@pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.slow)])
+def test_noise_is_seldom_called_better_than_trivial(tmp_path, count):
+    """At 5 %, more than 6 of 40 claim in 1 of 300 cases; benchmarks/audit_conclusions.py counts more."""
+    claimed = 0
+    for seed in range(count):
+        shape = {"subjects": 57, "each": 20} if seed % 4 == 3 else {"subjects": 12, "each": 40, "luck": 0.1}
+        claimed += BETTER in sentence(subjects_store(tmp_path / str(seed), seed=seed, **shape))
+    assert claimed <= (6 if count == 40 else 2)
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +146,6 @@ def test_the_file_holds_the_estimates(found):
     path, report = found["law"]
     rows = {row.feature or row.estimator: row for row in report.estimators}
     validation, worth = report.calibrator["validation"], report.calibrator["worth"]
-    for single in validation["single_features"]:
-        assert rows[single["estimator"]].mae == single["mae"]
     assert (rows[OURS].mae, rows[OURS].worth) == (validation["mae"], worth["labels"])
     assert (rows[TRIVIAL].mae, rows[TRIVIAL].worth) == (validation["trivial_mae"], worth["trivial"]["labels"])
     run, parts = read_run(path), labelled_pairs(read_run(path)).parts
@@ -92,7 +167,7 @@ def test_the_file_holds_the_estimates(found):
     ("sentence", "on"),
     [
         ("Do not use: ", {"noise", "guessing"}),
-        ("beats knowing nothing by", {"law", "confident"}),
+        (" knowing nothing by ", {"law", "confident"}),
         ("Dispersion is worth no labels here", {"noise", "confident"}),
         ("therefore not judged", {"guessing"}),
         ("The file holds the labelled accuracy", {"noise", "guessing"}),
@@ -102,8 +177,7 @@ def test_the_file_holds_the_estimates(found):
 )
 def test_each_sentence_stands_where_it_is_true_and_nowhere_else(found, sentence, on):
     said = {name: " ".join(report.answer()) for name, (_, report) in found.items()}
-    assert {name for name, text in said.items() if sentence.replace("beats", "beat") in text
-            or sentence in text} == on  # fmt: skip
+    assert {name for name, text in said.items() if sentence in text} == on
 
 
 def test_the_planted_law_is_worth_many_labels(found):
@@ -122,20 +196,18 @@ def test_few_slices_say_the_level_that_they_reach(tmp_path, found):
     assert "slices allow intervals of" not in found["law"][1].to_markdown()
 
 
-def test_the_command_writes_every_format(found, capsys, tmp_path):
+def test_the_command_writes_every_format(found, capsys):
     path, _ = found["law"]
-    assert main(["audit", str(path), "--budget", "--format", "json"]) == 0
+    assert main(["calibrate", str(path), "--format", "json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["schema"] == "dispersion-calibration/1"
     assert faults(printed) == []
     assert faults({**printed, "estimators": [{**printed["estimators"][0], "value": 1}]})
     assert [row["labels"] for row in printed["whole"]] == [10, 20, 50, 100, 200, 500, 1000]
     assert [row["labels"] for row in printed["a_slice"]] == [10, 20, 50]
-    assert main(["audit", str(path), "--budget", "--format", "csv"]) == 0
+    assert main(["calibrate", str(path), "--format", "csv"]) == 0
     assert capsys.readouterr().out.startswith("estimator,")
-    assert main(["audit", str(path), "--budget", "-o", str(tmp_path / "budget.html"), "-q"]) == 0
-    assert "worth" in (tmp_path / "budget.html").read_text()
-    assert main(["audit", str(path), "--budget", "--slice", "nothing"]) == 2
+    assert main(["calibrate", str(path), "--slice", "nothing"]) == 2
     assert "no column 'nothing'" in capsys.readouterr().err
 
 
