@@ -3,7 +3,7 @@
 Token, endpoint, offline mode and places come from huggingface_hub. Its `HfApi` is not used: its import takes
 as long as a small screening, its calls need a thread each, its requests are neither metered nor bounded by
 our time budget, and it takes two round trips where one request says all: the pinned commit, the sizes and
-the digests. config.json and the index travel beside that request, checked by the digests that it brings.
+the digests.
 
 A large file is resolved by HEAD *without* Range: the signature of the address then covers every range (had
 the request carried one, only that one).
@@ -16,7 +16,7 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,9 +37,10 @@ from lmeval_screener.checkpoints.http import (
     is_redirect,
     offline,
     retried,
+    side_by_side,
 )
 from lmeval_screener.checkpoints.limits import Account, Allowance, Budget
-from lmeval_screener.checkpoints.snapshots import SMALL, RemoteSnapshot, open_download
+from lmeval_screener.checkpoints.snapshots import RemoteSnapshot, open_download
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets import Listed, matching, step_key
 
@@ -54,8 +55,8 @@ _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 _TOKEN = re.compile(r"[!-~]+")
 #: Listings of repositories with thousands of files have some megabytes.
 _LISTING_LIMIT = 64 * 2**20
-#: Texts that nearly every checkpoint needs, asked for beside the listing when nothing is cached.
-_EARLY = ("config.json", "model.safetensors.index.json")
+#: Texts that nearly every checkpoint needs, asked for side by side when nothing is cached.
+_TEXTS = ("config.json", "model.safetensors.index.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class Hub:
         self.endpoint = _endpoint(endpoint or constants.ENDPOINT)
         self.offline = constants.HF_HUB_OFFLINE if offline is None else offline
         self._token, self.allowance = token, allowance or Allowance()
-        self.meter = Meter(above=self.allowance.meter)
+        self.meter = Meter()
         self.cache = Cache(cache or Path(constants.HF_ASSETS_CACHE) / "screen-checkpoints")
         self.downloads = Path(constants.HF_HUB_CACHE)
         self.transport: Transport | None = None
@@ -171,24 +172,22 @@ class Hub:
         if not _NAME.fullmatch(repo):
             raise ScreeningError("RepoNotFound", f"expected a name such as org/model, got {repo!r}; check it")
         asked = listed.commit if listed else revision or "main"
-        early: dict[str, bytes] = {}
         kept = self.cache.read("listings", self._key(repo, asked))
         listing = None if kept is None else RepoFiles.from_json(kept)
-        if self.transport is None:
-            if listing is None:
-                downloaded = open_download(self.downloads, repo, asked)
-                if downloaded is None:
-                    raise offline(f"{repo} at revision {asked}")
-                return downloaded
-        elif listing is None:
+        if self.transport is None and listing is None:
+            if (downloaded := open_download(self.downloads, repo, asked)) is None:
+                raise offline(f"{repo} at revision {asked}")
+            return downloaded
+        if listing is None:
             if listed and listed.gated and not self._has_token:
                 raise self._gated(repo)
-            # What a list names is not asked for in vain.
-            texts = [path for path in _EARLY if listed is None or path in listed.files]
-            listing, early = await self._listed(repo, asked, texts, account)
-        elif not _COMMIT.fullmatch(asked) and not await self._unmoved(listing, repo, asked, account):
             listing = await self._listing(repo, asked, account)
-        return HubSnapshot(self, listing, account, early)
+        elif not await self._unmoved(listing, asked, account):
+            listing = await self._listing(repo, asked, account)
+        snapshot = HubSnapshot(self, listing, account)
+        if kept is None:
+            await side_by_side(snapshot.small_file(path) for path in _TEXTS if path in listing.files)
+        return snapshot
 
     async def page(
         self, address: str, what: str, parse: Callable[[Any], T], budget: Budget
@@ -318,22 +317,6 @@ class Hub:
             )
         return None if url is None else str(url)
 
-    async def _listed(
-        self, repo: str, revision: str, texts: Sequence[str], account: Account
-    ) -> tuple[RepoFiles, dict[str, bytes]]:
-        """The listing, and texts that were asked for beside it."""
-        tasks = {path: asyncio.ensure_future(self._early(repo, revision, path, account)) for path in texts}
-        try:
-            listing = await self._listing(repo, revision, account)
-            # They left together; what is not here a moment later is asked for again when it is needed.
-            if tasks:
-                await asyncio.wait(tasks.values(), timeout=0.5)
-        finally:
-            for task in tasks.values():
-                task.cancel()
-            await asyncio.gather(*tasks.values(), return_exceptions=True)
-        return listing, {path: task.result() for path, task in tasks.items() if not task.cancelled()}
-
     async def _listing(self, repo: str, revision: str, account: Account) -> RepoFiles:
         address = f"{self.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true"
         listing, _ = await self.api(address, repo, revision, account, parse_listing)
@@ -348,36 +331,24 @@ class Hub:
             self.cache.write("listings", self._key(repo, name), content)
         return listing
 
-    async def _unmoved(self, kept: RepoFiles, repo: str, revision: str, account: Account) -> bool:
+    async def _unmoved(self, kept: RepoFiles, revision: str, account: Account) -> bool:
         """Whether a branch is where it was, by one resolver request: more of them are allowed than API calls.
 
         One attempt; where the answer says something else or nothing, the listing is asked for.
         """
         transport = self.transport
-        assert transport is not None
-        url = URL(f"{self.endpoint}/{repo}/resolve/{quote(revision, safe='')}/{_EARLY[0]}", encoded=True)
-        if _EARLY[0] not in kept.files or not transport.quota(url).affords():
+        if transport is None or _COMMIT.fullmatch(revision):
+            return True
+        name = f"{kept.repo}/resolve/{quote(revision, safe='')}/{_TEXTS[0]}"
+        url = URL(f"{self.endpoint}/{name}", encoded=True)
+        if _TEXTS[0] not in kept.files or not transport.quota(url).affords():
             return False
         with contextlib.suppress(ScreeningError, AgainError):
             async with await transport.request("HEAD", url, {}, account) as response:
                 transport.raise_if_passing(response)
                 if response.status < 400:
-                    return kept.repo == repo and response.headers.get("X-Repo-Commit") == kept.commit
+                    return response.headers.get("X-Repo-Commit") == kept.commit
         return False
-
-    async def _early(self, repo: str, revision: str, path: str, account: Account) -> bytes:
-        """A text at a revision, empty if anything is wrong with it; one attempt.
-
-        A favour: it is not asked for where the quota of pages comes near its end.
-        """
-        transport = self.transport
-        assert transport is not None
-        url = URL(f"{self.endpoint}/{repo}/raw/{quote(revision, safe='')}/{path}", encoded=True)
-        with contextlib.suppress(ScreeningError, AgainError):
-            if transport.quota(url).affords():
-                refused = partial(self.refusal, repo=repo, revision=revision)
-                return (await transport.body(url, account, SMALL, refused))[0]
-        return b""
 
     def _key(self, repo: str, revision: str) -> str:
         return f"{self.endpoint} {repo}@{revision}"
@@ -421,11 +392,10 @@ class ResolvedSnapshot(RemoteSnapshot):
 class HubSnapshot(ResolvedSnapshot):
     """A checkpoint on the Hub at one commit; see `Snapshot`. Made by `Hub`."""
 
-    def __init__(self, hub: Hub, listing: RepoFiles, account: Account, early: Mapping[str, bytes]) -> None:
+    def __init__(self, hub: Hub, listing: RepoFiles, account: Account) -> None:
         super().__init__(hub, listing.repo, listing.files, account)
         self.revision, self.parameters = listing.commit, listing.parameters
         self.cache = hub.cache  # a commit's file is the same tomorrow, with or without a digest
-        self._early = dict(early)
 
     async def _text(self, path: str) -> bytes:
         """A small file from the network.
@@ -433,12 +403,9 @@ class HubSnapshot(ResolvedSnapshot):
         Texts in git are served by `raw` in one round trip, compressed; but they count as pages, of which
         few are allowed.
         """
-        entry, body = entry_of(self, path), self._early.pop(path, b"")
-        if body and entry.fits(body):
-            return body
+        entry, body = entry_of(self, path), b""
         transport, size, url = self._online(path), entry.size, self._url(path, "raw")
         in_git = not (entry.digest or "").startswith("sha256:")
-        body = b""
         if in_git and transport.quota(url).affords():
             try:
                 body, _ = await transport.body(url, self._account, size, self._refused)

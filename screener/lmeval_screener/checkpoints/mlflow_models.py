@@ -56,13 +56,10 @@ class RegisteredModels:
         )
         numbers = sorted(int(entry.version) for entry in every if _fits(entry, version))
         if not numbers:
-            stages = ", ".join(sorted({str(entry.current_stage) for entry in every}))
-            versions = f"; it has {len(every)} versions (stages: {stages})" if every else ", nor any other"
             which = f"version {version}" if version and version != "*" else "version"
-            raise ScreeningError(
-                "RepoNotFound",
-                f"the registry has no {which} of the model {name}{versions}; check the name, and {_SERVER}",
-            )
+            others = f"; it has {len(every)} others" if every else ", nor any other"
+            what = f"the registry has no {which} of the model {name}{others}; check the name, and {_SERVER}"
+            raise ScreeningError("RepoNotFound", what)
         wanted = numbers if version == "*" else numbers[-1:]
         return [replace(target, repo=f"models:/{name}/{number}") for number in wanted]
 
@@ -73,20 +70,17 @@ class RegisteredModels:
         where = await self._asked(
             chosen, lambda client: str(client.get_model_version_download_uri(name, str(version)))
         )
+        download = f"download the version (mlflow artifacts download -u {chosen.repo}) and screen the folder"
         if where.startswith("mlflow-artifacts:"):
             raise ScreeningError(
                 "RangeNotSupported",
-                f"the files of {chosen.repo} lie behind the MLflow server ({where}), which sends whole "
-                "files; start it with --no-serve-artifacts and --default-artifact-root s3://… (or gs://, "
-                "abfss://), or download the version "
-                f"(mlflow artifacts download -u {chosen.repo}) and screen the folder",
+                f"the files of {chosen.repo} lie behind the MLflow server, which sends whole files; start it "
+                f"with --no-serve-artifacts and --default-artifact-root s3://… (or gs://), or {download}",
             )
         inner = replace(parse_target(where), tokenizer=chosen.tokenizer, file=chosen.file)
         if inner.refused is not None or inner.on_hub or inner.scheme == "models":
             raise ScreeningError(
-                "BadName",
-                f"the files of {chosen.repo} lie at {where}, which is not read; download the version (mlflow "
-                f"artifacts download -u {chosen.repo}) and screen the folder",
+                "BadName", f"the files of {chosen.repo} lie at {where}, which is not read; {download}"
             )
         try:
             # MLflow's flavour for transformers keeps the model and the tokenizer in folders of their own.
@@ -152,8 +146,6 @@ def _explained(error: Exception, what: str) -> ScreeningError:
             f"the registry refuses access to {what} ({said}); set MLFLOW_TRACKING_TOKEN, or "
             "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
         )
-    if "Max retries" in said or "onnection" in said:
-        return ScreeningError("Unreachable", f"the registry cannot be reached for {what} ({said}); {_SERVER}")
     return ScreeningError("ServerError", f"the registry failed for {what} ({said}); try again, and {_SERVER}")
 
 

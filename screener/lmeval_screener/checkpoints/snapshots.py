@@ -73,62 +73,35 @@ class LocalSnapshot:
 
 
 def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:
-    """A checkpoint in a folder.
+    """A checkpoint in a folder, or a file of weights with the configuration and tokenizer beside it, if any.
 
-    Three layouts are understood:
-
-    - transformers' own (``save_pretrained``): config.json and the safetensors files side by side;
-    - a snapshot of the Hub's cache (``…/snapshots/<commit>``), whose files are symbolic links;
-    - a repository of the Hub's cache (``models--org--name``): the commit that ``refs/main`` names, or
-      the only snapshot there is.
+    A folder is laid out as by ``save_pretrained`` or in the Hub's cache (``…/snapshots/COMMIT``).
     """
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
+    place = Path(path).expanduser()
+    if place.is_file():
+        return LocalSnapshot(str(path), place.parent, single_file(_files(place.parent), place.name))
+    if not place.is_dir():
         raise ScreeningError(
             "FolderNotFound", f"expected a folder, got {str(path)!r}, which is none; check the path"
         )
-    if not any(folder.iterdir()):
+    if not any(place.iterdir()):
         raise ScreeningError(
             "FolderNotFound",
             f"{path} is empty; name a folder with config.json and *.safetensors, or a training run's folder "
             "with checkpoint-*, step_* or iter_* in it",
         )
-    if folder.name.startswith("models--") and (folder / "snapshots").is_dir():
-        commit = _cached_commit(folder, "main")
-        snapshots = sorted(place for place in (folder / "snapshots").iterdir() if place.is_dir())
-        if commit is None and len(snapshots) != 1:
-            names = ", ".join(place.name for place in snapshots) or "none"
-            raise ScreeningError(
-                "FolderNotFound",
-                f"{folder} holds several snapshots or none ({names}); name one: {folder}/snapshots/…",
-            )
-        folder = folder / "snapshots" / commit if commit else snapshots[0]
-    return LocalSnapshot(str(path), folder, _files(folder))
+    return LocalSnapshot(str(path), place, _files(place))
 
 
-def open_file(path: str | os.PathLike[str]) -> LocalSnapshot:
-    """A checkpoint that is one file of weights, with the configuration and tokenizer beside it, if any."""
-    place = Path(path).expanduser()
-    if not place.is_file():
-        raise ScreeningError("FolderNotFound", f"there is no file {str(path)!r}; check the path")
-    return LocalSnapshot(str(path), place.parent, single_file(_files(place.parent), place.name))
-
-
-def open_download(cache: Path, repo: str, revision: str | None) -> LocalSnapshot | None:
+def open_download(cache: Path, repo: str, revision: str) -> LocalSnapshot | None:
     """A checkpoint that huggingface_hub downloaded; None if this revision is not in its cache."""
     folder = cache / f"models--{repo.replace('/', '--')}"
-    if (commit := _cached_commit(folder, revision or "main")) is None:
-        return None
-    place = folder / "snapshots" / commit
-    return LocalSnapshot(repo, place, _files(place), revision=commit)
-
-
-def _cached_commit(folder: Path, revision: str) -> str | None:
-    """The commit that a revision names in a repository of the Hub's cache, if its files are there."""
     reference = folder / "refs" / revision
     commit = reference.read_text().strip() if reference.is_file() else revision
-    there = _COMMIT.fullmatch(commit) and (folder / "snapshots" / commit).is_dir()
-    return commit if there else None
+    place = folder / "snapshots" / commit
+    if not _COMMIT.fullmatch(commit) or not place.is_dir():
+        return None
+    return LocalSnapshot(repo, place, _files(place), revision=commit)
 
 
 def _files(folder: Path) -> dict[str, FileEntry]:

@@ -11,13 +11,12 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
 
 from lmeval_screener.checkpoints import SERVICES, Cache, FileEntry, Meter, Snapshot
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.snapshots import open_file, open_folder
+from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets import Target, parse_target
 
@@ -76,8 +75,7 @@ class Sources:
             return await self._source(target.scheme).snapshot(target, budget)
         if not target.local:
             return await self._hub.snapshot(target.repo, target.revision, budget, target.listed)
-        is_file = Path(target.repo).expanduser().is_file()
-        return open_file(target.repo) if is_file else open_folder(target.repo)
+        return open_folder(target.repo)
 
     def _source(self, scheme: str) -> Source:
         kind = SERVICES.get(scheme, scheme)

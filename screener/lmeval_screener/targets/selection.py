@@ -51,35 +51,26 @@ class Query:
 
     Attributes:
         author: Organisation or user.
-        search: Part of the name.
         tags: Tags that all have.
-        collection: ``OWNER/SLUG`` in place of all others.
         pattern: Glob that the name without its author has to match.
     """
 
     author: str | None = None
-    search: str | None = None
     tags: tuple[str, ...] = ()
-    collection: str | None = None
     pattern: str = "*"
 
     @property
     def words(self) -> str:
         """The query as a user would say it."""
-        if self.collection:
-            return f"collection {self.collection}"
         parts = [f"{self.author}/{self.pattern}"] if self.author else []
-        parts += [f"search {self.search!r}"] if self.search else []
         return ", ".join([*parts, *(f"tag {tag}" for tag in self.tags)])
 
     def address(self, size: int) -> str:
         """Path and query of its first page, the repositories that changed last first."""
-        from urllib.parse import quote, urlencode
+        from urllib.parse import urlencode
 
-        if self.collection:
-            return f"/api/collections/{quote(self.collection)}"
         order = {"sort": "lastModified", "limit": size, "expand": _EXPAND}
-        asked = {"author": self.author, "search": self.search, "filter": self.tags, **order}
+        asked = {"author": self.author, "filter": self.tags, **order}
         return f"/api/models?{urlencode({key: value for key, value in asked.items() if value}, doseq=True)}"
 
 
@@ -133,10 +124,8 @@ def add_selection_options(parser: argparse._ActionsContainer) -> None:
         parser.add_argument(option, action="append", default=[], metavar=metavar, help=what, dest=dest)
 
     several("--author", "NAME", "all models of an organisation or user (default: none)")
-    parser.add_argument("--search", metavar="TEXT", help="models with TEXT in their name (default: none)")
     several("--tag", "NAME", "models with this tag of the Hub (default: none)")
     several("--base-model", "CHECKPOINT", "its fine-tunes, as the Hub knows them (default: none)")
-    several("--collection", "NAME", "models of a collection, as its address names it (default: none)")
     parser.add_argument(
         "--since",
         metavar="DATE",
@@ -156,17 +145,16 @@ def selection_of(args: argparse.Namespace) -> Selection:
 
     for option, values, form, example in (
         ("--author", args.author, _AUTHOR, "ORG"),
-        ("--collection", args.collection, _SLUG, "OWNER/SLUG"),
         ("--base-model", args.base_model, _SLUG, "ORG/NAME"),
     ):
         for value in values:
             if not form.fullmatch(value):
                 raise UsageError(f"expected {option} such as {example}, got {value!r}; copy it from its page")
-    queries = [Query(collection=slug) for slug in args.collection]
-    if args.author or args.search or args.tag or args.base_model:
+    queries = []
+    if args.author or args.tag or args.base_model:
         bases = [[f"base_model:finetune:{base}"] for base in args.base_model] or [[]]
         authors = args.author or [None]
-        queries[:0] = [Query(a, args.search, (*args.tag, *base)) for a in authors for base in bases]
+        queries = [Query(a, (*args.tag, *base)) for a in authors for base in bases]
     since = None
     if args.since is not None and getattr(args, "registry", None) is None:
         try:
@@ -226,7 +214,7 @@ def select_targets(
         if selection.since is not None or selection.limit is not None:
             raise UsageError(
                 "expected something to list with --since and --limit, got names only; add --author, "
-                "--search, --tag, --base-model, --collection or ORG/*"
+                "--tag, --base-model or ORG/*"
             )
         return Selected(parse_targets(names, tokenizer))
     import asyncio
@@ -276,11 +264,10 @@ async def _listed(
     targets: list[Target] = []
     seen: set[str] = set()
     address: str | None = query.address(PAGE if limit is None else min(limit, PAGE))
-    parse = _parse_collection if query.collection else _parse_page
     while address is not None:
         budget = Budget(_SECONDS)
         try:
-            page = hub.page(address, query.words, parse, budget)
+            page = hub.page(address, query.words, _parse_page, budget)
             entries, address = await budget.bounded(page)
         except ScreeningError as error:
             if error.code != "RepoNotFound":
@@ -291,19 +278,16 @@ async def _listed(
             ) from None
         for repo, changed, listed in entries:
             if since is not None and changed and changed < since.isoformat():
-                if not query.collection:
-                    address = None  # the others changed earlier still
-                    break
-                selected.skipped["changed before"] += 1
-                continue
+                address = None  # the others changed earlier still
+                break
             # A list that moves while it is read names some of its entries twice.
             if repo in seen or not fnmatch.fnmatchcase(repo.partition("/")[2], query.pattern):
                 continue
             seen.add(repo)
             selected.listed += 1
-            if listed is None and not query.collection:
+            if listed is None:
                 selected.skipped["empty"] += 1
-            elif listed is not None and not has_weights(listed.files):
+            elif not has_weights(listed.files):
                 selected.skipped["without weights"] += 1
             else:
                 targets.append(Target(repo, listed=listed))
@@ -330,14 +314,6 @@ def _parse_page(page: Any) -> list[_Entry]:
             listed = Listed(files.commit, tuple(files.files), files.parameters, is_gated)
         entries.append((text(info["id"]), info.get("lastModified") or "", listed))
     return entries
-
-
-def _parse_collection(collection: Any) -> list[_Entry]:
-    """Models of ``/api/collections/{slug}``; its data sets and papers are none."""
-    from lmeval_screener.checkpoints.hub import items, text
-
-    models = [item for item in items(collection["items"]) if item["type"] == "model"]
-    return [(text(model["id"]), model.get("lastModified") or "", None) for model in models]
 
 
 def has_weights(files: Iterable[str]) -> bool:
