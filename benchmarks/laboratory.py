@@ -83,7 +83,7 @@ class Peak:
 
 
 def child_law(spec: dict) -> dict:
-    from lmeval_dispersion.laboratory import law
+    from lmeval_dispersion import law
 
     started = time.perf_counter()
     with Peak() as peak:
@@ -97,7 +97,7 @@ def child_law(spec: dict) -> dict:
 
 
 def child_ours(spec: dict) -> dict:
-    from lmeval_dispersion.laboratory import condensation
+    from lmeval_dispersion import condensation
     from lmeval_dispersion.model.loading import load_model
 
     model = load_model(spec["model"])

@@ -123,10 +123,7 @@ def _place(name: str) -> str:
 
 
 def data_settings(texts: Texts) -> dict[str, Any]:
-    """The identity of a source in a study's settings: a file's content, a Hub data set's commit.
-
-    A data set is read at that commit from here on.
-    """
+    """The identity of a source in a study's settings: a file's content, a Hub data set's commit."""
     if texts.path is not None:
         return {"sha256": file_digest(texts.path), "kind": texts.path.suffix, "column": texts.column}
     from huggingface_hub import HfApi
@@ -180,13 +177,7 @@ R = TypeVar("R", bound=StudyResult)
 
 
 class Analysis:
-    """An analysis at work.
-
-    Attributes:
-        study: Where it is kept.
-        texts: Its sources by name: ``data``, perhaps ``held-out``.
-        settings: Its protocol.
-    """
+    """An analysis at work."""
 
     def __init__(
         self,
@@ -214,11 +205,7 @@ class Analysis:
             yield label, causal, layers
 
     def drawn(self, name: str, source: Texts, draw: Callable[[], Unit]) -> tuple[Segments, Unit]:
-        """What ``draw`` took from a source when the study started: ``tokens``, ``origins`` and other arrays.
-
-        The manifest keeps the source's counts, and a hash of the tokens: studies with the same one saw the
-        same text in the same tokens.
-        """
+        """What ``draw`` took from a source when the study started; the manifest keeps the tokens' hash."""
         fresh = f"segments.{name}" not in self.study.manifest
 
         def counted(_unit: int) -> Unit:

@@ -102,33 +102,6 @@ def law_bins(points: pd.DataFrame) -> Spec:
     return _faceted(rows[shown].round(4), "panel", spec, columns=min(3, panels), resolve=resolve)
 
 
-def law_heat(points: pd.DataFrame) -> Spec:
-    """Dispersion by layer and bin, each layer in standard deviations of its bins; one panel a perplexity."""
-    keys = ["split", "perplexity", "layer"]
-    groups = points.groupby(keys, sort=False)["dispersion"]
-    rows = points.assign(
-        deviation=(points["dispersion"] - groups.transform("mean")) / groups.transform("std"),
-        place=points.groupby(keys, sort=False).cumcount() + 1,
-        panel=points["perplexity"]
-        + points["split"].map(lambda split: "" if split == "data" else f", {split}"),
-    )
-    shown = ["panel", "layer", "bin", "place", "mean_perplexity", "dispersion", "deviation"]
-    layers = _unique(rows, "layer")
-    ticks = {"labelAngle": 0, "values": list(range(5, int(rows["place"].max()) + 1, 5))}
-    colour = {"field": "deviation", "type": "quantitative", "title": "Deviation (SD)"}
-    spec = {
-        "mark": {"type": "rect"},
-        "encoding": {
-            "x": {"field": "place", "type": "ordinal", "title": "Bin, from easy to hard", "axis": ticks},
-            "y": {"field": "layer", "type": "nominal", "title": None, "sort": layers[::-1]},
-            "color": {**colour, "scale": {"scheme": "blueorange", "domainMid": 0}},
-            "tooltip": _tips(shown),
-        },
-        "height": 14 * len(layers),
-    }
-    return _faceted(rows[shown].round(4), "panel", spec, columns=min(3, rows["panel"].nunique()))
-
-
 def sublayer_draws(draws: pd.DataFrame) -> Spec:
     """Every draw's dispersion by size of draw, one colour a candidate."""
     layers = _unique(draws, "layer")

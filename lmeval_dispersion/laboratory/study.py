@@ -49,10 +49,7 @@ Unit = dict[str, NDArray[Any]]
 
 
 class Processes:
-    """This process's number among those that ``accelerate launch`` started; one alone otherwise.
-
-    They share files, so the study's folder must be on a disk that all of them see.
-    """
+    """This process's number among those that ``accelerate launch`` started; one alone otherwise."""
 
     def __init__(self) -> None:
         self.index, self.count, self._state = 0, 1, None
@@ -101,14 +98,7 @@ class Units(NamedTuple):
 
 
 class Study:
-    """One study's folder, see the module.
-
-    Attributes:
-        folder: The folder.
-        manifest: What ``manifest.json`` holds.
-        quiet: Whether to say nothing on stderr.
-        processes: Who works on it.
-    """
+    """One study's folder, see the module."""
 
     def __init__(self, folder: Path, quiet: bool = True) -> None:
         self.folder, self.quiet, self.processes = folder, quiet, Processes()

@@ -45,13 +45,7 @@ _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "
 
 @dataclass(frozen=True)
 class Site:
-    """One place whose state can be seen.
-
-    Attributes:
-        name: Canonical name: no negative index, ``layer.K`` for ``layer.K.ffn``.
-        module: Whose input or output it is; for ``attn`` the block.
-        kind: ``input``, ``output`` or ``attn``.
-    """
+    """One place whose state can be seen."""
 
     name: str
     module: nn.Module
@@ -76,13 +70,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Decoder:
-    """The parts of a causal decoder, found inside any wrapper (PEFT, DDP, FSDP, ``torch.compile``).
-
-    Attributes:
-        blocks: The decoder blocks in order.
-        norm: The final norm, or None where there is none.
-        head: The output projection, or None for a bare decoder.
-    """
+    """The parts of a causal decoder, found inside any wrapper (PEFT, DDP, FSDP, ``torch.compile``)."""
 
     blocks: tuple[nn.Module, ...]
     norm: nn.Module | None
@@ -90,11 +78,7 @@ class Decoder:
 
     @classmethod
     def of(cls, model: nn.Module) -> Decoder:
-        """Find the parts of ``model``.
-
-        Raises:
-            CaptureError: It is an encoder-decoder, or no list of decoder blocks is in it.
-        """
+        """Find the parts of ``model``."""
         inner = unwrapped(model)
         config = getattr(inner, "config", None)
         kind = type(inner).__name__
@@ -126,11 +110,7 @@ class Decoder:
         return names
 
     def site(self, name: str) -> Site:
-        """The place called ``name``.
-
-        Raises:
-            UsageError: There is none; the message lists what there is.
-        """
+        """The place called ``name``."""
         if name == "last" and self.head is not None:
             return Site("last", self.head, "input")
         if name == "embeddings":
@@ -165,12 +145,7 @@ def split_names(names: str | Sequence[str]) -> list[str]:
 
 
 def resolve(model: nn.Module, names: Sequence[str]) -> list[Site]:
-    """The places called ``names``, in that order.
-
-    Raises:
-        UsageError: A name is unknown; the message lists what there is.
-        CaptureError: ``model`` has no decoder blocks.
-    """
+    """The places called ``names``, in that order."""
     decoder = Decoder.of(model)
     return [decoder.site(name) for name in names]
 

@@ -359,10 +359,7 @@ def cached_commit(name: str, revision: str | None = None, file: str | None = Non
 
 
 def folder_digest(folder: Path, patterns: tuple[str, ...]) -> str | None:
-    """``sha256:…`` over names, sizes and contents of the files that match; None where none does.
-
-    Shards are read side by side.
-    """
+    """``sha256:…`` over names, sizes and contents of the files that match; None where none does."""
     files = _files(folder, patterns)
     if not files:
         return None

@@ -33,12 +33,7 @@ _HUB = re.compile(r"(?P<id>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[^@]+))?(?:@(?P<s
 
 
 class Text(NamedTuple):
-    """One text of a source.
-
-    Attributes:
-        id: Position in the source, from 0, counting skipped texts too: stable whatever is skipped.
-        text: The text itself, never empty.
-    """
+    """One text of a source."""
 
     id: int
     text: str

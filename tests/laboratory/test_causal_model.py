@@ -7,8 +7,8 @@ import pytest
 import tiny_models
 import torch
 
+from lmeval_dispersion import condensation, law, sublayers
 from lmeval_dispersion.errors import DispersionError, NonFiniteStateError, UsageError
-from lmeval_dispersion.laboratory import condensation, law, sublayers
 from lmeval_dispersion.laboratory.causal_model import CausalModel, Segments, last_vectors
 from lmeval_dispersion.model.loading import LoadedModel, ModelChoice
 

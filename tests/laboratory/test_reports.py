@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from json_schemas import faults
 
-from lmeval_dispersion.laboratory import clusters, condensation, law, sublayers
+from lmeval_dispersion import clusters, condensation, law, sublayers
 from lmeval_dispersion.laboratory.comparison import StudiesCompared, bounds_together, told_apart
 from lmeval_dispersion.laboratory.context_clusters import ClustersResult, ratio_interval
 from lmeval_dispersion.laboratory.perplexity_law import LawResult, control_correlations, correlations

@@ -11,9 +11,9 @@ import tiny_models
 import torch
 from slow_states import token_ids
 
+from lmeval_dispersion import sublayers
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import dispersion
-from lmeval_dispersion.laboratory import sublayers
 from lmeval_dispersion.laboratory.analysis import draw_segments
 from lmeval_dispersion.laboratory.sublayer_choice import Votes, agreement
 from lmeval_dispersion.model.loading import load_model
