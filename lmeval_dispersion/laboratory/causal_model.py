@@ -146,7 +146,7 @@ class CausalModel:
                 if end - first == 1:
                     raise DispersionError(
                         f"one segment of {tokens.shape[1]} tokens does not fit on {self.loaded.device}; "
-                        "use shorter segments, --quantize or --device auto"
+                        "use shorter segments, --quantize or --device=auto"
                     ) from error
             else:
                 for name, array in arrays.items():
@@ -199,7 +199,7 @@ class CausalModel:
         bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
         if bad.size:
             text, start = origins[int(bad[0])]
-            advice = "use --dtype float32 or bfloat16"
+            advice = "use --dtype=bfloat16 or --dtype=float32"
             if self.loaded.model.dtype == torch.float32:
                 advice = "check the checkpoint's weights"
             layer = "the output" if name == "nll" else name

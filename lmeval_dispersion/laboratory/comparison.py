@@ -20,9 +20,9 @@ from numpy.typing import ArrayLike
 from lmeval_dispersion import statistics
 from lmeval_dispersion.errors import GeometryError, UsageError
 from lmeval_dispersion.laboratory import frames
-from lmeval_dispersion.laboratory.frames import bounded, records, table
+from lmeval_dispersion.laboratory.frames import FrameReport, bounded, table
 from lmeval_dispersion.laboratory.study import Study, read_study
-from lmeval_dispersion.report import Chart, Col, Report, Table, nullable
+from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.cells import json_value, short_names
 from lmeval_dispersion.statistics import Array
 
@@ -91,15 +91,8 @@ def pairs_left_out(apart: Array) -> Array:
 
 
 @dataclass(frozen=True, repr=False)
-class StudiesCompared(Report):
-    """Two studies side by side, see :func:`compare_studies`.
-
-    Attributes:
-        differences: A row a metric: what it is about, ``figure``, ``first``, ``second``, ``difference``
-            (second minus first) with 95 % bounds ``low`` and ``high``, ``paired``.
-        first: Folder of the baseline.
-        second: Folder of the other study.
-    """
+class StudiesCompared(FrameReport):
+    """Two studies side by side; ``differences`` has a row a metric, see docs/reference/laboratory.md."""
 
     template = "studies.jinja"
     schema = "dispersion-lab-comparison/2"
@@ -108,13 +101,9 @@ class StudiesCompared(Report):
     first: str
     second: str
 
-    def rows(self) -> list[dict[str, Any]]:
+    def frame(self) -> pd.DataFrame:
         """The differences."""
-        return records(self.differences)
-
-    def to_frame(self) -> pd.DataFrame:
-        """The differences, tidy."""
-        return nullable(self.differences)
+        return self.differences
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract: the answer, both folders and every difference."""

@@ -9,13 +9,29 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lmeval_dispersion.report import Col, Table
+from lmeval_dispersion.report import Col, Report, Table, nullable
 from lmeval_dispersion.report.document import Column
 
 Spec = dict[str, Any]
 
 _HEIGHT = 200
 _ZERO: Spec = {"mark": {"type": "rule", "strokeDash": [4, 4]}, "encoding": {"y": {"datum": 0}}}
+
+
+class FrameReport(Report):
+    """A report whose CSV and data frame are one frame."""
+
+    def frame(self) -> pd.DataFrame:
+        """The frame."""
+        raise NotImplementedError
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Its rows."""
+        return records(self.frame())
+
+    def to_frame(self) -> pd.DataFrame:
+        """The frame, tidy."""
+        return nullable(self.frame())
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmeval_dispersion.errors import MissingExtraError, UsageError
+from lmeval_dispersion.errors import UsageError, require_extra
 from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.laboratory import frames
 from lmeval_dispersion.laboratory.analysis import Analysis, DataLike, Run, StudyResult, analyse
@@ -176,7 +176,7 @@ def sublayers(
     if not sizes or min(sizes) < 2:
         raise UsageError(f"expected draws of at least 2 segments, got {list(sizes)}")
     if knn:
-        require_faiss()
+        require_extra("knn", "--knn")
     tokens = KNN_TOKENS if knn is True else int(knn)
     settings = {"layers": layers, "segment": segment, "sizes": sorted(set(sizes)), "knn": tokens}
     return analyse(SublayersResult, _measure, model, data, settings, run)
@@ -260,8 +260,10 @@ def _knn_tables(analysis: Analysis, causal: CausalModel, names: list[str]) -> di
     tune, test = slice(0, part), slice(part, 2 * part)
 
     def one_candidate(which: int) -> Unit:
+        import faiss
+
         states, values = units.joined(names[which]), targets[2 * part :].ravel()
-        keys = require_faiss().IndexFlatL2(states.shape[-1])
+        keys = faiss.IndexFlatL2(states.shape[-1])
         keys.add(states[2 * part :].reshape(-1, states.shape[-1]))
         votes = Votes(keys, values, states[: 2 * part], targets[: 2 * part], part)
         weight, temperature = votes.best(np.exp(-losses[tune]), tune)
@@ -271,15 +273,6 @@ def _knn_tables(analysis: Analysis, causal: CausalModel, names: list[str]) -> di
     # One candidate a unit, one at a time in a process.
     rows = analysis.study.units("knn-search", len(names), one_candidate).stacked("row")
     return _compared_keys(names, rows, losses[test].mean(axis=1), analysis.settings["seed"])
-
-
-def require_faiss() -> Any:
-    """The faiss module."""
-    try:
-        import faiss
-    except ImportError as error:
-        raise MissingExtraError("--knn needs faiss; pip install 'lmeval-dispersion[knn]'") from error
-    return faiss
 
 
 def _before_the_last(states: Tensor) -> NDArray[np.float32]:
