@@ -29,7 +29,7 @@ import time
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from lmeval_dispersion.training.losses import LOSSES, loss_named
+from lmeval_dispersion.training.losses import LOSSES, DispersionLoss
 from lmeval_dispersion.training.regularizer import DispersionRegularizer, Layout
 
 TOKENS = (256, None)  # sampled, all
@@ -63,7 +63,7 @@ class Bench:
                 model, optimizer, _ = self.plain
                 self.hooked = model, optimizer, DispersionRegularizer(model, layers="all", weight=0.1)
         reg = self.hooked[2]
-        reg.loss = loss_named(loss, **({"max_tokens": max_tokens} if max_tokens else {}))
+        reg.loss = DispersionLoss(loss, **({"max_tokens": max_tokens} if max_tokens else {}))
         return reg
 
     def step(self, with_loss=False):
