@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)b?", re.IGNORECASE)
 #: The Hub's quotas as it documents them (autumn 2026), requests in 300 s: anonymous, with a token.
 QUOTAS = {"api": (500, 1000), "resolvers": (3000, 5000)}
-WINDOW = 300.0
+_WINDOW = 300.0  # seconds
 #: Bytes of a checkpoint beside its rows: header, configuration, index.
 _BESIDE = 40_000
 _SLACK = 1.2
@@ -77,14 +77,17 @@ def plan_document(
     words = sum(len(group.texts()) for tokens in (domain, reference) for group in tokens.groups.values())
     rows = [_planned(target, words, has_token) for target in targets]
     kinds = Counter(row["what"] for row in rows)
-    totals = {name: sum(row[name] for row in rows) for name in ("api", "resolvers", "bytes")}
-    seconds = {name: _waiting(totals[name], QUOTAS[name][has_token]) for name in QUOTAS}
-    slowest = max(seconds, key=lambda name: seconds[name])
-    wait = f"The quota of {slowest} makes it at least {seconds[slowest] / 60:.0f} min."
+    api, resolvers, size = (sum(row[name] for row in rows) for name in ("api", "resolvers", "bytes"))
+    waits = {
+        name: (math.ceil(requests / QUOTAS[name][has_token]) - 1) * _WINDOW / 60
+        for name, requests in (("api", api), ("resolvers", resolvers))
+    }
+    slowest = max(waits, key=lambda name: waits[name])
+    wait = f"The quota of {slowest} makes it at least {waits[slowest]:.0f} min."
+    wait = wait if waits[slowest] > 0 else "No quota binds."
     answer = [
-        f"{kinds.pop('to read', 0)} of {len(rows)} checkpoints to read: at most about {totals['resolvers']} "
-        f"resolver and {totals['api']} API requests, {totals['bytes'] / 1e6:.0f} MB. "
-        + (wait if seconds[slowest] else "No quota binds.")
+        f"{kinds.pop('to read', 0)} of {len(rows)} checkpoints to read: at most about {resolvers} resolver "
+        f"and {api} API requests, {size / 1e6:.0f} MB. " + wait
     ]
     if kinds:
         answer.append(f"Without a request: {', '.join(f'{kinds[kind]} {kind}' for kind in sorted(kinds))}.")
@@ -113,13 +116,5 @@ def _planned(target: Target, words: int, has_token: bool) -> dict[str, Any]:
     # Rows of two bytes a number, of a width that fits the parameters.
     width = 1.85 * ((listed.parameters if listed else None) or 7e9) ** (1 / 3)
     sharded = listed is not None and "model.safetensors" not in listed.files
-    return row | {
-        "api": 1,
-        "resolvers": 4 if sharded else 3,
-        "bytes": int(words * width * 2 * _SLACK) + _BESIDE,
-    }
-
-
-def _waiting(requests: int, quota: int) -> float:
-    """Seconds of windows that have to end before the last request may leave."""
-    return max(math.ceil(requests / quota) - 1, 0) * WINDOW
+    size = int(words * width * 2 * _SLACK) + _BESIDE
+    return row | {"api": 1, "resolvers": 4 if sharded else 3, "bytes": size}

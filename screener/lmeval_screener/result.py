@@ -5,7 +5,7 @@ The JSON contract, ``screen-checkpoints/3``, is documented in docs/reference/scr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,8 +29,8 @@ SCHEMA = "screen-checkpoints/3"
 SE_COVERS = "choice of tokens"
 #: Exit status where a checkpoint is below that of ``--fail-if-below``.
 EXIT_BELOW = 4
-_BELOW = 5  # of those below that a sentence names
 _SCOPES = {"within groups": "all, inside groups", "overall": "all, across groups (not supported)"}
+_DRAWN = 40  # checkpoints of a group that a chart shows
 _LONG = 40  # rows of a group that a terminal shows whole
 _TOP, _BOTTOM = 15, 3  # rows that it shows of a longer one, beside those tied with the last of the top
 
@@ -74,23 +74,6 @@ class Gate:
     def exit_code(self) -> int | None:
         """Exit status that it asks for; None for the screening's own."""
         return EXIT_BELOW if self.below else None if self.passed else 1
-
-    @property
-    def sentence(self) -> str:
-        """The answer of the gate."""
-        rest = f" {self.not_compared} not compared with it." if self.not_compared else ""
-        if self.failed:
-            return f"The gate cannot be judged: {self.reference} was not screened ({self.failed})."
-        if not self.compared:
-            return (
-                "The gate cannot be judged: no other checkpoint has the tokenizer and scale of "
-                f"{self.reference}.{rest}"
-            )
-        if not self.below:
-            return f"Passed: none of {self.compared} is clearly below {self.reference}.{rest}"
-        more = f" and {len(self.below) - _BELOW} more" if len(self.below) > _BELOW else ""
-        below = ", ".join(self.below[:_BELOW]) + more
-        return f"Failed: {below} clearly below {self.reference} ({self.compared} compared).{rest}"
 
 
 @dataclass(frozen=True)
@@ -362,19 +345,47 @@ class Result(Report):
 
     def charts(self) -> Mapping[str, Chart]:
         """G of each group, along a training the ratio too, and accuracy against G."""
-        from lmeval_screener import charts
-
         drawn: dict[str, Chart] = {}
         for place, (group, entries) in enumerate(self._entries.items()):
             if not entries:
                 continue
-            draw = charts.steps_chart if group.steps else charts.dots_chart
-            drawn[f"ranking{place}"] = draw(group, self.metric)
-            if group.steps and (ratio := charts.ratio_chart(group)) is not None:
-                drawn[f"ratio{place}"] = ratio
+            best, count = group.names[group.checkpoints[0]], len(group.checkpoints)
+            if group.steps:
+                caption = f"G along the training of {group.title}"
+                description = f"G against the training step; largest at {best}."
+            else:
+                caption = "G of each checkpoint" + (
+                    f", the {_DRAWN} best of {count}" if count > _DRAWN else ""
+                )
+                description = f"Dots of G, best first, from {best}."
+            draw = self._drawing("steps" if group.steps else "dots", group)
+            drawn[f"ranking{place}"] = Chart(draw, caption, description, name=f"gap-{group.anchor}")
+            if any(c.ratio for c in group.steps):
+                drawn[f"ratio{place}"] = Chart(
+                    self._drawing("ratios", group),
+                    f"Ratio along the training of {group.title}",
+                    "within(T) / within(R) of rows times the final norm, against the training step.",
+                    name=f"ratio-{group.anchor}",
+                )
         if self.agreement:
-            drawn["accuracy"] = charts.accuracy_chart(self.groups, self.metric)
+            drawn["accuracy"] = Chart(
+                self._drawing("accuracies", self.groups),
+                "Accuracy against G",
+                "One point a checkpoint with an accuracy, by group.",
+                name="accuracy",
+            )
         return drawn
+
+    def _drawing(self, name: str, of: Group | Sequence[Group]) -> Callable[[], dict[str, Any]]:
+        """A function of `lmeval_screener.charts` that is imported only where a page is drawn."""
+
+        def draw() -> dict[str, Any]:
+            from lmeval_screener import charts
+
+            specification: dict[str, Any] = getattr(charts, name)(of, self.metric)
+            return specification
+
+        return draw
 
     def context(self) -> Mapping[str, Any]:
         """The sentences of each group, notes, and facts of all."""
