@@ -11,7 +11,8 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -33,6 +34,7 @@ _SUFFIXES = {
 }
 
 
+_PATIENCE = 1.0  # seconds without progress
 # What people type for an option that has another name here.
 _OTHER_NAMES = {"--top": "--shortlist", "--layers": "--layer", "--seeds": "--seed", "--batch": "--batch-size"}
 
@@ -282,6 +284,24 @@ def report_beside(args: argparse.Namespace, file_format: str) -> tuple[Output, O
     given = vars(args) | {"formats": FORMATS}
     file = Output.of(argparse.Namespace(**given | {"format": file_format}))
     return Output.of(argparse.Namespace(**given | {"output": None})), file
+
+
+@contextmanager
+def progress_bar(*, hidden: bool = False) -> Iterator[Callable[[int, int, str], None]]:
+    """Gives ``update(done, total, label)``: a bar after a second, on a terminal or in a notebook."""
+    if hidden or not (sys.stderr.isatty() or "ipykernel" in sys.modules):
+        yield lambda done, total, label: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(delay=_PATIENCE, leave=False) as bar:
+
+        def update(done: int, total: int, label: str) -> None:
+            bar.total = total
+            bar.set_description_str(label, refresh=False)
+            bar.update(done - bar.n)
+
+        yield update
 
 
 def write_whole(path: Path, content: bytes) -> None:

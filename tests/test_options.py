@@ -8,11 +8,12 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
 from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
-from lmeval_dispersion.options import Output, add_output
+from lmeval_dispersion.options import Output, add_output, progress_bar
 from lmeval_dispersion.report import FORMATS, Column, Document, Section, Table
 
 DOCUMENT = Document("Ränge ± ≈", sections=[Section("s", [Table([{"a": "≈ 1"}], [Column("a", "A")], "c")])])
@@ -135,3 +136,22 @@ def test_the_terminal_gives_width_and_colour_and_no_color_only_takes_colour(monk
     assert "\x1b[" in texts[0]
     assert "\x1b[" not in texts[1]
     assert 30 < max(map(len, texts[1].splitlines())) <= 44
+
+
+@pytest.mark.parametrize("where", ["terminal", "notebook", "pipe"])
+def test_a_bar_comes_after_a_second_and_only_where_somebody_looks(where, monkeypatch):
+    class Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return where == "terminal"
+
+    stream = Stream()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    if where == "notebook":
+        monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    for patience, shown in ((60.0, False), (1e-9, where != "pipe")):
+        monkeypatch.setattr("lmeval_dispersion.options._PATIENCE", patience)
+        with progress_bar() as update:
+            time.sleep(0.11)  # a bar is not drawn more often
+            update(1, 3, "sums-80")
+        assert ("1/3" in stream.getvalue()) == shown

@@ -115,7 +115,8 @@ def screen(
         accuracy: What to compare G with: a CSV file, lm-eval's results, or ``hub:TASK``; see
             :func:`lmeval_screener.accuracies.read_accuracies`.
         demo: Whether to add the bundled demo's checkpoints.
-        progress: Called as ``progress(done, all, label)`` whenever a checkpoint ends.
+        progress: Called as ``progress(done, all, label)`` whenever a checkpoint ends. Default: a bar, in a
+            notebook or on a terminal, where that takes more than a second.
         tokenizer: Where the tokenizer of checkpoints that store none is read: a repository, a folder, an
             address, or a tokenizer's file.
         selection: What is selected on the Hub beside what is named.
@@ -129,6 +130,7 @@ def screen(
     Raises:
         UsageError: A name, a file or a combination that cannot be used as given.
     """
+    from lmeval_dispersion.options import progress_bar
     from lmeval_screener.registry import kept_in
 
     names = [checkpoints] if isinstance(checkpoints, str) else list(checkpoints)
@@ -143,7 +145,10 @@ def screen(
         accuracies = read_accuracies(str(accuracy), selected.targets)
     sets = load_token_set(domain, "domain"), load_token_set(reference, "reference")
     place = None if registry is None else Path(registry)
-    with kept_in(place, *sets, metric=metric, refresh=refresh, command="screen()") as session:
+    with (
+        kept_in(place, *sets, metric=metric, refresh=refresh, command="screen()") as session,
+        progress_bar(hidden=progress is not None) as bar,
+    ):
         settings = Screening(
             *sets,
             metric=metric,
@@ -154,7 +159,7 @@ def screen(
             allowance=allowance,
             selected=selected,
         )
-        report = progress or (lambda done, count, label: None)
+        report = progress or bar
         return screen_targets(
             selected.targets, settings, lambda outcome, done, count: report(done, count, outcome.label)
         )

@@ -57,7 +57,7 @@ def test_a_changed_input_is_refused_in_its_folder_and_computed_in_another(inputs
         "text": "the text {'sha256': '",
         "weights": "the models' files .*'sha256:",
     }
-    with pytest.raises(UsageError, match=message[what] + r".*, now .*; pass another --study"):
+    with pytest.raises(UsageError, match=message[what] + r".*, now .*; pass another folder="):
         condensation(model, text, folder=tmp_path / "study", **OPTIONS)
     again = condensation(model, text, folder=StudyRoot(tmp_path / "studies"), quiet=False, **OPTIONS)
     assert f"the study is kept in {tmp_path / 'studies' / 'condensation-'}" in capsys.readouterr().err

@@ -50,7 +50,7 @@ def test_the_python_call_reads_only_what_is_new(many, tmp_path):
     taken = {c.repo for c in second.checkpoints if c.seconds == 0}  # what was read takes time
     assert taken == set(many[:5])
     assert all(c.seconds > 0 for c in screen(many, registry=place, refresh=True).checkpoints)
-    with pytest.raises(UsageError, match="expected --registry"):
+    with pytest.raises(UsageError, match="expected registry="):
         screen(many, refresh=True)
 
 
@@ -102,7 +102,7 @@ def test_a_file_that_cannot_be_locked_is_refused_by_name(many, tmp_path, monkeyp
     monkeypatch.setattr(database, "file_system", lambda path: "lustre")
     with closing(sqlite3.connect(tmp_path / "r.db")) as connection:
         connection.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(DispersionError, match=r"\(lustre\) cannot lock files: name a --registry"):
+        with pytest.raises(DispersionError, match=r"\(lustre\) cannot lock files: name a registry="):
             screen(many, registry=tmp_path / "r.db")
 
 
