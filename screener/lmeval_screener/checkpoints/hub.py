@@ -123,7 +123,7 @@ class Hub:
         self.endpoint = _endpoint(endpoint or constants.ENDPOINT)
         self.offline = constants.HF_HUB_OFFLINE if offline is None else offline
         self._token, self.allowance = token, allowance or Allowance()
-        self.meter = Meter(above=self.allowance.meter)
+        self.meter = Meter()
         self.cache = Cache(cache or Path(constants.HF_ASSETS_CACHE) / "screen-checkpoints")
         self.downloads = Path(constants.HF_HUB_CACHE)
         self.transport: Transport | None = None

@@ -47,14 +47,12 @@ class Query:
 
     Attributes:
         author: Organisation or user.
-        search: Part of the name.
         tags: Tags that all have.
         collection: ``OWNER/SLUG`` in place of all others.
         pattern: Glob that the name without its author has to match.
     """
 
     author: str | None = None
-    search: str | None = None
     tags: tuple[str, ...] = ()
     collection: str | None = None
     pattern: str | None = None
@@ -65,7 +63,6 @@ class Query:
         if self.collection:
             return f"collection {self.collection}"
         parts = [f"{self.author}/{self.pattern or '*'}"] if self.author else []
-        parts += [f"search {self.search!r}"] if self.search else []
         return ", ".join([*parts, *(f"tag {tag}" for tag in self.tags)])
 
     def address(self, size: int) -> str:
@@ -76,7 +73,6 @@ class Query:
             return f"/api/collections/{quote(self.collection)}"
         asked: list[tuple[str, str]] = []
         asked += [("author", self.author)] if self.author else []
-        asked += [("search", self.search)] if self.search else []
         asked += [("filter", tag) for tag in self.tags]
         asked += [("sort", "lastModified"), ("limit", str(size)), *(("expand", name) for name in _EXPAND)]
         return f"/api/models?{urlencode(asked)}"
@@ -139,7 +135,6 @@ def add_selection_options(parser: argparse._ActionsContainer) -> None:
         metavar="NAME",
         help="all models of an organisation or user (default: none)",
     )
-    parser.add_argument("--search", metavar="TEXT", help="models with TEXT in their name (default: none)")
     parser.add_argument(
         "--tag",
         action="append",
@@ -196,11 +191,11 @@ def selection_of(args: argparse.Namespace) -> Selection:
                 example = "ORG" if form is _AUTHOR else "OWNER/SLUG" if "coll" in option else "ORG/NAME"
                 raise UsageError(f"expected {option} such as {example}, got {value!r}; copy it from its page")
     queries = [
-        Query(author, args.search, (*tags, *(f"base_model:finetune:{base}" for base in bases)))
+        Query(author, (*tags, *(f"base_model:finetune:{base}" for base in bases)))
         for author in args.author or [None]
         for bases in [[base] for base in args.base_model] or [[]]
     ]
-    if not (args.author or args.search or tags or args.base_model):
+    if not (args.author or tags or args.base_model):
         queries = []
     queries += [Query(collection=slug) for slug in args.collection]
     since = None
@@ -265,7 +260,7 @@ def select_targets(
         if selection.since is not None or selection.limit is not None:
             raise UsageError(
                 "expected something to list with --since and --limit, got names only; add --author, "
-                "--search, --tag, --base-model, --collection or ORG/*"
+                "--tag, --base-model, --collection or ORG/*"
             )
         return Selected(parse_targets(named, tokenizer))
     import asyncio
