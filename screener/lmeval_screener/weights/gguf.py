@@ -120,17 +120,11 @@ class _Blocks(Matrix):
 
 @dataclass(frozen=True)
 class GgufModel:
-    """A model stored as GGUF, in one file or in parts.
-
-    Attributes:
-        projection: Its output projection.
-        tokenizer: Digest of its vocabulary; two files of one tokenizer have the same.
-        pairs: What the header says of the vocabulary.
-    """
+    """A model stored as GGUF, in one file or in parts."""
 
     projection: OutputProjection
-    tokenizer: str
-    pairs: Mapping[str, Any]
+    tokenizer: str  # digest of its vocabulary; two files of one tokenizer have the same
+    pairs: Mapping[str, Any]  # what the header says of the vocabulary
 
     async def vocabulary(self) -> Vocabulary:
         """The vocabulary."""
