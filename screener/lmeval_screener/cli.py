@@ -188,7 +188,7 @@ def run(args: argparse.Namespace) -> int:
     output = Output.of(args)
 
     from lmeval_screener.registry import kept_in, reader_type_of
-    from lmeval_screener.screening import Screening, add_named, reference_among, screen_targets
+    from lmeval_screener.screening import Screening, add_named, reference_among
     from lmeval_screener.targets.selection import select_targets, selection_of
     from lmeval_screener.tokens import load_token_set
 
@@ -198,8 +198,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if selected.sentence:
         output.say(f"screen-checkpoints: {selected.sentence}")
-    file, _, family = (args.family or "").rpartition(":")
-    add_named(selected, family or None, file or None, demo=args.demo)
+    add_named(selected, args.family, demo=args.demo)
     named = list(selected.targets)
     if args.fail_if_below is not None:
         named = list(dict.fromkeys([*named, reference_among(named, args.fail_if_below, args.tokenizer)]))
@@ -227,7 +226,7 @@ def run(args: argparse.Namespace) -> int:
             from lmeval_screener.registry.queries import since_time
 
             since = since_time(session.connection, args.since)
-        settings = Screening(
+        screening = Screening(
             domain,
             reference,
             metric=args.metric,
@@ -238,11 +237,11 @@ def run(args: argparse.Namespace) -> int:
             session=session,
             reader_type=reader_type,
             allowance=allowance,
-            selected=selected,
             keep_on_interrupt=True,
+            on_done=show,
         )
 
-        result = screen_targets(selected.targets, settings, show)
+        result = screening.result(selected)
         if session is not None and since is not None:
             from lmeval_screener.registry.queries import diff
 
