@@ -34,6 +34,9 @@ from contextlib import contextmanager
 LIBRARIES = {
     "audit": ("pandas", "pyarrow", "safetensors", "scipy", "sklearn"),
     "models": ("torch", "transformers", "accelerate", "datasets", "lm_eval"),
+    "quantized": ("bitsandbytes",),
+    "adapters": ("peft",),
+    "knn": ("faiss",),
 }
 
 

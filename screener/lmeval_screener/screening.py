@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.geometry import METRICS, Metric
+from lmeval_dispersion.options import progress_bar
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Allowance, Budget
 from lmeval_screener.errors import ScreeningError
@@ -91,7 +92,6 @@ def screen(
     Raises:
         UsageError: A name, a file or a combination that cannot be used as given.
     """
-    from lmeval_dispersion.options import progress_bar
     from lmeval_screener.registry import kept_in
 
     names = [checkpoints] if isinstance(checkpoints, str) else list(checkpoints)
@@ -106,16 +106,11 @@ def screen(
         accuracies = read_accuracies(str(accuracy), selected.targets)
     sets = load_token_set(domain, "domain"), load_token_set(reference, "reference")
     place = None if registry is None else Path(registry)
-<<<<<<< HEAD
     with (
         kept_in(place, *sets, metric=metric, refresh=refresh, command="screen()") as session,
         progress_bar(hidden=progress is not None) as bar,
     ):
-        settings = Screening(
-=======
-    with kept_in(place, *sets, metric=metric, refresh=refresh, command="screen()") as session:
         run = Screening(
->>>>>>> main
             *sets,
             metric=metric,
             timeout=timeout,
@@ -123,18 +118,9 @@ def screen(
             accuracies=accuracies,
             session=session,
             allowance=allowance,
-<<<<<<< HEAD
-            selected=selected,
         )
         report = progress or bar
-        return screen_targets(
-            selected.targets, settings, lambda outcome, done, count: report(done, count, outcome.label)
-=======
->>>>>>> main
-        )
-        if progress is not None:
-            report = progress
-            run.on_done = lambda outcome, done, count: report(done, count, outcome.label)
+        run.on_done = lambda outcome, done, count: report(done, count, outcome.label)
         return run.result(selected)
 
 

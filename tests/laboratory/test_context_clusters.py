@@ -9,9 +9,9 @@ import pytest
 import tiny_models
 from slow_states import hidden_states, token_ids
 
+from lmeval_dispersion import clusters
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import cluster_distances
-from lmeval_dispersion.laboratory import clusters
 from lmeval_dispersion.laboratory.context_clusters import recurring_contexts
 from lmeval_dispersion.model.texts import Texts
 

@@ -9,8 +9,8 @@ import pytest
 import tiny_models
 import torch
 
+from lmeval_dispersion import condensation
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.laboratory import condensation
 from lmeval_dispersion.laboratory.analysis import labels, model_settings
 from lmeval_dispersion.laboratory.study import StudyRoot
 from lmeval_dispersion.model.loading import ModelChoice, load_model

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slow_states import mean_pair_distance
 
+from lmeval_dispersion import law
 from lmeval_dispersion.errors import TooFewVectorsError, UsageError
 from lmeval_dispersion.geometry import spectrum
-from lmeval_dispersion.laboratory import law
 from lmeval_dispersion.laboratory.analysis import draw_segments
 from lmeval_dispersion.laboratory.perplexity_law import sorted_bins, uniform_bins
 from lmeval_dispersion.model.loading import load_model

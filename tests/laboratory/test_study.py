@@ -101,7 +101,7 @@ def test_results_replace_the_work(tmp_path):
     study.finish({"points": frame}, model={"name": "m"})
     again = read_study(tmp_path / "r")
     pd.testing.assert_frame_equal(again.tables()["points"], frame)
-    assert again.complete
+    assert again.manifest["complete"]
     assert again.manifest["model"] == {"name": "m"}
     assert sorted(p.name for p in (tmp_path / "r").iterdir()) == ["manifest.json", "points.parquet"]
-    assert Study.open(tmp_path / "r", "law", {"seed": 1}).complete
+    assert Study.open(tmp_path / "r", "law", {"seed": 1}).manifest["complete"]
