@@ -15,6 +15,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lmeval_dispersion.errors import UsageError
@@ -104,6 +105,14 @@ class Budget:
         return self._spent + running
 
 
+@dataclass(frozen=True)
+class Account:
+    """One checkpoint's account: the time that it may take, and the traffic that it caused."""
+
+    budget: Budget
+    meter: Meter
+
+
 class Quota:
     """One quota of one host.
 
@@ -138,7 +147,7 @@ class Quota:
         reserve = 0 if self._left is None else max(RESERVED, RESERVE * self._most)
         return not self._waiting and room > reserve
 
-    async def turn(self, budget: Budget | None) -> None:
+    async def turn(self, budget: Budget) -> None:
         """Wait until one request may leave; `done` must follow.
 
         The budget's clock stands meanwhile, unless the quota was refused `PATIENCE` times since the budget
@@ -153,7 +162,7 @@ class Quota:
                 self._noticed = opens + _WORTH_A_WORD
                 self._notice(self.name, opens - now)
             clock: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-            if budget and self._refusals - budget.refusals.setdefault(self, self._refusals) < PATIENCE:
+            if self._refusals - budget.refusals.setdefault(self, self._refusals) < PATIENCE:
                 clock = budget.paused()
             self._news.clear()
             self._waiting += 1

@@ -17,8 +17,8 @@ import numpy as np
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.statistics import normal_point
-from lmeval_screener.accuracies import Agreement, Rated, agreement, find_accuracies
-from lmeval_screener.ranking import holm
+from lmeval_screener.accuracies import Rated, find_accuracies
+from lmeval_screener.ranking import Agreement, agreement, holm
 from lmeval_screener.shortlist.estimates import GroupResults, decision_accuracy, missed
 from lmeval_screener.shortlist.manifest import Candidate, Manifest
 from lmeval_screener.targets import labelled
@@ -89,15 +89,7 @@ _FIRST = ("results", "candidates", "spearman", "p", "right", "low", "high", "reg
 
 @dataclass(frozen=True)
 class FigureVerdict:
-    """G, the ratio, or both where they agree, against the results; inside groups whose ratios are known.
-
-    Attributes:
-        figure: ``G``, ``ratio`` or ``both``.
-        ordered: Share of pairs that it orders.
-        right: Share of those that the results order alike.
-        low: Lower end of its 95 % interval.
-        high: Upper end.
-    """
+    """G, the ratio, or both where they agree, against the results; inside groups whose ratios are known."""
 
     figure: Annotated[str, Col("Figure")]
     ordered: Annotated[float | None, Col("Pairs ordered", ".0%")]
