@@ -78,7 +78,7 @@ class Peak:
 
 
 def measured(folder: str, length: int) -> dict[str, float]:
-    from lmeval_dispersion.laboratory import law
+    from lmeval_dispersion import law
 
     started = time.perf_counter()
     with Peak() as peak:
