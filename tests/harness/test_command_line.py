@@ -168,40 +168,6 @@ def test_a_killed_run_leaves_a_store_that_is_refused(
         read_store(next(tmp_path.glob("*/dispersion_*")))
 
 
-def test_dispersion_run_needs_no_enabling_and_explains_failures_in_a_sentence(
-    hub: dict[str, str], tmp_path: Path
-) -> None:
-    site = trimmed_copy(tmp_path / "site")
-    common = ["--device", "cpu", "--limit", "4", "--metadata", f"dispersion_store={tmp_path / 'store'}"]
-    model = ["--model", "hf", "--model_args", "pretrained=demo/sums-20,dtype=float32"]
-    done = run([*DISPERSION, "run", *model, "--tasks", "arc_easy_dispersion", *common], site, hub)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "|dispersion_incorrect|" in done.stdout
-    assert len(read_store(tmp_path / "store").documents) == 4
-    missing = ["--model", "hf", "--model_args", "pretrained=demo/nothing"]
-    mistakes = {  # after each other in one process
-        "demo/nothing is not a local folder": [*missing, "--tasks", "arc_easy_dispersion", *common],
-        "Tasks not found: mmlu_dispertion; did you mean mmlu_dispersion": [
-            *model,
-            *("--tasks", "mmlu_dispertion"),
-            *common,
-        ],
-    }
-    call = (
-        "import json, sys; from lmeval_dispersion.cli import main\n"
-        "for given in json.loads(sys.argv[1]): print('code', main(['run', *given]), file=sys.stderr)"
-    )
-    each = [sys.executable, "-W", "ignore", "-c", call, json.dumps(list(mistakes.values()))]
-    done = run(each, site, hub)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "Traceback" not in done.stderr
-    said = done.stderr.strip().splitlines()
-    ends = [place for place, line in enumerate(said) if line == "code 1"]
-    assert len(ends) == len(mistakes)
-    for end, sentence in zip(ends, mistakes, strict=True):
-        assert said[end - 1].startswith(f"dispersion run: {sentence}")
-
-
 TWO = """
 import json, sys
 import torch
