@@ -124,12 +124,18 @@ def test_every_configuration_that_is_shipped_loads_and_answers(
     tokenizer: Any, task_manager: Callable[..., Any]
 ) -> None:
     lm = hflm(tiny_llama(tokenizer), tokenizer, batch_size=16)
-    manager = task_manager("llama3/instruct/mmlu_th")
+    manager = task_manager()
     tasks = ["quail_dispersion", "m_mmlu_dispersion", "truthfulqa_mc1_dispersion", "arc_challenge_dispersion"]
     results = evaluate(lm, tasks, manager, limit=3)
     assert results["groups"]["m_mmlu_dispersion"]["sample_len"] == 18
     for task in tasks:
         assert math.isfinite(results["results"][task]["dispersion,none"])
+
+
+@pytest.mark.slow
+def test_a_group_of_generations_in_chats_is_pooled(tokenizer: Any, task_manager: Callable[..., Any]) -> None:
+    lm = hflm(tiny_llama(tokenizer), tokenizer, batch_size=16)
+    manager = task_manager("llama3/instruct/mmlu_th")
     settings = {"gen_kwargs": {"max_gen_toks": 2}, "apply_chat_template": True}
     thai = evaluate(lm, ["mmlu_th_llama_dispersion"], manager, limit=1, **settings)
     assert len(thai["samples"]) == 57

@@ -191,14 +191,6 @@ def test_stores_of_one_model_read_as_one(tmp_path):
     np.testing.assert_array_equal(store.vectors()[30:], read_store(tmp_path / "run" / "b").vectors())
 
 
-@pytest.mark.parametrize("change", [{"model": "other"}, {"revision": "other"}])
-def test_stores_of_two_models_are_refused(tmp_path, change):
-    written(tmp_path / "a", task="a")
-    written(tmp_path / "b", task="b", **change)
-    with pytest.raises(MixedStoresError, match=r"the stores in a and b differ in (model|revision)"):
-        read_store(tmp_path)
-
-
 def test_one_task_twice_is_refused(tmp_path):
     written(tmp_path / "a")
     written(tmp_path / "b")
