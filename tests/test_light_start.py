@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lmeval_dispersion.cli import main
+from lmeval_dispersion.cli import main, parser_of
 
 HEAVY = ("torch", "transformers", "lm_eval", "datasets", "sklearn", "scipy", "pandas", "pyarrow")
 HEAVY += ("obstore", "botocore", "mlflow")
@@ -62,21 +62,6 @@ with contextlib.redirect_stdout(io.StringIO()):
     assert not loaded_after(code) & {*HEAVY, "pandas", "vl_convert", "aiohttp"}
 
 
-def test_the_check_can_fail():
-    assert "numpy" in loaded_after("import numpy")
-
-
-def test_screen_stays_a_function_however_often_it_is_imported():
-    code = """
-from lmeval_screener import screen
-from lmeval_screener import screen as again
-import lmeval_screener.screening
-from lmeval_screener import screen as third
-assert callable(screen) and screen is again is third
-"""
-    assert "lmeval_screener" in loaded_after(code)
-
-
 @pytest.mark.parametrize(
     ("library", "extra"),
     [("pandas", "audit"), ("sklearn", "audit"), ("vl_convert", "html"), ("torch", "models")],
@@ -111,3 +96,22 @@ def test_a_command_names_the_part_that_it_needs_in_the_end(command, extra, monke
     assert shown.startswith(f"dispersion {command}: `dispersion {command}` needs ")
     assert shown.endswith(f"run: pip install 'lmeval-dispersion[{extra}]'\n")
     assert shown.count("\n") == 1
+
+
+def test_a_screening_imports_no_more_of_our_files_than_it_needs():
+    code = """
+import contextlib, io
+from lmeval_screener.cli import main
+with contextlib.redirect_stdout(io.StringIO()):
+    assert main(["--demo", "-q"]) == 0
+"""
+    script = f"{code}\nimport sys\nprint(*(name for name in sys.modules if name.startswith('lmeval_')))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    files = set(done.stdout.split())
+    assert not {f"lmeval_screener.{name}" for name in ("charts", "shortlist", "ray_reader")} & files
+    assert len(files) <= 46
+
+
+def test_screen_has_at_most_32_options():
+    parser, _ = parser_of("screen")
+    assert sum(bool(action.option_strings) for action in parser._actions) <= 33  # with --help

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-from lmeval_dispersion.errors import UsageError
 
 if TYPE_CHECKING:
     from lmeval_dispersion.report import Document
@@ -19,7 +16,6 @@ if TYPE_CHECKING:
     from lmeval_screener.targets.selection import Selected
     from lmeval_screener.tokens import TokenSet
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)b?", re.IGNORECASE)
 #: The Hub's quotas as it documents them (autumn 2026), requests in 300 s: anonymous, with a token.
 QUOTAS = {"api": (500, 1000), "resolvers": (3000, 5000)}
 _WINDOW = 300.0  # seconds
@@ -38,11 +34,6 @@ def add_limit_options(parser: argparse._ActionsContainer) -> None:
         "come to their end; give each of several processes its share (default: no limit)",
     )
     parser.add_argument(
-        "--max-bytes",
-        metavar="SIZE",
-        help="begin no checkpoint after so much was read, such as 500M or 2G (default: no limit)",
-    )
-    parser.add_argument(
         "--dry-run",
         action="store_true",
         help="say what would be read at most, what it costs and how long the Hub's quota makes it, and stop",
@@ -53,17 +44,11 @@ def allowance_of(args: argparse.Namespace) -> Allowance:
     """The limits of a run by its options."""
     from lmeval_screener.checkpoints.limits import Allowance
 
-    size = None
-    if args.max_bytes is not None:
-        if not (match := _SIZE.fullmatch(args.max_bytes)):
-            raise UsageError(f"expected --max-bytes such as 500M or 2G, got {args.max_bytes!r}")
-        size = int(float(match[1]) * 1000 ** " kmg".index(match[2].lower() or " "))
-
     def notice(name: str, seconds: float) -> None:
         message = f"the server's quota of {name} is used up; going on in {seconds:.0f} s"
         print(f"screen-checkpoints: {message}", file=sys.stderr, flush=True)
 
-    return Allowance(args.max_requests, size, None if args.quiet else notice)
+    return Allowance(args.max_requests, None if args.quiet else notice)
 
 
 def plan_document(

@@ -204,16 +204,7 @@ def manifest_dict(
 
 @dataclass(frozen=True)
 class Candidate:
-    """One checkpoint of the screening.
-
-    Attributes:
-        target: What results are matched to: as it was asked for.
-        revision: The commit that was read; None for a folder.
-        group: Family and scale.
-        chosen: ``rank``, ``tied`` or ``audit``; None where it was not to be evaluated.
-        G: Of the metric that ranked.
-        ratio: The other figure; None where it is not known.
-    """
+    """One checkpoint of the screening; results are matched to its target."""
 
     target: Target
     revision: str | None
@@ -225,16 +216,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A screening with its short list.
-
-    Attributes:
-        domain: Name of T.
-        metric: Which G ranked.
-        k: How many were asked for of each group.
-        audit_sample: How many others of each group were asked for at random.
-        candidates: All that were screened, group by group, best first.
-        place: Where it was read.
-    """
+    """A screening with its short list, read at ``place``; candidates are best first in their groups."""
 
     domain: str
     metric: str

@@ -89,15 +89,7 @@ _FIRST = ("results", "candidates", "spearman", "p", "right", "low", "high", "reg
 
 @dataclass(frozen=True)
 class FigureVerdict:
-    """G, the ratio, or both where they agree, against the results; inside groups whose ratios are known.
-
-    Attributes:
-        figure: ``G``, ``ratio`` or ``both``.
-        ordered: Share of pairs that it orders.
-        right: Share of those that the results order alike.
-        low: Lower end of its 95 % interval.
-        high: Upper end.
-    """
+    """G, the ratio, or both where they agree, against the results; inside groups whose ratios are known."""
 
     figure: Annotated[str, Col("Figure")]
     ordered: Annotated[float | None, Col("Pairs ordered", ".0%")]
