@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.options import Output, add_examples, add_output, add_version, command_parser, finished
+from lmeval_dispersion.options import (
+    Output,
+    add_examples,
+    add_output,
+    add_version,
+    command_parser,
+    finished,
+    progress_bar,
+)
 from lmeval_dispersion.report import Column, Document, Section, Table
 from lmeval_screener.planning import add_limit_options, allowance_of
 from lmeval_screener.registry import add_registry_options
@@ -31,7 +39,6 @@ if TYPE_CHECKING:
     from lmeval_screener.shortlist import Shortlist
 
 _GUIDE = "docs/reference/token-sets.md"
-_PATIENCE = 1.0  # seconds without progress
 _EVERY = 30.0  # seconds between two lines of progress
 _ABOUT = (
     "Rank checkpoints by how far apart their output rows keep a domain's tokens: no labels, no data, no GPU, "
@@ -307,32 +314,15 @@ def _print_names(chosen: Shortlist, output: Output) -> None:
 
 @contextmanager
 def _progress(quiet: bool) -> Iterator[OnDone]:
-    """A bar on a terminal's standard error, which disappears when all is read; elsewhere lines.
-
-    The bar comes after a second only, when the total is known.
-    """
+    """A bar on a terminal's standard error, which disappears when all is read; elsewhere lines."""
     if quiet:
         yield lambda outcome, done, count: None
         return
     if not sys.stderr.isatty():
         yield progress_lines(lambda text: print(f"screen-checkpoints: {text}", file=sys.stderr, flush=True))
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    task, start = bar.add_task(""), time.monotonic()
-
-    def update(outcome: Reading | Failed, done: int, count: int) -> None:
-        bar.update(task, completed=done, total=count, description=outcome.label)
-        if time.monotonic() - start > _PATIENCE:
-            bar.start()
-
-    try:
-        yield update
-    finally:
-        bar.stop()
+    with progress_bar() as update:
+        yield lambda outcome, done, count: update(done, count, outcome.label)
 
 
 def progress_lines(say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> OnDone:
