@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lmeval_dispersion.auditing.calibration import calibrate
-from lmeval_dispersion.auditing.calibrator import CLUSTERS, FEATURES, FEWEST_DOCUMENTS, calibrator_json
+from lmeval_dispersion.auditing.calibrator import CLUSTERS, FEATURES, calibrator_json
 from lmeval_dispersion.auditing.compare import compare_runs
 from lmeval_dispersion.auditing.prediction import predict
 from lmeval_dispersion.auditing.report import audit, rank
@@ -116,19 +116,13 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
         choices=list(FEATURES),
         help=f"what to estimate from: {', '.join(FEATURES)}; may be repeated (default: all)",
     )
-    parser.add_argument(
-        "--slice-size",
-        type=_slice_size,
-        metavar="N",
-        help="documents of the slices to be estimated (default: slices as they are)",
-    )
     add_layer(parser)
     add_seed(parser)
     add_examples(
         parser,
         "RUN",
         "RUN -o calibrator.json",
-        "RUN -o calibrator.json --where \"subject in ('anatomy', 'virology')\" --slice-size 50",
+        "RUN -o calibrator.json --where \"subject in ('anatomy', 'virology')\"",
     )
 
 
@@ -141,7 +135,6 @@ def run_calibrate(args: argparse.Namespace) -> int:
         layer=args.layer,
         by=args.slice,
         features=args.feature,
-        slice_size=args.slice_size,
         seed=args.seed,
     )
     if file:
@@ -193,13 +186,6 @@ def _add_where(parser: argparse.ArgumentParser, what: str) -> None:
         metavar="EXPR",
         help=f"{what}, such as \"subject in ('anatomy', 'virology')\" (default: all)",
     )
-
-
-def _slice_size(text: str) -> int:
-    value = int(text)
-    if value < FEWEST_DOCUMENTS:
-        raise argparse.ArgumentTypeError(f"expected at least {FEWEST_DOCUMENTS} documents a slice")
-    return value
 
 
 @contextmanager

@@ -129,7 +129,7 @@ def test_all_labels_have_no_error_and_small_cases_are_enumerated():
 def test_a_worth_is_what_so_many_labels_give(found):
     path, report = found["law"]
     run = read_run(path)
-    parts = labelled_pairs(run).parts
+    parts = [part.rows for part in labelled_pairs(run).slices]
     rng = np.random.default_rng(3)
     for row in report.estimators:
         k = max(round(row.worth), 1)
@@ -148,16 +148,17 @@ def test_the_file_holds_the_estimates(found):
     validation, worth = report.calibrator["validation"], report.calibrator["worth"]
     assert (rows[OURS].mae, rows[OURS].worth) == (validation["mae"], worth["labels"])
     assert (rows[TRIVIAL].mae, rows[TRIVIAL].worth) == (validation["trivial_mae"], worth["trivial"]["labels"])
-    run, parts = read_run(path), labelled_pairs(read_run(path)).parts
-    off = [run.confidence.top_probability[part].mean() - run.score[part].mean() for part in parts]
+    run = read_run(path)
+    parts = [part.rows for part in labelled_pairs(run).slices]
+    off = [run.confidence[part].mean() - run.score[part].mean() for part in parts]
     assert rows["mean confidence, as it is"].mae == pytest.approx(100 * np.mean(np.abs(off)))
     threshold = [
-        np.quantile(run.confidence.top_probability[rest], 1 - run.score[rest].mean())
+        np.quantile(run.confidence[rest], 1 - run.score[rest].mean())
         for k in range(len(parts))
         for rest in [np.concatenate([part for j, part in enumerate(parts) if j != k])]
     ]
     off = [
-        (run.confidence.top_probability[part] > limit).mean() - run.score[part].mean()
+        (run.confidence[part] > limit).mean() - run.score[part].mean()
         for part, limit in zip(parts, threshold, strict=True)
     ]
     assert rows["ATC, as it is"].mae == pytest.approx(100 * np.mean(np.abs(off)))
@@ -204,7 +205,6 @@ def test_the_command_writes_every_format(found, capsys):
     assert faults(printed) == []
     assert faults({**printed, "estimators": [{**printed["estimators"][0], "value": 1}]})
     assert [row["labels"] for row in printed["whole"]] == [10, 20, 50, 100, 200, 500, 1000]
-    assert [row["labels"] for row in printed["a_slice"]] == [10, 20, 50]
     assert main(["calibrate", str(path), "--format", "csv"]) == 0
     assert capsys.readouterr().out.startswith("estimator,")
     assert main(["calibrate", str(path), "--slice", "nothing"]) == 2
