@@ -128,7 +128,7 @@ def labelled_slices(run: Run, by: str | None = None, *, seed: int = 0) -> tuple[
         if by:
             raise UsageError(
                 f"{name!r} makes {len(large)} slices of at least {FEWEST_DOCUMENTS} labelled documents, and "
-                f"{FEWEST_SLICES} are needed; label more, or cut by vectors: --slice {CLUSTERS}"
+                f"{FEWEST_SLICES} are needed; label more, or cut by vectors: --slice={CLUSTERS}"
             )
     count = min(len(rows) // _CLUSTER, _MOST_CLUSTERS)
     parts = vector_clusters(run, rows, count, seed=seed) if count >= FEWEST_SLICES else []

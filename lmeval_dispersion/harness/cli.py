@@ -6,7 +6,7 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
 from lmeval_dispersion.harness import install
@@ -75,28 +75,7 @@ def _run(args: argparse.Namespace) -> int:
         return 0 if arguments else 2
     if arguments[0] not in ("run", "ls", "validate"):
         arguments.insert(0, "run")
-    if not any(a == "--include_path" or a.startswith("--include_path=") for a in arguments):
-        _check_tasks(arguments)  # a user's own tasks may be called anything
     return _harness(arguments)
-
-
-def _check_tasks(arguments: Sequence[str]) -> None:
-    """Refuse misspelt names of ours with the nearest ones, before lm-eval loads a model."""
-    ours = install.task_names()
-    for i, argument in enumerate(arguments):
-        if argument not in ("--tasks", "-t"):
-            continue
-        for value in arguments[i + 1 :]:
-            if value.startswith("-"):
-                break
-            for name in value.split(","):
-                if "dispersion" in name and name not in ours and "*" not in name and not os.path.exists(name):
-                    raise UsageError(f"there is no task {name!r}; {_near_tasks([name])}")
-
-
-def _near_tasks(names: Sequence[str]) -> str:
-    near = [near for name in names for near in difflib.get_close_matches(name.strip(), install.task_names())]
-    return f"did you mean {', '.join(near[:3])}?" if near else "`dispersion run ls tasks` lists them"
 
 
 def _harness(arguments: list[str]) -> int:
@@ -135,7 +114,10 @@ def failure_sentence(error: Exception) -> str | None:
     if "OutOfMemoryError" in kinds or "out of memory" in text.lower() or isinstance(error, MemoryError):
         return f"out of memory: {first}; lower --batch_size, or try --batch_size auto"
     if text.startswith("Tasks not found"):
-        return f"{first}; {_near_tasks(first.partition(': ')[2].split(','))}"
+        names = first.partition(": ")[2].split(",")
+        near = [n for name in names for n in difflib.get_close_matches(name.strip(), install.task_names())]
+        hint = f"did you mean {', '.join(near[:3])}?" if near else "`dispersion run ls tasks` lists them"
+        return f"{first}; {hint}"
     if "chat_template" in text or "chat template" in text:
         return f"{first}; leave --apply_chat_template out, or use a model whose tokenizer has a template"
     if isinstance(error, OSError):

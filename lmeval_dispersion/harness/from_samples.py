@@ -14,26 +14,27 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.harness import requests, vllm
-from lmeval_dispersion.harness.manifest import manifest_of, model_identity
 from lmeval_dispersion.harness.records import (
-    DocRecord,
     DocState,
     Prompt,
     TaskMetrics,
+    Vectors,
     correctness,
     record_of,
     split_judge,
 )
 from lmeval_dispersion.harness.samples import LoggedDocument, LoggedRun, LoggedTask, find_run, read_task
-from lmeval_dispersion.harness.saving import write
+from lmeval_dispersion.harness.saving import manifest_of, model_identity, write
 from lmeval_dispersion.model.capture import resolve, split_names
 from lmeval_dispersion.store import begin_store, read_store
 from lmeval_dispersion.store.format import MANIFEST, sha256
@@ -43,8 +44,6 @@ PARTS = ".parts"
 _PART = 1024  # prompts whose states are written together: what a killed run loses at most
 _DIFFERENT = 0.5  # median difference in nats of one answer (of one token, for whole texts): another model
 _AGREEING = 0.5  # share of greedy generations that begin as ours
-
-Answers = dict[int, float | str]  # place of a document -> the model's own answer
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,6 @@ class _Job:
     notes: list[str]
     recorders: Mapping[str, requests.MakesRecorder]
     engine: dict[str, Any]  # of a server, for the manifest
-    writes: bool
 
 
 def stores_from_samples(
@@ -85,11 +83,8 @@ def stores_from_samples(
     unknown = [task for task in chosen if task not in run.samples]
     if unknown:
         raise UsageError(f"{run.file} has no samples of {unknown[0]!r}; it has {', '.join(run.samples)}")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and arguments.get("tp_plan") is None:
-        raise UsageError(
-            "several processes were launched and each would run all prompts; launch one, or let them hold "
-            "the model between them with --model-args tp_plan=auto"
-        )
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError("several processes were launched and each would run all prompts; launch one")
     wanted = [vllm.LAYER] if base_url and not layers else split_names(layers)
     if base_url and (others := [name for name in wanted if name != vllm.LAYER]):
         raise UsageError(
@@ -100,11 +95,11 @@ def stores_from_samples(
     notes = _model_notes(run, lm, arguments)
     engine: dict[str, Any] = {}
     recorders: Mapping[str, requests.MakesRecorder] = requests.PREFILL
-    answers: dict[str, Answers] = {}
     if base_url:
         server = vllm.VllmServer(base_url, str(arguments["pretrained"]))
-        engine, answers, more = _check_server(server, lm, logged, force)
-        recorders, notes = vllm.recorders(server), [*notes, *more]
+        recorders = vllm.recorders(server)
+        engine, more = _check_server(server, lm, logged, force)
+        notes += more
     job = _Job(
         logged=run,
         lm=lm,
@@ -116,10 +111,9 @@ def stores_from_samples(
         notes=notes,
         recorders=recorders,
         engine=engine,
-        writes=os.environ.get("RANK", "0") == "0",
     )
     for task in logged:
-        _store_task(job, task, answers.get(task.name, {}))
+        _store_task(job, task)
     return Path(output)
 
 
@@ -183,30 +177,28 @@ def _model_notes(run: LoggedRun, lm: Any, arguments: Mapping[str, Any]) -> list[
 
 def _check_server(
     server: vllm.VllmServer, lm: Any, tasks: Sequence[LoggedTask], force: bool
-) -> tuple[dict[str, Any], dict[str, Answers], list[str]]:
-    """Manifest entries, transformers' answers to some documents by task, and notes; refused if off."""
-    places = [(task, i) for task in tasks for i in range(len(task.documents))]
-    agreement, by_place = vllm.check_server(
-        server, lm, [(task.kind, task.documents[i].prompt) for task, i in places]
-    )
-    answers: dict[str, Answers] = {}
-    for place, answer in by_place.items():
-        task, i = places[place]
-        answers.setdefault(task.name, {})[i] = answer
+) -> tuple[dict[str, Any], list[str]]:
+    """Manifest entries and notes of a server whose states are those of transformers; refused if not."""
+    prompts = [(task.kind, document.prompt) for task in tasks for document in task.documents]
+    agreement = vllm.check_server(server, lm, prompts)
     entries: dict[str, Any] = {"engine": "vllm", "engine_model": server.model()}
     notes = ["vllm gives no log-probabilities of prompts: query_perplexity is not known"]
     if agreement is not None:
         print(f"vllm: {agreement}", file=sys.stderr)
         if not agreement.holds:
+            differs = f"vllm does not give the states of transformers: {agreement}"
             if not force:
-                raise vllm.refusal(server, agreement)
-            notes.append(f"vllm does not give the states of transformers: {agreement}")
-        entries["engine_check"] = agreement.figures
-    return entries, answers, notes
+                raise HarnessError(
+                    f"{differs}: it divides them by their length, or runs another model, precision, layer or "
+                    f"tokenizer; start it with `{server.command}`, or leave --base-url out"
+                )
+            notes.append(differs)
+        entries["engine_check"] = asdict(agreement)
+    return entries, notes
 
 
-def _store_task(job: _Job, task: LoggedTask, checked: Answers) -> None:
-    """Fill one task's store; ``checked`` are transformers' answers where a server runs the prompts."""
+def _store_task(job: _Job, task: LoggedTask) -> None:
+    """Fill one task's store."""
     folder = job.output / task.store_name
     source = {
         "results": job.logged.file.name,
@@ -217,35 +209,39 @@ def _store_task(job: _Job, task: LoggedTask, checked: Answers) -> None:
         "engine": job.engine.get("engine"),
     }
     limit = (job.logged.results.get("config") or {}).get("limit")
-    manifest = manifest_of(job.lm, job.arguments, task.shape, {task.store_name: task.version}, limit)
+    manifest = manifest_of(job.lm, job.arguments, task.prompts, {task.store_name: task.version}, limit)
     if _is_done(folder, source, manifest["identity"], job.layers):
         print(f"{task.name}: {folder} is there already", file=sys.stderr)
         return
-    if job.writes:
-        begin_store(folder)
-    by_key: dict[str, list[Prompt]] = {}  # prompts that need one pass only
-    for document in task.documents:
-        prompt = document.prompt
+    begin_store(folder)
+    prompts = [document.prompt for document in task.documents]
+    for prompt in prompts:
         prompt.dispersion_layers = job.layers
-        by_key.setdefault(json.dumps([prompt.args, prompt.query], sort_keys=True, default=str), []).append(
-            prompt
-        )
-    # Longest first: what does not fit fails at once, and batches hold prompts of like length.
-    ordered = sorted(by_key, key=lambda key: (-len(by_key[key][0].args[0]), key))
+    unique = {prompt.key: prompt for prompt in prompts}
     run_key = json.dumps([source, manifest["identity"], job.layers], sort_keys=True)
-    _run_parts(job, task.kind, [(run_key + key, by_key[key][0]) for key in ordered], folder)
-    if not job.writes:
-        return
-    for first, *others in by_key.values():
-        for prompt in others:
-            prompt.dispersion_state, prompt.answer = first.dispersion_state, first.answer
-    answers = checked if job.engine else {i: d.prompt.answer for i, d in enumerate(task.documents)}
-    agreement, remark = _agreement(task, answers, job.force)
+    _run_parts(job, task.kind, unique, run_key, folder / PARTS)
+    for prompt in prompts:
+        run = unique[prompt.key]
+        prompt.dispersion_state = run.dispersion_state
+        prompt.answer = prompt.answer if run.answer is None else run.answer
+    agreement, remark = _agreement(task, job.force)
     records, by = [], None
     for document in task.documents:
         name, correct = correctness(document.metrics, split_judge(job.judge)[1])
         by = name or by
-        records.append(_record(task, document, correct))
+        records.append(
+            record_of(
+                document.doc,
+                document.prompt,
+                document.answers,
+                doc_id=document.doc_id,
+                correct=correct,
+                target=document.target,
+                options=document.options,
+                alias=task.alias,
+                filter_name=task.filter,
+            )
+        )
     metrics = TaskMetrics(task.store_name, records)
     notes = [*task.notes, *job.notes, *remark]
     judged = f"{task.filter}/{by}" if by is not None and len(task.filters) > 1 else by
@@ -254,7 +250,7 @@ def _store_task(job: _Job, task: LoggedTask, checked: Answers) -> None:
     write(folder, metrics, task.category, manifest)
     shutil.rmtree(folder / PARTS, ignore_errors=True)
     print(
-        f"{task.name}: {len(records)} documents, {len(ordered)} prompts run"
+        f"{task.name}: {len(records)} documents, {len(unique)} prompts run"
         + "".join(f"; {key.replace('_', ' ')} {value:.3g}" for key, value in agreement.items()),
         file=sys.stderr,
     )
@@ -279,76 +275,53 @@ def _is_done(
     )
 
 
-def _run_parts(job: _Job, kind: str, prompts: Sequence[tuple[str, Prompt]], folder: Path) -> None:
-    """Run the prompts, each with its key; the parts of a run that was killed are read instead."""
-    parts = folder / PARTS
+def _run_parts(job: _Job, kind: str, unique: Mapping[str, Prompt], run_key: str, parts: Path) -> None:
+    """Run prompts, by their keys, in parts; those of a run that was killed are read instead."""
     parts.mkdir(parents=True, exist_ok=True)
-    chunks = [prompts[start : start + _PART] for start in range(0, len(prompts), _PART)]
-    digests = [hashlib.sha256("".join(key for key, _ in chunk).encode()).hexdigest() for chunk in chunks]
-    files = [parts / f"{i:06d}-{digest[:16]}.npz" for i, digest in enumerate(digests)]
-    # Decided before anything runs: processes that hold one model between them must run the same.
-    held = [file.exists() for file in files]
-    for file, chunk, there in zip(files, chunks, held, strict=True):
-        run = [prompt for _, prompt in chunk]
-        if there:
-            _load(file, run)
-            continue
-        requests.prefilled(job.lm, kind, run, job.recorders)
-        if job.writes:
-            _save(file, run)
+    # Longest first: what does not fit fails at once, and batches hold prompts of like length.
+    ordered = sorted(unique, key=lambda key: (-len(unique[key].args[0]), key))
+    for start in range(0, len(ordered), _PART):
+        keys = ordered[start : start + _PART]
+        chunk = [unique[key] for key in keys]
+        digest = hashlib.sha256("".join([run_key, *keys]).encode()).hexdigest()
+        file = parts / f"{digest[:24]}.safetensors"
+        if file.exists():
+            _load(file, chunk)
+        else:
+            requests.prefilled(job.lm, kind, chunk, job.recorders)
+            _save(file, chunk)
 
 
 def _save(file: Path, prompts: Sequence[Prompt]) -> None:
-    states = [prompt.dispersion_state for prompt in prompts if prompt.dispersion_state is not None]
-    answers = [prompt.answer for prompt in prompts]
-    arrays: dict[str, Any] = {
-        "count": np.array([len(state.prompt_tokens) for state in states]),
-        "prompt_tokens": np.array([n for state in states for n in state.prompt_tokens], dtype=np.int64),
-        "truncated": np.array([cut for state in states for cut in state.truncated], dtype=bool),
-        "perplexity": np.array([p for state in states for p in state.perplexity], dtype=np.float64),
-        "answer": np.array(answers, dtype=None if isinstance(answers[0], str) else np.float64),
-    }
-    having = [state.vectors for state in states if state.vectors]  # an empty text has none
-    for layer in having[0] if having else ():
-        arrays[f"vectors:{layer}"] = np.concatenate([vectors[layer] for vectors in having])
-    temporary = file.with_suffix(f".{os.getpid()}.tmp.npz")
-    np.savez(temporary, **arrays)
+    tensors: dict[str, Vectors] = {}
+    rest = []
+    for i, prompt in enumerate(prompts):
+        state = prompt.dispersion_state
+        assert state is not None  # or it had not run
+        tensors |= {f"{i} {layer}": rows for layer, rows in state.vectors.items()}
+        rest.append((state.prompt_tokens, state.truncated, state.perplexity, prompt.answer))
+    temporary = file.with_suffix(f".{os.getpid()}.tmp")
+    save_file(tensors, temporary, {"prompts": json.dumps(rest)})
     temporary.replace(file)
 
 
 def _load(file: Path, prompts: Sequence[Prompt]) -> None:
-    with np.load(file) as arrays:
-        held = {name: arrays[name] for name in arrays.files}
-    stops = np.cumsum(held["count"])
-    for i, (prompt, stop) in enumerate(zip(prompts, stops, strict=True)):
-        rows = slice(stop - held["count"][i], stop)
-        layers = [layer for layer in prompt.dispersion_layers if held["count"][i]]
-        prompt.dispersion_state = DocState(
-            vectors={layer: held[f"vectors:{layer}"][rows] for layer in layers},
-            prompt_tokens=held["prompt_tokens"][rows].tolist(),
-            truncated=held["truncated"][rows].tolist(),
-            perplexity=held["perplexity"][rows].tolist(),
-        )
-        prompt.answer = held["answer"][i].item()
+    with safe_open(file, framework="numpy") as tensors:
+        rest = json.loads(tensors.metadata()["prompts"])
+        for i, (prompt, (tokens, truncated, perplexity, answer)) in enumerate(
+            zip(prompts, rest, strict=True)
+        ):
+            layers = prompt.dispersion_layers if tokens else ()
+            vectors = {layer: tensors.get_tensor(f"{i} {layer}") for layer in layers}
+            prompt.dispersion_state = DocState(vectors, tokens, truncated, perplexity)
+            prompt.answer = answer
 
 
-def _record(task: LoggedTask, document: LoggedDocument, correct: float) -> DocRecord:
-    return record_of(
-        document.doc,
-        document.prompt,
-        document.answers,
-        doc_id=document.doc_id,
-        correct=correct,
-        target=document.target,
-        options=document.options,
-        alias=task.alias,
-        filter_name=task.filter,
-    )
-
-
-def _agreement(task: LoggedTask, answers: Answers, force: bool) -> tuple[dict[str, float], list[str]]:
+def _agreement(task: LoggedTask, force: bool) -> tuple[dict[str, float], list[str]]:
     """How far the model's own answers are from the logged ones; another model's are refused."""
-    pairs = [(task.documents[i], answer) for i, answer in answers.items()]
+    pairs = [(d, d.prompt.answer) for d in task.documents if d.prompt.answer is not None]
+    if not pairs:
+        return {}, []
     if task.kind == "generate_until":
         greedy = [(d.first, answer) for d, answer in pairs if not _is_drawn(d)]
         if not greedy:
@@ -358,9 +331,8 @@ def _agreement(task: LoggedTask, answers: Answers, force: bool) -> tuple[dict[st
         far, figures = share < _AGREEING, {"first_token_agreement": share}
         difference = f"{share:.0%} of the answers begin as the model's own"
     else:
-        gaps = [
-            abs(float(answer) - float(d.first)) / _tokens(task, d) for d, answer in pairs if _tokens(task, d)
-        ]
+        having = [(d, answer, tokens) for d, answer in pairs if (tokens := _tokens(task, d))]
+        gaps = [abs(float(answer) - float(d.first)) / tokens for d, answer, tokens in having]
         if not gaps:
             return {}, []
         median, largest = float(np.median(gaps)), float(np.max(gaps))

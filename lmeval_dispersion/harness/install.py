@@ -18,15 +18,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from lmeval_dispersion.errors import HarnessError, MissingExtraError, UsageError
+from lmeval_dispersion.errors import MissingExtraError, UsageError
 from lmeval_dispersion.paths import data_folder
 
 FOLDER = "lmeval_dispersion"
 _PATTERN = re.compile(r"^# for NAME in ([^;\n]+)(?:; CATEGORY = (\w+))?\n", re.MULTILINE)
 _INCLUDE = re.compile(r"^(\s*(?:- )?include: |\s+- )(\.\./\.\./)(\S+)$", re.MULTILINE)
-
-_NOTE = "README.md"
-_NOTE_TEXT = "Written by `dispersion enable` of lmeval-dispersion; `dispersion enable --undo` removes it.\n"
 
 State = Literal["enabled", "out of date", "disabled"]
 
@@ -70,20 +67,14 @@ def harness_tasks() -> Path:
     spec = find_spec("lm_eval")
     if spec is None or not spec.submodule_search_locations:
         raise MissingExtraError("lm-eval is not installed; pip install 'lmeval-dispersion[models]'")
-    folder = Path(next(iter(spec.submodule_search_locations))) / "tasks"
-    if not folder.is_dir():
-        raise HarnessError(f"expected lm-eval's tasks in {folder}, which is no folder; reinstall lm-eval")
-    return folder
+    return Path(next(iter(spec.submodule_search_locations))) / "tasks"
 
 
 def status() -> Status:
     """Whether the tasks are enabled, by comparing what is there with what this version would write."""
     folder = harness_tasks() / FOLDER
     wanted = task_files()
-    there = {
-        path.relative_to(folder).as_posix(): path.read_text("utf-8")
-        for path in sorted(folder.rglob("*.yaml"))
-    }
+    there = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in folder.rglob("*.yaml")}
     state: State = "disabled" if not there else "enabled" if there == wanted else "out of date"
     return Status(state, folder, len(wanted))
 
@@ -96,7 +87,6 @@ def enable() -> None:
     try:
         _remove(before.folder)
         _write(before.folder, task_files())
-        (before.folder / _NOTE).write_text(_NOTE_TEXT, "utf-8")
     except OSError as error:
         shutil.rmtree(before.folder, ignore_errors=True)
         raise UsageError(
@@ -152,8 +142,8 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
 
 def _remove(folder: Path) -> None:
     """Remove our files and the folders that they leave empty; a user's own files there stay."""
-    for path in [*folder.rglob("*.yaml"), folder / _NOTE]:
-        path.unlink(missing_ok=True)
+    for path in folder.rglob("*.yaml"):
+        path.unlink()
     inside = sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True)
     for inner in [*inside, folder]:
         if inner.is_dir() and not any(inner.iterdir()):

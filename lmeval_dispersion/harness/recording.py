@@ -28,23 +28,14 @@ from lmeval_dispersion.model.capture import resolve
 
 @dataclass
 class Wanted:
-    """One state that a request wants, and what came back for it.
+    """One state that a request wants, and what came back for it."""
 
-    Attributes:
-        position: Position in the request's input, counted from its left end.
-        span: Tokens [start, stop) of the input whose log-probabilities are wanted; empty: none.
-        prompt_tokens: Tokens of the context before truncation.
-        truncated: Whether the input was cut on the left.
-        vectors: Layer name -> state (d,), filled when the row was seen.
-        perplexity: Of the span, NaN until seen.
-    """
-
-    position: int
-    span: tuple[int, int]
-    prompt_tokens: int
-    truncated: bool
-    vectors: dict[str, Vectors] = field(default_factory=dict)
-    perplexity: float = math.nan
+    position: int  # in the request's input, counted from its left end
+    span: tuple[int, int]  # tokens [start, stop) whose log-probabilities are wanted; empty: none
+    prompt_tokens: int  # of the context before truncation
+    truncated: bool  # whether the input was cut on the left
+    vectors: dict[str, Vectors] = field(default_factory=dict)  # layer -> state (d,), once the row was seen
+    perplexity: float = math.nan  # of the span, or of the segment
 
 
 class Recorder:
@@ -52,11 +43,7 @@ class Recorder:
 
     A subclass names the methods of HFLM that it shadows, and has a method of the same name without leading
     underscore for each: called in its place, with the original first.
-
-    Args:
-        lm: lm-eval's model.
-        layers: Names of the layers to see, each once.
-        requests: The requests that will run: each has ``args`` (its prompt first), ``idx``, and ``query``.
+    Requests have ``args`` (the prompt first), ``idx`` and ``query``; layers are named once each.
     """
 
     shadows: tuple[str, ...] = ()
@@ -85,12 +72,12 @@ class Recorder:
         """Take from a layer's state (b, t, d) what is wanted."""
         raise NotImplementedError
 
-    def flush(self) -> None:
-        """Move what is still on the device to the requests that want it."""
-
     def wanted(self) -> list[list[Wanted]]:
         """Of each request the states that it wanted, none for requests that want none."""
         raise NotImplementedError
+
+    def flush(self) -> None:
+        """Move what is still on the device to the requests that want it."""
 
     def states(self) -> list[DocState | None]:
         """The requests' states, None for those that want none; raises where one was never seen."""

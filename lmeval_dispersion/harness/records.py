@@ -32,71 +32,42 @@ _BLOCK = 4096  # documents whose states are put together at a time
 class DocState:
     """States and measures of one document's request, taken in the forward pass that answered it.
 
-    Attributes:
-        vectors: Layer name -> states, shape (m, d) float32, the reported layer first; m is 1, or the number
-            of segments of a rolling request.
-        prompt_tokens: Tokens of the prompt before any truncation, one number for each of the m.
-        truncated: Whether tokens were cut off on the left for want of context, likewise.
-        perplexity: Perplexity of the query's own tokens (of the segment's, for rolling), NaN: not known.
+    All have m entries: one, or as many as a rolling request has segments.
     """
 
-    vectors: dict[str, Vectors]
-    prompt_tokens: list[int]
-    truncated: list[bool]
-    perplexity: list[float]
+    vectors: dict[str, Vectors]  # layer -> states (m, d) float32, the reported layer first
+    prompt_tokens: list[int]  # of the prompt before any truncation
+    truncated: list[bool]  # whether tokens were cut off on the left for want of context
+    perplexity: list[float]  # of the query's own tokens, or of the segment's; NaN: not known
 
 
 @dataclass
 class Prompt:
-    """A logged prompt, as lm-eval's model takes requests and as recorders see them.
+    """A logged prompt, as lm-eval's model takes requests and as recorders see them."""
 
-    Attributes:
-        args: The request's arguments, the prompt first.
-        query: The query as the task renders it, or None.
-        task_name: lm-eval's name of the task.
-        dispersion_layers: Names of the layers to keep.
-        idx: 0: its state is wanted.
-        dispersion_state: Its state, once it has run.
-        answer: The model's own log-probability or first token; NaN where it gave none.
-    """
-
-    args: tuple[Any, ...]
-    query: str | None
+    args: tuple[Any, ...]  # the request's arguments, the prompt first
+    query: str | None  # as the task renders it
     task_name: str
     dispersion_layers: tuple[str, ...] = ()
-    idx: int = 0
-    dispersion_state: DocState | None = None
-    answer: float | str = math.nan
+    idx: int = 0  # its state is wanted
+    dispersion_state: DocState | None = None  # once it has run
+    answer: float | str | None = None  # the model's own log-probability or first token; None: not asked
+
+    @property
+    def key(self) -> str:
+        """Equal for prompts that need one pass only."""
+        return json.dumps([self.args, self.query], sort_keys=True, default=str)
 
 
 @dataclass(eq=False)
 class DocRecord:
-    """A document's state with how the task judged the answer; the value of every metric of ours.
-
-    Attributes:
-        state: What the model gave.
-        doc_id: True index in the task's split.
-        correct: Share in [0, 1], NaN where the task has no label.
-        prediction: The answer in words, or None.
-        target: The right answer in words, or None.
-        logprobs: Log-probability of each continuation.
-        doc_hash, prompt_hash: lm-eval's hashes of the document and of the prompt.
-        subject: The document's own ``subject``, else the task's alias, or None.
-        query: The query as the task renders it, without few-shot examples; None where it has none.
-        filter: The filter whose answer was judged.
-    """
+    """A document's state with how the task judged the answer; the value of every metric of ours."""
 
     state: DocState
-    doc_id: int
-    correct: float
-    prediction: str | None
-    target: str | None
-    logprobs: list[float]
-    doc_hash: str
-    prompt_hash: str
-    subject: str | None
-    query: str | None
-    filter: str
+    doc_id: int  # true index in the task's split
+    correct: float  # share in [0, 1], NaN where the task has no label
+    filter: str  # the filter whose answer was judged
+    columns: dict[str, Any]  # of the store's documents, beside what the other fields say
 
     def __repr__(self) -> str:
         # lm-eval writes str() of every metric's value into the samples file: no vectors there.
@@ -117,16 +88,9 @@ def record_of(
 ) -> DocRecord:
     """The record of one document.
 
-    Args:
-        doc: The document.
-        prompt: Its first request, which has brought its state back.
-        answers: The answers to all its requests, as the filter leaves them.
-        doc_id: True index in the task's split.
-        correct: The judge's score.
-        target: What the task calls right: a text, or an index into ``options``.
-        options: The texts of which the most probable one is the answer; empty where the task has none.
-        alias: The task's own.
-        filter_name: The filter.
+    ``prompt`` is its first request, which holds its state; ``answers`` are those to all requests, as the
+    filter leaves them. ``options`` are the texts of which the most probable one is the answer, empty where
+    the task has none; ``target`` is a text or an index into them.
     """
     pairs = [a for a in answers if isinstance(a, tuple) and len(a) == 2 and isinstance(a[0], float)]
     logprobs = [float(a[0]) for a in pairs] or [float(a) for a in answers if isinstance(a, float)]
@@ -139,19 +103,23 @@ def record_of(
     elif isinstance(answers[0], str):
         prediction = answers[0]
     subject = doc.get("subject") if isinstance(doc, Mapping) else None
-    return DocRecord(
-        state=prompt.dispersion_state,
-        doc_id=doc_id,
-        correct=correct,
-        prediction=prediction,
-        target=None if target is None else str(target),
-        logprobs=logprobs,
-        doc_hash=doc_hash(doc),
-        prompt_hash=hash_string(prompt.args[0]),
-        subject=subject if isinstance(subject, str) else alias,
-        query=prompt.query,
-        filter=filter_name,
-    )
+    columns = {
+        "subject": subject if isinstance(subject, str) else alias,
+        "doc_hash": doc_hash(doc),
+        "prompt_hash": hash_string(prompt.args[0]),
+        "prediction": prediction,
+        "target": None if target is None else str(target),
+        "logprobs": logprobs,
+        "text": prompt.query,
+    }
+    return DocRecord(prompt.dispersion_state, doc_id, correct, filter_name, columns)
+
+
+def options_of(arguments: Sequence[tuple[Any, ...]], output_type: str) -> list[str]:
+    """The texts among which a document's requests choose; none where its contexts differ (Winogrande)."""
+    several_contexts = len({context for context, *_ in arguments if context}) > 1
+    chooses = output_type == "multiple_choice" and not several_contexts
+    return [continuation for _, continuation, *_ in arguments] if chooses else []
 
 
 def doc_hash(doc: Any) -> str:
@@ -196,15 +164,11 @@ class Figure:
 
     Its value depends on the records that it is given alone: lm-eval may call it on any sample of them, in any
     process and any number of times. A document that comes twice counts once.
-
-    Attributes:
-        metric: Name of the metric.
-        error: Whether it gives the standard error.
-        note: Told of the records: those of other processes reach a task in no other way.
     """
 
     metric: str
     error: bool = False
+    # Told of the records: those of other processes reach a task in no other way.
     note: Callable[[Sequence[DocRecord]], None] | None = None
 
     def __call__(self, records: Sequence[DocRecord]) -> Pooled:

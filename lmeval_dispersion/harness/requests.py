@@ -46,7 +46,7 @@ _NEEDED = (
 
 def install() -> None:
     """Add the request types to lm-eval's models. Raises HarnessError if this lm-eval lacks what they need."""
-    add_request_types({REQUEST_TYPES[kind]: _method(kind) for kind in RECORDERS}, _refusal, _NEEDED)
+    add_request_types({REQUEST_TYPES[kind]: _method(kind) for kind in RECORDERS}, _NEEDED)
     pool_groups()
 
 
@@ -66,10 +66,11 @@ def check_model(lm: Any, tasks: str) -> None:
 def prefilled(
     lm: Any, kind: str, prompts: Sequence[Prompt], recorders: Mapping[str, MakesRecorder] = PREFILL
 ) -> None:
-    """Run prompts for their states and answers, which they then hold."""
+    """Run prompts for their states, and for answers where transformers runs; they hold both then."""
     answers = _recorded(lm, kind, prompts, recorders[kind])
     for prompt, answer in zip(prompts, answers, strict=True):
-        prompt.answer = answer[0] if isinstance(answer, tuple) else answer
+        if recorders is PREFILL:
+            prompt.answer = answer[0] if isinstance(answer, tuple) else answer
 
 
 def _method(kind: str) -> Callable[..., list[Any]]:
@@ -79,10 +80,6 @@ def _method(kind: str) -> Callable[..., list[Any]]:
         return _recorded(self, kind, requests, RECORDERS[kind], **options)
 
     return run
-
-
-def _refusal(self: Any, requests: Sequence[Any], **_: Any) -> Any:
-    check_model(self, str(requests[0].task_name))
 
 
 def _recorded(

@@ -12,8 +12,8 @@ from typing import Any
 from lm_eval.utils import apply_template, hash_string
 
 from lmeval_dispersion.errors import HarnessError
-from lmeval_dispersion.harness.manifest import PromptShape
-from lmeval_dispersion.harness.records import Prompt, check_judge, doc_hash, split_judge
+from lmeval_dispersion.harness.records import Prompt, check_judge, doc_hash, options_of, split_judge
+from lmeval_dispersion.harness.saving import prompt_manifest
 
 SUFFIX = "_dispersion"
 
@@ -33,56 +33,32 @@ class LoggedRun:
 
 @dataclass(frozen=True)
 class LoggedDocument:
-    """One document as it was asked and judged.
+    """One document as it was asked and judged."""
 
-    Attributes:
-        doc_id: Index in the task's split.
-        doc: The document.
-        target: What the task calls right.
-        prompt: Its first request.
-        options: The texts of which the most probable one is the answer; empty where the task has none.
-        first: The logged answer to the first request: log-probability or text.
-        answers: The filtered answers.
-        metrics: lm-eval's metrics of it.
-    """
-
-    doc_id: int
+    doc_id: int  # index in the task's split
     doc: Any
     target: Any
-    prompt: Prompt
-    options: list[str]
-    first: float | str
-    answers: list[Any]
+    prompt: Prompt  # its first request
+    options: list[str]  # of which the most probable one is the answer; empty where the task has none
+    first: float | str  # the logged answer to the first request: log-probability or text
+    answers: list[Any]  # as the filter leaves them
     metrics: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class LoggedTask:
-    """The samples of one task.
-
-    Attributes:
-        name: lm-eval's name of the task.
-        kind: lm-eval's type of its requests.
-        filter: The filter whose judgement counts.
-        filters: All of its filters.
-        documents: The documents in the order of their index.
-        shape: What shaped its prompts.
-        category: Alias of the group that holds it.
-        alias: The task's own.
-        version: Of the task.
-        notes: Facts that the file does not hold.
-    """
+    """The samples of one task."""
 
     name: str
-    kind: str
-    filter: str
+    kind: str  # lm-eval's type of its requests
+    filter: str  # the filter whose judgement counts
     filters: list[str]
-    documents: list[LoggedDocument]
-    shape: PromptShape
-    category: str | None
+    documents: list[LoggedDocument]  # in the order of their index
+    prompts: dict[str, Any]  # what a manifest says of how it asked
+    category: str | None  # alias of the group that holds it
     alias: str | None
     version: Any
-    notes: list[str]
+    notes: list[str]  # facts that the file does not hold
 
     @property
     def store_name(self) -> str:
@@ -168,12 +144,8 @@ def read_task(
         filter=chosen,
         filters=list(filters),
         documents=[filters[chosen][i] for i in sorted(filters[chosen])],
-        shape=PromptShape(
-            doc_to_text=config.get("doc_to_text"),
-            description=config.get("description"),
-            subject=config.get("dataset_name"),
-            delimiters=(config.get("target_delimiter"), config.get("fewshot_delimiter")),
-            num_fewshot=config.get("num_fewshot"),
+        prompts=prompt_manifest(
+            config,
             fewshot_seed=(results.get("config") or {}).get("fewshot_seed"),
             chat_template=results.get("chat_template_sha"),
             multiturn=bool(results.get("fewshot_as_multiturn")),
@@ -213,14 +185,12 @@ def _document(
     query = None
     if template is not None and isinstance(doc, dict):
         query = doc[template] if template in doc else apply_template(template, doc)
-    # As in Winogrande, whose choices are in the contexts.
-    several_contexts = len({a[0] for a in arguments if a[0]}) > 1
     return LoggedDocument(
         doc_id=doc_id,
         doc=doc,
         target=_target(sample["target"], kind),
         prompt=Prompt(arguments[0], query if isinstance(query, str) else None, task),
-        options=[a[1] for a in arguments] if kind == "multiple_choice" and not several_contexts else [],
+        options=options_of(arguments, kind),
         first=_answer(sample["resps"][0][0], kind)[0],
         answers=[_answer(answer, kind)[1] for answer in sample["filtered_resps"]],
         metrics={m: sample[m] for m in sample["metrics"] if m in sample and not m.startswith("dispersion")},

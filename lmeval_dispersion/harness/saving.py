@@ -1,8 +1,11 @@
-"""Saving the run of one task: where its store goes, what is in it, and when it is written."""
+"""Saving the run of one task: where its store goes, what is in it, and what its manifest says of the run."""
 
 from __future__ import annotations
 
 import atexit
+import hashlib
+import inspect
+import json
 import logging
 import os
 import shlex
@@ -11,12 +14,20 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmeval_dispersion.harness.manifest import run_manifest
 from lmeval_dispersion.harness.records import DocRecord, TaskMetrics
 from lmeval_dispersion.harness.seams import Surroundings
+from lmeval_dispersion.model.capture import depth
+from lmeval_dispersion.model.loading import (
+    adapter_identity,
+    cached_commit,
+    settings_identity,
+    weights_identity,
+)
 from lmeval_dispersion.store import begin_store, write_store
 
 if TYPE_CHECKING:
@@ -68,8 +79,16 @@ def finish(run: Run, task: Any, metrics: TaskMetrics, correct_by: str | None) ->
         return summary
     try:
         figures = {key: value for key, value in summary.items() if key != "store"}
-        manifest = {**run_manifest(task, run.around, run.options), "figures": figures}
-        write(run.folder, metrics, run.around.category(name), manifest)
+        prompts = prompt_manifest(
+            vars(task.config),
+            fewshot_seed=run.around.fewshot_seed,
+            chat_template=_chat_template(run.around.lm) if run.options.get("apply_chat_template") else None,
+            multiturn=bool(run.options.get("fewshot_as_multiturn")),
+            system=run.options.get("system_instruction"),
+        )
+        arguments = json.loads(json.dumps(run.around.model_args, default=str))
+        manifest = manifest_of(run.around.lm, arguments, prompts, {name: task.VERSION}, run.around.limit)
+        write(run.folder, metrics, run.around.category(name), {**manifest, "figures": figures})
     except Exception as error:  # whatever it is: hours of evaluation must not end for want of a store
         failures.append(run.folder)
         log.error("%s: the store %s could not be written: %s; the metrics stand", name, run.folder, error)
@@ -133,20 +152,15 @@ def _document_table(task: str, records: Sequence[DocRecord], category: str | Non
 
     rows = [
         {
+            **record.columns,
             "doc_id": record.doc_id,
             "task": task,
-            "subject": record.subject or task,
+            "subject": record.columns["subject"] or task,
             "category": category,
-            "doc_hash": record.doc_hash,
-            "prompt_hash": record.prompt_hash,
             "correct": record.correct,
-            "prediction": record.prediction,
-            "target": record.target,
-            "logprobs": record.logprobs,
             "query_perplexity": record.state.perplexity[i],
             "prompt_tokens": tokens,
             "truncated": record.state.truncated[i],
-            "text": record.query,
             "segment": i,
         }
         for record in records
@@ -157,3 +171,136 @@ def _document_table(task: str, records: Sequence[DocRecord], category: str | Non
         return frame.drop(columns="segment")
     # A document has several rows: number the rows, keep the document beside.
     return frame.assign(document=frame["doc_id"], doc_id=range(len(frame)))
+
+
+def prompt_manifest(
+    config: Mapping[str, Any],
+    *,
+    fewshot_seed: int | None,
+    chat_template: str | None,
+    multiturn: bool,
+    system: str | None,
+) -> dict[str, Any]:
+    """The manifest's keys that say how a task asked; of its ``identity``, what applies.
+
+    ``config`` is the task's; ``chat_template`` is a hash. All values are the same in every process.
+    """
+    source = source_text(config.get("doc_to_text"))
+    delimiters = [config.get("target_delimiter"), config.get("fewshot_delimiter")]
+    shots, description, subject = (config.get(k) for k in ("num_fewshot", "description", "dataset_name"))
+    description = description if isinstance(description, str) else ""
+    if isinstance(subject, str):
+        # "... questions about anatomy": the subjects of one benchmark have one template.
+        description = description.replace(subject.replace("_", " "), "SUBJECT")
+    shape = {
+        "doc_to_text": source,
+        "num_fewshot": shots,
+        "delimiters": delimiters,
+        "chat_template": chat_template,
+        "multiturn": multiturn if chat_template else None,
+        "system": system,
+    }
+    identity = {
+        "prompt_template": _hash(json.dumps([source, description, delimiters])),
+        "num_fewshot": str(shots or 0),
+        "fewshot_seed": str(fewshot_seed) if shots and fewshot_seed is not None else None,
+        "system_prompt": _hash(system) if system else None,
+        "chat_template": chat_template or None,
+        "multiturn": str(multiturn).lower() if chat_template else None,
+    }
+    return {
+        "num_fewshot": shots,
+        "chat_template": chat_template,
+        "prompt_format": _hash(json.dumps(shape, sort_keys=True)),
+        "identity": {key: value for key, value in identity.items() if value is not None},
+    }
+
+
+def manifest_of(
+    lm: Any, arguments: Any, prompts: Mapping[str, Any], tasks: Mapping[str, Any], limit: Any
+) -> dict[str, Any]:
+    """The keys of a manifest that are the same whatever ran the prompts.
+
+    ``arguments`` are ``--model_args``, as a dict or as the text that was given; ``prompts`` is of
+    :func:`prompt_manifest`, ``tasks`` are their versions.
+    """
+    name = getattr(lm, "pretrained", None)
+    loaded = getattr(getattr(lm, "model", None), "config", None)
+    return {
+        "model": name if isinstance(name, str) else getattr(loaded, "_name_or_path", ""),
+        "revision": _commit(name, lm, arguments) if isinstance(name, str) else None,
+        "depth": None if loaded is None else depth(loaded),
+        "versions": {package: version(package) for package in ("lm_eval", "transformers", "torch")},
+        "model_args": arguments,
+        "tasks": dict(tasks),
+        **prompts,
+        "identity": {**model_identity(lm, arguments), **prompts["identity"]},
+        "limit": limit,
+    }
+
+
+def model_identity(lm: Any, arguments: Any) -> dict[str, str]:
+    """Identity of lm-eval's model by its content: see :mod:`lmeval_dispersion.model.loading`."""
+    name, adapter, delta = (getattr(lm, key, None) for key in ("pretrained", "peft", "delta"))
+    gguf = _argument(arguments, "gguf_file")
+    tokenizer, starts = _argument(arguments, "tokenizer"), getattr(lm, "add_bos_token", None)
+    identity: dict[str, str | None] = {
+        "weights": weights_identity(name, _commit(name, lm, arguments), gguf)
+        if isinstance(name, str)
+        else None,
+        "gguf": gguf,
+        "adapter": adapter_identity(adapter) or str(adapter) if adapter else None,
+        "delta": weights_identity(delta) or str(delta) if delta else None,
+        "tokenizer": tokenizer if tokenizer != name else None,
+        "add_bos_token": None if starts is None else str(starts).lower(),
+        **settings_identity(getattr(lm, "model", None)),
+    }
+    return {key: value for key, value in identity.items() if value is not None}
+
+
+def source_text(value: Any) -> str:
+    """A template as it is; a function as its source, as lm-eval writes it to results, or its name.
+
+    >>> source_text(partial(max, 3))
+    'builtins.max(3)'
+    """
+    if isinstance(value, partial):
+        words = [*map(repr, value.args), *(f"{key}={word!r}" for key, word in sorted(value.keywords.items()))]
+        return f"{source_text(value.func)}({', '.join(words)})"
+    if not callable(value):
+        return str(value)
+    try:
+        return inspect.getsource(value)
+    except (OSError, TypeError):
+        kind = value if hasattr(value, "__qualname__") else type(value)
+        return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _argument(arguments: Any, name: str) -> str | None:
+    """One of ``--model_args``, which lm-eval holds as a dict or as the text that was given."""
+    if isinstance(arguments, str):
+        pairs = (pair.partition("=") for pair in arguments.split(","))
+        arguments = {key.strip(): value.strip() for key, _, value in pairs}
+    value = arguments.get(name) if isinstance(arguments, Mapping) else None
+    return None if value is None else str(value)
+
+
+def _commit(name: str, lm: Any, arguments: Any) -> str | None:
+    """The commit of a Hub model: as transformers noted it, or by the Hub's cache; else the revision."""
+    if os.path.isdir(name):
+        return None
+    revision = getattr(lm, "revision", None)
+    noted = getattr(getattr(getattr(lm, "model", None), "config", None), "_commit_hash", None)
+    return noted or cached_commit(name, revision, _argument(arguments, "gguf_file")) or revision
+
+
+def _chat_template(lm: Any) -> str | None:
+    try:
+        template = lm.chat_template(True)
+    except (AttributeError, ValueError):
+        return None
+    return _hash(template) if template else None
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

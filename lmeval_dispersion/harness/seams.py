@@ -6,7 +6,7 @@ lm-eval has no public way to do five things that a dispersion task needs. Each i
 a task needs                         what is done                                        upstream
 ===================================  ==================================================  ==================
 a request type of its own            :func:`add_request_types`: methods on lm-eval's     issue 2871
-                                     model classes
+                                     model for transformers
 the tokens of a running batch        :func:`shadowed`: functions over one model's        issue 2871
                                      methods for a while
 what the running evaluation knows,   :func:`surroundings`: the stack frames of the       issue 1119
@@ -18,8 +18,8 @@ tasks from two folders               :func:`more_tasks`: lm-eval's task manager 
                                      one more folder
 ===================================  ==================================================  ==================
 
-How a task scores its documents differs between generations of lm-eval: :mod:`.hooked_task` has a
-``HookedTask`` for each, and the rest of the harness does not ask which lm-eval is installed.
+How a task scores its documents differs between generations of lm-eval: the module of the
+task has a base class for each, and the rest of the harness does not ask which lm-eval is installed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval.api.group import Group
-from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 
 from lmeval_dispersion.errors import HarnessError
@@ -48,24 +47,15 @@ class Surroundings:
 
     Every value may be None, so nothing here may decide a metric: it serves early refusals, the place of the
     store, and notes in its manifest.
-
-    Attributes:
-        lm: The model under evaluation, out of the wrapper that ``--use_cache`` puts around it.
-        groups: Group name -> lm-eval's Group.
-        tracker: lm-eval's EvaluationTracker, which knows ``--output_path``.
-        model_args: ``--model_args`` as given.
-        limit: ``--limit`` as given.
-        fewshot_seed: Seed of the choice of few-shot examples.
-        command_line: Whether lm-eval's own command runs, which ends with the process.
     """
 
-    lm: Any = None
-    groups: dict[str, Any] | None = None
-    tracker: Any = None
-    model_args: Any = None
-    limit: Any = None
+    lm: Any = None  # the model under evaluation, out of the wrapper that --use_cache puts around it
+    groups: dict[str, Any] | None = None  # name -> lm-eval's Group
+    tracker: Any = None  # lm-eval's EvaluationTracker, which knows --output_path
+    model_args: Any = None  # as given
+    limit: Any = None  # as given
     fewshot_seed: Any = None
-    command_line: bool = False
+    command_line: bool = False  # whether lm-eval's own command runs, which ends with the process
 
     def category(self, task: str) -> str | None:
         """Alias of the group that holds ``task`` directly; None without one."""
@@ -109,9 +99,7 @@ def surroundings() -> Surroundings:
     return Surroundings(**known)
 
 
-def add_request_types(
-    methods: Mapping[str, Callable[..., Any]], refusal: Callable[..., Any], needed: Sequence[str]
-) -> None:
+def add_request_types(methods: Mapping[str, Callable[..., Any]], needed: Sequence[str]) -> None:
     """Add methods to lm-eval's model for transformers; doing it twice changes nothing."""
     missing = [f"HFLM.{name}" for name in needed if not hasattr(HFLM, name)]
     missing += [f"Group.{name}" for name in ("aggregate", "get_all_tasks") if not hasattr(Group, name)]
@@ -121,7 +109,6 @@ def add_request_types(
             "install lm-eval 0.4.13 or a newer lmeval-dispersion"
         )
     for name, method in methods.items():
-        setattr(LM, name, refusal)
         setattr(HFLM, name, method)
 
 

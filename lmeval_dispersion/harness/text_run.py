@@ -35,31 +35,17 @@ Encoded = tuple[int, list[int]]  # a text's row, and its tokens
 
 
 def run_texts(args: argparse.Namespace) -> Path:
-    """Run ``dispersion embed MODEL TEXTS``."""
-    texts = Texts(args.texts, column=args.column)
-    loaded = load_model(args.model, revision=args.revision, dtype=args.dtype, device=args.device)
-    layers = split_names("+".join(args.layer or []))
-    return write_text_run(loaded, texts, args.output, layers=layers, task=args.task)
+    """Run ``dispersion embed MODEL TEXTS``: the model over every text; returns the store's folder.
 
-
-def write_text_run(
-    loaded: LoadedModel,
-    texts: Texts,
-    path: str | Path,
-    *,
-    layers: Sequence[str] = ("last",),
-    task: str | None = None,
-) -> Path:
-    """Run the model over every text and write the store; returns its folder.
-
-    Texts longer than the model's context keep their end and are marked as truncated. ``task`` names the
-    data (default: the file's name); a calibrator holds for one task, so files that belong together need
-    one name.
+    Texts longer than the model's context keep their end and are marked as truncated.
 
     Raises:
         UsageError: No text, or no such layer.
     """
-    name = task or Path(texts.source).name
+    texts = Texts(args.texts, column=args.column)
+    loaded = load_model(args.model, revision=args.revision, dtype=args.dtype, device=args.device)
+    layers = split_names("+".join(args.layer or []))
+    name = args.task or Path(texts.source).name
     names = [site.name for site in resolve(loaded.model, layers)]
     entries = list(texts)
     if not entries:
@@ -105,7 +91,10 @@ def write_text_run(
         "versions": {"torch": torch.__version__},
     }
     return write_store(
-        path, documents=documents, vectors={layer: vectors[layer] for layer in names}, manifest=manifest
+        args.output,
+        documents=documents,
+        vectors={layer: vectors[layer] for layer in names},
+        manifest=manifest,
     )
 
 

@@ -13,7 +13,7 @@ import math
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -85,13 +85,14 @@ class VllmServer:
                 "use_activation": False,  # no division by the length
             }
             entries = self._ask("POST", "/v1/embeddings", body)
-            answered = {entry.get("index"): entry.get("embedding") for entry in entries}
-            if set(answered) != set(range(len(asked))):
+            answered: dict[Any, Any] = {entry.get("index"): entry.get("embedding") for entry in entries}
+            try:
+                rows += [np.frombuffer(base64.b64decode(answered[i]), "<f4") for i in range(len(asked))]
+            except (KeyError, TypeError, ValueError):
                 raise HarnessError(
-                    f"expected {len(asked)} states from {self.base_url}, got {len(answered)}; "
-                    f"it must have been started with `{self.command}`"
-                )
-            rows += [_vector(answered[i]) for i in range(len(asked))]
+                    f"expected {len(asked)} states from {self.base_url}, got {len(answered)} answers; it "
+                    f"must have been started with `{self.command}`"
+                ) from None
         return np.stack(rows)
 
     def _ask(self, method: str, path: str, body: Any) -> list[dict[str, Any]]:
@@ -189,42 +190,23 @@ def recorders(server: VllmServer) -> dict[str, MakesRecorder]:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far a server's states are from those of transformers, on the same prompts.
+    """How far a server's states are from those of transformers, on the same prompts."""
 
-    Attributes:
-        states: How many were compared.
-        difference_max: Largest distance of two states of a prompt, as a share of the length of transformers'.
-        dispersion: Of the server's states; None for fewer than two.
-        hf_dispersion: Of those of transformers.
-        dtype: Of transformers' weights.
-        unit: Whether the server's states all have length 1 and transformers' do not.
-    """
-
-    states: int
-    difference_max: float
-    dispersion: float | None
+    states: int  # how many were compared
+    difference_max: float  # of two states of a prompt, as a share of the length of transformers'
+    dispersion: float | None  # of the server's states; None for fewer than two
     hf_dispersion: float | None
-    dtype: str
-    unit: bool
-
-    @property
-    def tolerance(self) -> tuple[float, float]:
-        """The most that state and dispersion may differ by."""
-        return TOLERANCE.get(self.dtype, COARSE_TOLERANCE)
+    dtype: str  # of transformers' weights
 
     @property
     def holds(self) -> bool:
         """Whether both are within the tolerance."""
-        apart = abs((self.dispersion or 0.0) - (self.hf_dispersion or 0.0))
-        return self.difference_max <= self.tolerance[0] and apart <= self.tolerance[1]
-
-    @property
-    def figures(self) -> dict[str, Any]:
-        """The same for a manifest."""
-        return {name: value for name, value in asdict(self).items() if name != "unit"}
+        share, apart = TOLERANCE.get(self.dtype, COARSE_TOLERANCE)
+        difference = abs((self.dispersion or 0.0) - (self.hf_dispersion or 0.0))
+        return self.difference_max <= share and difference <= apart
 
     def __str__(self) -> str:
-        share, apart = self.tolerance
+        share, apart = TOLERANCE.get(self.dtype, COARSE_TOLERANCE)
         text = f"{self.states} states differ by up to {self.difference_max:.2%} of their length"
         if self.dispersion is not None:
             text += f", dispersion {self.dispersion:.4f} against {self.hf_dispersion:.4f}"
@@ -239,73 +221,37 @@ def agreement(states: ArrayLike, expected: ArrayLike, dtype: str) -> Agreement:
             f"the server gives states of width {ours.shape[-1]}, and the model has {theirs.shape[-1]}: it "
             "runs another model; name that one, or start the server with this one"
         )
-    lengths, server_lengths = np.linalg.norm(theirs, axis=1), np.linalg.norm(ours, axis=1)
     several = len(ours) > 1
     return Agreement(
         states=len(ours),
-        difference_max=float(np.max(np.linalg.norm(ours - theirs, axis=1) / lengths)),
+        difference_max=float(np.max(np.linalg.norm(ours - theirs, axis=1) / np.linalg.norm(theirs, axis=1))),
         dispersion=dispersion(ours) if several else None,
         hf_dispersion=dispersion(theirs) if several else None,
         dtype=dtype,
-        unit=bool(np.allclose(server_lengths, 1, atol=1e-2) and not np.allclose(lengths, 1, atol=0.1)),
     )
 
 
-def check_server(
-    server: VllmServer, lm: Any, prompts: Sequence[tuple[str, Prompt]]
-) -> tuple[Agreement | None, dict[int, float | str]]:
-    """Run some prompts of all lengths on the server and on transformers.
-
-    Args:
-        server: The server.
-        lm: lm-eval's model.
-        prompts: Type of request and prompt, of all tasks; these are left as they are.
+def check_server(server: VllmServer, lm: Any, prompts: Sequence[tuple[str, Prompt]]) -> Agreement | None:
+    """Run some prompts of all lengths, with their types, on the server and on transformers.
 
     Returns:
-        How far both agree, None where no prompt has a state; and transformers' answers, by place in
-        ``prompts``.
+        How far both agree, None where no prompt has a state. The prompts hold transformers' answers then.
     """
     order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i][1].args[0]), i))
     places = np.linspace(0, len(order) - 1, min(CHECKED, len(order))).round().astype(int)
-    ours, theirs, answers = [], [], {}
+    ours, theirs = [], []
     for i in [order[place] for place in places]:
         kind, prompt = prompts[i]
         by_server, by_hf = (replace(prompt, dispersion_layers=(LAYER,)) for _ in range(2))
         prefilled(lm, kind, [by_hf])
         prefilled(lm, kind, [by_server], recorders(server))
-        answers[i] = by_hf.answer
+        prompt.answer = by_hf.answer
         assert by_hf.dispersion_state is not None  # or prefilled had raised
         assert by_server.dispersion_state is not None
         if by_hf.dispersion_state.vectors:
             ours.append(by_server.dispersion_state.vectors[LAYER])
             theirs.append(by_hf.dispersion_state.vectors[LAYER])
     if not theirs:
-        return None, answers
+        return None
     dtype = str(lm.model.dtype).removeprefix("torch.")
-    return agreement(np.concatenate(ours), np.concatenate(theirs), dtype), answers
-
-
-def refusal(server: VllmServer, agreement: Agreement) -> HarnessError:
-    """The error of a server whose states are not those of transformers."""
-    why = (
-        "the server divides states by their length"
-        if agreement.unit
-        else "it runs another model, precision, layer or tokenizer"
-    )
-    return HarnessError(
-        f"vllm does not give the states of transformers: {agreement}: {why}; start it with "
-        f"`{server.command}`, or leave --base-url out"
-    )
-
-
-def _vector(value: Any) -> NDArray[np.float32]:
-    try:
-        content = base64.b64decode(value, validate=True) if isinstance(value, str) else b""
-        vector = np.frombuffer(content, dtype="<f4").astype(np.float32)
-    except ValueError:
-        vector = np.empty(0, dtype=np.float32)
-    if vector.size == 0:
-        raise HarnessError(
-            "expected one state a prompt from vLLM, got something else; set pooling_type to LAST"
-        )
-    return vector
+    return agreement(np.concatenate(ours), np.concatenate(theirs), dtype)

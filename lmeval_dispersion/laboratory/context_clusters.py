@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from lmeval_dispersion import statistics
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import contributions, dispersion_estimate, unit_rows
 from lmeval_dispersion.laboratory import frames
@@ -46,14 +47,7 @@ from lmeval_dispersion.laboratory.study import Unit
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.report import Chart, Col, Table
-from lmeval_dispersion.statistics import (
-    LEVEL,
-    Array,
-    Bounds,
-    Interval,
-    jackknife_se,
-    student_quantile,
-)
+from lmeval_dispersion.statistics import Array
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -85,9 +79,8 @@ class ClustersResult(StudyResult):
     """Distances within and between clusters of one model or several.
 
     Attributes:
-        summary: One row a model and layer: ``within`` with 95 % bounds over clusters, ``between`` with its
-            jackknife error over clusters, ``ratio`` = between / within with 95 % bounds (jackknife of its
-            logarithm over clusters), ``perplexity`` of the contexts.
+        summary: One row a model and layer: ``within`` and ``ratio`` = between / within with 95 % bounds over
+            clusters, ``between`` with its jackknife error, ``perplexity`` of the contexts.
         clusters: One row a model, layer and cluster: its ``within``, and ``apart``, the mean distance of its
             centroid to the others.
         ngrams: One row a cluster: its n-gram and how often it occurs.
@@ -253,18 +246,18 @@ def _one_model(
     return pd.DataFrame(summaries), pd.concat(each)
 
 
-def within_interval(within: Array) -> Interval:
+def within_interval(within: Array) -> statistics.Interval:
     """Mean of ``within`` (n,) over clusters, with the 95 % bounds of a jackknife of its logarithm."""
     mean, n = float(within.mean()), len(within)
     if n < 3 or within.min() <= 0:
-        return Interval(mean, float("nan"), float("nan"))
+        return statistics.Interval(mean, float("nan"), float("nan"))
     return _exponential(np.log(mean), np.log((within.sum() - within) / (n - 1)))
 
 
-def ratio_interval(within: Array, apart: Array) -> Interval:
+def ratio_interval(within: Array, apart: Array) -> statistics.Interval:
     """Mean of ``apart`` over that of ``within``, (n,) both, with 95 % bounds likewise; NaN below three."""
     if len(within) < 3 or within.mean() <= 0 or apart.mean() <= 0:
-        return Interval(*[float("nan")] * 3)
+        return statistics.Interval(*[float("nan")] * 3)
     return _exponential(np.log(apart.mean()) - np.log(within.mean()), log_ratios_left_out(within, apart))
 
 
@@ -274,15 +267,17 @@ def log_ratios_left_out(within: Array, apart: Array) -> Array:
     return np.asarray(np.log(pairs_left_out(apart)) - np.log(inside))
 
 
-def jackknife_bounds(value: float, left_out: Array, claims: int = 1) -> Bounds:
+def jackknife_bounds(value: float, left_out: Array, claims: int = 1) -> statistics.Bounds:
     """Bounds of ``value`` from its values without each of n members, for all ``claims`` of them in 95 %."""
-    half = student_quantile(1 - (1 - LEVEL) / 2 / claims, len(left_out) - 1) * jackknife_se(left_out)
-    return Bounds(value - half, value + half)
+    half = statistics.student_quantile(
+        1 - (1 - statistics.LEVEL) / 2 / claims, len(left_out) - 1
+    ) * statistics.jackknife_se(left_out)
+    return statistics.Bounds(value - half, value + half)
 
 
-def _exponential(value: float, left_out: Array) -> Interval:
+def _exponential(value: float, left_out: Array) -> statistics.Interval:
     low, high = jackknife_bounds(value, left_out)
-    return Interval(*np.exp([value, low, high]).tolist())
+    return statistics.Interval(*np.exp([value, low, high]).tolist())
 
 
 def recurring_contexts(
@@ -368,10 +363,7 @@ def _frequent(
     before: int,
     least: int,
 ) -> tuple[list[NDArray[np.int64]], int]:
-    """Places of every n-gram with at least ``least`` of them, most frequent first; and the highest count.
-
-    Only places count that have ``before`` tokens of their document before them.
-    """
+    """Places of every n-gram with at least ``least`` of them, most frequent first; and the highest count."""
     places = np.arange(max(len(tokens) - n + 1, 0))
     places = places[
         (places - starts[documents[places]] >= before) & (documents[places + n - 1] == documents[places])

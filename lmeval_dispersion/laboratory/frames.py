@@ -9,13 +9,29 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lmeval_dispersion.report import Col, Table
+from lmeval_dispersion.report import Col, Report, Table, nullable
 from lmeval_dispersion.report.document import Column
 
 Spec = dict[str, Any]
 
 _HEIGHT = 200
 _ZERO: Spec = {"mark": {"type": "rule", "strokeDash": [4, 4]}, "encoding": {"y": {"datum": 0}}}
+
+
+class FrameReport(Report):
+    """A report whose CSV and data frame are one frame."""
+
+    def frame(self) -> pd.DataFrame:
+        """The frame."""
+        raise NotImplementedError
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Its rows."""
+        return records(self.frame())
+
+    def to_frame(self) -> pd.DataFrame:
+        """The frame, tidy."""
+        return nullable(self.frame())
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -100,33 +116,6 @@ def law_bins(points: pd.DataFrame) -> Spec:
     panels = rows["panel"].nunique()
     resolve = {"scale": {"x": "independent", "y": "independent"}}
     return _faceted(rows[shown].round(4), "panel", spec, columns=min(3, panels), resolve=resolve)
-
-
-def law_heat(points: pd.DataFrame) -> Spec:
-    """Dispersion by layer and bin, each layer in standard deviations of its bins; one panel a perplexity."""
-    keys = ["split", "perplexity", "layer"]
-    groups = points.groupby(keys, sort=False)["dispersion"]
-    rows = points.assign(
-        deviation=(points["dispersion"] - groups.transform("mean")) / groups.transform("std"),
-        place=points.groupby(keys, sort=False).cumcount() + 1,
-        panel=points["perplexity"]
-        + points["split"].map(lambda split: "" if split == "data" else f", {split}"),
-    )
-    shown = ["panel", "layer", "bin", "place", "mean_perplexity", "dispersion", "deviation"]
-    layers = _unique(rows, "layer")
-    ticks = {"labelAngle": 0, "values": list(range(5, int(rows["place"].max()) + 1, 5))}
-    colour = {"field": "deviation", "type": "quantitative", "title": "Deviation (SD)"}
-    spec = {
-        "mark": {"type": "rect"},
-        "encoding": {
-            "x": {"field": "place", "type": "ordinal", "title": "Bin, from easy to hard", "axis": ticks},
-            "y": {"field": "layer", "type": "nominal", "title": None, "sort": layers[::-1]},
-            "color": {**colour, "scale": {"scheme": "blueorange", "domainMid": 0}},
-            "tooltip": _tips(shown),
-        },
-        "height": 14 * len(layers),
-    }
-    return _faceted(rows[shown].round(4), "panel", spec, columns=min(3, rows["panel"].nunique()))
 
 
 def sublayer_draws(draws: pd.DataFrame) -> Spec:

@@ -13,16 +13,7 @@ Identity = Mapping[str, str]
 Part = tuple[Path, Mapping[str, Any]]  # a store's folder and manifest
 
 # The model, and the shape of all prompts of a run: stores that are read as one share these.
-MODEL_KEYS = (
-    "weights",
-    "gguf",
-    "adapter",
-    "delta",
-    "quantization",
-    "dtype",
-    "tokenizer",
-    "add_bos_token",
-)
+MODEL_KEYS = ("weights", "gguf", "adapter", "delta", "quantization", "dtype", "tokenizer", "add_bos_token")
 RUN_KEYS = ("system_prompt", "chat_template", "multiturn")
 # The shape of one task's prompts: tasks of one run may differ here.
 TASK_KEYS = ("prompt_template", "num_fewshot", "fewshot_seed")

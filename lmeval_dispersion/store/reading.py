@@ -194,11 +194,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads(file.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{file} is not JSON ({error}); run it again") from None
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), str):
-        raise StoreError(f"{file} is not the manifest of a store; expected a `format` of {FORMAT!r}")
-    if not manifest["format"].startswith("dispersion-store/"):
+    if not isinstance(manifest, dict) or not str(manifest.get("format")).startswith("dispersion-store/"):
+        held = manifest.get("format", "something else") if isinstance(manifest, dict) else "something else"
         raise StoreError(
-            f"{folder} holds {manifest['format']!r}, which is no store; name the folder of a harness run, "
+            f"{file} is not the manifest of a store, it holds {held!r}; name the folder of a harness run, "
             "or one that `dispersion embed` made"
         )
     if manifest["format"] != FORMAT:

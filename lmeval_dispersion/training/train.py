@@ -11,8 +11,8 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from lmeval_dispersion.errors import TrainingError, UsageError
 from lmeval_dispersion.geometry import Dispersion
 from lmeval_dispersion.model import states_after_blocks
 from lmeval_dispersion.model.texts import Texts
-from lmeval_dispersion.options import Output, add_examples, add_output, write_whole
+from lmeval_dispersion.options import Output, add_column, add_examples, add_output, write_whole
 from lmeval_dispersion.report import render
 from lmeval_dispersion.training.comparison import BASE, Comparison
 
@@ -47,60 +47,36 @@ LOSS_NAMES = (
 
 
 def number(text: str) -> int:
-    """A whole number such as ``200M``, ``1.5k``, ``2e6`` or ``4096``.
-
-    >>> number("200M")
-    200000000
-    """
+    """A whole number such as ``200M``, ``1.5k`` or ``4096``."""
     factor = {"k": 10**3, "m": 10**6, "b": 10**9}.get(text[-1:].lower(), 1)
     return int(float(text[:-1] if factor > 1 else text) * factor)
 
 
-def _option(metavar: str, text: str, default: Any = MISSING, least: int | None = None) -> Any:
-    return field(default=default, metadata={"metavar": metavar, "help": text, "least": least})
-
-
 @dataclass(frozen=True)
 class Settings:
-    """One comparison: base and every loss, with every seed. Tuples are flags that may be repeated."""
+    """One comparison: base and every loss, with every seed. The fields are the options of the command."""
 
-    model: str = _option("MODEL", "base model: Hub id or folder")
-    data: tuple[str, ...] = _option(
-        "FILE|HUB_ID",
-        "texts to train on: .txt, .jsonl, .parquet or a Hub data set (ID or ID:CONFIGURATION); repeated: "
-        "domains, mixed one to one",
-    )
-    output_dir: str = _option(
-        "FOLDER", "folder of the trained models; the same command goes on in it after an interruption"
-    )
-    eval_data: tuple[str, ...] = _option(
-        "FILE|HUB_ID", "held-out texts, for each --data in its order (default: the end of --data)", ()
-    )
-    loss: tuple[str, ...] = _option("", "loss to train with; may be repeated", ("angular_spread",))
-    seed: tuple[int, ...] = _option("N", "train all once with this seed; may be repeated", (0,), 0)
-    tokens: int = _option("N", "tokens that each model sees, such as 200M", 200_000_000)
-    block: int = _option("N", "tokens of a sequence", 512, 2)
-    batch_size: int = _option("N", "sequences of an optimizer step, in each process", 8, 1)
-    lr: float = _option("X", "peak learning rate; 5 %% linear warm-up, then linear decay to 0", 5e-5, 0)
-    weight: float = _option("X", "weight of the loss", 0.1, 0)
-    layer: tuple[str, ...] = _option(
-        "LAYER", "last, all, early_half, late_half, layer.3 or 3, ...; may be repeated", ("last",)
-    )
-    max_tokens: int = _option("N", "tokens drawn of each sequence for the loss; 0: all", 256, 0)
-    from_scratch: bool = _option("", "start from random weights with the model's configuration", False)
-    column: str = _option("FIELD", "field of the text in JSONL, parquet and Hub data sets", "text")
-    # How many processes train together: no flag, the launcher (torchrun, accelerate) says it.
-    processes: int = 1
-
-    @property
-    def step_tokens(self) -> int:
-        """Tokens of an optimizer step, over all processes."""
-        return self.block * self.batch_size * self.processes
+    model: str
+    data: Sequence[str]
+    output_dir: str
+    eval_data: Sequence[str] = ()
+    loss: Sequence[str] = ("angular_spread",)
+    seed: Sequence[int] = (0,)
+    tokens: int = 200_000_000
+    block: int = 512
+    batch_size: int = 8
+    lr: float = 5e-5
+    weight: float = 0.1
+    layer: Sequence[str] = ("last",)
+    max_tokens: int = 256
+    from_scratch: bool = False
+    column: str = "text"
+    processes: int = 1  # that train together: no option, the launcher (torchrun, accelerate) says it
 
     @property
     def steps(self) -> int:
         """Optimizer steps of a training."""
-        return self.tokens // self.step_tokens
+        return self.tokens // (self.block * self.batch_size * self.processes)
 
     def texts(self, source: str) -> Texts:
         """The texts of a file or a Hub data set."""
@@ -110,29 +86,53 @@ class Settings:
         return Texts(source, column=self.column)
 
 
-_FLAGS = {setting.name: setting for setting in fields(Settings) if setting.metadata}
+def _at_least(least: float, convert: Callable[[str], float]) -> Callable[[str], float]:
+    def checked(text: str) -> float:
+        value = convert(text)
+        if not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"expected at least {least} and finite, got {text}")
+        return value
+
+    checked.__name__ = "number"
+    return checked
+
+
+_OPTIONS: tuple[tuple[str, str | None, Callable[[str], Any], str], ...] = (
+    ("--model", "MODEL", str, "base model: Hub id or folder"),
+    ("--data", "FILE|HUB_ID", str, "texts: a file, or a Hub data set ID[:CONFIGURATION]; repeated: domains"),
+    ("--output-dir", "FOLDER", str, "folder of the models, where the same command goes on if interrupted"),
+    ("--eval-data", "FILE|HUB_ID", str, "held-out texts, for each --data (default: the end of --data)"),
+    ("--loss", None, str, "loss to train with; may be repeated (default: angular_spread)"),
+    ("--seed", "N", _at_least(0, int), "train all once with this seed; may be repeated (default: 0)"),
+    ("--tokens", "N", _at_least(1, number), "tokens that each model sees (default: 200M)"),
+    ("--block", "N", _at_least(2, int), "tokens of a sequence (default: 512)"),
+    ("--batch-size", "N", _at_least(1, int), "sequences of a step, in each process (default: 8)"),
+    ("--lr", "X", _at_least(0, float), "peak learning rate of linear warm-up and decay (default: 5e-05)"),
+    ("--weight", "X", _at_least(0, float), "weight of the loss (default: 0.1)"),
+    ("--layer", "LAYER", str, "last, all, early_half, late_half, layer.3; may be repeated (default: last)"),
+    ("--max-tokens", "N", _at_least(0, int), "tokens drawn of each sequence; 0: all (default: 256)"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``dispersion train``."""
-    for name, setting in _FLAGS.items():
-        flag, text, kind = "--" + name.replace("_", "-"), setting.metadata["help"], str(setting.type)
-        if kind == "bool":
-            parser.add_argument(flag, action="store_true", help=text)
-            continue
-        several, required, default = kind.startswith("tuple"), setting.default is MISSING, setting.default
-        if "(default" not in text and not required:
-            text += f" (default: {default[0] if isinstance(default, tuple) else default})"
+    """Declare the options of ``dispersion train``; those that are not given are not in the result."""
+    settings = {setting.name: setting for setting in fields(Settings)}
+    for flag, metavar, convert, text in _OPTIONS:
+        setting = settings[flag[2:].replace("-", "_")]
         parser.add_argument(
             flag,
-            type=number if "int" in kind else float if kind == "float" else str,
-            choices=LOSS_NAMES if name == "loss" else None,
-            metavar=setting.metadata["metavar"] or None,
-            action="append" if several else "store",
-            required=required,
-            default=argparse.SUPPRESS,
+            metavar=metavar,
+            type=convert,
             help=text,
+            choices=LOSS_NAMES if flag == "--loss" else None,
+            action="append" if str(setting.type).startswith("Sequence") else "store",
+            required=setting.default is MISSING,
+            default=argparse.SUPPRESS,
         )
+    parser.add_argument(
+        "--from-scratch", action="store_true", help="start from random weights with the model's configuration"
+    )
+    add_column(parser)
     add_output(parser)
     add_examples(
         parser,
@@ -142,26 +142,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def given_settings(args: argparse.Namespace) -> Settings:
-    """The settings of the flags, checked.
+    """The settings of the options, checked together.
 
     Raises:
         UsageError: A value cannot be used.
     """
-    given = {name: value for name, value in vars(args).items() if name in _FLAGS}
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    names = {setting.name for setting in fields(Settings)}
+    given = {name: value for name, value in vars(args).items() if name in names}
     s = Settings(**given, processes=int(os.environ.get("WORLD_SIZE", "1")))
-    for name, value in given.items():
-        least = _FLAGS[name].metadata["least"]
-        for each in value if isinstance(value, tuple) else [value]:
-            if least is not None and not least <= each < math.inf:
-                raise UsageError(f"expected --{name} of at least {least} and finite, got {each}")
     if s.max_tokens == 1:
         raise UsageError("expected --max-tokens of at least 2, which make a pair, or 0 for all, got 1")
     states_after_blocks(s.layer)
     if len(set(s.loss)) < len(s.loss) or len(set(s.seed)) < len(s.seed):
         raise UsageError("expected each --loss and each --seed once")
     if not s.steps:
-        raise UsageError(f"expected --tokens for at least one step of {s.step_tokens}, got {s.tokens}")
+        least = s.block * s.batch_size * s.processes
+        raise UsageError(f"expected --tokens for at least one step of {least}, got {s.tokens}")
     if s.eval_data and len(s.eval_data) != len(s.data):
         raise UsageError(f"expected --eval-data for each of {len(s.data)} --data, got {len(s.eval_data)}")
     if "cross_domain_push_away" in s.loss and len(s.data) < 2:
@@ -216,14 +212,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def checked_tokenizer(settings: Settings) -> Any:
-    """The tokenizer of the base model, once that, the losses and the layers are known to fit each other.
-
-    The model is built without weights, so that they are tried on its real structure.
-
-    Raises:
-        UsageError: There is no such model or tokenizer, or they do not fit the block, a layer or a loss.
-        CaptureError: The model is no decoder.
-    """
+    """The tokenizer of the base model, once losses and layers were tried on the structure of that."""
     import torch
     import transformers
 
@@ -257,11 +246,7 @@ def checked_tokenizer(settings: Settings) -> Any:
 
 
 def claimed_folder(settings: Settings) -> Path:
-    """The folder of the models, with the settings in it.
-
-    Raises:
-        UsageError: It holds models of other settings, or files that are none of ours, or cannot be written.
-    """
+    """The folder of the models, with the settings in it; refused where it holds others."""
     folder = Path(settings.output_dir).expanduser()
     path = folder / "settings.json"
     ours = json.loads(json.dumps(dataclasses.asdict(settings) | {"output_dir": ""}))
@@ -293,11 +278,7 @@ def claimed_folder(settings: Settings) -> Path:
 def domain_blocks(settings: Settings, folder: Path, tokenizer: Any) -> list[tuple[Blocks, Blocks]]:
     """Training and held-out blocks of each domain, (n, block) and (m, block) int32.
 
-    No more texts are read than a training needs. They are kept in the folder, so that a resumed training sees
-    the same ones.
-
-    Raises:
-        UsageError: A source cannot be read, or is too short for one block of each kind.
+    No more texts are read than a training needs; they are kept, so that a resumed one sees the same.
     """
     path = folder / "blocks.npz"
     if not path.is_file():
@@ -327,10 +308,7 @@ def domain_blocks(settings: Settings, folder: Path, tokenizer: Any) -> list[tupl
 
 
 def text_blocks(settings: Settings, source: str, tokenizer: Any, most: int) -> Blocks:
-    """The first blocks of a source, at most ``most`` of them, (n, settings.block) int32.
-
-    Documents are joined by the end-of-text token and cut without regard to their ends, as in the papers.
-    """
+    """The first blocks of a source: documents joined by the end-of-text token and cut, as in the papers."""
     end = tokenizer.eos_token_id
     ids: list[int] = []
     texts = settings.texts(source)
@@ -457,18 +435,12 @@ def mixed(domains: list[Blocks]) -> list[dict[str, Any]]:
 
 
 def evaluated(model: Any, blocks: Blocks, batch: int) -> dict[str, Any]:
-    """Perplexity and dispersion by layer of ``model`` on ``blocks`` (n, t), in float32.
+    """Perplexity and dispersion of ``model`` on ``blocks`` (n, t), in float32.
 
-    The model's mode and the random states stay as they are.
-
-    Returns:
-        ``perplexity``: exp of the mean negative log-likelihood over all predicted tokens, n (t - 1) of them.
-        ``tokens``: for each layer the mean cosine distance between the tokens of a block, averaged over
-        blocks (1 - it is LD's condensation). ``texts``: for each layer the dispersion over blocks (RD eq. 1)
-        of the state at the last position that predicts a token, None for one block: the very last has no
-        label in training, so that there a loss on states alone decides. Layers are the outputs of the
-        blocks of the model, the last one after the final norm. LD and RD are the papers of
-        :mod:`lmeval_dispersion.training.losses`.
+    By layer, the last one after the final norm: ``tokens``, the mean cosine distance between the tokens of a
+    block, averaged over blocks (1 - LD's condensation); ``texts``, the dispersion over blocks (RD eq. 1) at
+    the last position that predicts a token, None for one block. The very last has no label in training, so
+    that there a loss on states alone decides.
     """
     import torch
     from torch.nn.functional import cross_entropy
@@ -529,10 +501,9 @@ def _dispersion(settings: Settings, loss: str, seed: int) -> DispersionConfig:
 
 
 def _last_whole(here: Path, steps: int) -> Path | None:
-    """The newest checkpoint before the last step that was written to its end; others are removed.
+    """The newest whole checkpoint before the last step, from which the Trainer would take one step too many.
 
-    A training that is killed after its last checkpoint and before its result does the steps since the one
-    before again: the Trainer would take one step too many from the last.
+    Others are removed.
     """
     whole = {}
     for path in here.glob("checkpoint-*"):

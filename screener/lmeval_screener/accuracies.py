@@ -33,16 +33,7 @@ _LABELS = ("repo", "checkpoint", "name", "label")  # headings of the column that
 
 @dataclass(frozen=True)
 class Rated:
-    """An accuracy as its source has it.
-
-    Attributes:
-        name: The checkpoint, as the source writes it.
-        revision: Its revision; None where the source names none.
-        accuracy: In the source's unit.
-        place: Where it stands, for messages.
-        file: The GGUF file that was evaluated; None where the source names none.
-        label: What a report called it; None where the source has no labels.
-    """
+    """An accuracy as its source has it; ``place`` says where it stands, ``label`` what a report called it."""
 
     name: str
     revision: str | None
@@ -54,52 +45,40 @@ class Rated:
 
 @dataclass(frozen=True)
 class Accuracies:
-    """Accuracies of one source.
-
-    Attributes:
-        rated: All of them.
-        meaning: What they are, such as ``gsm8k, exact_match,strict-match (5 of lm-eval's result files)``.
-        complete: Whether each of them has to be of a checkpoint that is screened, as in a CSV file.
-    """
+    """Accuracies of one source; where it is ``complete``, each has to be of a checkpoint that is screened."""
 
     rated: tuple[Rated, ...]
     meaning: str
     complete: bool = True
 
     def check(self, targets: Sequence[Target]) -> None:
-        """Make sure that they fit what is to be screened; a glob of revisions fits what it matches.
-
-        Raises:
-            UsageError: An accuracy fits nothing, or several checkpoints, or one that has another.
-        """
+        """Make sure that they fit what is to be screened; a glob of revisions fits what it matches."""
+        screened = _listed([target.label for target in labelled(targets)])
         taken: dict[str, Rated] = {}
         names, any_fits = _Names(targets), False
         for rated in self.rated:
             fitting = names.matches(rated, expanded=False)
             any_fits |= bool(fitting)
-            name = label(rated.name, rated.revision)
-            if len(fitting) > 1:
-                raise UsageError(
-                    f"{rated.place}: {name} is screened {len(fitting)} times, as "
-                    f"{_listed([target.label for target in fitting], 4)}; name one of them, a revision in "
-                    "`revision`"
+            name, several = label(rated.name, rated.revision), len(fitting) > 1
+            twice = [t for t in fitting if not _is_several(t) and taken.setdefault(t.label, rated) != rated]
+            if several:
+                places = _listed([target.label for target in fitting], 4)
+                why = (
+                    f"{name} is screened {len(fitting)} times, as {places}; name one of them, a revision in "
                 )
+                raise UsageError(f"{rated.place}: {why}`revision`")
+            if twice:
+                why = f"{twice[0].label} is there twice; expected one accuracy per checkpoint"
+                raise UsageError(f"{rated.place}: {why}")
             if not fitting and self.complete:
-                known = [target.label for target in labelled(targets)]
+                near = nearest(name, [target.label for target in labelled(targets)])
                 raise UsageError(
-                    f"{rated.place}: expected a checkpoint that is screened, got {name!r}"
-                    f"{nearest(name, known)}; screened: {_listed(known)}"
+                    f"{rated.place}: expected a checkpoint that is screened, got {name!r}{near}; screened: "
+                    f"{screened}"
                 )
-            for target in fitting:
-                if not _is_several(target) and taken.setdefault(target.label, rated) is not rated:
-                    raise UsageError(
-                        f"{rated.place}: {target.label} is there twice; expected one accuracy per checkpoint"
-                    )
         if not any_fits:
-            raise UsageError(
-                f"expected accuracies of what is screened ({_listed([t.label for t in labelled(targets)])}), "
-                f"got those of {_listed([label(rated.name, rated.revision) for rated in self.rated])}"
-            )
+            others = _listed([label(rated.name, rated.revision) for rated in self.rated])
+            raise UsageError(f"expected accuracies of what is screened ({screened}), got those of {others}")
 
     def of(self, targets: Sequence[Target]) -> list[Target]:
         """The targets, globs expanded, each with its accuracy of this source and of no other."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmeval_dispersion.geometry import Metric
-from lmeval_dispersion.report import Chart
 from lmeval_dispersion.report.cells import short_names
 from lmeval_screener.figures import difference
 from lmeval_screener.screened import Group, Screened
@@ -14,11 +13,12 @@ from lmeval_screener.targets import step_number
 
 _DRAWN = 40  # checkpoints of a group that a chart shows
 _LINE = "var(--axis)"
+_POINT = {"type": "point", "filled": True, "size": 80}
 
 
-def dots_chart(group: Group, metric: Metric) -> Chart:
+def dots(group: Group, metric: Metric) -> dict[str, Any]:
     """G of each checkpoint, best first."""
-    members, count = group.checkpoints[:_DRAWN], len(group.checkpoints)
+    members = group.checkpoints[:_DRAWN]
     values = [
         {
             "checkpoint": name,
@@ -34,63 +34,36 @@ def dots_chart(group: Group, metric: Metric) -> Chart:
     x = _number("G", f"{metric} gap G", zero=False)
     axis = {"labelLimit": 200, "labelOverlap": False}
     tooltip = _tooltip("checkpoint", "rank", "G", "ratio", "no clear order with")
-    spec = {
+    rule = {"type": "rule", "strokeWidth": 2, "color": _LINE}
+    return {
         "data": {"values": values},
         "height": max(60, 24 * len(members)),
         "encoding": {"y": {"field": "checkpoint", "sort": None, "title": None, "axis": axis}},
         "layer": [
-            {
-                "mark": {"type": "rule", "strokeWidth": 2, "color": _LINE},
-                "encoding": {"x": x, "x2": {"field": "reach"}},
-            },
-            {
-                "mark": {"type": "point", "filled": True, "size": 80},
-                "encoding": {"x": x, "tooltip": tooltip, **_marks(values)},
-            },
+            {"mark": rule, "encoding": {"x": x, "x2": {"field": "reach"}}},
+            {"mark": _POINT, "encoding": {"x": x, "tooltip": tooltip, **_marks(values)}},
         ],
     }
-    best_of = f", the {len(members)} best of {count}" if len(members) < count else ""
-    return Chart(
-        spec,
-        caption=f"G of each checkpoint{best_of}",
-        description=f"Dots of G, best first, from {members[0].label}.",
-        name=f"gap-{group.anchor}",
-    )
 
 
-def steps_chart(group: Group, metric: Metric) -> Chart:
-    """G along the steps of a training."""
+def steps(group: Group, metric: Metric) -> dict[str, Any]:
+    """G along the steps of a training, with two errors of the change from the step before."""
     values, before = [], group.steps[0]
     for step, c in zip(_steps(group), group.steps, strict=True):
         G, error = c.gaps[metric].mean, difference(c.gaps[metric], before.gaps[metric]).se
         values.append({"step": step, "name": c.step, "G": G, "low": G - 2 * error, "high": G + 2 * error})
         before = c
-    return Chart(
-        _curve(values, "G", f"{metric} gap G"),
-        caption=f"G along the training of {group.title}",
-        description=f"G against the training step; largest at {group.names[group.checkpoints[0]]}.",
-        name=f"gap-{group.anchor}",
-    )
+    return _curve(values, "G", f"{metric} gap G")
 
 
-def ratio_chart(group: Group) -> Chart | None:
-    """The ratio along the steps of a training; None where it is not known."""
-    values = [
-        {"step": step, "name": c.step, "ratio": c.ratio.mean}
-        for step, c in zip(_steps(group), group.steps, strict=True)
-        if c.ratio is not None
-    ]
-    if not values:
-        return None
-    return Chart(
-        _curve(values, "ratio", "ratio"),
-        caption=f"Ratio along the training of {group.title}",
-        description="within(T) / within(R) of rows times the final norm, against the training step.",
-        name=f"ratio-{group.anchor}",
-    )
+def ratios(group: Group, metric: Metric) -> dict[str, Any]:
+    """The ratio along the steps of a training, where it is known."""
+    pairs = zip(_steps(group), group.steps, strict=True)
+    values = [{"step": step, "name": c.step, "ratio": c.ratio.mean} for step, c in pairs if c.ratio]
+    return _curve(values, "ratio", "ratio")
 
 
-def accuracy_chart(groups: Sequence[Group], metric: Metric) -> Chart:
+def accuracies(groups: Sequence[Group], metric: Metric) -> dict[str, Any]:
     """Accuracy against G, where somebody supplied accuracies; pointing at a dot names it."""
     values = [
         {
@@ -106,23 +79,14 @@ def accuracy_chart(groups: Sequence[Group], metric: Metric) -> Chart:
     ]
     several = len({value["group"] for value in values}) > 1
     marks = {"color": {"field": "group", "title": None}} if several else _marks(values)
-    layers: list[dict[str, Any]] = [
-        {
-            "mark": {"type": "point", "filled": True, "size": 80},
-            "encoding": {"tooltip": _tooltip("name", "group", "G", "accuracy"), **marks},
-        }
-    ]
+    tooltip = _tooltip("name", "group", "G", "accuracy")
+    layers: list[dict[str, Any]] = [{"mark": _POINT, "encoding": {"tooltip": tooltip, **marks}}]
     if len(values) <= 15:
         text = {"type": "text", "align": "left", "dx": 9, "fontSize": 12}
         layers.append({"mark": text, "encoding": {"text": {"field": "name"}}})
     x = _number("G", f"{metric} gap G", zero=False, padding=20)
     y = _number("accuracy", "accuracy", zero=False, padding=14)
-    return Chart(
-        {"data": {"values": values}, "height": 340, "encoding": {"x": x, "y": y}, "layer": layers},
-        caption="Accuracy against G",
-        description="One point a checkpoint with an accuracy, by group.",
-        name="accuracy",
-    )
+    return {"data": {"values": values}, "height": 340, "encoding": {"x": x, "y": y}, "layer": layers}
 
 
 def _kind(c: Screened) -> str:

@@ -13,12 +13,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_dispersion.options import Output, add_examples, add_output, add_version, command_parser
-from lmeval_dispersion.report import FORMATS, Column, Document, Section, Table
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.options import Output, add_examples, add_output, add_version, command_parser, finished
+from lmeval_dispersion.report import Column, Document, Section, Table
 from lmeval_screener.planning import add_limit_options, allowance_of
 from lmeval_screener.registry import add_registry_options
 from lmeval_screener.targets.selection import add_selection_options
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
 
 _GUIDE = "docs/reference/token-sets.md"
 _PATIENCE = 1.0  # seconds without progress
-# Between two lines of progress: seconds, or a share of all, but never fewer than so many seconds.
-_EVERY, _SHARE, _LEAST = 30.0, 0.05, 3.0
+_EVERY = 30.0  # seconds between two lines of progress
 _ABOUT = (
     "Rank checkpoints by how far apart their output rows keep a domain's tokens: no labels, no data, no GPU, "
     "and only the few rows that are needed are read."
@@ -69,20 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     declare(parser)
     parser.set_defaults(command=command)
     args = parser.parse_args(words)
-    try:
-        return work(args)
-    except DispersionError as error:
-        if os.environ.get("DISPERSION_DEBUG"):
-            raise
-        print(f"{name}: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("screen-checkpoints: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # `screen-checkpoints ... | head -1`: the reader has what it wants.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return finished(name, lambda: work(args))
 
 
 # --- screen ---------------------------------------------------------------------------------------------
@@ -133,7 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_limit_options(how)
     add_registry_options(how)
     show = parser.add_argument_group("what to show")
-    add_output(show, (*FORMATS, "jsonl"))
+    add_output(show)
     show.add_argument(
         "--accuracy",
         metavar="SOURCE",
@@ -190,12 +177,11 @@ def run(args: argparse.Namespace) -> int:
     if args.list is not None:
         Output.of(args).write(_families() if args.list == "families" else _domains())
         return 0
-    lines = args.format == "jsonl" or (args.format is None and str(args.output or "").endswith(".jsonl"))
-    _check(args, lines=lines)
-    output = Output.of(argparse.Namespace(**vars(args) | {"format": "json"}) if lines else args)
+    _check(args)
+    output = Output.of(args)
 
     from lmeval_screener.registry import kept_in, reader_type_of
-    from lmeval_screener.screening import Screening, add_named, reference_among, screen_targets
+    from lmeval_screener.screening import Screening, add_named, reference_among
     from lmeval_screener.targets.selection import select_targets, selection_of
     from lmeval_screener.tokens import load_token_set
 
@@ -205,8 +191,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if selected.sentence:
         output.say(f"screen-checkpoints: {selected.sentence}")
-    file, _, family = (args.family or "").rpartition(":")
-    add_named(selected, family or None, file or None, demo=args.demo)
+    add_named(selected, args.family, demo=args.demo)
     named = list(selected.targets)
     if args.fail_if_below is not None:
         named = list(dict.fromkeys([*named, reference_among(named, args.fail_if_below, args.tokenizer)]))
@@ -227,19 +212,14 @@ def run(args: argparse.Namespace) -> int:
 
         accuracies = read_accuracies(args.accuracy, named)
     reader_type = reader_type_of(args.engine, selected.targets)
-    since, news, listeners = None, None, list["OnDone"]()
-    if lines:
-        from lmeval_screener.contract import JsonLines
-
-        written = JsonLines(args.output)
-        listeners.append(lambda outcome, done, count: written.on_done(outcome))
+    since, news = None, None
     run_of = {"metric": args.metric, "refresh": args.refresh, "command": args.command}
     with kept_in(args.registry, domain, reference, **run_of) as session, _progress(args.quiet) as show:
         if session is not None and args.since is not None:
             from lmeval_screener.registry.queries import since_time
 
             since = since_time(session.connection, args.since)
-        settings = Screening(
+        screening = Screening(
             domain,
             reference,
             metric=args.metric,
@@ -250,15 +230,11 @@ def run(args: argparse.Namespace) -> int:
             session=session,
             reader_type=reader_type,
             allowance=allowance,
-            selected=selected,
             keep_on_interrupt=True,
+            on_done=show,
         )
 
-        def on_done(outcome: Reading | Failed, done: int, count: int) -> None:
-            for tell in (*listeners, show):
-                tell(outcome, done, count)
-
-        result = screen_targets(selected.targets, settings, on_done)
+        result = screening.result(selected)
         if session is not None and since is not None:
             from lmeval_screener.registry.queries import diff
 
@@ -280,10 +256,8 @@ def run(args: argparse.Namespace) -> int:
         manifest = emit(args.emit, result.head(), chosen, tasks=tasks, command=args.command)
         output.say(f"wrote {manifest}; evaluate with: bash {args.emit / 'run.sh'}")
     only_names = chosen is not None and args.format is None and output.format == "table"
-    if lines:
-        written.finish(result.head(), result.answer(), result.groups)
-    elif news is not None:
-        output.write(news.document())
+    if news is not None:
+        output.write(news)
     elif chosen is not None and only_names:
         _print_names(chosen, output)
     else:
@@ -298,7 +272,7 @@ def run(args: argparse.Namespace) -> int:
     return _status(result)
 
 
-def _check(args: argparse.Namespace, *, lines: bool) -> None:
+def _check(args: argparse.Namespace) -> None:
     """Refuse, before anything is screened, options that do not go together."""
     if args.shortlist is None:
         for option in ("audit_sample", "emit", "tasks"):
@@ -307,16 +281,12 @@ def _check(args: argparse.Namespace, *, lines: bool) -> None:
                 raise UsageError(f"expected --shortlist K with {option}, got no --shortlist")
     elif args.shortlist < 1:
         raise UsageError(f"expected --shortlist of at least 1, got {args.shortlist}")
-    elif lines:
-        raise UsageError("expected --format jsonl without --shortlist, got both; its last line has all ranks")
+    elif args.registry is not None and args.since is not None:
+        raise UsageError("expected --since with --registry without --shortlist: it answers what is new")
     if args.audit_sample < 0:
         raise UsageError(f"expected --audit-sample of at least 0, got {args.audit_sample}")
     if args.tasks is not None and args.emit is None:
         raise UsageError("expected --emit FOLDER with --tasks, got no --emit")
-    if args.registry is not None and args.since is not None and (lines or args.shortlist is not None):
-        raise UsageError(
-            "expected --since with --registry without --shortlist and --format jsonl: it answers what is new"
-        )
 
 
 def _status(result: Result) -> int:
@@ -339,7 +309,7 @@ def _print_names(chosen: Shortlist, output: Output) -> None:
 def _progress(quiet: bool) -> Iterator[OnDone]:
     """A bar on a terminal's standard error, which disappears when all is read; elsewhere lines.
 
-    Either comes after a second only, when the total is known.
+    The bar comes after a second only, when the total is known.
     """
     if quiet:
         yield lambda outcome, done, count: None
@@ -352,8 +322,7 @@ def _progress(quiet: bool) -> Iterator[OnDone]:
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    task = bar.add_task("")
-    start = time.monotonic()
+    task, start = bar.add_task(""), time.monotonic()
 
     def update(outcome: Reading | Failed, done: int, count: int) -> None:
         bar.update(task, completed=done, total=count, description=outcome.label)
@@ -367,35 +336,23 @@ def _progress(quiet: bool) -> Iterator[OnDone]:
 
 
 def progress_lines(say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> OnDone:
-    """Says in lines for logs how many, how fast, how long still, and what failed."""
+    """Says in lines for logs how many have ended, how long it still takes, and what failed."""
     start = last = clock()
-    said = 0
     failed: Counter[str] = Counter()
 
     def update(outcome: Reading | Failed, done: int, count: int) -> None:
-        nonlocal last, said
+        nonlocal last
         if error := getattr(outcome, "error", None):
             failed[error] += 1
         now = clock()
-        due = now - last >= _EVERY or (done - said) / count >= _SHARE
-        if not due or now - last < _LEAST or done == count:
+        if now - last < _EVERY or done == count:
             return
-        last, said = now, done
-        rate = done / (now - start)
+        last = now
+        left = timedelta(seconds=round((now - start) * (count - done) / done))
         errors = ", ".join(f"{number} {code}" for code, number in failed.most_common())
-        say(
-            f"{done} of {count} ({100 * done // count} %), {rate:.1f}/s, {_span((count - done) / rate)} left"
-            + (f"; failed: {errors}" if errors else "")
-        )
+        say(f"{done} of {count}, about {left} left" + (f"; failed: {errors}" if errors else ""))
 
     return update
-
-
-def _span(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 120:
-        return f"{whole} s"
-    return f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def _families() -> Document:
@@ -411,15 +368,8 @@ def _families() -> Document:
         }
         for name, family in load_families().items()
     ]
-    columns = [
-        Column("family", "Family"),
-        Column("entries", "Checkpoints", "d", hint="a training trajectory counts as one"),
-        Column("scales", "Scales", drop=1),
-        Column("note", "Note", drop=2),
-    ]
-    sections = [Section("", [Table(rows, columns, "Families", "families")])]
-    answer = [f"{len(rows)} families; `--family NAME` screens one."]
-    return Document("Families", answer=answer, sections=sections, rows=rows, guide=_GUIDE)
+    headings = {"family": "Family", "entries": "Checkpoints", "scales": "Scales", "note": "Note"}
+    return _listing("Families", f"{len(rows)} families; `--family NAME` screens one.", rows, headings)
 
 
 def _domains() -> Document:
@@ -439,17 +389,20 @@ def _domains() -> Document:
         for name in names
         for role, key, group, taken in described_groups(name)
     ]
+    headings = {"set": "Set", "group": "Group", "role": "Role", "words": "Words", "default": "Taken"}
+    answer = (
+        f"{len(names)} token sets; `--domain SET` and `--reference SET` take one, `SET:GROUP` its groups."
+    )
+    return _listing("Token sets", answer, rows, headings | {"examples": "Such as"})
+
+
+def _listing(title: str, answer: str, rows: list[dict[str, Any]], headings: dict[str, str]) -> Document:
+    # Where there is no room the last columns go first.
     columns = [
-        Column("set", "Set"),
-        Column("group", "Group"),
-        Column("role", "Role", drop=2),
-        Column("words", "Words", "d"),
-        Column("default", "Taken", hint="without being named; `--domain SET:GROUP,GROUP` names groups"),
-        Column("examples", "Such as", drop=1),
+        Column(key, heading, drop=max(place - 1, 0)) for place, (key, heading) in enumerate(headings.items())
     ]
-    sections = [Section("", [Table(rows, columns, "Token sets and their groups", "token-sets")])]
-    answer = [f"{len(names)} token sets; `--domain SET` and `--reference SET` take one."]
-    return Document("Token sets", answer=answer, sections=sections, rows=rows, guide=_GUIDE)
+    sections = [Section("", [Table(rows, columns, "", name="listing")])]
+    return Document(title, answer=[answer], sections=sections, rows=rows, guide=_GUIDE)
 
 
 # --- verify ---------------------------------------------------------------------------------------------

@@ -1,18 +1,14 @@
-"""The forms for programs: entries of ``screen-checkpoints/3``, rows of CSV, JSON lines."""
+"""The forms for programs: the entries of ``screen-checkpoints/3`` and the rows of CSV."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from lmeval_dispersion.errors import DispersionError
 from lmeval_dispersion.geometry import METRICS
 from lmeval_screener.figures import PARTS
 from lmeval_screener.ranking import ALL_PAIRS
-from lmeval_screener.screened import Failed, Group, Reading, Screened
+from lmeval_screener.screened import Group, Screened
 
 _NAMES = ("label", "repo", "requested_revision", "revision", "family", "scale", "rank")
 _COST = ("bytes_read", "requests", "seconds")
@@ -93,75 +89,3 @@ def flat_row(row: Mapping[str, Any]) -> dict[str, Any]:
         "notes": "; ".join(row["notes"]),
         **{name: row[name] for name in ("chosen", "inclusion_probability") if name in row},
     }
-
-
-class JsonLines:
-    """``--format jsonl``: a line for each checkpoint when it ends, unranked, and a last one with the ranks.
-
-    Args:
-        path: Where they go; None for standard output.
-
-    Raises:
-        DispersionError: The file cannot be written.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self._place = path or "standard output"
-        try:
-            self._file = sys.stdout if path is None else path.open("w", encoding="utf-8")
-        except OSError as error:
-            raise DispersionError(f"could not write {path}: {error.strerror or error}") from error
-
-    def on_done(self, outcome: Reading | Failed) -> None:
-        """Write the line of a checkpoint that ended."""
-        line: dict[str, Any] = {
-            "label": outcome.label,
-            "repo": outcome.repo,
-            "requested_revision": outcome.target.revision,
-            "file": outcome.target.file,
-        }
-        if isinstance(outcome, Failed):
-            self._write(line | {"error": outcome.error, "message": outcome.message})
-            return
-        ratio = outcome.ratio
-        self._write(
-            line
-            | {
-                "revision": outcome.revision,
-                "gap": {m: {"mean": gap.mean, "se": gap.se} for m, gap in outcome.gaps.items()},
-                "ratio": None if ratio is None else {"mean": ratio.mean, "se": ratio.se},
-                "tensor": outcome.tensor,
-                "dtype": outcome.dtype,
-                **{name: getattr(outcome, name) for name in _COST},
-                "seconds": round(outcome.seconds, 3),
-            }
-        )
-
-    def finish(self, head: Mapping[str, Any], answer: list[str], groups: Sequence[Group]) -> None:
-        """Write the last line: what a result's head says, its answer, and the ranks of every group."""
-        totals = head["totals"] | {"failed": len(head["failed"])}
-        names = ("schema", "domain", "reference", "metric", "se_covers", "gate")
-        ranks = [
-            {
-                "family": group.family,
-                "scale": group.scale,
-                "ranking": [
-                    {"label": c.label, "rank": c.rank, "tied_with": tied_with(c, group)}
-                    for c in group.checkpoints
-                ],
-            }
-            for group in groups
-        ]
-        summary = {name: head[name] for name in names if name in head}
-        self._write({"summary": summary | {"totals": totals, "answer": answer, "groups": ranks}})
-        if self._file is not sys.stdout:
-            self._file.close()
-
-    def _write(self, content: dict[str, Any]) -> None:
-        try:
-            self._file.write(json.dumps(content, ensure_ascii=True, allow_nan=False) + "\n")
-            self._file.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise DispersionError(f"could not write {self._place}: {error.strerror or error}") from error

@@ -136,13 +136,7 @@ def _ranked_group(family: str, scale: str, members: list[Reading], metric: Metri
 
 
 class Standing(NamedTuple):
-    """Where one gap of a group stands.
-
-    Attributes:
-        rank: 1 for the largest; equal means share the better rank.
-        ties: Ranks with which it has no clear order; its own where another gap shares it.
-        next: Against the gap of the next rank; None for the last.
-    """
+    """Where one gap of a group stands; ``ties`` holds its own rank where another gap shares it."""
 
     rank: int
     ties: Ranks

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lmeval_dispersion.geometry import Metric
-from lmeval_dispersion.report import Chart, Col, Column, Report, Row, Table
+from lmeval_dispersion.report import Chart, Column, Report, Row, Table
 from lmeval_dispersion.report.cells import json_value, shown
+from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import answer
 from lmeval_screener.contract import entry, flat_row
 from lmeval_screener.figures import difference
@@ -29,8 +30,8 @@ SCHEMA = "screen-checkpoints/3"
 SE_COVERS = "choice of tokens"
 #: Exit status where a checkpoint is below that of ``--fail-if-below``.
 EXIT_BELOW = 4
-_BELOW = 5  # of those below that a sentence names
 _SCOPES = {"within groups": "all, inside groups", "overall": "all, across groups (not supported)"}
+_DRAWN = 40  # checkpoints of a group that a chart shows
 _LONG = 40  # rows of a group that a terminal shows whole
 _TOP, _BOTTOM = 15, 3  # rows that it shows of a longer one, beside those tied with the last of the top
 
@@ -74,53 +75,6 @@ class Gate:
     def exit_code(self) -> int | None:
         """Exit status that it asks for; None for the screening's own."""
         return EXIT_BELOW if self.below else None if self.passed else 1
-
-    @property
-    def sentence(self) -> str:
-        """The answer of the gate."""
-        rest = f" {self.not_compared} not compared with it." if self.not_compared else ""
-        if self.failed:
-            return f"The gate cannot be judged: {self.reference} was not screened ({self.failed})."
-        if not self.compared:
-            return (
-                "The gate cannot be judged: no other checkpoint has the tokenizer and scale of "
-                f"{self.reference}.{rest}"
-            )
-        if not self.below:
-            return f"Passed: none of {self.compared} is clearly below {self.reference}.{rest}"
-        more = f" and {len(self.below) - _BELOW} more" if len(self.below) > _BELOW else ""
-        below = ", ".join(self.below[:_BELOW]) + more
-        return f"Failed: {below} clearly below {self.reference} ({self.compared} compared).{rest}"
-
-
-@dataclass(frozen=True)
-class FailedRow:
-    """A checkpoint that failed, or some that failed alike."""
-
-    label: Annotated[str, Col("Checkpoint")]
-    error: Annotated[str, Col("Error")]
-    message: Annotated[str, Col("Why, and what to do")]
-
-
-@dataclass(frozen=True)
-class AgreementRow:
-    """Rank correlations of G with supplied accuracies."""
-
-    group: Annotated[str, Col("Group")]
-    n: Annotated[int, Col("n", "d")]
-    spearman: Annotated[float, Col("Spearman", ".3f")]
-    spearman_p: Annotated[float, Col("p", "p-value")]
-    permutations: Annotated[str, Col("Permutations", drop=1)]
-
-
-@dataclass(frozen=True)
-class TokensRow:
-    """The tokens of one set in one tokenizer."""
-
-    family: Annotated[str, Col("Family")]
-    set: Annotated[str, Col("Set")]
-    variant: Annotated[str, Col("Variant")]
-    tokens: Annotated[str, Col("Piece:row")]
 
 
 @dataclass(frozen=True, repr=False)
@@ -296,45 +250,41 @@ class Result(Report):
 
     def tables(self) -> Mapping[str, Table]:
         """The rankings of the groups, their figures, what failed, what was read."""
-        tables = {"failed": Table.of(_failures(self.failed), "", name="failed")}
-        everyone: list[Row] = []
+        tables, everyone = dict[str, Table](), list[Row]()
         for place, (group, entries) in enumerate(self._entries.items()):
-            rows = [flat_row(entries[c]) | self._shown(c, group) for c in entries]
+            members = list(entries)
+            rows = [flat_row(entries[c]) | self._shown(c, group) for c in members]
             everyone += rows
-            excerpt = _excerpt(list(entries), training=bool(group.steps))
-            decimals = answer.digits(list(entries), self.metric) if entries else 3
-            shares = all((c.accuracy or 0) <= 1 for c in entries)
-            columns = {
-                "ranking": _ranking(self.metric, decimals, ".3f" if shares else ".1f", group),
-                "figures": _figures(self.metric, decimals, group),
+            excerpt = _excerpt(members, training=bool(group.steps))
+            decimals = answer.digits(members, self.metric)
+            shares = all((c.accuracy or 0) <= 1 for c in members)
+            ranking = _ranking(self.metric, decimals, ".3f" if shares else ".1f", group)
+            figures = _figures(self.metric, decimals, group)
+            tables[f"ranking{place}"] = _table(rows, ranking, f"ranking-{group.anchor}", excerpt)
+            tables[f"figures{place}"] = _table(rows, figures, f"figures-{group.anchor}", excerpt)
+        agreements = [
+            fields_of(line)
+            | {
+                "group": line.group or _SCOPES[line.scope],
+                "permutations": line.reason or f"{'all' if line.exact else 'drawn'}: {line.permutations:,}",
             }
-            for name, shown_columns in columns.items():
-                table = _table(rows, shown_columns, f"{name}-{group.anchor}", excerpt)
-                tables[f"{name}{place}"] = table
-        lines = [
-            AgreementRow(
-                line.group or _SCOPES[line.scope],
-                line.n,
-                line.spearman,
-                line.spearman_p,
-                line.reason or f"{'all' if line.exact else 'drawn'}: {line.permutations:,}",
-            )
             for line in self.agreement
         ]
         tokens = [
-            TokensRow(
-                tokens["family"],
-                name,
-                " and ".join(tokens[side]["variants"]),
-                " ".join(f"{piece}:{row}" for piece, row in tokens[side]["pieces"].items()),
-            )
+            {
+                "family": tokens["family"],
+                "set": name,
+                "variant": " and ".join(tokens[side]["variants"]),
+                "tokens": " ".join(f"{piece}:{row}" for piece, row in tokens[side]["pieces"].items()),
+            }
             for tokens in self._tokens()
             for side, name in (("domain", f"T, {self.domain}"), ("reference", f"R, {self.reference}"))
         ]
         return tables | {
+            "failed": _table(_failures(self.failed), _FAILED, "failed"),
             "read": _table(everyone, _READ, "read"),
-            "agreement": Table.of(lines, "", name="agreement"),
-            "tokens": Table.of(tokens, "", name="tokens"),
+            "agreement": _table(agreements, _AGREEMENT, "agreement"),
+            "tokens": _table(tokens, _TOKENS, "tokens"),
         }
 
     def _shown(self, c: Screened, group: Group) -> dict[str, Any]:
@@ -362,18 +312,35 @@ class Result(Report):
 
     def charts(self) -> Mapping[str, Chart]:
         """G of each group, along a training the ratio too, and accuracy against G."""
-        from lmeval_screener import charts
-
         drawn: dict[str, Chart] = {}
         for place, (group, entries) in enumerate(self._entries.items()):
             if not entries:
                 continue
-            draw = charts.steps_chart if group.steps else charts.dots_chart
-            drawn[f"ranking{place}"] = draw(group, self.metric)
-            if group.steps and (ratio := charts.ratio_chart(group)) is not None:
-                drawn[f"ratio{place}"] = ratio
+            best, count = group.names[group.checkpoints[0]], len(group.checkpoints)
+            if group.steps:
+                caption = f"G along the training of {group.title}"
+                description = f"G against the training step; largest at {best}."
+            else:
+                caption = "G of each checkpoint" + (
+                    f", the {_DRAWN} best of {count}" if count > _DRAWN else ""
+                )
+                description = f"Dots of G, best first, from {best}."
+            draw = partial(_draw, "steps" if group.steps else "dots", group, self.metric)
+            drawn[f"ranking{place}"] = Chart(draw, caption, description, name=f"gap-{group.anchor}")
+            if any(c.ratio for c in group.steps):
+                drawn[f"ratio{place}"] = Chart(
+                    partial(_draw, "ratios", group, self.metric),
+                    f"Ratio along the training of {group.title}",
+                    "within(T) / within(R) of rows times the final norm, against the training step.",
+                    name=f"ratio-{group.anchor}",
+                )
         if self.agreement:
-            drawn["accuracy"] = charts.accuracy_chart(self.groups, self.metric)
+            drawn["accuracy"] = Chart(
+                partial(_draw, "accuracies", self.groups, self.metric),
+                "Accuracy against G",
+                "One point a checkpoint with an accuracy, by group.",
+                name="accuracy",
+            )
         return drawn
 
     def context(self) -> Mapping[str, Any]:
@@ -407,6 +374,14 @@ class Result(Report):
             f"{shown(self.bytes_read, 'bytes')} in {self.requests} requests, {self.seconds:.2f} s",
         }
         return {name: text for name, text in facts.items() if text}
+
+
+def _draw(name: str, of: Group | Sequence[Group], metric: Metric) -> dict[str, Any]:
+    """A chart by its function in `lmeval_screener.charts`, which is imported only where a page is drawn."""
+    from lmeval_screener import charts
+
+    specification: dict[str, Any] = getattr(charts, name)(of, metric)
+    return specification
 
 
 # --- tables: columns over the rows of CSV ---------------------------------------------------------------
@@ -453,6 +428,20 @@ _READ = [
     Column("requests", "Requests", "d"),
     Column("seconds", "Seconds", ".2f", short="s"),
 ]
+_FAILED = [Column("label", "Checkpoint"), Column("error", "Error"), Column("message", "Why, and what to do")]
+_AGREEMENT = [
+    Column("group", "Group"),
+    Column("n", "n", "d"),
+    Column("spearman", "Spearman", ".3f"),
+    Column("spearman_p", "p", "p-value"),
+    Column("permutations", "Permutations", drop=1),
+]
+_TOKENS = [
+    Column("family", "Family"),
+    Column("set", "Set"),
+    Column("variant", "Variant"),
+    Column("tokens", "Piece:row"),
+]
 
 
 def _table(rows: Sequence[Row], columns: Sequence[Column], name: str, excerpt: Sequence[int] = ()) -> Table:
@@ -483,17 +472,16 @@ def _who(said: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, s
     return who | {text: f"all {everyone}" for text, of in labels.items() if len(of) == everyone > 1}
 
 
-def _failures(failed: Sequence[Failed]) -> list[FailedRow]:
+def _failures(failed: Sequence[Failed]) -> list[Row]:
     """Failures, equal ones in one line."""
     equal: dict[tuple[str, str], list[Failed]] = {}
     for f in failed:
         message = f.message.replace(f.label, "ORG/NAME").replace(f.repo, "ORG/NAME")
         equal.setdefault((f.error, message), []).append(f)
-    rows = []
+    rows: list[Row] = []
     for (error, message), alike in equal.items():
-        if len(alike) == 1:
-            rows.append(FailedRow(alike[0].label, error, alike[0].message))
-            continue
         some = ", ".join(f.label for f in alike[:3]) + (", …" if len(alike) > 3 else "")
-        rows.append(FailedRow(f"{len(alike)} checkpoints: {some}", error, message))
+        label = some if len(alike) == 1 else f"{len(alike)} checkpoints: {some}"
+        said = alike[0].message if len(alike) == 1 else message
+        rows.append({"label": label, "error": error, "message": said})
     return rows

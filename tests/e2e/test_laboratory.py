@@ -19,9 +19,9 @@ import tiny_models
 import torch
 from threadpoolctl import threadpool_limits
 
+from lmeval_dispersion import compare_studies
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.laboratory import compare_studies
 
 LAW = ("--segment", "24", "--bins", "6", "--bin-size", "10", "--layer", "all", "--contexts", "8")
 WHOLE = ("law", "model", "--data", "text.jsonl", *LAW)

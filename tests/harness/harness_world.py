@@ -157,7 +157,7 @@ def check_vectors(lm: Any, results: Any, task: str, layer: str = "last", within:
     samples = results["samples"][task]
     assert samples
     for sample in samples:
-        state, query = sample["dispersion"].state, sample["dispersion"].query
+        state, query = sample["dispersion"].state, sample["dispersion"].columns["text"]
         context, continuation = sample["arguments"][0]
         vector, logprobs = reference(lm, context, continuation, layer)
         assert state.vectors[layer].shape == (1, len(vector))

@@ -85,7 +85,7 @@ def test_a_server_gives_the_store_of_transformers(
     assert truncated.any()
 
     for defect, message in (
-        ("unit", r"differ by up to \d+.*the server divides states by their length.*vllm serve"),
+        ("unit", r"differ by up to \d+.*it divides them by their length.*vllm serve"),
         ("before-norm", r"vllm does not give the states of transformers: \d+ states"),
         ("below", r"vllm does not give the states of transformers: \d+ states"),
         ("shifted", r"another model, precision, layer or tokenizer; start it with `vllm"),

@@ -25,12 +25,7 @@ def task_records(*sizes: int) -> list[list[DocRecord]]:
     for n in sizes:
         rows = rng.normal(0.5, 1, (n, 1, 5)).astype(np.float32)
         states = [DocState({"last": row}, [3], [False], [2.0]) for row in rows]
-        tasks.append(
-            [
-                DocRecord(s, i, i % 2, None, None, [], "d", "p", None, None, "none")
-                for i, s in enumerate(states)
-            ]
-        )
+        tasks.append([DocRecord(state, i, i % 2, "none", {}) for i, state in enumerate(states)])
     return tasks
 
 

@@ -92,14 +92,6 @@ def test_every_name_ends_in_dispersion_except_the_stock_form_of_quail() -> None:
     assert [name for name in install.task_names() if not name.endswith("_dispersion")] == ["quail"]
 
 
-def test_misspelt_tasks_are_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--tasks", "arc_eazy_dispersion,quail"]) == 2
-    said = capsys.readouterr().err
-    near = "dispersion run: there is no task 'arc_eazy_dispersion'; did you mean arc_easy_dispersion, "
-    assert said.startswith(near)
-    assert said.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("error", "expected"),
     [

@@ -52,7 +52,7 @@ def test_groups_are_pooled_over_all_documents(
     assert set(store.documents["category"]) == {"stem", "other", "social sciences", "humanities"}
     assert store.documents["subject"].nunique() == 57
     assert store.layers == ["last", "layer.0"]
-    order = {(record.doc_hash): i for i, record in enumerate(every)}
+    order = {record.columns["doc_hash"]: i for i, record in enumerate(every)}
     units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     picked = units[[order[h] for h in store.documents["doc_hash"]]]
     np.testing.assert_allclose(store.vectors("last"), picked, atol=1e-3)

@@ -7,8 +7,8 @@ import pytest
 import tiny_models
 import torch
 
+from lmeval_dispersion import condensation, law, sublayers
 from lmeval_dispersion.errors import DispersionError, NonFiniteStateError, UsageError
-from lmeval_dispersion.laboratory import condensation, law, sublayers
 from lmeval_dispersion.laboratory.causal_model import CausalModel, Segments, last_vectors
 from lmeval_dispersion.model.loading import LoadedModel, ModelChoice
 
@@ -142,8 +142,8 @@ def test_no_logits_are_computed_where_no_token_is_scored(model, monkeypatch):
 
     monkeypatch.setattr(head, "forward", counted)
     seen = causal.run(SEGMENTS, EVERY, ["layer.0", "last"], lambda states: states.numpy())
-    assert rows == []
+    assert sum(rows) == 0
     assert seen["last"].shape == (5, 12, causal.width)
     causal.run(SEGMENTS, EVERY, [], last_vectors, losses=True)
-    assert rows == [12]
+    assert sum(rows) == 12
     assert head.forward is counted

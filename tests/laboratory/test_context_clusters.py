@@ -9,8 +9,8 @@ import pytest
 import tiny_models
 from slow_states import hidden_states, token_ids
 
+from lmeval_dispersion import clusters
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.laboratory import clusters
 from lmeval_dispersion.laboratory.context_clusters import recurring_contexts
 from lmeval_dispersion.model.texts import Texts
 
@@ -44,7 +44,7 @@ def test_clusters_are_geometrys_distances(model, repeating):
 
 
 def test_clusters_need_recurrence_and_one_tokenizer(model, repeating, place):
-    with pytest.raises(UsageError, match=r"at least 2 9-grams that occur 20 times .* lower --ngram"):
+    with pytest.raises(UsageError, match=r"at least 2 9-grams that occur 20 times .* lower ngram="):
         clusters(model, repeating, ngram=9, occurrences=20, segment=6)
     with pytest.raises(UsageError, match=r"at least 2 occurrences, got 6, 4 and 1"):
         clusters(model, repeating, ngram=4, occurrences=1, segment=6)

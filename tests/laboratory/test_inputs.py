@@ -9,8 +9,8 @@ import pytest
 import tiny_models
 import torch
 
+from lmeval_dispersion import condensation
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.laboratory import condensation
 from lmeval_dispersion.laboratory.analysis import labels, model_settings
 from lmeval_dispersion.laboratory.study import StudyRoot
 from lmeval_dispersion.model.loading import ModelChoice, load_model
@@ -57,7 +57,7 @@ def test_a_changed_input_is_refused_in_its_folder_and_computed_in_another(inputs
         "text": "the text {'sha256': '",
         "weights": "the models' files .*'sha256:",
     }
-    with pytest.raises(UsageError, match=message[what] + r".*, now .*; pass another --study"):
+    with pytest.raises(UsageError, match=message[what] + r".*, now .*; pass another folder="):
         condensation(model, text, folder=tmp_path / "study", **OPTIONS)
     again = condensation(model, text, folder=StudyRoot(tmp_path / "studies"), quiet=False, **OPTIONS)
     assert f"the study is kept in {tmp_path / 'studies' / 'condensation-'}" in capsys.readouterr().err

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slow_states import mean_pair_distance
 
+from lmeval_dispersion import law
 from lmeval_dispersion.errors import TooFewVectorsError, UsageError
 from lmeval_dispersion.geometry import spectrum
-from lmeval_dispersion.laboratory import law
 from lmeval_dispersion.laboratory.analysis import draw_segments
 from lmeval_dispersion.laboratory.perplexity_law import sorted_bins, uniform_bins
 from lmeval_dispersion.model.loading import load_model
@@ -140,14 +140,14 @@ def test_batches_do_not_show(result, model, data):
 
 def test_too_little_and_too_long_is_told_before_the_work(model, data):
     with pytest.raises(
-        TooFewVectorsError, match=r"3 bins of 100 segments, got 90 .* more text, or a smaller --bin-size"
+        TooFewVectorsError, match=r"3 bins of 100 segments, got 90 .* more text, or a smaller bin_size="
     ):
         law(model, data, segment=LENGTH)
-    with pytest.raises(TooFewVectorsError, match="a larger --segments, or a smaller --bin-size or --segment"):
+    with pytest.raises(TooFewVectorsError, match="a larger segments=, or a smaller bin_size= or segment="):
         law(model, data, segment=LENGTH, bin_size=8, segments=23)
     with pytest.raises(UsageError, match=r"takes at most 256 tokens, got segments of 512"):
         law(model, data)
-    with pytest.raises(UsageError, match="expected --bins and --bin-size of at least 3, got 2 and 100"):
+    with pytest.raises(UsageError, match="expected bins= and bin_size= of at least 3, got 2 and 100"):
         law(model, data, bins=2)
     with pytest.raises(UsageError, match=r"layers among last.*layer\.0 \.\.\. layer\.2.*got 'layer\.9'"):
         law(model, data, segment=LENGTH, bin_size=8, layers="layer.9")

@@ -79,7 +79,7 @@ def test_a_bar_appears_only_where_work_takes_long(tmp_path, monkeypatch, capsys)
 
 def test_a_folder_with_something_else_is_refused(tmp_path):
     worked(tmp_path / "r")
-    with pytest.raises(UsageError, match=r"other settings \(seed 1, now 2\); pass another --study"):
+    with pytest.raises(UsageError, match=r"other settings \(seed 1, now 2\); pass another folder="):
         Study.open(tmp_path / "r", "law", {"seed": 2})
     with pytest.raises(UsageError, match="a study of law, not of clusters"):
         Study.open(tmp_path / "r", "clusters", {"seed": 1})
@@ -101,7 +101,7 @@ def test_results_replace_the_work(tmp_path):
     study.finish({"points": frame}, model={"name": "m"})
     again = read_study(tmp_path / "r")
     pd.testing.assert_frame_equal(again.tables()["points"], frame)
-    assert again.complete
+    assert again.manifest["complete"]
     assert again.manifest["model"] == {"name": "m"}
     assert sorted(p.name for p in (tmp_path / "r").iterdir()) == ["manifest.json", "points.parquet"]
-    assert Study.open(tmp_path / "r", "law", {"seed": 1}).complete
+    assert Study.open(tmp_path / "r", "law", {"seed": 1}).manifest["complete"]

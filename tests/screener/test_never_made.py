@@ -161,15 +161,6 @@ def has(data, piece):
     return any(piece == known for known, _ in data["model"]["vocab"])
 
 
-def test_bare_digits_where_a_space_is_put_before_the_text_only(unigram):
-    data = json.loads(json.dumps(unigram))
-    data["model"]["vocab"] += [[sign, -9.0] for sign in ("7", "▁7") if not has(data, sign)]
-    for part in data["pre_tokenizer"]["pretokenizers"]:
-        if part["type"] == "Metaspace":
-            part["prepend_scheme"] = "first"
-    assert read(data).row("7") is not None
-
-
 def test_a_unigram_piece_that_is_never_the_likeliest(unigram):
     data = json.loads(json.dumps(unigram))
     data["model"]["vocab"] += [["▁thecat", -500.0], ["▁thedogs", -0.1]]

@@ -89,7 +89,7 @@ def test_an_audit_of_more_than_there_are_takes_all_and_without_one_the_others_ha
     assert [one.probability(c) for c in one.group.checkpoints] == [1, 1, 0, 0, 0]
 
 
-@pytest.mark.parametrize(("k", "audit", "message"), [(0, 0, "--shortlist"), (1, -1, "--audit-sample")])
+@pytest.mark.parametrize(("k", "audit", "message"), [(0, 0, "k= of"), (1, -1, "audit_sample= of")])
 def test_numbers_out_of_range(k, audit, message):
     with pytest.raises(UsageError, match=message):
         result_of(*group(3)).shortlist(k, audit_sample=audit)
@@ -148,9 +148,10 @@ def test_a_shard_takes_its_share_and_every_checkpoint_is_in_one(tmp_path):
     assert codes == [(1, True), (0, False), (0, False)]
     ran = (tmp_path / "list" / "ran").read_text().splitlines()
     assert sorted(ran) == sorted(f"models/00{i}-org_7B-{i}.yaml" for i in range(1, 8))
-    slurm = (tmp_path / "list" / "slurm.sh").read_text()
-    assert "--array=0-6\n" in slurm
-    assert "SHARDS=7 " in slurm
+    script = (tmp_path / "list" / "run.sh").read_text()
+    assert (
+        "sbatch --array=0-6 --gres=gpu:1 --wrap 'SHARD=$SLURM_ARRAY_TASK_ID SHARDS=7 bash run.sh'" in script
+    )
 
 
 def test_without_lm_eval_the_run_says_so_once(tmp_path):

@@ -20,7 +20,7 @@ from hub_client import ours
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights import DTYPE_BITS
+from lmeval_screener.weights import DTYPE_BITS, WeightFile
 from lmeval_screener.weights.rows import WeightFiles
 from lmeval_screener.weights.torch_archive import locate
 
@@ -34,7 +34,7 @@ def read(folder: Path) -> Any:
 
 def placed(folder: Path, tensor: Any) -> Any:
     """A described tensor with its exact bytes."""
-    found = asyncio.run(locate(open_folder(folder), FILE, tensor))
+    found = asyncio.run(locate(WeightFile(open_folder(folder), FILE), tensor))
     return found
 
 
@@ -201,12 +201,6 @@ def test_no_pickle_runs(tmp_path, number):
     assert error.code in ("UnsafePickle", "BadArchive"), name
     assert number > 10 or error.code == "UnsafePickle", name
     assert not marker.exists()
-
-
-def test_the_sentence_names_what_was_asked_for(tmp_path):
-    error = refused(tmp_path, archive(pickle.dumps(_Runs(os.system, "true"), 2)))
-    assert "calls posix.system" in str(error)
-    assert "nothing of it was run" in str(error)
 
 
 @pytest.fixture(scope="module")

@@ -123,7 +123,11 @@ def test_a_changed_byte_is_noticed(tmp_path, name):
     [
         ({"format": "dispersion-store/2"}, StoreVersionError, "written as 'dispersion-store/2'"),
         ({"format": None}, StoreError, "not the manifest of a store"),
-        ({"format": "dispersion-lab/1"}, StoreError, "holds 'dispersion-lab/1', which is no store"),
+        (
+            {"format": "dispersion-lab/1"},
+            StoreError,
+            "not the manifest of a store, it holds 'dispersion-lab/1'",
+        ),
         ({"complete": False}, PartialStoreError, "did not finish"),
         ({"n": "30"}, StoreError, "usable `n`"),
         ({"n": 31}, StoreError, "30 rows instead of 31"),

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from lmeval_screener.errors import ScreeningError
+
 #: Which service a scheme of an address means.
 SERVICES = {
     **dict.fromkeys(("s3", "s3a"), "S3"),
@@ -35,7 +37,7 @@ class FileEntry:
 
     Attributes:
         path: Path inside the repository or folder, with ``/``.
-        size: Bytes; None where the listing does not say.
+        size: Bytes; negative where its listing does not say.
         digest: ``sha256:<hex>`` of the content (large files of the Hub, small files of a folder), or
             ``git:<hex>``, the git blob id, which is a hash of the content too; ``xet:<hex>`` likewise.
             ``etag:<hex>`` stands for a file's address and the version that its storage names (ETag,
@@ -44,13 +46,13 @@ class FileEntry:
     """
 
     path: str
-    size: int | None
+    size: int
     digest: str | None
 
     def fits(self, body: bytes) -> bool:
         """Whether a whole content is this file's, by size and digest."""
         kind, _, digest = (self.digest or "").partition(":")
-        if self.size is not None and len(body) != self.size:
+        if len(body) != self.size:
             return False
         if kind == "sha256":
             return hashlib.sha256(body).hexdigest() == digest
@@ -109,14 +111,19 @@ class Snapshot(Protocol):
         """Bytes ``[begin, end)`` of a file for each range, in the order given, read side by side."""
         ...
 
-    async def size(self, path: str) -> int:
-        """Size of a file in bytes."""
-        ...
+
+def entry_of(snapshot: Snapshot, path: str) -> FileEntry:
+    """A file of a checkpoint, which has to be there."""
+    if (entry := snapshot.files.get(path)) is None:
+        at = f" at revision {snapshot.revision}; ask for another revision" if snapshot.revision else ""
+        where = at or "; is the download or upload complete?"
+        raise ScreeningError("FileNotFound", f"{snapshot.repo} has no {path}{where}")
+    return entry
 
 
 def content_key(snapshot: Snapshot, path: str) -> str:
     """Name under which what was read from a file may be cached: by its content, else by commit and path."""
-    return snapshot.files[path].digest or f"{snapshot.repo}@{snapshot.revision}/{path}"
+    return entry_of(snapshot, path).digest or f"{snapshot.repo}@{snapshot.revision}/{path}"
 
 
 def single_file(files: Mapping[str, FileEntry], name: str) -> dict[str, FileEntry]:

@@ -25,6 +25,7 @@ from yarl import URL
 from lmeval_screener.checkpoints import Meter
 from lmeval_screener.checkpoints.limits import (
     LONGEST_WAIT,
+    Account,
     Allowance,
     Budget,
     Quota,
@@ -76,6 +77,24 @@ def contradiction(what: str, code: str = "BadResponse") -> AgainError:
     if code == "BadResponse":
         what = f"{what}; try again, and check the endpoint and any proxy on the way"
     return AgainError(ScreeningError(code, what), attempts=CONTRADICTIONS)
+
+
+def offline(what: str) -> ScreeningError:
+    """The error of something that only the network has."""
+    return ScreeningError(
+        "Offline",
+        f"offline mode is on and {what} is not in the cache; screen it once with a network, or unset "
+        "HF_HUB_OFFLINE",
+    )
+
+
+def untrusted(host: str | None, reason: str = "") -> ScreeningError:
+    """The error of a certificate that nobody here vouches for."""
+    return ScreeningError(
+        "Unreachable",
+        f"the certificate of {host} is not trusted{reason}; if it is your own network's, name its issuer's "
+        "file in SSL_CERT_FILE or REQUESTS_CA_BUNDLE",
+    )
 
 
 def misdirected(host: str | None, where: str) -> ScreeningError:
@@ -161,12 +180,7 @@ class Transport:
         return quota
 
     async def request(
-        self,
-        method: str,
-        url: URL,
-        headers: Mapping[str, str],
-        meter: Meter,
-        budget: Budget | None = None,
+        self, method: str, url: URL, headers: Mapping[str, str], account: Account
     ) -> aiohttp.ClientResponse:
         """The answer to one request when its quota has room, no retries, no redirects.
 
@@ -175,13 +189,13 @@ class Transport:
         counted = self.is_hub(url)
         if counted and self.token:
             headers = {**headers, "Authorization": f"Bearer {self.token}"}
-        self.allowance.begin(meter)
+        self.allowance.begin(account.meter)
         quota = self.quota(url)
-        await quota.turn(budget)
+        await quota.turn(account.budget)
         answered = None
         try:
             self.allowance.requests += counted
-            meter.add(requests=1)
+            account.meter.add(requests=1)
             response = await self._session.request(
                 method,
                 url,
@@ -202,18 +216,17 @@ class Transport:
         method: str,
         url: URL,
         headers: Mapping[str, str],
-        meter: Meter,
-        budget: Budget | None = None,
+        account: Account,
         until: Callable[[aiohttp.ClientResponse], bool] = lambda response: False,
     ) -> aiohttp.ClientResponse:
         """`request` with redirects followed: the last answer, or the first redirect that is far enough."""
         for _ in range(HOPS):
-            response = await self.request(method, url, headers, meter, budget)
+            response = await self.request(method, url, headers, account)
             try:
                 if not is_redirect(response) or until(response):
                     self.raise_if_passing(response)
                     return response
-                url = await self.redirect(response, meter)
+                url = await self.redirect(response, account.meter)
             except BaseException:
                 response.close()
                 raise
@@ -223,18 +236,16 @@ class Transport:
     async def body(
         self,
         url: URL,
-        meter: Meter,
+        account: Account,
         limit: int,
         refused: Callable[[aiohttp.ClientResponse], ScreeningError],
-        budget: Budget | None = None,
     ) -> tuple[bytes, aiohttp.ClientResponse]:
         """A whole small body, which may come compressed, in one attempt; and the response it came with."""
-        gzip = {"Accept-Encoding": "gzip"}
-        async with await self.followed("GET", url, gzip, meter, budget) as response:
+        async with await self.followed("GET", url, {"Accept-Encoding": "gzip"}, account) as response:
             if response.status != 200:
-                await drained(response, meter)
+                await drained(response, account.meter)
                 raise refused(response)
-            return await unpacked(response, meter, limit), response
+            return await unpacked(response, account.meter, limit), response
 
     async def redirect(self, response: aiohttp.ClientResponse, meter: Meter) -> URL:
         """Where a redirect leads; its body is read so that the connection can serve the next request."""
@@ -321,11 +332,7 @@ def _unreachable(error: Exception, url: URL) -> Exception:
     import aiohttp
 
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return ScreeningError(
-            "Unreachable",
-            f"the certificate of {url.host} is not trusted ({error.certificate_error}); if it is your own "
-            "network's, name its issuer's file in SSL_CERT_FILE or REQUESTS_CA_BUNDLE",
-        )
+        return untrusted(url.host, f" ({error.certificate_error})")
     # aiohttp's own text of a refused connection shows its context of TLS as Python prints it.
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     text = cause.message if isinstance(cause, aiohttp.ClientResponseError) else str(cause)

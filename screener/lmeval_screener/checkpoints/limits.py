@@ -15,6 +15,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lmeval_dispersion.errors import UsageError
@@ -104,6 +105,14 @@ class Budget:
         return self._spent + running
 
 
+@dataclass(frozen=True)
+class Account:
+    """One checkpoint's account: the time that it may take, and the traffic that it caused."""
+
+    budget: Budget
+    meter: Meter
+
+
 class Quota:
     """One quota of one host.
 
@@ -138,7 +147,7 @@ class Quota:
         reserve = 0 if self._left is None else max(RESERVED, RESERVE * self._most)
         return not self._waiting and room > reserve
 
-    async def turn(self, budget: Budget | None) -> None:
+    async def turn(self, budget: Budget) -> None:
         """Wait until one request may leave; `done` must follow.
 
         The budget's clock stands meanwhile, unless the quota was refused `PATIENCE` times since the budget
@@ -153,7 +162,7 @@ class Quota:
                 self._noticed = opens + _WORTH_A_WORD
                 self._notice(self.name, opens - now)
             clock: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-            if budget and self._refusals - budget.refusals.setdefault(self, self._refusals) < PATIENCE:
+            if self._refusals - budget.refusals.setdefault(self, self._refusals) < PATIENCE:
                 clock = budget.paused()
             self._news.clear()
             self._waiting += 1
@@ -202,43 +211,30 @@ class Allowance:
 
     Args:
         requests: Requests to the Hub itself, which its quotas count; None: any number.
-        bytes_read: Bytes of bodies, from wherever they come; None: any number.
         notice: Told when requests have to wait for a server's quota, see `Quota`.
 
     Attributes:
-        meter: All that travelled.
         requests: Requests to the Hub so far.
 
     Raises:
         UsageError: A limit below 1.
     """
 
-    def __init__(
-        self,
-        requests: int | None = None,
-        bytes_read: int | None = None,
-        notice: Notice | None = None,
-    ) -> None:
-        for option, limit in (("--max-requests", requests), ("--max-bytes", bytes_read)):
-            if limit is not None and limit < 1:
-                raise UsageError(f"expected {option} of at least 1, got {limit}")
-        self._most_requests, self._most_bytes, self.notice = requests, bytes_read, notice
-        self.meter, self.requests = Meter(), 0
+    def __init__(self, requests: int | None = None, notice: Notice | None = None) -> None:
+        if requests is not None and requests < 1:
+            raise UsageError(f"expected --max-requests of at least 1, got {requests}")
+        self._most_requests, self.notice = requests, notice
+        self.requests = 0
 
     def begin(self, meter: Meter) -> None:
         """Refuse the first request of a checkpoint (or of lists) where a limit is reached."""
-        if meter.requests:
-            return
-        for option, used, most in (
-            ("--max-requests", self.requests, self._most_requests),
-            ("--max-bytes", self.meter.bytes_read, self._most_bytes),
-        ):
-            if most is not None and used >= most:
-                raise ScreeningError(
-                    "NotTried",
-                    f"not tried, as {option} {most} leaves no room for it; give the command again: what was "
-                    "read comes from the cache, and it goes on from here",
-                )
+        most = self._most_requests
+        if not meter.requests and most is not None and self.requests >= most:
+            raise ScreeningError(
+                "NotTried",
+                f"not tried, as --max-requests {most} leaves no room for it; give the command again: what "
+                "was read comes from the cache, and it goes on from here",
+            )
 
 
 def asked_wait(headers: Mapping[str, str]) -> float | None:

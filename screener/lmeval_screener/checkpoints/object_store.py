@@ -18,7 +18,7 @@ from typing import Any
 
 from lmeval_dispersion.version import __version__
 from lmeval_screener.checkpoints import SERVICES, FileEntry, Meter
-from lmeval_screener.checkpoints.http import CONNECTIONS, SILENCE, AgainError, contradiction
+from lmeval_screener.checkpoints.http import CONNECTIONS, SILENCE, AgainError, contradiction, untrusted
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.stores import FolderListing, Store, changed, in_thread, version_digest
 from lmeval_screener.errors import ScreeningError
@@ -203,11 +203,7 @@ class ObjectStore(Store):
         if status or "Requested" in text or "Content-Range" in text:
             return contradiction(f"{where} answered wrongly for {path} ({reason})")
         if "InvalidCertificate" in text:
-            return ScreeningError(
-                "Unreachable",
-                f"the certificate of {where}'s server is not trusted; if it is your own network's, "
-                "name its issuer's file in SSL_CERT_FILE or REQUESTS_CA_BUNDLE",
-            )
+            return untrusted(f"{where}'s server")
         if "error sending request" in text or "body error" in text or "HttpError" in text:
             what = f"the connection to {where} failed; check the network, and the endpoint in use"
             return AgainError(ScreeningError("Unreachable", what))

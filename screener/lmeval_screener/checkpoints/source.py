@@ -11,13 +11,12 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
 
 from lmeval_screener.checkpoints import SERVICES, Cache, FileEntry, Meter, Snapshot
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.snapshots import open_file, open_folder
+from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets import Target, parse_target
 
@@ -71,26 +70,12 @@ class Sources:
             return snapshot
         return WithTokenizer(snapshot, *await self._tokenizer(target.tokenizer))
 
-    async def names(self, target: Target, budget: Budget) -> tuple[set[str], set[str]]:
-        """The folders and files of a target's folder; empty where they cannot be listed."""
-        if target.local:
-            places = list(Path(target.repo).iterdir()) if Path(target.repo).is_dir() else []
-            return {p.name for p in places if p.is_dir()}, {p.name for p in places if p.is_file()}
-        from lmeval_screener.checkpoints.stores import StoreSource
-
-        source = self._source(target.scheme) if target.scheme is not None else None
-        if not isinstance(source, StoreSource):
-            return set(), set()
-        listing = await source.listing(target.repo, budget)
-        return set(listing.folders), set(listing.files)
-
     async def _opened(self, target: Target, budget: Budget) -> Snapshot:
         if target.scheme is not None:
             return await self._source(target.scheme).snapshot(target, budget)
         if not target.local:
             return await self._hub.snapshot(target.repo, target.revision, budget, target.listed)
-        is_file = Path(target.repo).expanduser().is_file()
-        return open_file(target.repo) if is_file else open_folder(target.repo)
+        return open_folder(target.repo)
 
     def _source(self, scheme: str) -> Source:
         kind = SERVICES.get(scheme, scheme)
@@ -106,7 +91,7 @@ class Sources:
         if scheme == "models":
             from lmeval_screener.checkpoints.mlflow_models import RegisteredModels
 
-            return RegisteredModels(self.snapshot, self.names)
+            return RegisteredModels(self.snapshot)
         from lmeval_screener.checkpoints.stores import FileSystem, StoreSource
 
         if scheme == "hf":
@@ -173,8 +158,3 @@ class WithTokenizer:
         """Bytes of a file; see `Snapshot.ranges`."""
         snapshot, name = self._of(path)
         return await snapshot.ranges(name, ranges)
-
-    async def size(self, path: str) -> int:
-        """Size of a file; see `Snapshot.size`."""
-        snapshot, name = self._of(path)
-        return await snapshot.size(name)

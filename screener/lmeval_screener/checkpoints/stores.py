@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from lmeval_screener.checkpoints import FileEntry, Meter, Snapshot, single_file
+from lmeval_screener.checkpoints import FileEntry, Meter, Snapshot, entry_of, single_file
 from lmeval_screener.checkpoints.http import AgainError, retried, side_by_side
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.limits import Budget
+from lmeval_screener.checkpoints.limits import Account, Budget
 from lmeval_screener.checkpoints.snapshots import RangedSnapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets import WEIGHTS, Target, joined, run_checkpoints, step_key
@@ -83,11 +83,9 @@ class Store:
         """Whether a file is still the listed one, where `read` cannot know."""
         return True
 
-    def opened(
-        self, repo: str, path: str, files: Mapping[str, FileEntry], budget: Budget, meter: Meter
-    ) -> Snapshot:
+    def opened(self, repo: str, path: str, files: Mapping[str, FileEntry], account: Account) -> Snapshot:
         """A checkpoint of listed files in a folder; by default one that `read` reads."""
-        return StoreSnapshot(self, repo, path, files, budget=budget, meter=meter)
+        return StoreSnapshot(self, repo, path, files, account)
 
 
 class StoreSource:
@@ -129,8 +127,8 @@ class StoreSource:
         store, path = self._find(target.repo)
         address = joined(store.address, path)
         folder, name = path.rpartition("/")[::2] if path.endswith(WEIGHTS) else (path, "")
-        meter = Meter(above=self._hub.meter)
-        listing = await self._listed(store, folder, budget, meter)
+        account = self._hub.account(budget)
+        listing = await self._listed(store, folder, account)
         if name and name not in listing.files:
             raise ScreeningError(
                 "FolderNotFound",
@@ -145,12 +143,7 @@ class StoreSource:
         if not name:
             self._known.pop((store.address, folder), None)  # a registry's listings would not be small
         files = single_file(listing.files, name) if name else listing.files
-        return store.opened(target.repo, folder, files, budget, meter)
-
-    async def listing(self, address: str, budget: Budget) -> FolderListing:
-        """The folders and files at an address."""
-        store, path = self._find(address)
-        return await self._listed(store, path, budget, self._hub.meter)
+        return store.opened(target.repo, folder, files, account)
 
     def _find(self, address: str) -> tuple[Store, str]:
         """The store and the path in it that an address names; one object a bucket or server."""
@@ -162,11 +155,11 @@ class StoreSource:
             self._stores[name] = self._make(name, self._hub)
         return self._stores[name], "/".join(parts[cut:]).strip("/")
 
-    async def _listed(self, store: Store, path: str, budget: Budget, meter: Meter) -> FolderListing:
+    async def _listed(self, store: Store, path: str, account: Account) -> FolderListing:
         key = store.address, path
         if key not in self._known:
-            self._hub.allowance.begin(meter)
-            self._known[key] = await retried(lambda: store.listed(path, meter), budget)
+            self._hub.allowance.begin(account.meter)
+            self._known[key] = await retried(lambda: store.listed(path, account.meter), account.budget)
         return self._known[key]
 
     async def _each_listed(self, store: Store, paths: Iterable[str], budget: Budget) -> list[FolderListing]:
@@ -175,7 +168,7 @@ class StoreSource:
         async def listed(path: str) -> FolderListing:
             listing_budget = Budget(budget.seconds)
             async with self._slots:
-                work = self._listed(store, path, listing_budget, self._hub.meter)
+                work = self._listed(store, path, Account(listing_budget, self._hub.meter))
                 return await listing_budget.bounded(work)
 
         return await side_by_side(listed(path) for path in paths)
@@ -218,16 +211,9 @@ class StoreSnapshot(RangedSnapshot):
     """A checkpoint in a store; see `Snapshot`."""
 
     def __init__(
-        self,
-        store: Store,
-        repo: str,
-        path: str,
-        files: Mapping[str, FileEntry],
-        *,
-        budget: Budget,
-        meter: Meter,
+        self, store: Store, repo: str, path: str, files: Mapping[str, FileEntry], account: Account
     ) -> None:
-        super().__init__(repo, files, budget=budget, meter=meter, cache=store.hub.cache)
+        super().__init__(repo, files, account, store.hub.cache)
         self._store, self._path = store, path
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -239,7 +225,7 @@ class StoreSnapshot(RangedSnapshot):
 
     async def _read(self, path: str, begin: int, end: int, received: bytearray) -> None:
         self._store.hub.allowance.begin(self.meter)
-        entry = self._entry(path)
+        entry = entry_of(self, path)
         await self._store.read(joined(self._path, path), entry, begin, end, received, self.meter)
 
 

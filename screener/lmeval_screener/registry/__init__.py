@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
             answer = queries.answered(connection, args.what)
         else:
             answer = queries.query(connection, args.metric, args.domain, args.family, args.scale, args.top)
-    output.write(answer.document())
+    output.write(answer)
     return 0
 
 

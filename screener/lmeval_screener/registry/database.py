@@ -212,14 +212,7 @@ def _other(path: Path) -> UsageError:
 
 
 class Session:
-    """One run that takes from a registry what it has and adds what it reads.
-
-    Attributes:
-        connection: The registry, of :func:`written`.
-        tokens: Key of the pair of token sets: a hash of all that decides which rows are read.
-        run: Its name in the registry.
-        reused: Checkpoints that were taken from the registry.
-    """
+    """One run that takes from a registry what it has and adds what it reads."""
 
     def __init__(
         self,
@@ -232,9 +225,10 @@ class Session:
         refresh: bool = False,
     ) -> None:
         self.connection, self._refresh = connection, refresh
+        # All that decides which rows are read.
         self.tokens = hashlib.sha256(f"{domain.digest} {reference.digest}".encode()).hexdigest()[:32]
         self.run = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
-        self.reused = 0
+        self.reused = 0  # checkpoints that were taken from the registry
         self._resolutions: dict[str, Resolution] = {}
         self._opened: dict[Target, tuple[str, str]] = {}
         self._taken: set[Target] = set()
@@ -371,19 +365,13 @@ def identity_of(target: Target, repo: str) -> str:
 
 
 def folder_is_gone(identity: str) -> bool:
-    """Whether a folder or file is no longer there, though a folder above it is.
-
-    Where there is none of these either, the registry has come to another machine.
-    """
+    """Whether a place is no longer there, though a folder above it is: this is the registry's machine."""
     place = Path(identity.removeprefix("file://"))
     return identity.startswith("file://") and not place.exists() and place.parent.parent.exists()
 
 
 def state_of(target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> str:
-    """The commit; of what has none a hash of its listing, with the time at which each file was changed.
-
-    An adapter's is that of its base too, and where a tokenizer was named, that tokenizer's.
-    """
+    """What says whether a checkpoint is as it was, its base and a tokenizer that was named included."""
     states = [_state(snapshot.checkpoint if isinstance(snapshot, WithTokenizer) else snapshot)]
     if base is not None:
         states.append(_state(base))
@@ -398,6 +386,7 @@ def state_of(target: Target, snapshot: Snapshot, base: Snapshot | None = None) -
 
 
 def _state(snapshot: Snapshot) -> str:
+    """The commit; of what has none a hash of its listing, with the time at which each file was changed."""
     if snapshot.revision is not None:
         return snapshot.revision
     lines = []
@@ -414,21 +403,12 @@ def _state(snapshot: Snapshot) -> str:
 
 @dataclass(frozen=True)
 class Seen:
-    """The last that was found of a checkpoint.
+    """The last that was found of a checkpoint."""
 
-    Attributes:
-        target: As it was asked for, by its present name.
-        identity: The repository, folder or address.
-        state: The commit, or a hash of a folder's listing; empty where it was not reached.
-        error: Its code, empty where it was measured.
-        message: And its sentence.
-        measured: The reading, where there is one.
-    """
-
-    target: Target
-    identity: str
-    state: str
-    error: str
+    target: Target  # as it was asked for, by its present name
+    identity: str  # the repository, folder or address
+    state: str  # the commit, or a hash of a folder's listing; empty where it was not reached
+    error: str  # its code, empty where it was measured
     message: str
     measured: Reading | None
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import datetime
+import json
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Metric
-from lmeval_dispersion.report import Col, Column, Report, Table
+from lmeval_dispersion.report import Col, Column, Document, Section, Table
 from lmeval_dispersion.report.cells import json_value
 from lmeval_dispersion.report.declared import count, listed
+from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import ranking
 from lmeval_screener.figures import Difference, difference
 from lmeval_screener.registry.database import Seen, folder_is_gone, stored
@@ -80,14 +82,14 @@ class Ranked:
     """A checkpoint of a registry, as `query` shows it; ``rank`` and G are None for one that is gone."""
 
     checkpoint: Annotated[str, Col("Checkpoint")]
-    group: Annotated[str | None, Col("Group", drop=2)]
-    rank: Annotated[int | None, Col("Rank", "d", short="#")]
-    tied_with: Annotated[tuple[int, ...], Col("No clear order with", drop=1)]
-    G: Annotated[float | None, Col("G", ".3f", error="se")]
-    se: float | None
-    ratio: Annotated[float | None, Col("Ratio", ".3f")]
-    revision: Annotated[str | None, Col("Commit", drop=3)]
-    note: Annotated[str | None, Col("Note")]
+    group: Annotated[str | None, Col("Group", drop=2)] = None
+    rank: Annotated[int | None, Col("Rank", "d", short="#")] = None
+    tied_with: Annotated[tuple[int, ...], Col("No clear order with", drop=1)] = ()
+    G: Annotated[float | None, Col("G", ".3f", error="se")] = None
+    se: float | None = None
+    ratio: Annotated[float | None, Col("Ratio", ".3f")] = None
+    revision: Annotated[str | None, Col("Commit", drop=3)] = None
+    note: Annotated[str | None, Col("Note")] = None
 
 
 @dataclass(frozen=True)
@@ -114,28 +116,26 @@ class Sighting:
 
 def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, str]:
     """Identity, and file if one is meant, of the checkpoint that a printed label, path or address names."""
-    place = str(Path(text).expanduser().resolve())
+    place = f"file://{Path(text).expanduser().resolve()}"
     renamed = connection.execute("SELECT identity FROM names WHERE asked = ?", [f"hf://{text}"]).fetchone()
-    exact = {text, f"hf://{text}", f"file://{place}", *(renamed or ())}
+    exact = {text, f"hf://{text}", place, *(renamed or ())}
     keys = [row[0] for row in connection.execute("SELECT DISTINCT tokens FROM seen")]
     seen = [entry for tokens in keys for entry in named(stored(connection, tokens))]
-    matches = sorted(
-        {(entry.identity, "") for entry in seen if entry.identity in exact}
+    matches = {(entry.identity, "") for entry in seen if entry.identity in exact}
+    if not matches:
         # A label is the end of a path, with a revision or a file behind it.
-        or {
+        files = [(entry, entry.target.file or "") for entry in seen]
+        matches = {
             (entry.identity, file)
-            for entry in seen
-            for file in [entry.target.file or ""]
+            for entry, file in files
             if text in (entry.target.label, entry.target.name) or f"{entry.identity}/{file}" in exact
-        }
-        or {(entry.identity, "") for entry in seen if entry.identity.endswith(f"/{text.strip('/')}")}
-    )
+        } or {(entry.identity, "") for entry in seen if entry.identity.endswith(f"/{text.strip('/')}")}
     if not matches:
         raise UsageError(f"expected a checkpoint that the registry has seen, got {text}; query lists them")
     if len(matches) > 1:
-        names = ", ".join("/".join(filter(None, match)) for match in matches[:5])
+        names = ", ".join("/".join(filter(None, match)) for match in sorted(matches)[:5])
         raise UsageError(f"expected one checkpoint, got {text}, which is the name of {len(matches)}: {names}")
-    return matches[0]
+    return matches.pop()
 
 
 def since_time(connection: sqlite3.Connection, since: str) -> str:
@@ -248,55 +248,6 @@ def _place(seen: Seen) -> tuple[str, str, str]:
     return seen.identity, seen.target.revision or "", seen.target.file or ""
 
 
-@dataclass(frozen=True, repr=False)
-class Answer(Report):
-    """Sentences and rows.
-
-    Attributes:
-        title: Its heading.
-        name: Name of its table.
-        sentences: The answer.
-        entries: Rows, of one dataclass or mappings.
-    """
-
-    template = "answer.jinja"
-    schema = "dispersion-registry/1"
-    guide = "docs/reference/registry.md"
-
-    title: str
-    name: str
-    sentences: Sequence[str]
-    entries: Sequence[Any]
-
-    def tables(self) -> Mapping[str, Table]:
-        """The rows; as one line a value where they are too wide."""
-        if not self.entries or not isinstance(self.entries[0], dict):
-            return {self.name: Table.of(self.entries, self.title, name=self.name)}
-        names = list(self.entries[0])
-        columns = [Column(name, name) for name in names]
-        lines: Sequence[Any] = self.entries
-        if sum(2 + max(len(n), *(len(str(row[n])) for row in self.entries)) for n in names) > _WIDE:
-            columns = [Column("row", "Row", "d"), Column("column", "Column"), Column("value", "Value")]
-            lines = [
-                {"row": number, "column": name, "value": value}
-                for number, row in enumerate(self.entries, 1)
-                for name, value in row.items()
-            ]
-        return {self.name: Table(lines, columns, self.title, self.name)}
-
-    def rows(self) -> Sequence[Mapping[str, Any]]:
-        """The rows as CSV has them: whatever their table looks like, ranks with spaces."""
-        plain = self.entries if self.entries and isinstance(self.entries[0], dict) else super().rows()
-        return [
-            {key: " ".join(map(str, v)) if isinstance(v, tuple) else v for key, v in row.items()}
-            for row in plain
-        ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form: the answer and the rows."""
-        return {"schema": self.schema, "answer": list(self.sentences), "rows": json_value(self.entries)}
-
-
 def query(
     connection: sqlite3.Connection,
     metric: Metric,
@@ -304,39 +255,33 @@ def query(
     family: str | None,
     scale: str | None,
     top: int | None,
-) -> Answer:
+) -> Document:
     """The latest of every checkpoint, ranked across runs."""
     tokens, domain, reference = sets_of(connection, domain)
     seen = named(stored(connection, tokens))
-    gone = {entry.target.label: entry for entry in seen if is_gone(entry)}
-    checkpoints = [
-        c
-        for c in ranked([entry for entry in seen if entry.target.label not in gone], metric)
-        if (family is None or c.family == family) and (scale is None or c.scale == scale)
-    ]
-    groups: Counter[tuple[str, str]] = Counter()
-    rows = []
-    for c in checkpoints:
-        groups[c.family, c.scale] += 1
-        if top is None or groups[c.family, c.scale] <= top:
-            rows.append(
-                Ranked(
-                    c.label, f"{c.family} · {c.scale}", c.rank, c.tied_with, c.gaps[metric].mean,
-                    c.gaps[metric].se, None if c.ratio is None else c.ratio.mean, c.revision, None,
-                )
-            )  # fmt: skip
+    gone = [entry.target.label for entry in seen if is_gone(entry)]
+    members: dict[tuple[str, str], list[Screened]] = {}
+    for c in ranked([entry for entry in seen if entry.target.label not in gone], metric):
+        if family in (None, c.family) and scale in (None, c.scale):
+            members.setdefault((c.family, c.scale), []).append(c)
+    rows = [
+        Ranked(
+            c.label, f"{c.family} · {c.scale}", c.rank, c.tied_with, c.gaps[metric].mean,
+            c.gaps[metric].se, None if c.ratio is None else c.ratio.mean, c.revision,
+        )
+        for group in members.values()
+        for c in group[:top]
+    ]  # fmt: skip
     if family is None and scale is None and top is None:
-        rows += [Ranked(label, None, None, (), None, None, None, None, "deleted") for label in gone]
+        rows += [Ranked(label, note="deleted") for label in gone]
     failed = sum(bool(entry.error) and entry.target.label not in gone for entry in seen)
-    counts = f"{count(len(checkpoints), 'checkpoint')} in {count(len(groups), 'group')}"
-    sentence = f"{counts} for {domain} against {reference}"
-    others = [
-        f"{number} {what}" for number, what in ((len(gone), "deleted"), (failed, "failed when last seen"))
-    ]
-    return Answer("Checkpoints of the registry", "checkpoints", [f"{sentence}; {', '.join(others)}."], rows)
+    total = f"{count(sum(map(len, members.values())), 'checkpoint')} in {count(len(members), 'group')}"
+    sentence = f"{total} for {domain} against {reference}"
+    sentence += f"; {len(gone)} deleted, {failed} failed when last seen."
+    return _document("Checkpoints of the registry", "checkpoints", [sentence], rows)
 
 
-def answered(connection: sqlite3.Connection, statement: str) -> Answer:
+def answered(connection: sqlite3.Connection, statement: str) -> Document:
     """The answer to SQL."""
     try:
         rows = [dict(row) for row in connection.execute(statement)]
@@ -346,10 +291,10 @@ def answered(connection: sqlite3.Connection, statement: str) -> Answer:
         ) from error
     for row in rows:
         row |= {key: f"{len(value)} bytes" for key, value in row.items() if isinstance(value, bytes)}
-    return Answer("Answer of the registry", "answer", [f"{count(len(rows), 'row')}."], rows)
+    return _document("Answer of the registry", "answer", [f"{count(len(rows), 'row')}."], rows)
 
 
-def shown(connection: sqlite3.Connection, text: str) -> Answer:
+def shown(connection: sqlite3.Connection, text: str) -> Document:
     """All that was seen of the checkpoint that a user names."""
     identity, file = checkpoint_named(connection, text)
     sightings = connection.execute(
@@ -362,10 +307,10 @@ def shown(connection: sqlite3.Connection, text: str) -> Answer:
     commits = len({row.state for row in rows if row.state})
     sentence = f"{text}: {count(commits, 'commit')} seen, last on {rows[0].last[:16]}"
     sentence += f"; it failed then ({rows[0].error})." if rows[0].error else "."
-    return Answer(f"History of {text}", "history", [sentence], rows)
+    return _document(f"History of {text}", "history", [sentence], rows)
 
 
-def diff(connection: sqlite3.Connection, tokens: str, time: str, metric: Metric) -> Answer:
+def diff(connection: sqlite3.Connection, tokens: str, time: str, metric: Metric) -> Document:
     """The moves since a time, and which of what is new is worth an evaluation."""
     moves = moved(connection, tokens, time, metric)
     arrived = [move for move in moves if move.what in ("new", "recovered")]
@@ -375,16 +320,42 @@ def diff(connection: sqlite3.Connection, tokens: str, time: str, metric: Metric)
         "Best of a new group": [m for m in arrived if m.gain is None and m.rank == 1],
         "Changed for the better": [m for m in moves if m.what == "changed" and m.apart and (m.gain or 0) > 0],
     }
-    sentences = [f"{words}: {_names(some)}." for words, some in groups.items() if some]
+    sentences = []
+    for words, some in groups.items():
+        names = [f"{move.checkpoint} (rank {move.rank})" for move in some]
+        shown_names = names if len(names) <= 5 else [*names[:5], f"{len(names) - 5} others"]
+        sentences += [f"{words}: {listed(shown_names)}."] if some else []
     if arrived and not sentences:
         sentences = ["Nothing new is level with the former best."]
     kinds = Counter(move.what for move in moves)
     counts = ", ".join(f"{number} {kind}" for kind, number in kinds.items()) or "nothing moved"
     sentences.append(f"Since {time[:16]} UTC: {counts}.")
-    return Answer("What moved", "moved", sentences, moves)
+    return _document("What moved", "moved", sentences, moves)
 
 
-def _names(moves: Sequence[Move]) -> str:
-    """Their labels, the first five by name."""
-    names = [f"{move.checkpoint} (rank {move.rank})" for move in moves]
-    return listed(names if len(names) <= 5 else [*names[:5], f"{len(names) - 5} others"])
+def _document(title: str, name: str, sentences: Sequence[str], rows: Sequence[Any]) -> Document:
+    """Sentences and rows, of one dataclass or mappings; as one line a value where these are too wide."""
+    plain: list[dict[str, Any]] = [row if isinstance(row, dict) else fields_of(row) for row in rows]
+    if plain and isinstance(rows[0], dict):
+        names, lines = list(plain[0]), plain
+        columns = [Column(column, column) for column in names]
+        if sum(2 + max(len(n), *(len(str(row[n])) for row in plain)) for n in names) > _WIDE:
+            columns = [Column("row", "Row", "d"), Column("column", "Column"), Column("value", "Value")]
+            lines = [
+                {"row": number, "column": column, "value": value}
+                for number, row in enumerate(plain, 1)
+                for column, value in row.items()
+            ]
+        table = Table(lines, columns, title, name)
+    else:
+        table = Table.of(rows, title, name=name)
+    content = {"schema": "dispersion-registry/1", "answer": list(sentences), "rows": json_value(plain)}
+    return Document(
+        title,
+        answer=sentences,
+        sections=[Section("", [table] if plain else [], name)],
+        rows=plain,
+        contract=lambda: json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+        guide="docs/reference/registry.md",
+        short=True,
+    )

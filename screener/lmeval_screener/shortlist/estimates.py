@@ -34,14 +34,10 @@ _HARDLY = 0.5  # wrong ones of as many independent pairs as there are, below whi
 
 @dataclass(frozen=True, eq=False)
 class GroupResults:
-    """Scores and results of the candidates of one group.
+    """Figures and results of the candidates of one group, arrays of shape (n,); NaN where there is no result.
 
-    Attributes:
-        gaps: The figure that ranks them, shape (n,).
-        accuracies: Shape (n,), NaN where there is no result.
-        listed: Which were on the short list, shape (n,).
-        audited: Which were drawn at random from the others, shape (n,).
-        second: Another figure, shape (n,): only pairs that both order alike are ordered. None for one figure.
+    ``gaps`` is the figure that ranks them; with ``second``, another one, only pairs that both order alike are
+    ordered. ``listed`` were on the short list, ``audited`` were drawn at random from the others.
     """
 
     gaps: Array

@@ -35,7 +35,9 @@ _RUN = """\
 #!/usr/bin/env bash
 # Evaluates the short list of @MANIFEST@ with lm-eval, one checkpoint after the other.
 # Arguments go to lm-eval: bash run.sh --device cuda:0 --limit 100
-# SHARD=2 SHARDS=8 bash run.sh takes every eighth checkpoint from the third on. LM_EVAL names another lm_eval.
+# SHARD=2 SHARDS=8 bash run.sh takes every eighth checkpoint from the third on. As an array of Slurm:
+#   sbatch --array=0-@LAST@ --gres=gpu:1 --wrap 'SHARD=$SLURM_ARRAY_TASK_ID SHARDS=@COUNT@ bash run.sh'
+# LM_EVAL names another lm_eval.
 # Checkpoints with results are not evaluated again. Exit status: 0 all evaluated, 1 some failed.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 1
@@ -66,17 +68,6 @@ if [ ${#failed[@]} -gt 0 ]; then
   exit 1
 fi
 echo "next: dispersion verify @MANIFEST@ results" >&2
-"""
-_SLURM = """\
-#!/usr/bin/env bash
-# One job a checkpoint, each with one GPU. Submit it from this folder, with your cluster's own options:
-#   sbatch --partition=NAME --time=2:00:00 slurm.sh --batch_size 16
-#SBATCH --job-name=shortlist
-#SBATCH --array=0-@LAST@
-#SBATCH --gres=gpu:1
-#SBATCH --output=slurm-%A_%a.log
-cd "${SLURM_SUBMIT_DIR:-.}" || exit 1
-SHARD=$SLURM_ARRAY_TASK_ID SHARDS=@COUNT@ exec bash run.sh "$@"
 """
 
 
@@ -113,7 +104,7 @@ def emit(
     """Write the folder; returns the manifest's path.
 
     ``models/001-NAME.yaml`` are lm-eval's configurations (``lm_eval run --config``), each pinned to the
-    commit that was screened; ``run.sh`` runs them, ``slurm.sh`` as an array; ``manifest.json`` comes last.
+    commit that was screened; ``run.sh`` runs them, ``manifest.json`` comes last.
     """
     members = chosen.chosen
     width, count = max(3, len(str(len(members)))), len(members)
@@ -122,8 +113,8 @@ def emit(
         name = f"{number:0{width}d}-{_file_name(c)}"
         config = yaml.safe_dump(_config(c, tasks, f"results/{name}"), sort_keys=False, allow_unicode=True)
         files[f"models/{name}.yaml"] = f"# {_reason(c, chosen)}\n{config}"
-    files["run.sh"] = _RUN.replace("@MANIFEST@", FILE)
-    files["slurm.sh"] = _SLURM.replace("@LAST@", str(max(count - 1, 0))).replace("@COUNT@", str(count))
+    script = _RUN.replace("@MANIFEST@", FILE)
+    files["run.sh"] = script.replace("@LAST@", str(max(count - 1, 0))).replace("@COUNT@", str(count))
     content = manifest_dict(head, chosen, tasks=tasks, command=command)
     files[FILE] = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     try:
@@ -213,16 +204,7 @@ def manifest_dict(
 
 @dataclass(frozen=True)
 class Candidate:
-    """One checkpoint of the screening.
-
-    Attributes:
-        target: What results are matched to: as it was asked for.
-        revision: The commit that was read; None for a folder.
-        group: Family and scale.
-        chosen: ``rank``, ``tied`` or ``audit``; None where it was not to be evaluated.
-        G: Of the metric that ranked.
-        ratio: The other figure; None where it is not known.
-    """
+    """One checkpoint of the screening; results are matched to its target."""
 
     target: Target
     revision: str | None
@@ -234,16 +216,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A screening with its short list.
-
-    Attributes:
-        domain: Name of T.
-        metric: Which G ranked.
-        k: How many were asked for of each group.
-        audit_sample: How many others of each group were asked for at random.
-        candidates: All that were screened, group by group, best first.
-        place: Where it was read.
-    """
+    """A screening with its short list, read at ``place``; candidates are best first in their groups."""
 
     domain: str
     metric: str

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.report import Chart, Col, Report, Table
+from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.statistics import normal_point
 from lmeval_screener.accuracies import Agreement, Rated, agreement, find_accuracies
 from lmeval_screener.ranking import holm
@@ -89,15 +89,7 @@ _FIRST = ("results", "candidates", "spearman", "p", "right", "low", "high", "reg
 
 @dataclass(frozen=True)
 class FigureVerdict:
-    """G, the ratio, or both where they agree, against the results; inside groups whose ratios are known.
-
-    Attributes:
-        figure: ``G``, ``ratio`` or ``both``.
-        ordered: Share of pairs that it orders.
-        right: Share of those that the results order alike.
-        low: Lower end of its 95 % interval.
-        high: Upper end.
-    """
+    """G, the ratio, or both where they agree, against the results; inside groups whose ratios are known."""
 
     figure: Annotated[str, Col("Figure")]
     ordered: Annotated[float | None, Col("Pairs ordered", ".0%")]
@@ -153,22 +145,6 @@ class Verdict(Report):
 
     def _lines(self) -> tuple[GroupVerdict, ...]:
         return (*self.groups, self.overall) if len(self.groups) > 1 else self.groups
-
-    def charts(self) -> Mapping[str, Chart]:
-        """Share of pairs in the right order, a dot a group with its interval."""
-        values = [
-            {"group": line.group, "share": line.right, "low": line.low, "high": line.high}
-            for line in self._lines()
-            if line.right is not None
-        ]
-        return {
-            "groups": Chart(
-                _chart(values),
-                "Share of pairs in the right order",
-                "One dot a group with its 95% interval; a half is chance.",
-                name="decisions",
-            )
-        }
 
     def context(self) -> Mapping[str, Any]:
         """Further values for the sentences."""
@@ -323,26 +299,3 @@ def _by_name(rated: Rated, candidates: Sequence[Candidate]) -> Rated:
 
 def _defined(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
-
-
-def _chart(values: list[dict[str, Any]]) -> dict[str, Any]:
-    share = {"field": "share", "type": "quantitative", "title": "pairs in the right order"}
-    group = {"field": "group", "type": "nominal", "sort": None, "title": None}
-    interval = {"x": {"field": "low", "type": "quantitative"}, "x2": {"field": "high"}}
-    return {
-        "data": {"values": values},
-        "height": max(60, 26 * len(values)),
-        "encoding": {"y": group},
-        "layer": [
-            {
-                "mark": {"type": "rule", "strokeDash": [4, 4], "color": "var(--axis)"},
-                "data": {"values": [{"chance": 0.5}]},
-                "encoding": {"x": {"field": "chance", "type": "quantitative"}, "y": None},
-            },
-            {"mark": {"type": "rule", "strokeWidth": 2, "color": "var(--axis)"}, "encoding": interval},
-            {
-                "mark": {"type": "point", "filled": True, "size": 80},
-                "encoding": {"x": share | {"scale": {"domain": [0, 1]}}},
-            },
-        ],
-    }

@@ -239,11 +239,9 @@ def _bucket(text: str, name: str) -> str:
 def _of_page(text: str) -> tuple[str, str]:
     """Repository and revision of a page's address on the Hub."""
     parts = [part for part in urlsplit(text).path.split("/") if part]
-    if parts[:1] == ["collections"]:
-        raise _bad(text, f"it is a collection; write --collection {'/'.join(parts[1:3])}")
     if parts[:1] == ["models"] or parts[1:] == ["models"]:
-        raise _bad(text, "it is a list of models; write 'ORG/*', --author, --search or --tag")
-    if parts[:1] in (["datasets"], ["spaces"], ["papers"]):
+        raise _bad(text, "it is a list of models; write 'ORG/*', --author or --tag")
+    if parts[:1] in (["datasets"], ["spaces"], ["papers"], ["collections"]):
         raise _bad(text, f"it is of {parts[0]}, not of a model")
     # gpt2/tree/main: repositories of the first days have no organisation.
     cut = 1 if parts[1:2] in ([], ["tree"], ["blob"], ["resolve"], ["commit"]) else 2
