@@ -60,7 +60,7 @@ _MUST_AGREE = {
 _NAMES = {"model": "model", "revision": "revision"}  # compared where no identity is known
 _KEYS = {
     *_NAMES, *_MUST_AGREE, "tasks", "labelled", "by", "features", "intercept", "used", "slices", "folds",
-    "error_size", "validation", "ranges", "documents_a_slice", "level", "worth", "atc_threshold",
+    "error_size", "validation", "ranges", "documents_a_slice", "level", "atc_threshold",
     "beats_trivial",
 }  # fmt: skip
 
@@ -158,26 +158,6 @@ def vector_clusters(run: Run, rows: Rows, count: int, *, seed: int = 0) -> list[
 # --- the fit -----------------------------------------------------------------------------------------------
 
 
-class LabelledPairs(NamedTuple):
-    """The labelled slices of a run as what is fitted to.
-
-    Attributes:
-        by: What made the slices.
-        slices: Those that are large enough.
-        names: Features that vary.
-        raw: Their values, shape (pairs, features).
-        pairs: With the features standardised.
-        threshold: ATC's.
-    """
-
-    by: str
-    slices: list[Slice]
-    names: list[str]
-    raw: Array
-    pairs: shrinkage.Pairs
-    threshold: float
-
-
 class Fitted(NamedTuple):
     """A calibrator's file, and what it was judged by.
 
@@ -202,14 +182,32 @@ def fit_calibrator(
     seed: int = 0,
 ) -> Fitted:
     """Fit to the labelled slices of a run; arguments and errors are those of `calibrate`."""
-    prepared = labelled_pairs(run, by=by, features=features, seed=seed)
-    pairs, names, raw = prepared.pairs, prepared.names, prepared.raw
+    check_labels(run, "calibration needs")
+    made_by, slices = labelled_slices(run, by, seed=seed)
+    parts = [part.rows for part in slices]
+    threshold = confidence_threshold(run, run.labelled)
+    names = _wanted(features, available_features(run, run.labelled))
+    raw = slice_features(run, parts, names, threshold)
+    # Means of one value over slices of many sizes differ by rounding: no feature, and no scale to divide by.
+    varied = raw.std(axis=0) > _ROUNDING * np.abs(raw).max(axis=0)
+    if features and not varied.all():
+        alike = FEATURES[names[int(varied.argmin())]]
+        raise UsageError(f"{alike} is the same in every slice and says nothing about any; leave it out")
+    names, raw = [name for name, varies in zip(names, varied, strict=True) if varies], raw[:, varied]
+    centre, scale = raw.mean(axis=0), raw.std(axis=0)
+    scores = [run.score[part] for part in parts]
+    pairs = shrinkage.Pairs(
+        (raw - centre) / scale,
+        np.array([values.mean() for values in scores]),
+        np.array([float(len(values)) for values in scores]),
+        np.array([values.var(ddof=1) for values in scores]),
+    )
     allowed = shrinkage.families(len(names))
     fit = shrinkage.shrunken_fit(pairs, allowed)
     trivial, folds = (shrinkage.cross_fitted(pairs, families) for families in ([], allowed))
     estimators = [
         Estimator.of(OURS, pairs, folds.estimate, trivial.estimate, seed=seed),
-        *_single_estimators(run, prepared, trivial.estimate, seed),
+        *_single_estimators(run, names, parts, pairs, trivial.estimate, seed),
         Estimator.of(TRIVIAL, pairs, trivial.estimate, trivial.estimate, seed=seed),
     ]
     ours, blind = estimators[0], estimators[-1]
@@ -226,7 +224,7 @@ def fit_calibrator(
         "protocol": "natural",
         **{key: about[key] for key in (*_NAMES, *_MUST_AGREE, "tasks")},
         "identity": run.store.manifest.get("identity"),
-        "by": prepared.by,
+        "by": made_by,
         "documents_a_slice": [int(pairs.documents.min()), int(pairs.documents.max())],
         "labelled": {
             "documents": len(rows),
@@ -236,22 +234,14 @@ def fit_calibrator(
         },
         "features": {
             name: {"centre": float(c), "scale": float(s)}
-            for name, c, s in zip(names, raw.mean(axis=0), raw.std(axis=0), strict=True)
+            for name, c, s in zip(names, centre, scale, strict=True)
         },
-        "atc_threshold": None if math.isnan(prepared.threshold) else prepared.threshold,
+        "atc_threshold": None if math.isnan(threshold) else threshold,
         "beats_trivial": beats,
         "intercept": float(fit.intercept),
         "used": [name for name, value in zip(names, fit.coefficients, strict=True) if value],
         "coefficients": fit.coefficients.tolist(),
-        "validation": {
-            "slices": len(score),
-            "mae": ours.mae,
-            "rmse": ours.rmse,
-            "better": ours.better,
-            "trivial_mae": blind.mae,
-            "trivial_rmse": blind.rmse,
-        },
-        "worth": {**_worth(ours if beats else blind), "trivial": _worth(blind)},
+        "validation": {"slices": len(score), "mae": ours.mae, "trivial_mae": blind.mae},
         "error_size": size._asdict(),
         "level": level,
         "folds": [
@@ -271,7 +261,7 @@ def fit_calibrator(
                 "score": float(score[i]),
                 "fold": int(folds.fold[i]),
             }
-            for i, part in enumerate(prepared.slices)
+            for i, part in enumerate(slices)
         ],
         "seed": seed,
         "run_created": about["created"],
@@ -280,35 +270,6 @@ def fit_calibrator(
     mean_size = float(size.at(pairs.documents.mean()))
     half = float(np.sort(score)[shrinkage.conformal_rank(len(score), level) - 1]) * mean_size
     return Fitted(content, estimators, folds.estimate, half)
-
-
-def labelled_pairs(
-    run: Run,
-    *,
-    by: str | None = None,
-    features: Sequence[str] = (),
-    seed: int = 0,
-) -> LabelledPairs:
-    """The slices that :func:`fit_calibrator` learns from; arguments and errors are its."""
-    check_labels(run, "calibration needs")
-    made_by, slices = labelled_slices(run, by, seed=seed)
-    parts = [part.rows for part in slices]
-    threshold = confidence_threshold(run, run.labelled)
-    names = _wanted(features, available_features(run, run.labelled))
-    raw = slice_features(run, parts, names, threshold)
-    # Means of one value over slices of many sizes differ by rounding: no feature, and no scale to divide by.
-    varied = raw.std(axis=0) > _ROUNDING * np.abs(raw).max(axis=0)
-    if features and not varied.all():
-        alike = FEATURES[names[int(varied.argmin())]]
-        raise UsageError(f"{alike} is the same in every slice and says nothing about any; leave it out")
-    names, raw = [name for name, varies in zip(names, varied, strict=True) if varies], raw[:, varied]
-    pairs = shrinkage.Pairs(
-        (raw - raw.mean(axis=0)) / raw.std(axis=0),
-        np.array([run.score[part].mean() for part in parts]),
-        np.array([float(len(part)) for part in parts]),
-        np.array([run.score[part].var(ddof=1) for part in parts]),
-    )
-    return LabelledPairs(made_by, slices, names, raw, pairs, threshold)
 
 
 def _wanted(asked: Sequence[str], have: Sequence[str]) -> list[str]:
@@ -320,13 +281,15 @@ def _wanted(asked: Sequence[str], have: Sequence[str]) -> list[str]:
     return [name for name in have if name in asked] if asked else list(have)
 
 
-def _single_estimators(run: Run, prepared: LabelledPairs, trivial: Array, seed: int) -> list[Estimator]:
+def _single_estimators(
+    run: Run, names: Sequence[str], parts: list[Rows], pairs: shrinkage.Pairs, trivial: Array, seed: int
+) -> list[Estimator]:
     """Every feature alone, and mean confidence and ATC as they are, where every document has them."""
-    pairs, parts, confidence = prepared.pairs, [part.rows for part in prepared.slices], run.confidence
     rows = []
-    for j, name in enumerate(prepared.names):
+    for j, name in enumerate(names):
         alone = shrinkage.cross_fitted(pairs, [(j,)]).estimate
         rows.append(Estimator.of(f"{FEATURES[name]} alone", pairs, alone, trivial, feature=name, seed=seed))
+    confidence = run.confidence
     if not np.isnan(confidence[run.labelled]).any():
         mean = np.array([confidence[part].mean() for part in parts])
         others = [np.concatenate([*parts[:i], *parts[i + 1 :]]) for i in range(len(parts))]
@@ -338,10 +301,6 @@ def _single_estimators(run: Run, prepared: LabelledPairs, trivial: Array, seed: 
         rows.append(Estimator.of("mean confidence, as it is", pairs, mean, trivial, seed=seed))
         rows.append(Estimator.of("ATC, as it is", pairs, np.array(atc), trivial, seed=seed))
     return rows
-
-
-def _worth(row: Estimator) -> dict[str, float]:
-    return {"labels": row.worth, "low": row.worth_low, "high": row.worth_high}
 
 
 # --- which documents were labelled -------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from lmeval_dispersion.auditing.calibration import calibrate
@@ -76,15 +74,14 @@ def run_audit(args: argparse.Namespace) -> int:
     if args.worst:
         output.write(rank(run, count=args.worst, seed=args.seed).document())
         return 0
-    with _doing(f"auditing {path}", args.quiet):
-        report = audit(
-            run,
-            slices=args.slice,
-            metrics=args.metrics,
-            seed=args.seed,
-            details=output.details,
-            short=output.short,
-        )
+    report = audit(
+        run,
+        slices=args.slice,
+        metrics=args.metrics,
+        seed=args.seed,
+        details=output.details,
+        short=output.short,
+    )
     output.write(report.document())
     for name, reason in report.missing.items():
         output.say(f"dispersion audit: {name.replace('_', ' ')} not available: {reason}")
@@ -186,19 +183,6 @@ def _add_where(parser: argparse.ArgumentParser, what: str) -> None:
         metavar="EXPR",
         help=f"{what}, such as \"subject in ('anatomy', 'virology')\" (default: all)",
     )
-
-
-@contextmanager
-def _doing(what: str, quiet: bool) -> Iterator[None]:
-    """Say on a terminal's stderr what takes a while, unless the user wants it quiet."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if console.is_terminal and not quiet:
-        with console.status(what):
-            yield
-    else:
-        yield
 
 
 COMMANDS = {

@@ -67,12 +67,12 @@ def pools(run: Run, rows: Rows) -> Pools:
     return Pools(labelled[right], labelled[~right])
 
 
-def mixture_size(smaller: int, wanted: int = SIZE) -> int:
-    """Documents a mixture: ``wanted``, or less where the smaller of the two pools holds fewer.
+def mixture_size(smaller: int) -> int:
+    """Documents a mixture: :data:`SIZE`, or less where the smaller of the two pools holds fewer.
 
     A multiple of ten, so that every share in steps of 10 % is exact, and at least :data:`SMALLEST`.
     """
-    return max(min(wanted, smaller // 10 * 10), min(SMALLEST, wanted))
+    return max(min(SIZE, smaller // 10 * 10), SMALLEST)
 
 
 @dataclass(frozen=True)
@@ -232,26 +232,26 @@ def _curve_rows(curve: Sequence[CurvePoint], key: str) -> Iterator[dict[str, Any
             yield row | {"low": value - error, "high": value + error}
 
 
-def mixture_curves(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int = 0) -> Mixtures:
-    """The two curves with their trends; ``seeds`` draws of two or more."""
+def mixture_curves(run: Run, *, seed: int = 0) -> Mixtures:
+    """The two curves with their trends."""
     check_labels(run, "mixtures need")
     pool = pools(run, run.labelled)
-    used = mixture_size(pool.smaller, size)
+    used = mixture_size(pool.smaller)
     # Shares are multiples of 10 %, and sizes multiples of ten: every count is whole.
     counts = {target: round(target * used / 100) for target in TARGETS}
     reached = [target for target in TARGETS if pool.reaches(used, counts[target])]
     drawn = [
         pool.draw(np.random.default_rng([seed, draw, target]), used, counts[target])
         for target in reached
-        for draw in range(seeds)
+        for draw in range(SEEDS)
     ]
-    shape = (len(reached), seeds)
+    shape = (len(reached), SEEDS)
     dispersions = run.vectors.dispersions(drawn).reshape(shape)
     perplexities = np.array([_mean_perplexity(run, rows) for rows in drawn]).reshape(shape)
     return Mixtures(
         used,
-        size,
-        seeds,
+        SIZE,
+        SEEDS,
         len(pool.correct),
         len(pool.incorrect),
         min(used / pool.smaller, 1.0),

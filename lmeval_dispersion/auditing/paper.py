@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.auditing.mixtures import SEEDS, SIZE, mixture_size, pools
+from lmeval_dispersion.auditing.mixtures import SEEDS, mixture_size, pools
 from lmeval_dispersion.auditing.run import Run, check_labels
 from lmeval_dispersion.auditing.slices import by_value
 from lmeval_dispersion.errors import UsageError
@@ -111,13 +111,12 @@ class PaperProtocol:
         return {"paper": Table.of(self.errors, caption, name="paper-protocol")}
 
 
-def paper_protocol(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int = 0) -> PaperProtocol:
+def paper_protocol(run: Run, *, seeds: int = SEEDS, seed: int = 0) -> PaperProtocol:
     """Errors of every estimator under every kind of test batch, over ``seeds`` splits."""
     check_labels(run, "calibration needs")
     rows = run.labelled
-    pool = pools(run, rows)
     # 0.8: parts are random, and some hold fewer of the rarer kind than their share of it.
-    used = mixture_size(int(0.8 * VALIDATION * min(len(pool.correct), len(pool.incorrect))), size)
+    used = mixture_size(int(0.8 * VALIDATION * pools(run, rows).smaller))
     off: dict[tuple[str, str], list[Array]] = {}
     chosen: list[str] = []
     for k in range(seeds):
@@ -129,7 +128,11 @@ def paper_protocol(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int 
         validation = mixture_batches(run, order[first:second], used, repeats=REPEATS // 2, rng=rng)
         _check_targets({"calibration": calibration, "validation": validation}, len(rows), used)
         fits = fit_all(calibration, seed=k)
-        best = min(fits, key=lambda kind: _error(fits[kind], validation))
+        off_by = {
+            kind: np.abs(_read_off(fit)(validation) - validation.accuracy).mean()
+            for kind, fit in fits.items()
+        }
+        best = min(off_by, key=lambda kind: off_by[kind])
         chosen.append(best)
         test = order[second:]
         tests = {
@@ -217,10 +220,6 @@ def _check_targets(parts: Mapping[str, Batches], labelled: int, size: int) -> No
 
 def _read_off(fit: Any) -> Callable[[Batches], Array]:
     return lambda batches: np.clip(fit.predict(batches.dispersion[:, None]), 0.0, 1.0)
-
-
-def _error(fit: Any, batches: Batches) -> float:
-    return float(np.abs(_read_off(fit)(batches) - batches.accuracy).mean())
 
 
 def _estimators(

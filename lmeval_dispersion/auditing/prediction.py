@@ -83,7 +83,7 @@ class Predictions(Report):
         shifted: The feature in which the slices differ from the labelled ones as a whole, else None.
         beats_trivial: Whether the calibrator beat the labelled accuracy alone.
         used: The features that the estimates are read off.
-        validation, worth: Of the calibrator.
+        validation: Of the calibrator: errors in points on slices held out.
     """
 
     template = "predictions.jinja"
@@ -102,7 +102,6 @@ class Predictions(Report):
     beats_trivial: bool
     used: Sequence[str]
     validation: Mapping[str, Any]
-    worth: Mapping[str, Any]
     slices: Sequence[Prediction]
     _short: bool = False
 
@@ -234,7 +233,6 @@ def predict(
         beats_trivial=calibrator["beats_trivial"],
         used=calibrator["used"],
         validation=calibrator["validation"],
-        worth=calibrator["worth"],
         slices=[whole, *(slices if len(slices) > 1 else [])],
         _short=short,
     )

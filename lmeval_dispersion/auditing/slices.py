@@ -6,7 +6,7 @@ A slice is part of a run's documents: those with one value of a column, or withi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Annotated, Any, NamedTuple
@@ -35,8 +35,8 @@ BANDS = 5
 _DISTINCT = 12  # a numeric column with more values than this is cut into bands
 _NOT_SLICES = ("logprobs", "text", "doc_id", "doc_hash", "prompt_hash")
 _FEWEST_OF_A_TASK = 4  # slices of one task, for its slices to be compared among themselves
-_CHART = (1000, 230)  # width and height of the chart, which stands in the first screen with the answer
-_NAMED, _OUTLIERS = 15, 6  # slices named in the chart: all of so few, else the ones farthest out
+_HEIGHT = 230  # of the chart, which stands in the first screen with the answer
+_NAMED = 6  # slices named in the chart: the ones farthest out
 
 
 class Slice(NamedTuple):
@@ -426,18 +426,32 @@ def _points(name: str, rows: Sequence[SliceRow]) -> dict[str, Any]:
         {"field": "accuracy", "format": ".1%"},
         {"field": "documents"},
     ]
+    points = np.array([[row["dispersion"], row["accuracy"]] for row in values])
+    spread = np.where(points.std(axis=0) > 0, points.std(axis=0), 1)
+    away = np.square((points - points.mean(axis=0)) / spread).sum(axis=1)
+    farthest = [values[i] for i in np.argsort(-away, kind="stable")[:_NAMED]]
+    # Names stand on the inner side of their points.
+    middle = (points[:, 0].min() + points[:, 0].max()) / 2
     labels = [
         {
-            "data": {"values": [row]},
-            "mark": {"type": "text", "align": align, "dx": 8 if align == "left" else -8, "dy": dy,
-                     "fontSize": 11, "color": "var(--ink)"},
+            "data": {
+                "values": [row for row in farthest if (row["dispersion"] < middle) == (align == "left")]
+            },
+            "mark": {
+                "type": "text",
+                "align": align,
+                "dx": dx,
+                "dy": -9,
+                "fontSize": 11,
+                "color": "var(--ink)",
+            },
             "encoding": {"x": x, "y": y, "text": {"field": "slice"}},
         }
-        for row, align, dy in _labels(values)
+        for align, dx in (("left", 8), ("right", -8))
     ]  # fmt: skip
     return {
         "data": {"values": values},
-        "height": _CHART[1],
+        "height": _HEIGHT,
         "layer": [
             {"mark": faint, "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y}},
             {"mark": faint, "encoding": {"x": x, "y": {**y, "field": "accuracy_low"},
@@ -447,27 +461,3 @@ def _points(name: str, rows: Sequence[SliceRow]) -> dict[str, Any]:
             *labels,
         ],
     }  # fmt: skip
-
-
-def _labels(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str, int]]:
-    """The slices that are named, with the side and height of each name: inwards, and clear of other names."""
-    keys = ("dispersion", "accuracy")
-    points = np.array([[row[key] for key in keys] for row in rows])
-    ends = [
-        [(row["low"], row["accuracy_low"]) for row in rows],
-        [(row["high"], row["accuracy_high"]) for row in rows],
-    ]
-    least, most = np.min(ends[0], axis=0), np.max(ends[1], axis=0)
-    places = (points - least) / np.where(most > least, most - least, 1) * _CHART
-    spread = np.where(points.std(axis=0) > 0, points.std(axis=0), 1)
-    farthest = np.argsort(-np.square((points - points.mean(axis=0)) / spread).sum(axis=1), kind="stable")
-    taken: list[tuple[float, float, float]] = []
-    for i in range(len(rows)) if len(rows) <= _NAMED else farthest[:_OUTLIERS].tolist():
-        (x, y), width = places[i], 6.2 * len(rows[i]["slice"])
-        align, start = ("left", x + 8) if x < _CHART[0] / 2 else ("right", x - 8 - width)
-        for dy in (-9, 11):
-            box = (start, start + width, y - dy)
-            if all(abs(box[2] - at) > 11 or start > end or box[1] < begin for begin, end, at in taken):
-                break
-        taken.append(box)
-        yield rows[i], align, dy

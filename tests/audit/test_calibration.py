@@ -8,7 +8,7 @@ from json_schemas import faults
 from synthetic import planted_store, sliced_store, subjects_store
 
 from lmeval_dispersion.auditing.calibration import LabelError, calibrate, calibration_sentence, label_error
-from lmeval_dispersion.auditing.calibrator import OURS, TRIVIAL, labelled_pairs
+from lmeval_dispersion.auditing.calibrator import OURS, TRIVIAL, labelled_slices
 from lmeval_dispersion.auditing.prediction import predict
 from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import labels_of, read_run
@@ -129,7 +129,7 @@ def test_all_labels_have_no_error_and_small_cases_are_enumerated():
 def test_a_worth_is_what_so_many_labels_give(found):
     path, report = found["law"]
     run = read_run(path)
-    parts = [part.rows for part in labelled_pairs(run).slices]
+    parts = [part.rows for part in labelled_slices(run)[1]]
     rng = np.random.default_rng(3)
     for row in report.estimators:
         k = max(round(row.worth), 1)
@@ -145,11 +145,10 @@ def test_a_worth_is_what_so_many_labels_give(found):
 def test_the_file_holds_the_estimates(found):
     path, report = found["law"]
     rows = {row.feature or row.estimator: row for row in report.estimators}
-    validation, worth = report.calibrator["validation"], report.calibrator["worth"]
-    assert (rows[OURS].mae, rows[OURS].worth) == (validation["mae"], worth["labels"])
-    assert (rows[TRIVIAL].mae, rows[TRIVIAL].worth) == (validation["trivial_mae"], worth["trivial"]["labels"])
+    validation = report.calibrator["validation"]
+    assert (rows[OURS].mae, rows[TRIVIAL].mae) == (validation["mae"], validation["trivial_mae"])
     run = read_run(path)
-    parts = [part.rows for part in labelled_pairs(run).slices]
+    parts = [part.rows for part in labelled_slices(run)[1]]
     off = [run.confidence[part].mean() - run.score[part].mean() for part in parts]
     assert rows["mean confidence, as it is"].mae == pytest.approx(100 * np.mean(np.abs(off)))
     threshold = [
