@@ -72,13 +72,9 @@ def test_without_a_law_it_is_the_trivial_predictor_and_refuses(noise):
     assert not fitted["beats_trivial"]
     assert fitted["used"] == []
     assert not np.any(fitted["coefficients"])
-<<<<<<< HEAD
-    with pytest.raises(UsageError, match=r"should not be used: .* labelled accuracy alone.*force") as refused:
-=======
     with pytest.raises(
         UsageError, match=r"should not be used: .* labelled accuracy alone.*force="
     ) as refused:
->>>>>>> main
         check_worth(fitted, "cal.json")
     # The same words as the calibrator's own report.
     report = calibrate(labels_of(run, rows_where(run, "part == 'labelled'")))
@@ -221,11 +217,7 @@ def test_vectors_that_are_all_alike_leave_the_labelled_accuracy(tmp_path):
 def test_a_run_that_lacks_a_feature_is_refused(tmp_path, law):
     _, fitted = law
     bare = planted_store(tmp_path / "b", n=300, prompt_tokens=0, seed=3)
-<<<<<<< HEAD
-    with pytest.raises(UsageError, match=r"no prompt length.*dispersion .*confidence"):
-=======
     with pytest.raises(UsageError, match=r"no prompt length.*features='dispersion' features='confidence'"):
->>>>>>> main
         predict(fitted, read_run(bare))
     assert list(fitted["features"]) == list(FEATURES)
 
