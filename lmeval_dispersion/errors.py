@@ -73,10 +73,7 @@ def _as_argument(option: re.Match[str]) -> str:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """A text that does nothing to a terminal: control characters but ``keep`` as their escapes.
-
-    Names of folders and objects, and the answers of servers, may hold anything.
-    """
+    """A text that does nothing to a terminal: control characters but ``keep`` as their escapes."""
     return "".join(sign if sign.isprintable() or sign in keep else ascii(sign)[1:-1] for sign in text)
 
 
@@ -121,11 +118,7 @@ class TooFewVectorsError(GeometryError):
 
 
 class NoDirectionError(GeometryError):
-    """Zero or non-finite vectors, which have no direction.
-
-    Attributes:
-        rows: Indices of the offending rows, ascending.
-    """
+    """Zero or non-finite vectors, which have no direction; ``rows`` are their indices, ascending."""
 
     def __init__(self, message: str, rows: list[int]) -> None:
         super().__init__(message)
@@ -145,12 +138,7 @@ class TrainingError(DispersionError):
 
 
 class NonFiniteLossError(TrainingError):
-    """A dispersion loss is NaN or infinite.
-
-    Attributes:
-        layer: Name of the layer whose states gave it, such as ``layer.3``.
-        step: Number of the forward pass, from 0.
-    """
+    """A dispersion loss is NaN or infinite: at ``layer``, such as ``layer.3``, in forward pass ``step``."""
 
     def __init__(self, layer: str, step: int) -> None:
         super().__init__(
@@ -169,11 +157,7 @@ class MissingExtraError(DispersionError, ImportError):
 
 
 def require_extra(extra: str, what: str) -> None:
-    """Raise a sentence where an optional part that ``what`` needs is not installed; imports nothing.
-
-    Raises:
-        MissingExtraError: One of the part's :data:`LIBRARIES` is missing.
-    """
+    """Raise MissingExtraError where an optional part that ``what`` needs is not installed."""
     missing = [name for name in LIBRARIES[extra] if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingExtraError(

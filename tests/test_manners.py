@@ -72,16 +72,6 @@ def test_no_option_can_be_abbreviated_and_none_has_another_name(name):
     assert not set(options(name)) & RETIRED
 
 
-def test_an_abbreviation_is_wrong_usage(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["screen", "--list-fam"])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == (
-        "dispersion screen: unrecognized arguments: --list-fam; did you mean --list?; "
-        "see `dispersion screen --help`\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
@@ -100,19 +90,6 @@ def test_a_suggestion_is_made_only_where_it_helps(words, hint, capsys):
     assert ended.value.code == 2
     assert hint in (shown := capsys.readouterr().err)
     assert ("did you mean" in shown) == bool(hint)
-
-
-@pytest.mark.parametrize("name", REPORTS)
-def test_reports_take_the_same_options(name):
-    known = options(name)
-    assert {"--format", "-o", "--output", "-q", "--quiet"} <= set(known)
-    assert known["-o"].metavar == "FILE"
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_short_options_mean_one_thing(name):
-    short = {text: a.dest for text, a in options(name).items() if len(text) == 2}
-    assert short.items() <= {"-o": "output", "-q": "quiet", "-V": "version"}.items()
 
 
 @pytest.mark.parametrize(
@@ -186,17 +163,6 @@ def test_dispersion_screen_is_screen_checkpoints(capsys, monkeypatch):
     assert texts[0] == texts[1]
     assert main(["screen", "--list", "domains", "--format", "json"]) == 0
     assert '"command": "dispersion screen --list domains --format json"' in capsys.readouterr().out
-
-
-def test_the_command_is_in_the_report(tmp_path, capsys):
-    page = tmp_path / "domains.md"
-    assert main(["screen", "--list", "domains", "-o", str(page)]) == 0
-    assert capsys.readouterr().err == f"wrote {page}\n"
-    first = page.read_text("utf-8")
-    assert first.endswith("\n")
-    assert f"dispersion screen --list domains -o {shlex.quote(str(page))}\n```" in first
-    assert main(["screen", "--list", "domains", "-q", "-o", str(page)]) == 0
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def predict(
         parts = among(by_column(run, by), rows)
     names = list(calibrator["features"])
     if lacking := sorted(set(names) - set(available_features(run, rows))):
-        others = " ".join(f"--feature {name}" for name in names if name not in lacking)
+        others = " ".join(f"--feature={name}" for name in names if name not in lacking)
         raise UsageError(
             f"some documents of the run have no {FEATURES[lacking[0]]}, which this calibrator was fitted "
             f"with; calibrate without it: {others}"

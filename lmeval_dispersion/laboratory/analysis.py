@@ -55,7 +55,7 @@ class Run(TypedDict, total=False):
         seed: Of the draws, the bootstrap and the random weights (default: 0).
         batch: Segments a forward pass; by memory if None, the default.
         folder: Where the study is kept and can be resumed; a temporary place if None, the default.
-        quiet: Whether to say nothing on stderr (default: True).
+        quiet: Whether to say nothing on stderr, where a notebook and a terminal have a bar.
     """
 
     pack: bool
@@ -269,7 +269,7 @@ def analyse(
         "seed": run.get("seed", 0),
     }
     readable = {"models": names, "texts": [source.source for source in texts.values()]}
-    with opened(result.kind, identity, readable, run.get("folder"), run.get("quiet", True)) as study:
+    with opened(result.kind, identity, readable, run.get("folder"), run.get("quiet", False)) as study:
         if not study.manifest["complete"]:
             measure(Analysis(study, every, texts, identity, batch))
         tables = study.tables()

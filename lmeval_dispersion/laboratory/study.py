@@ -16,7 +16,6 @@ import re
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
@@ -30,11 +29,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.options import progress_bar
 from lmeval_dispersion.version import __version__
 
 FORMAT = "dispersion-lab/2"
-
-_QUIET_FOR = 1.0  # seconds without a progress bar
 
 
 class StudyRoot(NamedTuple):
@@ -131,30 +129,19 @@ class Study:
 
     def units(self, name: str, count: int, do: Callable[[int], Unit]) -> Units:
         """Keep the arrays of ``do(unit)`` for every unit; this process does its share of what is not done."""
-        from rich.console import Console
-        from rich.progress import Progress
-
         folder = self.folder / "work" / name
         folder.mkdir(parents=True, exist_ok=True)
         files = [folder / f"{unit}.npz" for unit in range(count)]
         waiting = [unit for unit, file in enumerate(files) if not file.exists()]
         self.processes.wait()  # so that all of them share the same list
         mine = waiting[self.processes.index :: self.processes.count]
-        hidden = self.quiet or not self.processes.first or not sys.stderr.isatty()
-        progress = Progress(console=Console(stderr=True), transient=True, disable=hidden)
-        task, begun = progress.add_task(name, total=len(mine)), time.monotonic()
-        try:
-            for unit in mine:
+        with progress_bar(hidden=self.quiet or not self.processes.first) as update:
+            for done, unit in enumerate(mine, 1):
                 part = folder / f"{unit}.part"
                 with part.open("wb") as file:
                     np.savez(file, **do(unit))  # type: ignore[arg-type]
                 part.replace(files[unit])
-                progress.advance(task)
-                if time.monotonic() - begun > _QUIET_FOR:
-                    progress.start()
-        finally:
-            if progress.live.is_started:
-                progress.stop()
+                update(done, len(mine), name)
         self.processes.wait()
         return Units(files)
 

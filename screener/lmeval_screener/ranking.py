@@ -23,17 +23,17 @@ import math
 import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import combinations, pairwise
-from typing import NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 from lmeval_dispersion.geometry import Array, Metric
-from lmeval_dispersion.statistics import student_points
+from lmeval_dispersion.statistics import rank_agreement, student_points
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import Gap, Ratio, difference, ranks
-from lmeval_screener.screened import Next, Ranks, Reading, Screened
+from lmeval_screener.screened import Group, Next, Ranks, Reading, Screened
 from lmeval_screener.targets import labelled
 from lmeval_screener.tokens import Resolution
 
@@ -367,3 +367,83 @@ def _scales() -> dict[float, str]:
     scales = {scale for family in load_families().values() for scale in family.scales}
     # Counts alone cannot tell Pythia's 6.9B from the many 7B; by name it keeps its own.
     return {float(scale[:-1]) * _UNITS[scale[-1]]: scale for scale in (*scales - {"6.9B"}, *_FURTHER)}
+
+
+# --- agreement ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far two orders of the same checkpoints agree.
+
+    Attributes:
+        scope: ``group`` (one group), ``within groups`` (all groups, compared only inside each), ``overall``
+            (across groups, which the published evidence does not support).
+        group: The group's name; empty for the other scopes.
+        n: Checkpoints that have both a gap and an accuracy.
+        spearman: Rank correlation in [-1, 1]: 1 same order, 0 no relation, -1 opposite. NaN where undefined.
+            *Within groups*: the same sum of products over ranks inside the groups.
+        spearman_p: Two-sided: the share of all orders of the accuracies whose |Spearman| is at least as
+            large. Two checkpoints always give 1, three give at least 1/3: it is reported as it is.
+        exact: All orders were enumerated (groups of up to nine). Otherwise ``permutations`` were drawn with a
+            fixed seed, and p = (1 + as large) / (1 + drawn).
+        permutations: Orders that were enumerated or drawn.
+        reason: Why the figures are NaN; empty where they are not.
+    """
+
+    scope: Literal["group", "within groups", "overall"]
+    group: str
+    n: int
+    spearman: float = math.nan
+    spearman_p: float = math.nan
+    exact: bool = True
+    permutations: int = 0
+    reason: str = ""
+
+    @classmethod
+    def of(cls, scope: Any, group: str, strata: Sequence[tuple[list[float], list[float]]]) -> Agreement:
+        """The agreement of gaps with accuracies, which are permuted inside each stratum."""
+        n = sum(len(gaps) for gaps, _ in strata)
+        figures = rank_agreement(strata)
+        if figures is not None:
+            return cls(scope, group, n, **figures._asdict())
+        if all(len(gaps) < 2 for gaps, _ in strata):
+            return cls(scope, group, n, reason="fewer than two checkpoints to compare")
+        equal = "gaps" if all(len(set(gaps)) < 2 for gaps, _ in strata) else "accuracies"
+        return cls(scope, group, n, reason=f"all {equal} are equal")
+
+
+def agreement(gaps: Sequence[float], accuracies: Sequence[float], groups: Sequence[str]) -> list[Agreement]:
+    """Agreement of gaps with accuracies, per group and overall.
+
+    Returns:
+        One line per group in order of appearance; with more than one group also *within groups* and
+        *overall*.
+
+    >>> [line.spearman for line in agreement([1.0, 2.0, 3.0], [10, 30, 20], ["7B"] * 3)]
+    [0.5]
+    """
+    members: dict[str, tuple[list[float], list[float]]] = {group: ([], []) for group in groups}
+    for gap, accuracy, group in zip(gaps, accuracies, groups, strict=True):
+        if math.isfinite(gap) and math.isfinite(accuracy):
+            members[group][0].append(gap)
+            members[group][1].append(accuracy)
+    lines = [Agreement.of("group", group, [pair]) for group, pair in members.items()]
+    if len(members) > 1:
+        everything = (
+            [gap for xs, _ in members.values() for gap in xs],
+            [accuracy for _, ys in members.values() for accuracy in ys],
+        )
+        lines.append(Agreement.of("within groups", "", list(members.values())))
+        lines.append(Agreement.of("overall", "", [everything]))
+    return lines
+
+
+def agreements(groups: Sequence[Group], metric: Metric) -> list[Agreement]:
+    """Agreement of G with the supplied accuracies, per group and overall; empty without any."""
+    rated = [(group.name, c) for group in groups for c in group.checkpoints if c.accuracy is not None]
+    return agreement(
+        [c.gaps[metric].mean for _, c in rated],
+        [float(c.accuracy or 0.0) for _, c in rated],
+        [name for name, _ in rated],
+    )

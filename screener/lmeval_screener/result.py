@@ -18,10 +18,10 @@ from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import answer
 from lmeval_screener.contract import entry, flat_row
 from lmeval_screener.figures import difference
+from lmeval_screener.ranking import Agreement, agreements
 from lmeval_screener.screened import Failed, Group, Screened
 
 if TYPE_CHECKING:
-    from lmeval_screener.accuracies import Agreement
     from lmeval_screener.shortlist import Shortlist
     from lmeval_screener.shortlist.verdict import Verdict
 
@@ -174,10 +174,6 @@ class Result(Report):
     @cached_property
     def agreement(self) -> list[Agreement]:
         """Agreement of G with the supplied accuracies, per group and overall; empty without any."""
-        if all(c.accuracy is None for c in self.checkpoints):
-            return []
-        from lmeval_screener.accuracies import agreements
-
         return agreements(self.groups, self.metric)
 
     # --- forms for programs -----------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.geometry import METRICS, Metric
+from lmeval_dispersion.options import progress_bar
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Allowance, Budget
 from lmeval_screener.errors import ScreeningError
@@ -76,7 +77,8 @@ def screen(
         accuracy: What to compare G with: a CSV file, lm-eval's results, or ``hub:TASK``; see
             :func:`lmeval_screener.accuracies.read_accuracies`.
         demo: Whether to add the bundled demo's checkpoints.
-        progress: Called as ``progress(done, all, label)`` whenever a checkpoint ends.
+        progress: Called as ``progress(done, all, label)`` whenever a checkpoint ends. Default: a bar, in a
+            notebook or on a terminal, where that takes more than a second.
         tokenizer: Where the tokenizer of checkpoints that store none is read: a repository, a folder, an
             address, or a tokenizer's file.
         selection: What is selected on the Hub beside what is named.
@@ -104,7 +106,10 @@ def screen(
         accuracies = read_accuracies(str(accuracy), selected.targets)
     sets = load_token_set(domain, "domain"), load_token_set(reference, "reference")
     place = None if registry is None else Path(registry)
-    with kept_in(place, *sets, metric=metric, refresh=refresh, command="screen()") as session:
+    with (
+        kept_in(place, *sets, metric=metric, refresh=refresh, command="screen()") as session,
+        progress_bar(hidden=progress is not None) as bar,
+    ):
         run = Screening(
             *sets,
             metric=metric,
@@ -114,9 +119,8 @@ def screen(
             session=session,
             allowance=allowance,
         )
-        if progress is not None:
-            report = progress
-            run.on_done = lambda outcome, done, count: report(done, count, outcome.label)
+        report = progress or bar
+        run.on_done = lambda outcome, done, count: report(done, count, outcome.label)
         return run.result(selected)
 
 

@@ -73,7 +73,7 @@ def test_without_a_law_it_is_the_trivial_predictor_and_refuses(noise):
     assert fitted["used"] == []
     assert not np.any(fitted["coefficients"])
     with pytest.raises(
-        UsageError, match=r"should not be used: .* labelled accuracy alone.*--force"
+        UsageError, match=r"should not be used: .* labelled accuracy alone.*force="
     ) as refused:
         check_worth(fitted, "cal.json")
     # The same words as the calibrator's own report.
@@ -227,7 +227,7 @@ def test_vectors_that_are_all_alike_leave_the_labelled_accuracy(tmp_path):
 def test_a_run_that_lacks_a_feature_is_refused(tmp_path, law):
     _, fitted = law
     bare = planted_store(tmp_path / "b", n=300, prompt_tokens=0, seed=3)
-    with pytest.raises(UsageError, match=r"no prompt length.*--feature dispersion --feature confidence"):
+    with pytest.raises(UsageError, match=r"no prompt length.*features='dispersion' features='confidence'"):
         predict(fitted, read_run(bare))
     assert list(fitted["features"]) == list(FEATURES)
 

@@ -62,7 +62,7 @@ def test_processes_share_what_is_not_done(tmp_path):
 
 
 def test_a_bar_appears_only_where_work_takes_long(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("lmeval_dispersion.laboratory.study._QUIET_FOR", 60)
+    monkeypatch.setattr("lmeval_dispersion.options._PATIENCE", 60)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     study = Study.open(tmp_path / "r", "law", {}, quiet=False)
     study.units("squares", 3, lambda unit: {"square": np.array(unit)})

@@ -9,7 +9,7 @@ from loss_cases import VARIANTS, cases, random_states, value_and_gradient
 
 from lmeval_dispersion.errors import GeometryError, UsageError
 from lmeval_dispersion.training import losses
-from lmeval_dispersion.training.losses import LOSSES, loss_named
+from lmeval_dispersion.training.losses import LOSSES, DispersionLoss
 from lmeval_dispersion.training.pairs import GUARD
 
 
@@ -170,18 +170,18 @@ def test_errors_say_expected_given_and_next_step(call, error, said):
 
 def test_modules_hold_options_and_repeat_their_draws():
     z = random_states(2, 40, 4)
-    loss = loss_named("angular_spread", tau=0.5, max_tokens=8, seed=3)
+    loss = DispersionLoss("angular_spread", tau=0.5, max_tokens=8, seed=3)
     first, second = float(loss(z)), float(loss(z))
     assert first != second
-    again = loss_named("angular_spread", tau=0.5, max_tokens=8, seed=3)
+    again = DispersionLoss("angular_spread", tau=0.5, max_tokens=8, seed=3)
     again.calls = 1
     assert float(again(z)) == second
-    assert float(loss_named("squeeze", pairs="sequence")(z)) == float(losses.squeeze(z, pairs="sequence"))
+    assert float(DispersionLoss("squeeze", pairs="sequence")(z)) == float(losses.squeeze(z, pairs="sequence"))
     domains = torch.tensor([0, 1])
-    assert float(loss_named("cross_domain_push_away")(z, domains=domains)) == float(
+    assert float(DispersionLoss("cross_domain_push_away")(z, domains=domains)) == float(
         losses.cross_domain_push_away(z, domains=domains)
     )
-    assert all(loss_named(name).name == function.__name__ for name, function in LOSSES.items())
+    assert all(DispersionLoss(name).name == function.__name__ for name, function in LOSSES.items())
 
 
 @pytest.mark.parametrize(
@@ -194,9 +194,9 @@ def test_modules_hold_options_and_repeat_their_draws():
 )
 def test_unknown_losses_and_options(name, options, said):
     with pytest.raises(UsageError, match=said):
-        loss_named(name, **options)
+        DispersionLoss(name, **options)
 
 
 def test_cross_domain_module_asks_for_domains():
     with pytest.raises(UsageError, match="one number a sequence"):
-        loss_named("cross_domain_push_away")(random_states(2, 4, 3))
+        DispersionLoss("cross_domain_push_away")(random_states(2, 4, 3))

@@ -95,19 +95,6 @@ def test_a_model_of_model_init_is_regularized(tmp_path):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_evaluation_is_the_parents(tmp_path):
-    trainers = [
-        DispersionTrainer(
-            model=tiny_gpt2(), args=arguments(tmp_path), dispersion=DispersionConfig(weight=5.0)
-        ),
-        Trainer(model=tiny_gpt2(), args=arguments(tmp_path)),
-    ]
-    ours, theirs = (trainer.evaluate(dataset())["eval_loss"] for trainer in trainers)
-    assert ours == theirs
-    ours, theirs = (trainer.predict(dataset()).predictions for trainer in trainers)
-    assert (ours == theirs).all()
-
-
 @pytest.mark.parametrize("batch", [3, 8])
 def test_evaluation_logs_the_dispersion_of_every_chosen_layer(tmp_path, batch):
     model = tiny_gpt2()
@@ -199,15 +186,6 @@ def test_of_two_forwards_in_a_step_the_latest_counts(tmp_path, checkpointing):
         trainer.train()
         found.append((trainer.state.log_history[1]["dispersion_loss"], trainer.evaluate()["eval_loss"]))
     assert found[1] == pytest.approx(found[0], abs=1e-6)
-
-
-def test_without_a_loss_it_is_the_parent(tmp_path):
-    found = []
-    for kind in (DispersionTrainer, Trainer):
-        model = tiny_gpt2()
-        kind(model=model, args=arguments(tmp_path, max_steps=3), train_dataset=dataset()).train()
-        found.append(torch.cat([p.flatten() for p in model.parameters()]).detach())
-    assert torch.equal(*found)
 
 
 def test_means_over_logged_steps_and_a_weight_that_changes(tmp_path):

@@ -105,6 +105,9 @@ class Shortlist:
     seed: int
     groups: tuple[GroupChoice, ...]
 
+    def __repr__(self) -> str:
+        return f"<Shortlist> {', '.join(c.label for c in self.chosen)}"
+
     @property
     def chosen(self) -> tuple[Screened, ...]:
         """All that is to be evaluated, group by group."""

@@ -17,8 +17,8 @@ import numpy as np
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.statistics import normal_point
-from lmeval_screener.accuracies import Agreement, Rated, agreement, find_accuracies
-from lmeval_screener.ranking import holm
+from lmeval_screener.accuracies import Rated, find_accuracies
+from lmeval_screener.ranking import Agreement, agreement, holm
 from lmeval_screener.shortlist.estimates import GroupResults, decision_accuracy, missed
 from lmeval_screener.shortlist.manifest import Candidate, Manifest
 from lmeval_screener.targets import labelled
