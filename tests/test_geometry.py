@@ -184,7 +184,6 @@ def test_a_rejected_batch_leaves_the_accumulator_as_it_was():
         (lambda: g.dispersion(np.ones((1, 896))), r"\(n >= 2, d\), got \(1, 896\); pass more"),
         (lambda: g.within(np.ones((2, 3))), r"n >= 3"),
         (lambda: g.Dispersion(3).mean(), "at least 2 vectors, got 0"),
-        (lambda: g.cluster_distances(np.ones((3, 2)), [1, 1, 1]), "at least 2 clusters"),
     ],
 )
 def test_too_few_vectors_say_how_many_are_needed(call, message):
@@ -200,7 +199,6 @@ def test_too_few_vectors_say_how_many_are_needed(call, message):
         lambda: g.within(np.ones((3, 2)), "manhattan"),
         lambda: g.Dispersion(3).update(np.ones((2, 4))),
         lambda: g.Dispersion(3).merge(g.Dispersion(4)),
-        lambda: g.cluster_distances(np.ones((3, 2)), [1, 2]),
     ],
 )
 def test_wrong_shapes_raise(call):
@@ -216,19 +214,6 @@ def test_vendi_score_counts_directions_on_either_side():
     u = x / np.linalg.norm(x, axis=1, keepdims=True)
     values = np.linalg.svd(u, compute_uv=False) ** 2 / 6
     assert g.vendi_score(x) == pytest.approx(math.exp(-sum(v * math.log(v) for v in values)))
-
-
-@pytest.mark.parametrize("metric", g.METRICS)
-def test_cluster_distances_against_loops(metric):
-    x, labels, d = rows(10, 4, shift=0.5), list("aabbbccdda"), DISTANCES[metric]
-    groups = {k: np.array([v for v, name in zip(x, labels, strict=True) if name == k]) for k in set(labels)}
-    centroids = {k: v.mean(axis=0) for k, v in groups.items()}
-    inside = [d(v, centroids[k]) for k, members in groups.items() for v in members]
-    across = [d(a, b) for a, b in itertools.combinations(centroids.values(), 2)]
-    found = g.cluster_distances(x, labels, metric)
-    assert found.within == pytest.approx(np.mean(inside))
-    assert found.between == pytest.approx(np.mean(across))
-    assert found.clusters == 4
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])

@@ -20,7 +20,6 @@ from lmeval_dispersion.errors import GeometryError, TooFewVectorsError, UsageErr
 from lmeval_dispersion.statistics import (
     NORMAL_975,
     auroc,
-    auroc_difference,
     bootstrap_correlation,
     correlation,
     jackknife_se,
@@ -198,9 +197,6 @@ def test_student_quantile_is_scipys(df):
         # SciPy 1.10 inverts to 3e-9 only; its distribution function is exact in every version.
         assert found == pytest.approx(stats.t.ppf(p, df), rel=1e-8, abs=1e-12)
         assert stats.t.cdf(found, df) == pytest.approx(p, rel=1e-12)
-    for p, wrong in ((1.0, df), (0.0, df), (math.nan, df), (0.9, 0)):
-        with pytest.raises(GeometryError, match="degrees of freedom"):
-            student_quantile(p, wrong)
 
 
 @pytest.mark.parametrize("t", [0.0, 0.3, 1.0, 2.0, 4.5, 12.0])
@@ -244,19 +240,6 @@ def test_auroc_is_scikit_learns_and_its_error_is_delongs(tie):
     kernel = np.array([[(a > b) + (a == b) / 2 for b in signal[~right]] for a in signal[right]])
     variance = sum(kernel.mean(axis=1 - i).var(ddof=1) / kernel.shape[i] for i in (0, 1))
     assert found.se == pytest.approx(math.sqrt(variance))
-
-
-def test_paired_difference_against_the_full_covariance():
-    first, right = answers(60, 1, False)
-    second = first + np.random.default_rng(2).normal(size=60)
-    found, se = auroc_difference(auroc(first, right), auroc(second, right))
-    areas = [auroc(signal, right) for signal in (first, second)]
-    covariance = sum(
-        np.cov([getattr(area, side) for area in areas]) / count
-        for side, count in (("right", right.sum()), ("wrong", (~right).sum()))
-    )
-    assert found == pytest.approx(areas[0].value - areas[1].value)
-    assert se == pytest.approx(math.sqrt(np.array([1, -1]) @ covariance @ [1, -1]))
 
 
 @pytest.mark.parametrize(("right", "word"), [([True] * 3, "correctly"), ([False] * 3, "wrongly")])

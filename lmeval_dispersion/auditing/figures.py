@@ -149,22 +149,18 @@ def lines(
     return {"data": {"values": list(rows)}, "height": HEIGHT, "layer": [*([bar] if bars else []), line]}
 
 
-def predicted_against_true(points: Sequence[Any], **colour: str) -> dict[str, Any]:
-    """Points with ``predicted`` and ``true`` accuracies around a dashed diagonal; ``color`` names a field."""
+def predicted_against_true(points: Sequence[Any]) -> dict[str, Any]:
+    """Points with ``predicted`` and ``true`` accuracies around a dashed diagonal."""
     both = {"type": "quantitative", "scale": {"domain": [0, 1]}, "axis": {"format": "%"}}
     encoding: dict[str, Any] = {
         "x": {"field": "predicted", "title": "predicted accuracy", **both},
         "y": {"field": "true", "title": "true accuracy", **both},
-        **{channel: {"field": field, "type": "nominal", "title": None} for channel, field in colour.items()},
     }
     mark = {"type": "point", "size": 45, "opacity": 0.65}
     cloud = {"data": {"values": json_value(points)}, "mark": mark, "encoding": encoding}
-    return {"height": HEIGHT, "layer": [diagonal(), cloud]}
-
-
-def diagonal() -> dict[str, Any]:
-    """The dashed line from (0, 0) to (1, 1)."""
-    ends = {"values": [{"a": 0, "b": 0}, {"a": 1, "b": 1}]}
-    mark = {"type": "line", "color": "var(--muted)", "strokeDash": [4, 4], "strokeWidth": 1.5}
-    encoding = {key: {"field": field, "type": "quantitative"} for key, field in (("x", "a"), ("y", "b"))}
-    return {"data": ends, "mark": mark, "encoding": encoding}
+    diagonal = {
+        "data": {"values": [{"a": 0, "b": 0}, {"a": 1, "b": 1}]},
+        "mark": {"type": "line", "color": "var(--muted)", "strokeDash": [4, 4], "strokeWidth": 1.5},
+        "encoding": {key: {"field": end, "type": "quantitative"} for key, end in (("x", "a"), ("y", "b"))},
+    }
+    return {"height": HEIGHT, "layer": [diagonal, cloud]}

@@ -240,7 +240,6 @@ def test_signals_that_separate_all_have_an_interval_of_some_width(tmp_path):
 def test_noise_is_seldom_taken_for_a_finding(tmp_path, count):
     """At 5 % a sentence, more than 6 of 40 claim in 1 of 300 cases; benchmarks/ counts more of them."""
     claims = {"rises with|falls with": 0, "Right answers are": 0, "points at": 0, "best other signal is": 0}
-    gaps = []
     for seed in range(count):
         shape = {"subjects": 57, "each": 10} if seed % 2 else {"subjects": 10, "each": 60}
         run = read_run(subjects_store(tmp_path / str(seed), seed=seed, **shape))
@@ -248,11 +247,4 @@ def test_noise_is_seldom_taken_for_a_finding(tmp_path, count):
         said = order_of(run) + pools_sentence(mixtures) + ranking_sentence(ranking) + found_sentence(ranking)
         for words in claims:
             claims[words] += any(word in said for word in words.split("|"))
-        # The rise inside subjects is that of its pools: the same composition at both ends.
-        inside = mixtures.inside["subject"]
-        first, last = inside.curve[0], inside.curve[-1]
-        rise = last.dispersion - first.dispersion
-        gaps.append((rise - inside.pools.difference) / np.hypot(first.dispersion_se, last.dispersion_se))
     assert max(claims.values()) <= (6 if count == 40 else 2)
-    assert abs(np.mean(gaps)) < (0.6 if count == 40 else 1.5)
-    assert np.std(gaps) < 2
