@@ -118,8 +118,6 @@ def test_merges_do_not_matter_where_the_tokenizer_ignores_them(bpe):
     [
         (normalizers.Lowercase(), {" None"}),
         (normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()]), {" None"}),
-        (normalizers.BertNormalizer(), {" None"}),
-        (normalizers.BertNormalizer(lowercase=False), set()),
         (normalizers.Replace("cat", "dog"), {" cat"}),
         (normalizers.NFKC(), set()),
     ],

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 from urllib.parse import quote
 
 from yarl import URL
 
 from lmeval_screener.checkpoints import FileEntry, Meter, Snapshot
 from lmeval_screener.checkpoints.http import offline
-from lmeval_screener.checkpoints.hub import Hub, ResolvedSnapshot, items, text
+from lmeval_screener.checkpoints.hub import Hub, ResolvedSnapshot, items
 from lmeval_screener.checkpoints.limits import Account, Budget
 from lmeval_screener.checkpoints.stores import FolderListing, Store
 from lmeval_screener.errors import ScreeningError
@@ -32,7 +31,7 @@ class HubBucket(Store):
         name = self.address.removeprefix("hf://buckets/")
         url = f"{self.hub.endpoint}/api/buckets/{name}/tree{below}?recursive=false"
         try:
-            tree = await self.hub.pages(url, self.address, Account(Budget(math.inf), meter), _parse_folder)
+            tree = await self.hub.pages(url, self.address, Account(Budget(math.inf), meter), items)
         except ScreeningError as error:
             if error.code == "FileNotFound":
                 return FolderListing()
@@ -40,7 +39,7 @@ class HubBucket(Store):
         folders: list[str] = []
         files: dict[str, FileEntry] = {}
         for item in tree:
-            name = item["path"].removeprefix(f"{path}/" if path else "").strip("/")
+            name = str(item.get("path", "")).removeprefix(f"{path}/" if path else "").strip("/")
             if "/" in name or not name:
                 continue
             if item.get("type") == "directory":
@@ -68,8 +67,3 @@ class _BucketSnapshot(ResolvedSnapshot):
 
     def _url(self, path: str) -> URL:
         return URL(self._folder + quote(self._path + path, safe=""), encoded=True)
-
-
-def _parse_folder(tree: Any) -> list[dict[str, Any]]:
-    """Items of one page of ``/api/buckets/{name}/tree/{folder}``."""
-    return [item for item in items(tree) if text(item["path"])]

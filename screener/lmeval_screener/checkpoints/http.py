@@ -58,18 +58,12 @@ _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
 
 
 class AgainError(Exception):
-    """An attempt failed in a way that may pass.
-
-    Attributes:
-        error: What to raise if it does not.
-        wait: Seconds that the server asked for; None if it did not.
-        attempts: Fruitless attempts after which it is raised.
-        fruitful: Whether the attempt got further than the one before.
-    """
+    """An attempt failed in a way that may pass."""
 
     def __init__(self, error: ScreeningError, *, wait: float | None = None, attempts: int = ATTEMPTS) -> None:
         super().__init__(str(error))
-        self.error, self.wait, self.attempts, self.fruitful = error, wait, attempts, False
+        self.error, self.wait, self.attempts = error, wait, attempts
+        self.fruitful = False  # whether it got further than the one before
 
 
 def contradiction(what: str, code: str = "BadResponse") -> AgainError:
@@ -99,10 +93,7 @@ def untrusted(host: str | None, reason: str = "") -> ScreeningError:
 
 def misdirected(host: str | None, where: str) -> ScreeningError:
     """The error of a redirect that is not followed."""
-    return ScreeningError(
-        "BadResponse",
-        f"{host} redirects {where}; check the address or HF_ENDPOINT",
-    )
+    return ScreeningError("BadResponse", f"{host} redirects {where}; check the address or HF_ENDPOINT")
 
 
 async def retried(attempt: Callable[[], Awaitable[T]], budget: Budget) -> T:
@@ -126,14 +117,7 @@ async def retried(attempt: Callable[[], Awaitable[T]], budget: Budget) -> T:
 
 
 class Transport:
-    """One pool of connections for all checkpoints of a run; made inside a running event loop.
-
-    Args:
-        endpoint: Origin of the Hub, such as ``https://huggingface.co``.
-        token: Sent to that origin and nowhere else; None: anonymous.
-        agent: User-Agent.
-        allowance: The user's own limits; None: none.
-    """
+    """One pool of connections for all checkpoints of a run; made inside a running event loop."""
 
     def __init__(
         self, endpoint: str, token: str | None, agent: str, allowance: Allowance | None = None
@@ -182,10 +166,7 @@ class Transport:
     async def request(
         self, method: str, url: URL, headers: Mapping[str, str], account: Account
     ) -> aiohttp.ClientResponse:
-        """The answer to one request when its quota has room, no retries, no redirects.
-
-        It has to be entered (``async with``); its body is not yet read, see `piece_of`.
-        """
+        """The answer to one request when its quota has room, to be entered; no retries, no redirects."""
         counted = self.is_hub(url)
         if counted and self.token:
             headers = {**headers, "Authorization": f"Bearer {self.token}"}
@@ -262,9 +243,8 @@ class Transport:
         if source.scheme == "https" and url.scheme == "http":
             raise misdirected(source.host, f"from https to http ({url.host}), which is not followed")
         if url.host != source.host and await self._is_private(url) and not await self._is_private(source):
-            raise misdirected(
-                source.host, f"to {url.host}, an address of a private network, which is not followed"
-            )
+            where = f"to {url.host}, an address of a private network, which is not followed"
+            raise misdirected(source.host, where)
         return url
 
     def leads_away(self, response: aiohttp.ClientResponse) -> bool:
@@ -294,11 +274,7 @@ class Transport:
         return self._proxies[origin]
 
     def raise_if_passing(self, response: aiohttp.ClientResponse) -> None:
-        """Raise `AgainError` for an answer that may pass: 408, 429 and 5xx.
-
-        How long to wait is in ``Retry-After``, or (the Hub's 429 has none) in ``RateLimit: …;t=<seconds>``.
-        After a 429 the next attempt waits for its turn, as all others of its quota do.
-        """
+        """Raise `AgainError` for an answer that may pass: 408, 5xx, and 429 (then the others wait too)."""
         status, host = response.status, response.url.host
         if status == 429:
             wait = asked_wait(response.headers)
@@ -399,10 +375,7 @@ async def side_by_side(works: Iterable[Coroutine[Any, Any, T]], most: int | None
 
 
 def environment_proxy(url: URL) -> str | None:
-    """The proxy that the environment names for a URL; None for none, and for what NO_PROXY names.
-
-    Asked once an origin: aiohttp's own ``trust_env`` asks at each request, and reads ~/.netrc too.
-    """
+    """The proxy that the environment names for a URL; aiohttp's own ``trust_env`` reads ~/.netrc too."""
     proxies = urllib.request.getproxies()
     proxy = proxies.get(url.scheme) or proxies.get("all")
     host = url.host or ""

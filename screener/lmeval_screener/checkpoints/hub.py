@@ -1,9 +1,7 @@
 """Checkpoints on the Hub (or any server that speaks its protocol), read by ranges over pooled connections.
 
 Token, endpoint, offline mode and places come from huggingface_hub. Its `HfApi` is not used: its import takes
-as long as a small screening, its calls need a thread each, its requests are neither metered nor bounded by
-our time budget, and it takes two round trips where one request says all: the pinned commit, the sizes and
-the digests.
+as long as a small screening, and its requests are neither metered nor bounded by our time budget.
 
 A large file is resolved by HEAD *without* Range: the signature of the address then covers every range (had
 the request carried one, only that one).
@@ -61,14 +59,7 @@ _TEXTS = ("config.json", "model.safetensors.index.json")
 
 @dataclass(frozen=True, slots=True)
 class RepoFiles:
-    """A repository at one commit.
-
-    Attributes:
-        repo: Its name after renames.
-        commit: 40 hex digits.
-        files: By path.
-        parameters: As the Hub counts them; None if it does not say.
-    """
+    """A repository at one commit."""
 
     repo: str
     commit: str
@@ -94,22 +85,8 @@ class Hub:
     ``$HF_HOME/token``, ``HF_HUB_DISABLE_IMPLICIT_TOKEN``, ``HF_HUB_OFFLINE``, ``HF_HOME``, ``HF_HUB_CACHE``.
     Downloads of huggingface_hub are read from its cache.
 
-    Args:
-        offline: Whether to make no request at all; None: as huggingface_hub is set.
-        cache: Where listings, headers, small files and rows are kept; None: under huggingface_hub's folder
-            for other libraries' data, ``$HF_HOME/assets/screen-checkpoints``.
-        endpoint: Origin of the Hub; None: as huggingface_hub is set.
-        token: A token; None: as huggingface_hub finds it.
-        allowance: The user's own limits; None: none.
-
     Raises:
         UsageError: The endpoint is no address, or (on entering) the token no token.
-
-    Attributes:
-        meter: All that travelled.
-        cache: Where everything that was read once is kept.
-        allowance: The user's own limits.
-        transport: The connections, for other places than repositories too; None in offline mode.
     """
 
     def __init__(
@@ -332,10 +309,7 @@ class Hub:
         return listing
 
     async def _unmoved(self, kept: RepoFiles, revision: str, account: Account) -> bool:
-        """Whether a branch is where it was, by one resolver request: more of them are allowed than API calls.
-
-        One attempt; where the answer says something else or nothing, the listing is asked for.
-        """
+        """Whether a branch is where it was, by one request to the resolver, which allows more of them."""
         transport = self.transport
         if transport is None or _COMMIT.fullmatch(revision):
             return True
@@ -390,7 +364,7 @@ class ResolvedSnapshot(RemoteSnapshot):
 
 
 class HubSnapshot(ResolvedSnapshot):
-    """A checkpoint on the Hub at one commit; see `Snapshot`. Made by `Hub`."""
+    """A checkpoint on the Hub at one commit; see `Snapshot`."""
 
     def __init__(self, hub: Hub, listing: RepoFiles, account: Account) -> None:
         super().__init__(hub, listing.repo, listing.files, account)
@@ -398,11 +372,7 @@ class HubSnapshot(ResolvedSnapshot):
         self.cache = hub.cache  # a commit's file is the same tomorrow, with or without a digest
 
     async def _text(self, path: str) -> bytes:
-        """A small file from the network.
-
-        Texts in git are served by `raw` in one round trip, compressed; but they count as pages, of which
-        few are allowed.
-        """
+        """A small file: texts in git come by `raw` in one round trip, compressed, while its quota allows."""
         entry, body = entry_of(self, path), b""
         transport, size, url = self._online(path), entry.size, self._url(path, "raw")
         in_git = not (entry.digest or "").startswith("sha256:")

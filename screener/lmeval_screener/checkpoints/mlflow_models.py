@@ -1,8 +1,7 @@
 """Models of an MLflow registry (extra ``mlflow``): versions are resolved to their storage and read there.
 
 MLflow's own client asks the registry, so its settings and credentials count (``MLFLOW_TRACKING_URI``,
-``MLFLOW_REGISTRY_URI``, ``MLFLOW_TRACKING_TOKEN``, …). What it would do next, download the whole model, is
-not done: the storage of a version is read by ranges, or refused if its server sends whole files only.
+``MLFLOW_TRACKING_TOKEN``, …). The storage of a version is read by ranges, or refused where it has none.
 """
 
 from __future__ import annotations
@@ -29,21 +28,14 @@ _SERVER = "set MLFLOW_TRACKING_URI (or MLFLOW_REGISTRY_URI) to the address of yo
 
 
 class RegisteredModels:
-    """Models of an MLflow registry; a `Source`.
-
-    Args:
-        open_storage: Opens the storage of a version, see `Source.snapshot`.
-    """
+    """Models of an MLflow registry; a `Source`."""
 
     def __init__(self, open_storage: Callable[[Target, Budget], Awaitable[Snapshot]]) -> None:
         self._open_storage = open_storage
         self._client: Any = None
 
     async def expand(self, target: Target, budget: Budget) -> list[Target]:
-        """The versions that a name, a stage, an alias or ``*`` stands for; see `Source.expand`.
-
-        ``models:/NAME`` and ``models:/NAME/latest`` are the latest version, ``models:/NAME/*`` all of them.
-        """
+        """The versions that a name (the latest), a stage, an alias or ``*`` stands for."""
         name, version, alias = _parts(target.repo)
         if version and version.isdigit():
             return [target]

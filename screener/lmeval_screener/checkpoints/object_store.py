@@ -1,9 +1,8 @@
 """S3, Google Cloud Storage and Azure: listed and read by ranges through obstore (extra ``cloud``).
 
-obstore's own retries are switched off: each attempt is one request, which the meter counts and the time
-budget bounds, and what may pass is tried again as for the Hub. Every range asks for the listed version
-(``If-Match``, for which obstore's ``get_ranges`` has no place) and is believed only if begin, end, total and
-ETag are the expected ones, so an object that is replaced in between is an error and never a mixture.
+obstore's own retries are switched off: each attempt is one request that the meter counts. Every range asks
+for the listed version (``If-Match``, for which obstore's ``get_ranges`` has no place) and is believed only if
+begin, end, total and ETag are the expected ones: an object that is replaced in between is an error.
 """
 
 from __future__ import annotations
@@ -39,13 +38,7 @@ _PIECE = 1 << 16
 
 
 class ObjectStore(Store):
-    """One bucket or container.
-
-    Args:
-        address: ``s3://bucket``, ``gs://bucket``, ``az://container`` or
-            ``abfss://container@account.dfs.core.windows.net``.
-        hub: For its cache and meter.
-    """
+    """One bucket or container."""
 
     def __init__(self, address: str, hub: Hub) -> None:
         super().__init__(address, hub)
@@ -59,10 +52,7 @@ class ObjectStore(Store):
         self._versions: dict[str, tuple[str | None, str | None]] = {}
 
     async def listed(self, path: str, meter: Meter) -> FolderListing:
-        """The folders and files under a prefix; see `Store.listed`.
-
-        A page of a listing counts as a request, its bytes are not to be known.
-        """
+        """The folders and files under a prefix; a page counts as a request, its bytes are not to be known."""
         store = await self._opened()
         meter.add(requests=1)
         try:

@@ -2,8 +2,8 @@
 
 A large remote file is resolved once, and its ranges are read side by side from where that leads. When that
 address is refused (expired), it is resolved once more; when the new one is refused too, every range is
-resolved by itself. There is no checksum of a range, so `range_problem` is all that stands between a faulty
-server and wrong rows: nothing is read from an answer that contradicts what was asked or listed.
+resolved by itself. A range has no checksum, so `range_problem` is all that stands between a faulty server and
+wrong rows.
 """
 
 from __future__ import annotations
@@ -61,11 +61,8 @@ class LocalSnapshot:
 
     async def small_file(self, path: str) -> bytes:
         """Whole content of a file; see `Snapshot.small_file`."""
-        place = self.folder / entry_of(self, path).path
-        try:
-            return await asyncio.to_thread(place.read_bytes)
-        except OSError as error:
-            raise ScreeningError("FileNotFound", f"cannot read {path} of {self.repo}: {error}") from error
+        (body,) = await self.ranges(path, [(0, entry_of(self, path).size)])
+        return body
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Bytes of a file; see `Snapshot.ranges`."""
@@ -136,14 +133,7 @@ def read_ranges(place: Path, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
 
 
 class RangedSnapshot:
-    """Listed files, read by ranges in attempts; see `Snapshot`. Subclasses say how one attempt goes.
-
-    Args:
-        repo: Its name, or the address that was asked for.
-        files: Those that are there.
-        account: Its time and its traffic.
-        cache: Where things are kept, under the versions of the files.
-    """
+    """Listed files, read by ranges in attempts; see `Snapshot`. Subclasses say how one attempt goes."""
 
     def __init__(self, repo: str, files: Mapping[str, FileEntry], account: Account, cache: Cache) -> None:
         self.repo = repo
@@ -227,18 +217,11 @@ class RangedSnapshot:
 
 @dataclass
 class FilePlace:
-    """Where one file is read, as far as it is known.
-
-    Attributes:
-        lock: Of the one that resolves it.
-        address: Where its ranges are read; None until it was resolved.
-        refused: How often such an address was refused in a row.
-        etag: The version of all ranges; None where the server names none.
-    """
+    """Where one file is read, as far as it is known."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     address: URL | None = None
-    refused: int = 0
+    refused: int = 0  # how often such an address was refused in a row
     etag: str | None = None
 
 

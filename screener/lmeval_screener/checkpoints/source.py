@@ -1,8 +1,7 @@
 """Where checkpoints are opened: folders, repositories, and a `Source` for each kind of address.
 
-A source lists, expands an address with a glob or a training run, and opens a checkpoint as a `Snapshot`,
-which tells sizes, reads ranges and names the version under which bytes may be kept. Nothing above knows where
-a checkpoint lies. A source's libraries are imported when an address of its scheme is met.
+A source expands an address with a glob or a training run, and opens a checkpoint as a `Snapshot`. Nothing
+above knows where it lies. A source's libraries are imported when an address of its scheme is met.
 """
 
 from __future__ import annotations
@@ -37,11 +36,7 @@ class Source(Protocol):
 
 
 class Sources:
-    """Folders, repositories and every kind of address, each opened once a run; a `Source` for all targets.
-
-    Args:
-        hub: For repositories and buckets, and for its connections, cache and meter.
-    """
+    """Folders, repositories and every kind of address, each opened once a run; a `Source` for all targets."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -126,16 +121,7 @@ class Sources:
 
 
 class WithTokenizer:
-    """A checkpoint with the tokenizer of another place; see `Snapshot`.
-
-    Args:
-        checkpoint: The checkpoint.
-        other: Where the tokenizer is.
-        names: The tokenizer's files there, by the names that they are to have here.
-
-    Attributes:
-        checkpoint: The checkpoint without that tokenizer.
-    """
+    """A checkpoint with the tokenizer of another place; see `Snapshot`."""
 
     def __init__(self, checkpoint: Snapshot, other: Snapshot, names: Mapping[str, str]) -> None:
         self.repo, self.revision = checkpoint.repo, checkpoint.revision
@@ -146,15 +132,12 @@ class WithTokenizer:
         self.cache: Cache | None = checkpoint.cache
         self.checkpoint, self._other, self._names = checkpoint, other, dict(names)
 
-    def _of(self, path: str) -> tuple[Snapshot, str]:
-        return (self._other, self._names[path]) if path in self._names else (self.checkpoint, path)
-
     async def small_file(self, path: str) -> bytes:
         """Whole content of a file; see `Snapshot.small_file`."""
-        snapshot, name = self._of(path)
-        return await snapshot.small_file(name)
+        if path in self._names:
+            return await self._other.small_file(self._names[path])
+        return await self.checkpoint.small_file(path)
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Bytes of a file; see `Snapshot.ranges`."""
-        snapshot, name = self._of(path)
-        return await snapshot.ranges(name, ranges)
+        """Bytes of a file of the checkpoint; see `Snapshot.ranges`."""
+        return await self.checkpoint.ranges(path, ranges)

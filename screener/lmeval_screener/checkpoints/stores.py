@@ -5,8 +5,7 @@ system of fsspec has to do. What is listed names each file's version (an ETag, a
 must be of that version, and what is kept is kept under it.
 
 fsspec is the fallback for every other scheme (``sftp://``, ``hdfs://``, ``smb://``, …). It has no condition
-for a read, so a file's entry is looked up again after its ranges: if it changed in between, nothing of them
-is believed. Calls are made in threads; one call counts as one request.
+for a read, so a file's entry is looked up again after its ranges. One call, in a thread, counts as a request.
 """
 
 from __future__ import annotations
@@ -36,9 +35,7 @@ LISTINGS = 32
 #: Calls of fsspec at a time: file systems have one connection as a rule.
 _CALLS = 8
 #: What file systems call the version of a file; the first that is there counts.
-_VERSIONS = (
-    *("ETag", "etag", "version_id", "generation", "md5", "mtime", "modified", "LastModified", "created"),
-)
+_VERSIONS = ["ETag", "etag", "version_id", "generation", "md5", "mtime", "modified", "LastModified"]
 
 
 @dataclass(frozen=True)
@@ -50,33 +47,19 @@ class FolderListing:
 
 
 class Store:
-    """One bucket, container or server.
-
-    Attributes:
-        address: What its paths are appended to: ``s3://bucket``.
-        hub: For its cache, its meter and its connections.
-    """
+    """One bucket, container or server."""
 
     def __init__(self, address: str, hub: Hub) -> None:
         self.address, self.hub = address, hub
 
     async def listed(self, path: str, meter: Meter) -> FolderListing:
-        """The folders and files in a folder (none where it is not there), in one attempt.
-
-        Raises:
-            AgainError: It may pass.
-            ScreeningError: It does not.
-        """
+        """The folders and files in a folder (none where it is not there), in one attempt."""
         raise NotImplementedError
 
     async def read(
         self, path: str, entry: FileEntry, begin: int, end: int, received: bytearray, meter: Meter
     ) -> None:
-        """Append bytes ``[begin, end)`` of a listed file, as far as they come, in one attempt; see `listed`.
-
-        Raises:
-            ScreeningError: ``BadResponse`` where the file is no longer the listed one.
-        """
+        """Append bytes ``[begin, end)`` of a file, while it is the listed one, in one attempt."""
         raise NotImplementedError
 
     async def is_same(self, path: str, entry: FileEntry, meter: Meter) -> bool:
@@ -89,12 +72,7 @@ class Store:
 
 
 class StoreSource:
-    """Checkpoints in stores; a `Source`.
-
-    Args:
-        make: The store at an address.
-        hub: For its meter.
-    """
+    """Checkpoints in stores; a `Source`."""
 
     def __init__(self, make: Callable[[str, Hub], Store], hub: Hub) -> None:
         self._make, self._hub = make, hub
@@ -103,10 +81,9 @@ class StoreSource:
         self._slots = asyncio.Semaphore(LISTINGS)
 
     async def expand(self, target: Target, budget: Budget) -> list[Target]:
-        """The checkpoints that an address stands for; see `Source.expand`.
+        """The checkpoints that an address stands for, each listing in the time that a checkpoint may take.
 
-        ``*``, ``?`` and ``[…]`` match inside one part of the path; a training run is its checkpoints. The
-        time that a checkpoint may take is each listing's: there are as many as folders.
+        ``*``, ``?`` and ``[…]`` match inside one part of the path; a training run is its checkpoints.
         """
         store, path = self._find(target.repo)
         with budget.paused():
@@ -302,22 +279,18 @@ class FileSystem(Store):
         scheme = self.address.partition("://")[0]
         try:
             import fsspec
-        except ImportError:
+
+            return fsspec.core.url_to_fs(self.address)[0]
+        except ImportError as error:
             raise ScreeningError(
                 "MissingExtra",
-                f"{scheme}:// needs the package fsspec; pip install 'lmeval-dispersion[cloud]'",
-            ) from None
-        try:
-            return fsspec.core.url_to_fs(self.address)[0]
+                f"{scheme}:// needs another package ({error}); pip install 'lmeval-dispersion[cloud]', or it",
+            ) from error
         except ValueError as error:
             raise ScreeningError(
                 "BadName",
                 f"{scheme}:// is not read: neither obstore nor fsspec knows it ({error}); download the "
                 "checkpoint and give its folder",
-            ) from error
-        except ImportError as error:
-            raise ScreeningError(
-                "MissingExtra", f"{scheme}:// needs another package ({error}); install it"
             ) from error
         except Exception as error:
             raise _unreachable(f"{self.address} cannot be opened", error) from error

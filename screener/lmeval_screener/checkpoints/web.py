@@ -126,10 +126,7 @@ class WebSnapshot(RemoteSnapshot):
 async def _probe(
     transport: Transport, name: str, start: URL, account: Account, *, must: bool
 ) -> WebFile | None:
-    """A file if it is there, by one request for its first byte.
-
-    Not HEAD: a signature is of one method, and it is that of reading.
-    """
+    """A file if it is there, by a GET of its first byte: a signature is of one method, that of reading."""
     async with await transport.followed("GET", start, {"Range": "bytes=0-0"}, account) as response:
         total = response.headers.get("Content-Range", "").rpartition("/")[2]
         if response.status == 200:

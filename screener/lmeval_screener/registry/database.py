@@ -51,6 +51,7 @@ LASTING = frozenset(
     }
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_BEGIN = "BEGIN IMMEDIATE"  # no other process writes until the block of a connection ends
 _WAIT = 120.0  # seconds that a statement waits for another process; each holds the file for milliseconds
 _APPLICATION, _LAYOUT = 0x4C4D5352, 1  # marks in the file's header; the layout is raised with the tables
 #: File systems that several machines share: SQLite's write-ahead log needs memory that all writers share.
@@ -103,7 +104,8 @@ def written(path: Path) -> Iterator[sqlite3.Connection]:
         raise UsageError(f"expected --registry to be a file in an existing folder, got {path}")
     with _opened(path, "rwc") as connection:
         # Two that begin at once both find nothing: the second waits, and finds the tables.
-        with transaction(connection):
+        with connection:
+            connection.execute(_BEGIN)
             if connection.execute("SELECT name FROM sqlite_master").fetchone() is None:
                 for statement in _TABLES.split(";"):
                     connection.execute(statement)
@@ -133,19 +135,6 @@ def read(path: Path) -> Iterator[sqlite3.Connection]:
             lambda act, *_: sqlite3.SQLITE_OK if act in allowed else sqlite3.SQLITE_DENY
         )
         yield connection
-
-
-@contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All that is written inside, or nothing of it; no other process writes meanwhile."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        if connection.in_transaction:  # a full disk has ended it
-            connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
 
 
 def file_system(path: Path) -> str:
@@ -289,7 +278,8 @@ class Session:
         error = outcome if isinstance(outcome, ScreeningError) else None
         if error is not None and error.code == "Interrupted":
             return
-        with transaction(self.connection):
+        with self.connection:
+            self.connection.execute(_BEGIN)
             if isinstance(outcome, Reading):
                 if target not in self._taken:
                     self._keep_result(outcome, identity, target.file or "", state)
@@ -347,7 +337,8 @@ class Session:
         gone = ScreeningError("FolderNotFound", "the folder is no longer there")
         for seen in stored(self.connection, self.tokens):
             if seen.measured is not None and folder_is_gone(seen.identity):
-                with transaction(self.connection):
+                with self.connection:
+                    self.connection.execute(_BEGIN)
                     self._keep_seen(seen.target, seen.identity, "", gone)
         totals = [len(result.checkpoints), len(result.failed), result.bytes_read, result.requests]
         self.connection.execute(

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.paths import data_folder
 from lmeval_screener.checkpoints import Meter
-from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets import Listed, Target, matching_paths, parse_target, parse_targets
 from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
 
@@ -91,14 +90,7 @@ class Selection:
 
 @dataclass
 class Selected:
-    """The checkpoints of a selection.
-
-    Attributes:
-        targets: Checkpoints, each one once, in the order in which they were named and listed.
-        listed: Repositories that the lists held.
-        skipped: Why some are no target, and how many.
-        meter: What the lists cost.
-    """
+    """The checkpoints of a selection."""
 
     targets: list[Target] = field(default_factory=list)
     listed: int = 0
@@ -266,16 +258,8 @@ async def _listed(
     address: str | None = query.address(PAGE if limit is None else min(limit, PAGE))
     while address is not None:
         budget = Budget(_SECONDS)
-        try:
-            page = hub.page(address, query.words, _parse_page, budget)
-            entries, address = await budget.bounded(page)
-        except ScreeningError as error:
-            if error.code != "RepoNotFound":
-                raise
-            raise UsageError(
-                f"expected something that the Hub lists, got {query.words}: {hub.endpoint} has no such list, "
-                "or it is private; check the name, or log in (hf auth login, or set HF_TOKEN)"
-            ) from None
+        page = hub.page(address, query.words, _parse_page, budget)
+        entries, address = await budget.bounded(page)
         for repo, changed, listed in entries:
             if since is not None and changed and changed < since.isoformat():
                 address = None  # the others changed earlier still
@@ -344,13 +328,7 @@ class _File:
 
 @dataclass(frozen=True)
 class Family:
-    """Checkpoints with one tokenizer.
-
-    Attributes:
-        checkpoints: In the file's order: scales ascending. Every one has its ``scale``; a revision may be a
-            glob over branches and tags (a training trajectory).
-        note: Something that a user should know of the family; empty for most.
-    """
+    """Checkpoints with one tokenizer."""
 
     checkpoints: tuple[Target, ...]
     note: str

@@ -221,8 +221,6 @@ def _normalised(parts: list[dict[str, Any]], text: str) -> str:
     """A text as the normaliser leaves it, but for spaces, which `Vocabulary.piece` spells."""
     for part in parts:
         kind, form = part.get("type"), str(part.get("type"))
-        lower = kind == "Lowercase" or (kind == "BertNormalizer" and part.get("lowercase") is not False)
-        strip = kind == "StripAccents" or (kind == "BertNormalizer" and (part.get("strip_accents") or lower))
         if form in ("NFC", "NFD", "NFKC", "NFKD"):
             text = unicodedata.normalize(cast(Form, form), text)
         elif kind == "Precompiled":  # SentencePiece's table, which is NFKC but for white space
@@ -231,9 +229,7 @@ def _normalised(parts: list[dict[str, Any]], text: str) -> str:
             pattern, content = part.get("pattern"), part.get("content")
             if isinstance(pattern, dict) and isinstance(content, str) and pattern.get("String"):
                 text = text.replace(str(pattern["String"]), content)
-        if strip:
-            text = "".join(c for c in unicodedata.normalize("NFD", text) if unicodedata.category(c) != "Mn")
-        if lower:
+        elif kind == "Lowercase":
             text = text.lower()
     return text
 

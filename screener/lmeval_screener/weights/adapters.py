@@ -44,8 +44,6 @@ _PART = re.compile(
     r"(?:token_adapter\.)?(?P<tokens>trainable_tokens_delta)(?:\.\w+)?|"
     r"(?P<base>base_layer\.weight)|(?P<weight>weight))"
 )
-#: Where the name of a module ends that is neither a head nor an embedding.
-_END = re.compile(r"\.(?:lora_|base_layer|modules_to_save|token_adapter|[\w-]+$)")
 #: Ways of starting to train that leave the base's weights as they are; others subtract from them.
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 #: Settings that are other methods than LoRA or DoRA, if they are set.
@@ -136,7 +134,7 @@ class Adapter:
     base: str  # the base's name or path, as its configuration says it
     revision: str | None
     settings: Mapping[str, Any]
-    modules: Mapping[str, Mapping[str, Tensor]]  # tensors by module and part: ``["lm_head"]["A"]``
+    modules: Mapping[str, Mapping[str, Tensor]]  # what it changes here: ``["lm_head"]["A"]``
 
     @property
     def label(self) -> str:
@@ -171,13 +169,14 @@ async def read_adapter(snapshot: Snapshot) -> Adapter:
         )
     revision = settings.get("revision")
     files, file = WeightFiles(snapshot), next(name for name in FILES if name in snapshot.files)
+    tensors = (await files.header(file)).tensors
     modules: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in (await files.header(file)).tensors.items():
-        module, part = _split(name.removeprefix(_PREFIX))
-        modules.setdefault(module, {})[part] = tensor
+    for name, tensor in tensors.items():
+        if place := _split(name.removeprefix(_PREFIX)):
+            modules.setdefault(place[0], {})[place[1]] = tensor
     stated = revision if isinstance(revision, str) and revision else None
     adapter = Adapter(files, file, base, stated, settings, modules)
-    if not modules:
+    if not tensors:
         raise adapter.unread(f"stores no tensors in {file}")
     return adapter
 
@@ -264,17 +263,13 @@ def _norm(adapter: Adapter, norm: StoredNorm) -> StoredNorm:
     return replace(norm, files=adapter.files, name=stored[0], holders=(adapter.file,))
 
 
-def _split(name: str) -> tuple[str, str]:
-    """Module and part of a tensor's name.
-
-    Heads and embeddings come first, so that an unknown part is still seen to be theirs.
-    """
+def _split(name: str) -> tuple[str, str] | None:
+    """Module and part of a tensor of a head, an embedding or a final norm; None for all others."""
     words = name.split(".")
-    heads = (".".join(words[:count]) for count in range(1, len(words)))
-    module = next((m for m in heads if _is_head(m) or _is_embedding(m)), None)
+    prefixes = (".".join(words[:count]) for count in range(1, len(words)))
+    module = next((m for m in prefixes if _is_head(m) or _is_embedding(m) or m in _NORMS), None)
     if module is None:
-        end = _END.search(name)
-        return (name, "") if end is None else (name[: end.start()], name[end.start() + 1 :])
+        return None
     rest = name[len(module) + 1 :]
     match = _PART.fullmatch(rest)
     if match is None:
