@@ -1,8 +1,7 @@
 """Seeing hidden states during lm-eval's own requests: no forward pass is added and no answer changes.
 
-A recorder shadows attributes of one HFLM object while a request method runs (instance attributes, removed
-afterwards) and hooks the model. Rows of a batch are matched to requests by their tokens, so that sorting,
-padding, grouping and batch size do not matter.
+A recorder hooks the model and, while a request method runs, shadows attributes of one HFLM object. Rows of a
+batch are matched to requests by their tokens: sorting, padding, grouping and batch size do not matter.
 """
 
 from __future__ import annotations

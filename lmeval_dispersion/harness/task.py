@@ -1,7 +1,7 @@
 """The task class that a YAML names: any task of lm-eval, with dispersion beside its own metrics.
 
-It stands on lm-eval's task class of 0.4 or of 0.5, either of which calls :meth:`DispersionTask.judged` once for
-each document and filter, after the model has run.
+It stands on lm-eval's task class of 0.4 or of 0.5; either calls :meth:`DispersionTask.judged` once for each
+document and filter, after the model has run.
 """
 
 from __future__ import annotations
