@@ -194,7 +194,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     if manifest["format"] != FORMAT:
         raise UsageError(
-            f"expected a study of format {FORMAT} in {folder}, got {manifest['format']}; make it anew elsewhere"
+            f"expected a study of format {FORMAT} in {folder}, got {manifest['format']}; make it anew"
         )
     return manifest
 
