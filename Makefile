@@ -48,15 +48,18 @@ docs: $(VENV)/.docs
 	$(BIN)/python -m cogapp --check docs/reference/*.md
 	$(BIN)/mkdocs build --strict --quiet
 
-# Does G order checkpoints? From nothing, in 17 minutes on two busy cores. Remove build/validity to begin anew.
+# Does G order checkpoints? From nothing: fine-tunes and 48 random mixtures. Remove build/validity to begin anew.
 VALIDITY := OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.validity
+PART := --results build/validity/results --work build/validity/part
 validity: $(VENV)/.dev
-	$(VALIDITY) train benchmarks/validity/small.yaml --jobs 2 --results build/validity/results
-	$(VALIDITY) trials benchmarks/validity/small.yaml --results build/validity/results
-	$(VALIDITY) page --results build/validity/results --page build/validity/page
+	$(VALIDITY) train benchmarks/validity/mixtures.yaml --seeds 20,21,22 --jobs 2 $(PART)
+	$(VALIDITY) both benchmarks/validity/mixtures.yaml $(PART)
+	$(VALIDITY) page $(PART) --page build/validity/page
 
-# The full population: goes on where it was stopped, and its results are committed.
+# All populations: goes on where it was stopped, and its results are committed.
 validity-full: $(VENV)/.dev
+	$(VALIDITY) train benchmarks/validity/mixtures.yaml --jobs 2
+	$(VALIDITY) both benchmarks/validity/mixtures.yaml
 	$(VALIDITY) train benchmarks/validity/full.yaml --jobs 2
 	$(VALIDITY) trials benchmarks/validity/full.yaml
 	$(VALIDITY) page

@@ -78,7 +78,7 @@ def run_part(part: str, path: str) -> None:
 
 
 def audit_part(part: str, run) -> None:
-    from lmeval_dispersion.auditing import calibration, mixtures, paper, ranking, slices, tail
+    from lmeval_dispersion.auditing import calibration, mixtures, paper, ranking, slices
     from lmeval_dispersion.auditing.report import audit
     from lmeval_dispersion.report import render
 
@@ -94,7 +94,7 @@ def audit_part(part: str, run) -> None:
     elif part == "ranking":
         ranking.ranking_report(run)
     elif part == "hard_tail":
-        tail.hard_tail(run)
+        ranking.hard_tail(run)
     elif part == "default answer":
         render(audit(run, short=True).document(), "table")
     elif part == "whole audit":

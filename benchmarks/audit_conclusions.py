@@ -1,7 +1,7 @@
 """How often each sentence of an audit claims something on noise, where every claim is false.
 
-    python benchmarks/audit_conclusions.py                400 stores of each kind
-    python benchmarks/audit_conclusions.py --stores 40    a quick look
+    python benchmarks/audit_py                400 stores of each kind
+    python benchmarks/audit_py --stores 40    a quick look
 
 Right and wrong answers are drawn independently of the vectors; subjects have directions of their own, as
 real ones do. A claim is a sentence with a direction or a difference; a report may make none. `coverage` is
@@ -24,14 +24,19 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from synthetic import subjects_store
 
-from lmeval_dispersion.auditing import conclusions
-from lmeval_dispersion.auditing.answers import answers_report
 from lmeval_dispersion.auditing.calibration import calibrate
-from lmeval_dispersion.auditing.mixtures import mixture_curves
-from lmeval_dispersion.auditing.ranking import ranking_report
+from lmeval_dispersion.auditing.figures import Figure
+from lmeval_dispersion.auditing.mixtures import Inside, mixture_curves, pools_sentence
+from lmeval_dispersion.auditing.ranking import found_sentence, ranking_report, ranking_sentence
 from lmeval_dispersion.auditing.report import part_of
-from lmeval_dispersion.auditing.run import Run, read_run
-from lmeval_dispersion.auditing.slices import all_documents, slice_row, slice_table, slicings
+from lmeval_dispersion.auditing.run import Run, answers_of, read_run
+from lmeval_dispersion.auditing.slices import (
+    all_documents,
+    slice_row,
+    slice_table,
+    slices_sentence,
+    slicings,
+)
 
 NOISE = {
     "57 subjects x 20": {"subjects": 57, "each": 20},
@@ -45,62 +50,56 @@ NOISE = {
 def parts(run: Run) -> SimpleNamespace:
     """The parts of a report that its own sentences are made from."""
     return SimpleNamespace(
-        run=run.describe(),
         overall=slice_row(run, all_documents(run)),
         slices={name: slice_table(run, slices) for name, slices in slicings(run).items()},
         mixtures=mixture_curves(run),
         ranking=ranking_report(run),
-        answers=answers_report(run),
+        answers=answers_of(run),
         calibration=part_of(calibrate, run),
     )
 
 
 def claims(report: SimpleNamespace) -> dict[str, bool]:
     """Which sentences claim something."""
-    slices = conclusions.slices_sentence(report)
-    pools = conclusions.pools_sentence(report.mixtures)
-    ranking = conclusions.ranking_sentence(report.ranking)
-    against = [row["verdict"] for row in report.ranking["against"]]
+    slices = slices_sentence(report.overall, report.slices)
+    pools = pools_sentence(report.mixtures)
+    ranking = ranking_sentence(report.ranking)
+    against = {row.verdict for row in report.ranking.against}
     return {
         "accuracy rises or falls with dispersion": " rises with " in slices or " falls with " in slices,
         "right answers are more or less dispersed": "Right answers are" in pools,
         "... it lies between subjects": "lies between" in pools,
         "a low contribution points at answers": "points at" in ranking,
         "... the difference lies between subjects": "lies between" in ranking,
-        "the best other signal is": "best other signal is" in conclusions.found_sentence(report.ranking),
-        "contribution better or worse than a signal": any(verdict != "not separated" for verdict in against),
+        "the best other signal is": "best other signal is" in found_sentence(report.ranking),
+        "contribution better or worse than a signal": bool(against & {"better", "worse"}),
         "accuracy can be read off unlabelled slices": getattr(report.calibration, "better", False),
-        "a caution (guessing, one answer, repeats)": bool(report.answers["cautions"]),
+        "a caution (guessing, one answer, repeats)": bool(report.answers.cautions),
     }
 
 
 def covered(report: SimpleNamespace) -> dict[str, bool]:
     """Which intervals hold what is true of noise."""
-    mixtures, ours = report.mixtures, report.ranking["signals"][0]
+    mixtures, ours = report.mixtures, report.ranking.signals[0]
     figures = {
-        "pools": (0.0, mixtures["pools"], "difference"),
-        "perplexity pools": (0.0, mixtures["perplexity_pools"], "difference"),
-        "AUROC": (0.5, ours, "auroc"),
+        "pools": (0.0, mixtures.pools.figure),
+        "perplexity pools": (0.0, mixtures.perplexity_pools.figure),
+        "AUROC": (0.5, Figure(ours.auroc, ours.auroc_low, ours.auroc_high)),
+        "Spearman over slices": (0.0, report.slices["subject"].association),
     }
-    inside = mixtures["inside"].get("subject", {})
-    if "pools" in inside:
-        figures["pools inside subjects"] = (0.0, inside["pools"], "difference")
-        figures["AUROC inside subjects"] = (0.5, ours["inside"]["subject"], "auroc")
-    found = {
-        name: bool(part[f"{key}_low"] <= truth <= part[f"{key}_high"])
-        for name, (truth, part, key) in figures.items()
-    }
-    order = report.slices["subject"]["association"]
-    return {**found, "Spearman over slices": bool(order["low"] <= 0 <= order["high"])}
+    if isinstance(inside := mixtures.inside.get("subject"), Inside):
+        figures["pools inside subjects"] = (0.0, inside.pools.figure)
+        figures["AUROC inside subjects"] = (0.5, Figure(ours.inside, ours.inside_low, ours.inside_high))
+    return {name: bool(figure.low <= truth <= figure.high) for name, (truth, figure) in figures.items()}
 
 
 def alike(seed: int, folder: Path, subjects: int, each: int) -> bool:
-    """Whether a store whose subjects are all alike has one called apart from the least dispersed."""
+    """Whether a store whose subjects are all alike has one that clearly differs from the least dispersed."""
     rng = np.random.default_rng([seed, 1])
     run = read_run(subjects_store(folder, subjects=1, each=subjects * each, seed=seed))
     run.documents["subject"] = [f"s{i}" for i in rng.permutation(np.repeat(np.arange(subjects), each))]
-    found = slice_table(run, slicings(run)["subject"])["least_dispersed"]
-    return bool(found["not_told_apart"] < found["others"])
+    found = slice_table(run, slicings(run)["subject"]).least_dispersed
+    return found.not_clear < found.others
 
 
 def main() -> None:
@@ -130,7 +129,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 apart += alike(seed, Path(folder), subjects, each)
         rate = 100 * apart / args.stores
-        print(f"{subjects} subjects x {each}, all alike: one told apart as least dispersed {rate:5.1f} %")
+        print(f"{subjects} subjects x {each}, all alike: one clearly least dispersed {rate:5.1f} %")
 
 
 if __name__ == "__main__":

@@ -96,7 +96,6 @@ def main() -> None:
     parser.add_argument("--samples-batch-size", help="of the store from samples (default: the same)")
     parser.add_argument("--fewshot", help="examples before every question (default: the task's)")
     parser.add_argument("--gen-kwargs", help="such as max_gen_toks=32")
-    parser.add_argument("--one-process", action="store_true", help="by calls, with the model loaded twice")
     parser.add_argument("--folder", help="keep what was run here (default: a temporary folder)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -118,9 +117,6 @@ def measure(arguments: argparse.Namespace, folder: Path) -> int:
     if arguments.gen_kwargs:
         shared += ["--gen_kwargs", arguments.gen_kwargs]
     stock, ours, theirs = folder / "stock", folder / "ours", folder / "theirs"
-    if arguments.one_process:
-        one_process(arguments, stock, ours, theirs)
-        return told(ours, theirs)
     run("stock task", [*shared, "--tasks", ",".join(tasks), "--log_samples", "--output_path", str(stock)])
     run(
         "dispersion task",
@@ -131,63 +127,12 @@ def measure(arguments: argparse.Namespace, folder: Path) -> int:
     layers = [part for layer in _LAYERS for part in ("--layer", layer)]
     run(
         "store from samples",
-        ["lmeval_dispersion", "embed", "--from-samples", str(stock), "--model", arguments.model,
-         "--dtype", arguments.dtype, "--device", arguments.device, "--batch-size",
-         arguments.samples_batch_size or arguments.batch_size, *layers, "-o", str(theirs)],
+        ["lmeval_dispersion", "embed", arguments.model, "--from-samples", str(stock),
+         "--dtype", arguments.dtype, "--device", arguments.device, "--model-args",
+         f"batch_size={arguments.samples_batch_size or arguments.batch_size}", *layers, "-o", str(theirs)],
     )  # fmt: skip
-    return told(ours, theirs)
-
-
-def told(ours: Path, theirs: Path) -> int:
-    return int(any([compared(ours / one.name, one) for one in sorted(theirs.iterdir()) if one.is_dir()]))
-
-
-def one_process(arguments: argparse.Namespace, stock: Path, ours: Path, theirs: Path) -> None:
-    """The same three runs by lm-eval's own calls, on a model that is loaded twice in all."""
-    import lm_eval
-    from lm_eval.loggers import EvaluationTracker
-    from lm_eval.models.huggingface import HFLM
-    from lm_eval.tasks import TaskManager
-
-    from lmeval_dispersion.harness import install
-    from lmeval_dispersion.harness.from_samples import stores_from_samples
-
-    tasks = arguments.tasks.split(",")
-    families = [str(install.harness_tasks() / task.split("_")[0]) for task in tasks]
-    how = {"dtype": arguments.dtype, "device": arguments.device}
-    lm = HFLM(arguments.model, batch_size=int(arguments.batch_size), **how)
-    pairs = dict(pair.split("=") for pair in (arguments.gen_kwargs or "").split(",") if pair)
-    shared: dict[str, object] = {
-        "model": lm, "limit": float(arguments.limit), "confirm_run_unsafe_code": True,
-        "model_args": f"pretrained={arguments.model},dtype={arguments.dtype}",
-        "num_fewshot": int(arguments.fewshot) if arguments.fewshot else None,
-        "gen_kwargs": {key: int(value) for key, value in pairs.items()} or None,
-    }  # fmt: skip
-    start = time.process_time()
-    tracker = EvaluationTracker(output_path=str(stock))
-    manager = TaskManager(include_path=families, include_defaults=False)
-    found = lm_eval.simple_evaluate(
-        tasks=tasks, task_manager=manager, evaluation_tracker=tracker, log_samples=True, **shared
-    )
-    samples = found.pop("samples")
-    tracker.save_results_aggregated(results=found, samples=samples)
-    for name in found["configs"]:
-        tracker.save_results_samples(task_name=name, samples=samples[name])
-    print(f"stock task: {time.process_time() - start:.0f} s of CPU", flush=True)
-    start = time.process_time()
-    manager = TaskManager(
-        include_path=[*families, str(install.tasks_path())],
-        include_defaults=False,
-        metadata={"dispersion_layers": "+".join(_LAYERS), "dispersion_store": str(ours)},
-    )
-    lm_eval.simple_evaluate(tasks=[f"{task}_dispersion" for task in tasks], task_manager=manager, **shared)
-    print(f"dispersion task: {time.process_time() - start:.0f} s of CPU", flush=True)
-    start = time.process_time()
-    stores_from_samples(
-        stock, {"pretrained": arguments.model, **how}, theirs, layers=_LAYERS,
-        batch_size=arguments.samples_batch_size or arguments.batch_size,
-    )  # fmt: skip
-    print(f"store from samples: {time.process_time() - start:.0f} s of CPU", flush=True)
+    stores = [place for place in sorted(theirs.iterdir()) if place.is_dir()]
+    return int(any([compared(ours / place.name, place) for place in stores]))
 
 
 if __name__ == "__main__":

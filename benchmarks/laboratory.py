@@ -1,32 +1,26 @@
-"""The laboratory's cost: memory, unused logits, condensation beside embedding-condensation of PyPI.
+"""Memory and time of `dispersion inspect law` over many segments: `python benchmarks/laboratory.py`.
 
-    python benchmarks/laboratory.py memory
-    python benchmarks/laboratory.py logits MODEL
-    python benchmarks/laboratory.py peer --peer-python /path/to/an/environment/bin/python
-
-The peer is another group's package under a non-commercial licence: whoever runs this installs it, in an
-environment of its own beside torch and transformers (pip install --no-deps embedding-condensation), and it
-is only called. Each measurement is a process of its own; both sides run the same model on the same texts, in
-turns, on one thread, and CPU seconds are counted, forward passes included.
+A random Llama of four layers and words by Zipf's law; each size is a process of its own, on one thread.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.shared import in_a_child, parsed
+
 WORDS = [f"w{i}" for i in range(900)]
+LAYERS, WIDTH = 4, 64
 
 
-def saved_model(folder: Path, layers: int, width: int, positions: int) -> None:
+def saved_model(folder: Path, positions: int) -> None:
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -38,9 +32,9 @@ def saved_model(folder: Path, layers: int, width: int, positions: int) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(words),
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=layers,
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
+        num_hidden_layers=LAYERS,
         num_attention_heads=4,
         max_position_embeddings=positions,
         bos_token_id=1,
@@ -83,184 +77,45 @@ class Peak:
         self._thread.join()
 
 
-def child_law(spec: dict) -> dict:
+def measured(folder: str, length: int) -> dict[str, float]:
     from lmeval_dispersion.laboratory import law
 
     started = time.perf_counter()
     with Peak() as peak:
         found = law(
-            spec["model"], spec["data"], segment=spec["length"], layers="all", contexts=(16,), batch=64,
-            folder=spec["folder"],
+            f"{folder}/model", f"{folder}/text.jsonl", segment=length, layers="all", contexts=(16,), batch=64,
+            folder=f"{folder}/study",
         )  # fmt: skip
     seconds = time.perf_counter() - started
-    counted = found.manifest["segments.data"]["counts"]["kept"]
-    return {"seconds": seconds, "total": peak.total, "anonymous": peak.anonymous, "segments": counted}
-
-
-def child_ours(spec: dict) -> dict:
-    from lmeval_dispersion.laboratory import condensation
-    from lmeval_dispersion.model.loading import load_model
-
-    model = load_model(spec["model"])
-    with Peak() as peak:
-        started = time.process_time()
-        found = condensation(model, spec["data"], segment=spec["length"], texts=spec["texts"])
-        seconds = time.process_time() - started
-    # The package counts each token with itself.
-    means = (found.layers["mean"] + (1 - found.layers["mean"]) / spec["length"]).tolist()
-    return {"seconds": seconds, "total": peak.total, "anonymous": peak.anonymous, "means": means}
-
-
-def child_peer(spec: dict) -> dict:
-    from embedding_condensation import measure_embedding_condensation
-    from transformers import AutoModel, AutoTokenizer
-
-    model, tokenizer = AutoModel.from_pretrained(spec["model"]), AutoTokenizer.from_pretrained(spec["model"])
-    rows = [json.loads(line)["text"] for line in Path(spec["data"]).read_text().splitlines()]
-    with Peak() as peak:
-        started = time.process_time()
-        found = measure_embedding_condensation(
-            model, tokenizer, texts=rows, repetitions=len(rows), max_length=spec["length"],
-            plot=False, save_path=None, show_progress=False,
-        )  # fmt: skip
-        means = [float(matrix.mean()) for matrix in found.cossim_by_layer]
-        seconds = time.process_time() - started
-    return {"seconds": seconds, "total": peak.total, "anonymous": peak.anonymous, "means": means}
-
-
-def child_logits(spec: dict) -> dict:
-    """Passes over random tokens as ``spec["how"]`` says: whole logits, scored in stretches, or none."""
-    import numpy as np
-
-    from lmeval_dispersion.laboratory.causal_model import CausalModel
-
-    causal = CausalModel(spec["model"])
-    causal.bare_head = spec["how"] != "whole"
-    tokens = np.random.default_rng(0).integers(5, 1000, (spec["batch"], spec["length"])).astype(np.uint32)
-    options = {"batch": len(tokens), "losses": spec["how"] != "none"}
-
-    def passed(some):
-        return causal.run(some, ["last"], lambda *_: None, **options)[1]
-
-    passed(tokens[:1])
-    before = Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]
-    with Peak() as peak:
-        started = time.process_time()
-        losses = [passed(tokens) for _ in range(spec["passes"])]
-        seconds = (time.process_time() - started) / spec["passes"]
-    grown = peak.anonymous - int(before) / 1024
-    summed = [float(x.sum()) for x in losses] if options["losses"] else []
-    return {"seconds": seconds, "anonymous": grown, "losses": summed}
-
-
-def logits(model: str, batch: int, length: int, passes: int) -> None:
-    print(f"{model}, {batch} segments of {length} tokens, one thread, CPU seconds a pass")
-    print("logits        seconds   MB grown   summed loss in nats")
-    for how in ("whole", "stretches", "none"):
-        spec = {"model": model, "batch": batch, "length": length, "passes": passes, "how": how}
-        found = measured(sys.executable, "logits", spec)
-        loss = f"{found['losses'][0]:.9g}" if found["losses"] else ""
-        print(f"{how:12s}  {found['seconds']:7.2f}  {found['anonymous']:9.0f}   {loss}", flush=True)
-
-
-def measured(python: str, child: str, spec: dict) -> dict:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [python, __file__, "child", child, json.dumps(spec)], env=environment, capture_output=True, text=True
-    )
-    if done.returncode:
-        sys.exit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def memory(sizes: list[int], length: int) -> None:
-    print(f"dispersion inspect law, 4 layers, width 64, segments of {length} tokens, all layers, batch 64")
-    print("segments   seconds   peak MB   of it anonymous MB   ratio to the first")
-    first = None
-    for size in sizes:
-        with tempfile.TemporaryDirectory() as folder:
-            saved_model(Path(folder) / "model", layers=4, width=64, positions=length)
-            texts(Path(folder) / "text.jsonl", size, length)
-            spec = {"model": f"{folder}/model", "data": f"{folder}/text.jsonl", "folder": f"{folder}/study"}
-            found = measured(sys.executable, "law", {**spec, "length": length})
-        first = first or found
-        ratio = found["anonymous"] / first["anonymous"]
-        print(
-            f"{found['segments']:8d}  {found['seconds']:8.1f}  {found['total']:8.0f}  "
-            f"{found['anonymous']:19.0f}  {ratio:19.2f}",
-            flush=True,
-        )
-
-
-def peer(python: str, count: int, repeats: int) -> None:
-    import numpy as np
-
-    print(f"{count} texts, width 256, one thread, CPU seconds, medians of {repeats} turns")
-    print(
-        "MB: peak minus that of 5 texts; difference: of the layer means with each token counted with itself"
-    )
-    print(
-        "  ".join(("layers", "tokens", "ours s", "peer s", "peer/ours", "ours MB", "peer MB", "difference"))
-    )
-    for layers, length in ((4, 128), (4, 512), (12, 128), (12, 512)):
-        with tempfile.TemporaryDirectory() as folder:
-            saved_model(Path(folder) / "model", layers=layers, width=256, positions=512)
-            texts(Path(folder) / "text.jsonl", count, length)
-            texts(Path(folder) / "few.jsonl", 5, length)
-            spec = {"model": f"{folder}/model", "length": length, "texts": count}
-            sides = {"ours": sys.executable, "peer": python}
-            runs: dict[str, list[dict]] = {side: [] for side in sides}
-            for _ in range(repeats):
-                for side, interpreter in sides.items():
-                    runs[side].append(measured(interpreter, side, {**spec, "data": f"{folder}/text.jsonl"}))
-            few = {
-                side: measured(interpreter, side, {**spec, "data": f"{folder}/few.jsonl"})
-                for side, interpreter in sides.items()
-            }
-        seconds = {side: statistics.median(run["seconds"] for run in found) for side, found in runs.items()}
-        grown = {
-            side: statistics.median(run["anonymous"] for run in found) - few[side]["anonymous"]
-            for side, found in runs.items()
-        }
-        worst = np.abs(np.subtract(runs["ours"][0]["means"], runs["peer"][0]["means"])).max()
-        print(
-            f"{layers:6d}  {length:6d}  {seconds['ours']:6.2f}  {seconds['peer']:6.2f}  "
-            f"{seconds['peer'] / seconds['ours']:9.2f}  {grown['ours']:7.0f}  {grown['peer']:7.0f}  "
-            f"{worst:10.1e}",
-            flush=True,
-        )
+    kept = found.manifest["segments.data"]["counts"]["kept"]
+    return {"seconds": seconds, "total": peak.total, "anonymous": peak.anonymous, "segments": kept}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    args = parsed(
+        __doc__,
+        ("--sizes", {"type": int, "nargs": "+", "default": [5_000, 20_000, 100_000]}),
+        ("--length", {"type": int, "default": 64}),
+        hidden=("--child", 1),
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("memory")
-    one.add_argument("--sizes", type=int, nargs="+", default=[5_000, 20_000, 100_000])
-    one.add_argument("--length", type=int, default=64)
-    two = commands.add_parser("peer")
-    two.add_argument("--peer-python", required=True)
-    two.add_argument("--texts", type=int, default=100)
-    two.add_argument("--repeats", type=int, default=3)
-    three = commands.add_parser("logits")
-    three.add_argument("model")
-    three.add_argument("--batch", type=int, default=16)
-    three.add_argument("--length", type=int, default=128)
-    three.add_argument("--passes", type=int, default=2)
-    child = commands.add_parser("child")
-    child.add_argument("name")
-    child.add_argument("spec")
-    args = parser.parse_args()
-    if args.command == "memory":
-        memory(args.sizes, args.length)
-    elif args.command == "peer":
-        peer(args.peer_python, args.texts, args.repeats)
-    elif args.command == "logits":
-        logits(args.model, args.batch, args.length, args.passes)
-    else:
-        children = {"law": child_law, "logits": child_logits, "ours": child_ours, "peer": child_peer}
-        print(json.dumps(children[args.name](json.loads(args.spec))))
+    if args.child:
+        print(json.dumps(measured(args.child[0], args.length)))
+        return
+    print(f"{LAYERS} layers, width {WIDTH}, segments of {args.length} tokens, all layers, batch 64")
+    print("segments   seconds   peak MB   of it anonymous MB   ratio to the first")
+    first = 0.0
+    for size in args.sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            saved_model(Path(folder) / "model", args.length)
+            texts(Path(folder) / "text.jsonl", size, args.length)
+            words = ["--length", args.length, "--child", folder]
+            found = in_a_child(sys.executable, __file__, *words, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+        first = first or found["anonymous"]
+        print(
+            f"{found['segments']:8d}  {found['seconds']:8.1f}  {found['total']:8.0f}  "
+            f"{found['anonymous']:19.0f}  {found['anonymous'] / first:19.2f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

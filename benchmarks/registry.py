@@ -1,37 +1,34 @@
-"""Time and memory of a whole registry: `python benchmarks/registry.py [--sizes 100,1000] [--storage hub]`.
+"""Time and memory of a whole registry: `python benchmarks/registry.py [--sizes 100,1000] [--quota N]`.
 
 A server process speaks the Hub's protocol and answers after 40 ms over a line of 200 MB/s that all
 connections share. Checkpoints have Qwen2.5-7B's true shapes, so that each takes about 105 ranged requests.
 The real command screens them, with a registry, from an empty cache; then once more, when the registry has
 all. Printed are seconds, CPU seconds a checkpoint (those of the server's process beside them), requests,
 bytes and peak memory; then the time that latency alone takes (four dependent round trips, sixteen checkpoints
-side by side) and that of the line.
-
-`--quota N` lets the Hub's resolver answer N requests in 10 s, and prints which share of that was used in the
-windows between the first and the last. `--storage folders` screens them on disk, with `--engine ray` on the
-cluster that RAY_ADDRESS names or one of this machine's own.
+side by side) and that of the line. With ``--quota`` the Hub's resolver answers N requests in 10 s, and
+printed is which share of that was used in the windows between the first and the last.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import resource
 import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / part) for part in ("", "tests/screener", "screener", "benchmarks")]
+sys.path[:0] = [str(ROOT / part) for part in ("", "tests/screener", "screener")]
 
-from benchmarks.server_process import ServerProcess  # noqa: E402
+from benchmarks.shared import ServerProcess, many_files, math_and_reference, parsed, without_hub  # noqa: E402
 
 LATENCY, BANDWIDTH, SIDE_BY_SIDE, ROUND_TRIPS = 0.04, 200e6, 16, 4
 BASES = 20
+WINDOW = 10.0  # seconds of a quota
+TOKENIZER = ROOT / "tests" / "data" / "tokenizers" / "qwen2.5.json"
+PARAMETERS = 7_615_616_512
 
 
 def true_checkpoints(folder: Path, count: int) -> list[Path]:
@@ -39,114 +36,80 @@ def true_checkpoints(folder: Path, count: int) -> list[Path]:
     import numpy as np
     from checkpoints import write_qwen_7b
 
-    from screener import TOKENIZER, token_ids
-
-    draw, ids = np.random.default_rng(0), token_ids()
-    bases = []
+    domain, reference = math_and_reference(TOKENIZER.read_bytes())
+    draw, bases = np.random.default_rng(0), []
     for number in range(count):
-        rows = {row: draw.normal(size=(1, 3584)) for row in ids}
-        base = write_qwen_7b(folder / f"base-{number}", rows=rows)
-        shutil.copy(TOKENIZER, base / "tokenizer.json")
-        bases.append(base)
+        rows = {row: draw.normal(size=(1, 3584)) for row in [*domain, *reference]}
+        bases.append(write_qwen_7b(folder / f"base-{number:02d}", rows=rows))
+        shutil.copy(TOKENIZER, bases[-1] / "tokenizer.json")
     return bases
 
 
-WINDOW = 10.0  # seconds of a quota
-
-
-def serve(count: int, storage: str, quota: int, folder: Path) -> None:
+def serve(count: int, quota: int, folder: Path) -> None:
     """Serve ``count`` checkpoints until standard input ends; each line there is answered by the counts."""
     from hub_server import HubServer
 
     bases = true_checkpoints(folder, BASES)
-
-    def told(counts: Any) -> None:
-        for _ in sys.stdin:
-            print(json.dumps({**counts(), "cpu": time.process_time()}), flush=True)
-
-    for number in range(count):
-        place = folder / f"model-{number:05d}"
-        place.mkdir()
-        for path in bases[number % BASES].iterdir():
-            (place / path.name).symlink_to(path)
-    if storage == "folders":
-        print("no address", flush=True)
-        told(lambda: {"requests": 0, "bytes": 0})
-        return
     quotas = {"resolvers": (quota, WINDOW), "pages": (10_000, 300.0), "api": (10_000, 300.0)} if quota else {}
     with HubServer(latency=LATENCY, bandwidth=BANDWIDTH, quotas=quotas) as server:
         for number in range(count):
             place = folder / f"model-{number:05d}"
-            server.add(f"org/model-{number:05d}", place, parameters=7_615_616_512)
+            place.mkdir()
+            for path in bases[number % BASES].iterdir():
+                (place / path.name).symlink_to(path)
+            server.add(f"org/model-{number:05d}", place, parameters=PARAMETERS)
         print(server.endpoint, flush=True)
-        told(
-            lambda: {
-                "requests": len(server.requests),
-                "bytes": server.sent,
+        for _ in sys.stdin:
+            counts = {
+                "requests": len(server.requests), "bytes": server.sent, "cpu": time.process_time(),
                 "windows": server.quotas.ended["resolvers"],
                 "refusals": server.quotas.refusals["resolvers"],
-            }
-        )
+            }  # fmt: skip
+            print(json.dumps(counts), flush=True)
 
 
-def screened(server: ServerProcess, names: list[str], folder: Path, label: str, engine: str) -> float:
-    """Run the command once and print what it cost; returns its seconds."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    env |= {"HF_HOME": str(folder / "hf"), "HF_HUB_DISABLE_XET": "1"}
-    env |= {"HF_ENDPOINT": server.endpoint} if server.endpoint.startswith("http") else {}
-    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "screener")])
-    registry, lines = folder / "registry.db", folder / "lines.jsonl"
-    command = ["-m", "lmeval_screener", *names, "--registry", str(registry), "--output", str(lines)]
-    command += ["--timeout", "600", "--engine", engine]
+def screened(server: ServerProcess, count: int, folder: Path, label: str) -> tuple[float, float]:
+    """Run the command once and print what it cost; returns its seconds, and those that its bytes take."""
+    env = without_hub(HF_HOME=str(folder / "hf"), HF_ENDPOINT=server.endpoint)
+    lines = folder / "lines.jsonl"
+    command = ["-m", "lmeval_screener", *(f"org/model-{number:05d}" for number in range(count))]
+    command += ["--registry", str(folder / "registry.db"), "--output", str(lines), "--timeout", "600"]
     before, start = server.counts(), time.perf_counter()
     pid = os.posix_spawn(sys.executable, [sys.executable, *command], env)
     _, status, usage = os.wait4(pid, 0)
     seconds, after = time.perf_counter() - start, server.counts()
-    summary = json.loads(lines.read_text().splitlines()[-1])["summary"]
-    count = summary["totals"]["checkpoints"]
-    if os.waitstatus_to_exitcode(status) or count != len(names):
-        print(f"    {label}: exit {os.waitstatus_to_exitcode(status)}, {count} of {len(names)} screened")
-    requests, sent = after["requests"] - before["requests"], after["bytes"] - before["bytes"]
+    done = json.loads(lines.read_text().splitlines()[-1])["summary"]["totals"]["checkpoints"]
+    if os.waitstatus_to_exitcode(status) or done != count:
+        print(f"    {label}: exit {os.waitstatus_to_exitcode(status)}, {done} of {count} screened")
+    requests, sent, cpu = (after[name] - before[name] for name in ("requests", "bytes", "cpu"))
     print(
-        f"{label:<14} {seconds:9.1f} {1000 * (usage.ru_utime + usage.ru_stime) / len(names):12.1f} "
-        f"{1000 * (after['cpu'] - before['cpu']) / len(names):10.1f} "
-        f"{requests:10,} {requests / len(names):8.1f} {sent / 1e6:9.1f} {usage.ru_maxrss / 1024:8.0f}",
+        f"{label:<14} {seconds:9.1f} {1000 * (usage.ru_utime + usage.ru_stime) / count:12.1f} "
+        f"{1000 * cpu / count:10.1f} {requests:10,} {requests / count:8.1f} {sent / 1e6:9.1f} "
+        f"{usage.ru_maxrss / 1024:8.0f}",
         flush=True,
     )
-    return seconds
+    return seconds, sent / BANDWIDTH
 
 
 def main() -> None:
     """Print a table for every size."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", default="100,1000", help="numbers of checkpoints (default: 100,1000)")
-    parser.add_argument("--engine", choices=("process", "ray"), default="process", help="of folders")
-    parser.add_argument(
-        "--storage", choices=("hub", "folders"), default="hub", help="where they lie (default: hub)"
+    args = parsed(
+        __doc__,
+        ("--sizes", {"default": "100,1000", "help": "numbers of checkpoints (default: 100,1000)"}),
+        ("--quota", {"type": int, "default": 0, "help": "of the resolver in 10 s (default: none)"}),
+        hidden=("--serve", 3),
     )
-    parser.add_argument("--quota", type=int, default=0, help="of the Hub's resolver in 10 s (default: none)")
-    hidden = ("N", "STORAGE", "QUOTA", "FOLDER")
-    parser.add_argument("--serve", nargs=4, metavar=hidden, help=argparse.SUPPRESS)
-    args = parser.parse_args()
     if args.serve:
-        count, storage, quota, folder = args.serve
-        serve(int(count), storage, int(quota), Path(folder))
+        serve(int(args.serve[0]), int(args.serve[1]), Path(args.serve[2]))
         return
-    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n")
-    print(
-        f"{'':<14} {'seconds':>9} {'CPU ms each':>12} {'server ms':>10} {'requests':>10} "
-        f"{'each':>8} {'MB':>9} {'peak MB':>8}"
-    )
+    many_files()
+    heads = f"\n{'':<14} {'seconds':>9} {'CPU ms each':>12} {'server ms':>10} {'requests':>10} "
+    print(f"{heads}{'each':>8} {'MB':>9} {'peak MB':>8}")
     for count in map(int, args.sizes.split(",")):
         with tempfile.TemporaryDirectory() as folder:
-            server = ServerProcess(__file__, count, args.storage, args.quota, Path(folder))
+            server = ServerProcess(__file__, count, args.quota, folder)
             try:
-                place = {"hub": "org/", "folders": f"{folder}/"}[args.storage]
-                names = [f"{place}model-{number:05d}" for number in range(count)]
-                sent = server.counts()["bytes"]
-                seconds = screened(server, names, Path(folder), f"{count:,}, cold", args.engine)
-                line = (server.counts()["bytes"] - sent) / BANDWIDTH
+                seconds, line = screened(server, count, Path(folder), f"{count:,}, cold")
                 if args.quota:
                     counts = server.counts()
                     full = [min(used, args.quota) for used in counts["windows"][1:]]
@@ -156,9 +119,7 @@ def main() -> None:
                         flush=True,
                     )
                     continue
-                screened(server, names, Path(folder), f"{count:,}, known", args.engine)
-                if args.storage != "hub":
-                    continue
+                screened(server, count, Path(folder), f"{count:,}, known")
                 latency = ROUND_TRIPS * LATENCY * -(-count // SIDE_BY_SIDE)
                 print(
                     f"{'':<14} latency alone {latency:.1f} s, the line {line:.1f} s: "

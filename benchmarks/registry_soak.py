@@ -15,11 +15,9 @@ Exit status 1 and the problems where anything is wrong.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
-import resource
 import sqlite3
 import sys
 import tempfile
@@ -36,7 +34,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / part) for part in ("", "tests/screener", "screener")]
 
-from benchmarks.server_process import ServerProcess  # noqa: E402
+from benchmarks.shared import ServerProcess, many_files, math_and_reference, parsed, without_hub  # noqa: E402
 
 FAMILIES, SAVED_AGAIN = 30, 10
 ROWS, WIDTH = 1320, 8
@@ -77,7 +75,7 @@ def tokenizers() -> list[bytes]:
     content = (data_folder("demo") / "sums-00" / "tokenizer.json").read_bytes()
     first = json.loads(content)
     special, size = len(first["added_tokens"]), len(first["model"]["vocab"])
-    domain, reference, _ = rows_of_sets(content)
+    domain, reference = math_and_reference(content)
     read = [*domain, *reference]
     others = [row for row in range(special, size) if row not in set(read)]
     found = []
@@ -99,17 +97,6 @@ def true_gap(matrix: Any, domain: list[int], reference: list[int]) -> float:
     distances = 1 - units[domain] @ units.T
     inside = distances[:, domain][np.tril_indices(len(domain), -1)]
     return float(inside.mean() + distances[:, reference].mean())
-
-
-def rows_of_sets(tokenizer: bytes) -> tuple[list[int], list[int], int]:
-    """The rows of T and R in a tokenizer, and how many it names."""
-    from lmeval_screener.tokens.resolution import resolve
-    from lmeval_screener.tokens.sets import load_token_set
-    from lmeval_screener.tokens.vocabulary import Vocabulary
-
-    sets = load_token_set("math", "domain"), load_token_set("reference", "reference")
-    found = resolve(*sets, Vocabulary.from_tokenizer_json(tokenizer))
-    return list(found.domain_ids), list(found.reference_ids), found.vocabulary
 
 
 # --- the server's process -------------------------------------------------------------------------------
@@ -206,10 +193,7 @@ class Runs:
         self.registry, self.lines = folder / "registry.db", folder / "out.jsonl"
         names = folder / "names.txt"
         names.write_text("\n".join(asked))
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-        path = os.pathsep.join([str(ROOT), str(ROOT / "screener")])
-        self._env = kept | {"PYTHONPATH": path, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(folder / "hf")}
-        self._env |= {"HF_ENDPOINT": endpoint}
+        self._env = without_hub(HF_HOME=str(folder / "hf"), HF_ENDPOINT=endpoint)
         self._command = [sys.executable, "-m", "lmeval_screener", "--from", str(names), "--timeout", "600"]
         self._command += ["--registry", str(self.registry), "--output", str(self.lines), "--quiet"]
 
@@ -260,7 +244,7 @@ def truth(count: int) -> Iterator[tuple[Checkpoint, float | None]]:
     """Every checkpoint with its G over the full matrix as it is stored; None where it has to fail."""
     from checkpoints import stored
 
-    rows = [rows_of_sets(content) for content in tokenizers()]
+    rows = [math_and_reference(content) for content in tokenizers()]
     for number in range(count):
         one = Checkpoint(number)
         if one.error is not None:
@@ -271,8 +255,7 @@ def truth(count: int) -> Iterator[tuple[Checkpoint, float | None]]:
             matrix = (np.frombuffer(body, "<u2").astype("<u4") << 16).view("<f4")
         else:
             matrix = np.frombuffer(body, {"F32": "<f4", "F16": "<f2"}[one.dtype])
-        domain, reference, _ = rows[one.tokenizer]
-        yield one, true_gap(matrix.astype(np.float64).reshape(ROWS, WIDTH), domain, reference)
+        yield one, true_gap(matrix.astype(np.float64).reshape(ROWS, WIDTH), *rows[one.tokenizer])
 
 
 def problems(
@@ -363,19 +346,19 @@ def soak(count: int, share: float, kills: int, seed: int, folder: Path) -> list[
 
 def main() -> int:
     """Print what happened; 1 where anything is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=10_000, help="checkpoints (default: 10000)")
-    parser.add_argument("--faults", type=float, default=0.02, help="share of answers (default: 0.02)")
-    parser.add_argument("--kills", type=int, default=3, help="default: 3")
-    parser.add_argument("--seed", type=int, default=0, help="of the times of the kills (default: 0)")
-    parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parsed(
+        __doc__,
+        ("--count", {"type": int, "default": 10_000, "help": "checkpoints (default: 10000)"}),
+        ("--faults", {"type": float, "default": 0.02, "help": "share of answers (default: 0.02)"}),
+        ("--kills", {"type": int, "default": 3, "help": "default: 3"}),
+        ("--seed", {"type": int, "default": 0, "help": "of the times of the kills (default: 0)"}),
+        hidden=("--serve", 3),
+    )
     if args.serve:
         count, share, folder = args.serve
         serve(int(count), float(share), Path(folder))
         return 0
-    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
+    many_files()
     with tempfile.TemporaryDirectory() as folder:
         wrong = soak(args.count, args.faults, args.kills, args.seed, Path(folder))
     for problem in wrong[:50]:

@@ -13,34 +13,31 @@ the server; memory is the process's peak.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import resource
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "screener")]
-TOKENIZER = ROOT / "tests" / "data" / "tokenizers" / "qwen2.5.json"
+sys.path[:0] = [str(ROOT / part) for part in ("", "tests/screener", "screener")]
+
+from benchmarks.registry import BANDWIDTH, LATENCY, PARAMETERS, TOKENIZER, true_checkpoints  # noqa: E402
+from benchmarks.shared import in_a_child, math_and_reference, parsed, without_hub  # noqa: E402
+
 FAMILY = [f"org/model-{number:02d}" for number in range(12)]
 SHARD = "model-00004-of-00004.safetensors"
 TENSOR = "lm_head.weight"
+BYTES = 7168  # of a row
 
 
-def token_ids() -> list[int]:
-    from lmeval_screener.tokens.resolution import resolve
-    from lmeval_screener.tokens.sets import load_token_set
-    from lmeval_screener.tokens.vocabulary import Vocabulary
-
-    vocabulary = Vocabulary.from_file("tokenizer.json", TOKENIZER.read_bytes())
-    found = resolve(load_token_set("math", "domain"), load_token_set("reference", "reference"), vocabulary)
-    return [*found.domain_ids, *found.reference_ids]
+def rows_read() -> list[int]:
+    domain, reference = math_and_reference(TOKENIZER.read_bytes())
+    return [*domain, *reference]
 
 
 # --- contenders: each reads the rows of one checkpoint (ours also of a family) ------------------------------
@@ -62,7 +59,7 @@ def download(repos: list[str]) -> None:
         path = hf_hub_download(repo, SHARD)
         with safe_open(path, framework="pt") as file:
             matrix = file.get_slice(TENSOR)
-            for row in token_ids():
+            for row in rows_read():
                 matrix[row : row + 1]
 
 
@@ -73,9 +70,9 @@ def filesystem(repos: list[str]) -> None:
         with HfFileSystem().open(f"{repo}/{SHARD}", "rb") as file:
             length = int.from_bytes(file.read(8), "little")
             begin = 8 + length + json.loads(file.read(length))[TENSOR]["data_offsets"][0]
-            for row in token_ids():
-                file.seek(begin + row * 7168)
-                file.read(7168)
+            for row in rows_read():
+                file.seek(begin + row * BYTES)
+                file.read(BYTES)
 
 
 def metadata(repos: list[str]) -> None:
@@ -88,9 +85,9 @@ def metadata(repos: list[str]) -> None:
         with httpx.Client(follow_redirects=True) as client:
             length = int.from_bytes(client.get(url, headers={"Range": "bytes=0-7"}).content, "little")
             begin = 8 + length + files[SHARD].tensors[TENSOR].data_offsets[0]
-            for row in token_ids():
-                at = begin + row * 7168
-                client.get(url, headers={"Range": f"bytes={at}-{at + 7167}"}).raise_for_status()
+            for row in rows_read():
+                at = begin + row * BYTES
+                client.get(url, headers={"Range": f"bytes={at}-{at + BYTES - 1}"}).raise_for_status()
 
 
 CONTENDERS = {
@@ -108,9 +105,8 @@ def child(name: str, repos: list[str]) -> None:
     huggingface_hub.utils.disable_progress_bars()
     if name == "ours":
         # Imports are not the work, also those that wait for the first checkpoint on a server.
+        import lmeval_screener.answer
         import lmeval_screener.checkpoints.hub
-        import lmeval_screener.checkpoints.source
-        import lmeval_screener.reports.answer
         import lmeval_screener.screening  # noqa: F401
     elif "safe_open" in name:
         import safetensors.torch  # noqa: F401
@@ -118,30 +114,16 @@ def child(name: str, repos: list[str]) -> None:
     CONTENDERS[name](repos)
     seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"seconds": seconds, "peak_mb": peak}))
+    print(json.dumps({"seconds": seconds, "peak": peak}))
 
 
-def measured(server: object, home: Path, name: str, repos: list[str]) -> dict[str, float]:
+def measured(server: Any, home: Path, name: str, repos: list[str]) -> dict[str, float]:
     """One run of a contender in a fresh process."""
-    from hub_server import HubServer
-
-    assert isinstance(server, HubServer)
-    env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    env |= {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
-    env["OPENBLAS_NUM_THREADS"] = "1"  # as the command sets it
     requests, sent, start = len(server.requests), server.sent, time.perf_counter()
-    command = [sys.executable, __file__, "--child", name, *repos]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
-    whole = time.perf_counter() - start
-    if done.returncode:
-        raise SystemExit(f"{name}: {done.stderr}")
-    figures = json.loads(done.stdout.splitlines()[-1])
-    return {
-        **figures,
-        "whole": whole,
-        "requests": len(server.requests) - requests,
-        "megabytes": (server.sent - sent) / 1e6,
-    }
+    own = {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(home), "OPENBLAS_NUM_THREADS": "1"}
+    figures = in_a_child(sys.executable, __file__, "--child", name, *repos, **without_hub(**own))
+    figures["process"] = time.perf_counter() - start
+    return figures | {"requests": len(server.requests) - requests, "MB": (server.sent - sent) / 1e6}
 
 
 def line(label: str, runs: list[dict[str, float]], base: float | None) -> float:
@@ -151,55 +133,44 @@ def line(label: str, runs: list[dict[str, float]], base: float | None) -> float:
     spread = f"{min(seconds):.2f}-{max(seconds):.2f}"
     ratio = "" if base is None else f"{median['seconds'] / base:8.1f}x"
     print(
-        f"{label:<40} {median['seconds']:8.3f} {spread:>13} {median['whole']:8.2f} {median['requests']:9.0f} "
-        f"{median['megabytes']:10.3f} {median['peak_mb']:9.0f} {ratio}",
+        f"{label:<40} {median['seconds']:8.3f} {spread:>13} {median['process']:8.2f} "
+        f"{median['requests']:9.0f} {median['MB']:10.3f} {median['peak']:9.0f} {ratio}",
         flush=True,
     )
     return median["seconds"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    args = parsed(
+        __doc__,
+        ("--quick", {"action": "store_true", "help": "ours only"}),
+        ("--repeat", {"type": int, "default": 3}),
+        ("--child", {"help": "a contender, in this process"}),
+        ("repos", {"nargs": "*", "help": "for --child"}),
     )
-    parser.add_argument("--quick", action="store_true", help="ours only")
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--latency", type=float, default=0.04, help="seconds of a round trip")
-    parser.add_argument("--bandwidth", type=float, default=200e6, help="bytes a second")
-    parser.add_argument("--child", metavar="NAME", help=argparse.SUPPRESS)
-    parser.add_argument("repos", nargs="*", help=argparse.SUPPRESS)
-    args = parser.parse_args()
     if args.child:
         child(args.child, args.repos)
         return
 
-    import numpy as np
-    from checkpoints import write_qwen_7b
     from hub_server import HubServer
 
-    draw = np.random.default_rng(0)
-    ids = token_ids()
-    line_speed = {"latency": args.latency, "bandwidth": args.bandwidth}
-    with tempfile.TemporaryDirectory() as folder, HubServer(**line_speed) as server:
-        for name in FAMILY:
-            rows = {row: draw.normal(size=(1, 3584)) for row in ids}
-            place = write_qwen_7b(Path(folder) / name, rows=rows)
-            shutil.copy(TOKENIZER, place / "tokenizer.json")
-            server.add(name, place, parameters=7_615_616_512)
-        needed = len(ids) * 7168
-        print(
-            f"{len(ids)} rows of 7,168 bytes: {needed / 1e6:.3f} MB; median of {args.repeat} runs, min-max\n"
-        )
-        print(
-            f"{'':<40} {'seconds':>8} {'spread':>13} {'process':>8} {'requests':>9} {'MB':>10} "
-            f"{'peak MB':>9}   ratio"
-        )
+    with (
+        tempfile.TemporaryDirectory() as name,
+        HubServer(latency=LATENCY, bandwidth=BANDWIDTH) as server,
+    ):
+        folder = Path(name)
+        for repo, place in zip(FAMILY, true_checkpoints(folder, len(FAMILY)), strict=True):
+            server.add(repo, place, parameters=PARAMETERS)
+        needed = len(rows_read()) * BYTES / 1e6
+        print(f"{needed:.3f} MB of rows of {BYTES} bytes; median of {args.repeat} runs, min-max\n")
+        heads = f"{'':<40} {'seconds':>8} {'spread':>13} {'process':>8} {'requests':>9} {'MB':>10} "
+        print(f"{heads}{'peak MB':>9}   ratio")
         colds, warms, families = [], [], []
         for number in range(args.repeat):
-            home = Path(folder) / f"home-{number}"
+            home = folder / f"home-{number}"
             colds.append(measured(server, home, "ours", FAMILY[:1]))
             warms.append(measured(server, home, "ours", FAMILY[:1]))
-            families.append(measured(server, Path(folder) / f"family-{number}", "ours", FAMILY))
+            families.append(measured(server, folder / f"family-{number}", "ours", FAMILY))
         base = line("ours, one 7B, cold", colds, None)
         line("ours, one 7B, warm", warms, base)
         line("ours, family of 12, cold", families, base)
@@ -207,7 +178,7 @@ def main() -> None:
             runs = []
             # The whole shard travels: once is enough to see it.
             for number in range(1 if "download" in name else args.repeat):
-                home = Path(folder) / f"other-{name[:4]}-{number}"
+                home = folder / f"other-{number}"
                 runs.append(measured(server, home, name, FAMILY[:1]))
                 shutil.rmtree(home, ignore_errors=True)
             line(name, runs, base)

@@ -2,7 +2,7 @@
 
 Each group is one matrix with independent noise in every row of every sibling. Printed is the share of groups
 in which at least one pair is told apart: by two standard errors pair by pair, with all pairs of the group
-counted, and by G and ratio together (`tied_with`), beside the spread of G among the siblings and its printed
+counted, and by G and ratio together, beside the spread of G among the siblings and its printed
 error.
 """
 
@@ -12,9 +12,8 @@ import argparse
 import itertools
 
 import numpy as np
-from lmeval_screener.ranking.gap import Gap, difference, gap
-from lmeval_screener.ranking.ratio import Ratio, ratio
-from lmeval_screener.ranking.ties import ALL_PAIRS, rank_gaps
+from lmeval_screener.figures import Gap, Ratio, difference, gap, ratio
+from lmeval_screener.ranking import ALL_PAIRS, rank_gaps
 from lmeval_screener.weights.projection import FinalNorm
 
 from lmeval_dispersion.geometry import METRICS, Metric
@@ -55,14 +54,12 @@ def main() -> None:
                 spreads, errors = [], []
                 for _ in range(groups):
                     gaps, ratios = siblings(draw, count, noise, metric)
-                    standings = rank_gaps(gaps)
                     # All pairs of a large group take too long one by one: no figure of them.
                     pairwise += count <= ALL_PAIRS and any(
                         difference(a, b).separated for a, b in itertools.combinations(gaps, 2)
                     )
-                    counted += any(len(s.tied_with) < count - 1 for s in standings)
-                    by_both = rank_gaps(gaps, ratios)
-                    together += any(len(s.tied_with) < count - 1 for s in by_both)
+                    counted += any(len(tuple(s.ties)) < count - 1 for s in rank_gaps(gaps))
+                    together += any(len(tuple(s.ties)) < count - 1 for s in rank_gaps(gaps, ratios))
                     spreads.append(np.var([g.mean for g in gaps], ddof=1))
                     errors.append(gaps[0].se)
                 looks = f"{pairwise / groups:.3f}" if count <= ALL_PAIRS else "-"

@@ -5,7 +5,7 @@ from lmeval_dispersion.auditing.calibration import calibrate as calibrate
 from lmeval_dispersion.auditing.compare import compare_runs as compare_runs
 from lmeval_dispersion.auditing.prediction import predict as predict
 from lmeval_dispersion.auditing.report import audit as audit
-from lmeval_dispersion.auditing.worst import rank as rank
+from lmeval_dispersion.auditing.report import rank as rank
 from lmeval_dispersion.errors import DispersionError as DispersionError
 from lmeval_dispersion.geometry import Dispersion as Dispersion
 from lmeval_dispersion.geometry import contributions as contributions
@@ -27,5 +27,5 @@ from lmeval_dispersion.training.trainer import DispersionConfig as DispersionCon
 from lmeval_dispersion.training.trainer import DispersionTrainer as DispersionTrainer
 from lmeval_dispersion.training.trainer import DispersionTrainerMixin as DispersionTrainerMixin
 from lmeval_dispersion.version import __version__ as __version__
-from lmeval_dispersion.watching.callback import DispersionCallback as DispersionCallback
-from lmeval_dispersion.watching.watcher import watch as watch
+from lmeval_dispersion.watching.watcher import DispersionCallback as DispersionCallback
+from lmeval_dispersion.watching.watcher import Watcher as watch  # noqa: F401

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 
-from lmeval_dispersion.errors import LIBRARIES, DispersionError, require_extra
-from lmeval_dispersion.options import command_parser
+from lmeval_dispersion.errors import require_extra
+from lmeval_dispersion.options import command_parser, finished
 from lmeval_dispersion.version import __version__
 
 _LABORATORY = "lmeval_dispersion.laboratory.commands"
@@ -28,12 +27,12 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
             "rank checkpoints by their output rows; also `screen-checkpoints`",
         ),
         "verify": (
-            "lmeval_screener.shortlist.command",
+            "lmeval_screener.cli",
             "",
             "whether the screen works for you, by your results",
         ),
         "registry": (
-            "lmeval_screener.registry.command",
+            "lmeval_screener.registry",
             "",
             "ask what screenings found, and what has moved",
         ),
@@ -82,18 +81,10 @@ RENAMED = {
     "status": "enable --status",
     "tasks-path": "enable --path",
     "store": "embed",
-    "budget": "audit --budget",
+    "budget": "calibrate",
     "rank": "audit --worst 20",
     **{kind: f"inspect {kind}" for kind in ("law", "sublayers", "condensation", "clusters")},
 }
-
-# Which extra brings a library that is met on the way; the others come with `models`.
-_EXTRAS = {
-    **dict.fromkeys(("vl_convert",), "html"),
-    **dict.fromkeys(LIBRARIES["audit"], "audit"),
-}
-
-_DEBUG = "DISPERSION_DEBUG"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -115,46 +106,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not name:
         print(f"dispersion: {_no_command(args)}", file=sys.stderr)
         return 2
-    rest = args[len(name.split()) :]
-    try:
-        extra = COMMANDS[name][1]
+    rest, extra = args[len(name.split()) :], COMMANDS[name][1]
+
+    def work() -> int:
         if extra and not {"-h", "--help"} & set(rest):
             require_extra(extra, f"`dispersion {name}`")
         parser, run = parser_of(name)
         parser.set_defaults(command=shlex.join(["dispersion", *args]))
-        return int(run(parser.parse_args(rest)))
-    except DispersionError as error:
-        if os.environ.get(_DEBUG):
-            raise
-        print(f"dispersion {name}: {error}", file=sys.stderr)
-        return error.exit_code
-    except ModuleNotFoundError as error:
-        package = (error.name or "").split(".")[0]
-        if os.environ.get(_DEBUG) or package in ("", "lmeval_dispersion", "lmeval_screener"):
-            raise
-        brings = _EXTRAS.get(package, "models")
-        extra = brings if brings == "models" else COMMANDS[name][1] or brings
-        print(
-            f"dispersion {name}: needs {package}, which is not installed; "
-            f"run: pip install 'lmeval-dispersion[{extra}]'",
-            file=sys.stderr,
-        )
-        return 1
-    except BrokenPipeError:
-        # `dispersion … | head` closed the pipe: nobody reads the rest, also not what Python flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        print(f"dispersion {name}: interrupted", file=sys.stderr)
-        return 130
+        return run(parser.parse_args(rest))
+
+    return finished(f"dispersion {name}", work, extra)
 
 
 def parser_of(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]:
-    """The parser of a command, and what runs its arguments.
-
-    Raises:
-        ModuleNotFoundError: A library that the command needs is not installed.
-    """
+    """The parser of a command, and what runs its arguments."""
     module, _, summary = COMMANDS[name]
     add_arguments, run = importlib.import_module(module).COMMANDS[name.split()[-1]]
     parser = command_parser(f"dispersion {name}", f"{summary[0].upper()}{summary[1:]}.")

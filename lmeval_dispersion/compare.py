@@ -59,8 +59,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         from lmeval_dispersion.auditing.compare import compare_runs
 
-        short = output.format == "table" and not output.details
-        output.write(compare_runs(args.runs, by=args.slice, layer=args.layer, short=short).document())
+        output.write(compare_runs(args.runs, by=args.slice, layer=args.layer, short=output.short).document())
     return 0
 
 

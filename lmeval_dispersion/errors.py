@@ -19,18 +19,54 @@ The tree::
     ├── MissingExtraError      also an ImportError: an optional part is not installed
     └── ScreeningError         one checkpoint cannot be screened; lives in lmeval_screener.errors
 
-A message says what was expected, what was given, and what to do next.
+A message says what was expected, what was given, and what to do next; in a command by its options, in Python
+by the names of arguments.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # Optional part of the package -> libraries that it brings, by which its installation is recognised.
 LIBRARIES = {
     "audit": ("pandas", "pyarrow", "safetensors", "scipy", "sklearn"),
     "models": ("torch", "transformers", "accelerate", "datasets", "lm_eval"),
 }
+
+
+# Option -> the argument of the public functions that it stands for. Messages name options.
+_ARGUMENTS = {
+    name: name.replace("-", "_")
+    for name in (
+        *("audit-sample", "bin-size", "bins", "context", "control", "demo", "device", "domain", "dtype"),
+        *("families", "family", "force", "held-out", "knn", "layer", "metric", "ngram", "occurrences"),
+        *("pack", "quantize", "reference", "refresh", "registry", "seed", "segment", "segments"),
+        *("slice-size", "timeout", "tokenizer", "where"),
+    )
+} | {"batch-size": "batch", "feature": "features", "shortlist": "k", "slice": "by", "study": "folder"}
+_OPTION = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?![\w-])(?:[ =](\d[\w.]*)|=(\w+))?")
+_in_a_command = False
+
+
+@contextmanager
+def in_a_command() -> Iterator[None]:
+    """Inside, messages name options (``--slice-size 50``); elsewhere arguments (``slice_size=50``)."""
+    global _in_a_command
+    before, _in_a_command = _in_a_command, True
+    try:
+        yield
+    finally:
+        _in_a_command = before
+
+
+def _as_argument(option: re.Match[str]) -> str:
+    name, number, word = option.groups()
+    if name not in _ARGUMENTS:
+        return option[0]
+    return f"{_ARGUMENTS[name]}={number or (repr(word) if word else '')}"
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -47,7 +83,8 @@ class DispersionError(Exception):
     exit_code = 1
 
     def __str__(self) -> str:
-        return printable(super().__str__(), keep="\n")
+        text = printable(super().__str__(), keep="\n")
+        return text if _in_a_command else _OPTION.sub(_as_argument, text)
 
 
 class UsageError(DispersionError):

@@ -11,12 +11,12 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from lmeval_dispersion.errors import DispersionError, UsageError
+from lmeval_dispersion.errors import LIBRARIES, DispersionError, UsageError, in_a_command
 from lmeval_dispersion.report import FORMATS, render, require
 from lmeval_dispersion.version import __version__
 
@@ -92,6 +92,41 @@ class _Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(option, self._option_string_actions, n=1, cutoff=0.75)
         begun = [name for name in self._option_string_actions if name.startswith(option)]
         return (near or begun or [""])[0]
+
+
+def finished(name: str, work: Callable[[], int], extra: str = "") -> int:
+    """The exit code of a command's work: an error that a user can cause is one sentence, not a traceback.
+
+    ``extra`` is the part of the package that the command needs in the end.
+    """
+    debug = bool(os.environ.get("DISPERSION_DEBUG"))
+    try:
+        with in_a_command():
+            try:
+                return work()
+            except DispersionError as error:
+                if debug:
+                    raise
+                print(f"{name}: {error}", file=sys.stderr)
+                return error.exit_code
+    except ModuleNotFoundError as error:
+        package = (error.name or "").split(".")[0]
+        if debug or package in ("", "lmeval_dispersion", "lmeval_screener"):
+            raise
+        brings = {"vl_convert": "html"} | dict.fromkeys(LIBRARIES["audit"], "audit")
+        part = extra or brings[package] if package in brings else "models"
+        print(
+            f"{name}: needs {package}, which is not installed; run: pip install 'lmeval-dispersion[{part}]'",
+            file=sys.stderr,
+        )
+        return 1
+    except BrokenPipeError:
+        # `dispersion … | head` closed the pipe: nobody reads the rest, also not what Python flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        return 130
 
 
 def command_parser(command: str, about: str) -> argparse.ArgumentParser:
@@ -245,6 +280,11 @@ class Output:
         given = vars(args)
         quiet, details = given.get("quiet", False), given.get("details", False)
         return cls(output_format, path, quiet, given.get("command", ""), details)
+
+    @property
+    def short(self) -> bool:
+        """Whether a reader asks for the answer in one look: a table without details."""
+        return self.format == "table" and not self.details
 
     def write(self, document: Document) -> None:
         """Render the report, with its command; write or print it, and say which file was written.

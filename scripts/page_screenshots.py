@@ -31,7 +31,7 @@ from browser import Browser  # noqa: E402
 DEMO = ROOT / "lmeval_dispersion" / "data" / "demo"
 STEPS = {"100": "sums-00", "200": "sums-10", "300": "sums-20", "400": "sums-45", "500": "sums-80"}
 TEXT = "wikitext-2-test.txt"
-LOOK = f"--data {TEXT} --dtype float32 --device cpu --batch-size 16"
+LOOK = f"--data {TEXT} --dtype float32 --device cpu"
 LAW = f"{LOOK} --segment 64 --segments 1500 --bins 8 --bin-size 40 --layer all --contexts 8,16"
 # The commands of each page, the last of which writes it; in a folder where prepare() has been.
 PAGES = {
@@ -49,16 +49,16 @@ PAGES = {
         f"dispersion inspect sublayers sums-00 {LOOK} --segment 64 --sizes 10,20,50 -o sublayers.html"
     ],
     "condensation": [
-        f"dispersion inspect condensation sums-00 sums-80 {LOOK} --segment 64 --texts 40 --tokens 64 "
+        f"dispersion inspect condensation sums-00 sums-80 {LOOK} --segment 64 --segments 40 "
         "--control untrained -o condensation.html"
     ],
     "clusters": [
         f"dispersion inspect clusters sums-00 --data {TEXT} --dtype float32 --device cpu --ngram 2 "
-        "--occurrences 20 --contexts 10 --context 10 --clusters 40 --layer all -o clusters.html"
+        "--occurrences 20 --segment 10 --clusters 40 --layer all -o clusters.html"
     ],
     "train": [
         f"dispersion train --model sums-00 --data {TEXT} --output-dir trained --tokens 16000 "
-        "--block 64 --lr 1e-3 --eval-tokens 2000 --seed 0 --seed 1 --seed 2 -o train.html"
+        "--block 64 --lr 1e-3 --seed 0 --seed 1 --seed 2 -o train.html"
     ],
 }
 # name: (width, height, colours, medium). Paper is A4 less Chromium's margins.

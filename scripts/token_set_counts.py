@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.tokens.resolution import resolve
-from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.tokens import load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 
 SELECTIONS = (

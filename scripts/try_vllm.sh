@@ -77,11 +77,11 @@ serve() { # serve LOG ARGUMENT...: a server, when it answers
 }
 stop() { kill "$server"; wait "$server" || true; server=""; }
 embed() { # embed SAMPLES DTYPE STORE ARGUMENT...
-  "$bin/dispersion" embed --from-samples "$out/$1" --model "$model" --dtype "$2" -o "$out/$3" "${@:4}" 2>> "$home/embed.log"
+  "$bin/dispersion" embed "$model" --from-samples "$out/$1" --dtype "$2" -o "$out/$3" "${@:4}" 2>> "$home/embed.log"
 }
 : > "$home/embed.log"
 pooler=(--runner pooling --convert embed --pooler-config '{"pooling_type": "LAST", "use_activation": false}')
-vllm=(--backend vllm --base-url "http://127.0.0.1:$port")
+vllm=(--base-url "http://127.0.0.1:$port")
 
 echo "answers of transformers and of vLLM"
 "$bin/lm_eval" --model hf --device cpu --model_args "pretrained=$model,dtype=bfloat16,max_length=2048" "${tasks[@]}" --output_path "$out/hf" > "$home/hf.log" 2>&1
@@ -92,14 +92,14 @@ stop
 
 echo "states in bfloat16, the documented command"
 serve bfloat16.log "${pooler[@]}"
-embed hf bfloat16 hf-hf --backend hf --layer norm
+embed hf bfloat16 hf-hf --layer norm
 for samples in hf vllm completions; do embed "$samples" bfloat16 "$samples-vllm" "${vllm[@]}"; done
 if embed hf float32 refused "${vllm[@]}"; then echo "float32 against bfloat16 was not refused"; exit 1; fi
 stop
 
 echo "states in float32"
 serve float32.log "${pooler[@]}" --dtype float32 --enforce-eager
-embed hf float32 hf32-hf --backend hf --layer norm
+embed hf float32 hf32-hf --layer norm
 embed hf float32 hf32-vllm "${vllm[@]}"
 stop
 

@@ -4,7 +4,8 @@ import numpy as np
 
 from lmeval_dispersion.geometry import contributions
 from lmeval_dispersion.geometry.vectors import unit_rows
-from lmeval_dispersion.laboratory.perplexity_law import SEQUENCE, sorted_bins, uniform_bins
+from lmeval_dispersion.laboratory.comparison import SEQUENCE
+from lmeval_dispersion.laboratory.perplexity_law import sorted_bins, uniform_bins
 
 
 def planted_perplexities(rng, *, bins, kind=SEQUENCE, segments=800, size=20):

@@ -13,8 +13,7 @@ import train_demo_family
 import yaml
 from demo_measures import addition_accuracy, correlations, spread, table
 from demo_texts import OPERANDS, arithmetic_line, held_out_pairs, reference_words, trained_tokenizer
-from lmeval_screener.tokens.resolution import Resolution, resolve
-from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.tokens import Resolution, load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from safetensors import safe_open
 from tokenizers import Tokenizer

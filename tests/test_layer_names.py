@@ -3,7 +3,7 @@
 import pytest
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.model.layer_names import states_after_blocks
+from lmeval_dispersion.model import states_after_blocks
 
 
 @pytest.mark.parametrize(

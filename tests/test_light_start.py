@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lmeval_dispersion.cli import main
+from lmeval_dispersion.cli import main, parser_of
 
 HEAVY = ("torch", "transformers", "lm_eval", "datasets", "sklearn", "scipy", "pandas", "pyarrow")
 HEAVY += ("obstore", "botocore", "mlflow")
@@ -111,3 +111,22 @@ def test_a_command_names_the_part_that_it_needs_in_the_end(command, extra, monke
     assert shown.startswith(f"dispersion {command}: `dispersion {command}` needs ")
     assert shown.endswith(f"run: pip install 'lmeval-dispersion[{extra}]'\n")
     assert shown.count("\n") == 1
+
+
+def test_a_screening_imports_no_more_of_our_files_than_it_needs():
+    code = """
+import contextlib, io
+from lmeval_screener.cli import main
+with contextlib.redirect_stdout(io.StringIO()):
+    assert main(["--demo", "-q"]) == 0
+"""
+    script = f"{code}\nimport sys\nprint(*(name for name in sys.modules if name.startswith('lmeval_')))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    files = set(done.stdout.split())
+    assert not {f"lmeval_screener.{name}" for name in ("charts", "shortlist", "ray_reader")} & files
+    assert len(files) <= 46
+
+
+def test_screen_has_at_most_32_options():
+    parser, _ = parser_of("screen")
+    assert sum(bool(action.option_strings) for action in parser._actions) <= 33  # with --help

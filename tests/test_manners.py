@@ -77,7 +77,7 @@ def test_an_abbreviation_is_wrong_usage(capsys):
         main(["screen", "--list-fam"])
     assert ended.value.code == 2
     assert capsys.readouterr().err == (
-        "dispersion screen: unrecognized arguments: --list-fam; did you mean --list-families?; "
+        "dispersion screen: unrecognized arguments: --list-fam; did you mean --list?; "
         "see `dispersion screen --help`\n"
     )
 
@@ -184,18 +184,18 @@ def test_dispersion_screen_is_screen_checkpoints(capsys, monkeypatch):
         text = capsys.readouterr().out.replace("dispersion screen", "screen-checkpoints")
         texts.append(" ".join(text.split()))
     assert texts[0] == texts[1]
-    assert main(["screen", "--list-domains", "--format", "json"]) == 0
-    assert '"command": "dispersion screen --list-domains --format json"' in capsys.readouterr().out
+    assert main(["screen", "--list", "domains", "--format", "json"]) == 0
+    assert '"command": "dispersion screen --list domains --format json"' in capsys.readouterr().out
 
 
 def test_the_command_is_in_the_report(tmp_path, capsys):
     page = tmp_path / "domains.md"
-    assert main(["screen", "--list-domains", "-o", str(page)]) == 0
+    assert main(["screen", "--list", "domains", "-o", str(page)]) == 0
     assert capsys.readouterr().err == f"wrote {page}\n"
     first = page.read_text("utf-8")
     assert first.endswith("\n")
-    assert f"dispersion screen --list-domains -o {shlex.quote(str(page))}\n```" in first
-    assert main(["screen", "--list-domains", "-q", "-o", str(page)]) == 0
+    assert f"dispersion screen --list domains -o {shlex.quote(str(page))}\n```" in first
+    assert main(["screen", "--list", "domains", "-q", "-o", str(page)]) == 0
     assert capsys.readouterr().err == ""
 
 

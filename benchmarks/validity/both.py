@@ -1,57 +1,60 @@
-"""Whether pairs that both figures order are right: `python -m benchmarks.validity.both RUNS RESULTS`.
+"""Whether pairs that both figures order are right, by the screener's own errors and the rule of both.yaml.
 
-RUNS holds the checkpoints that a study trained, RESULTS is its JSON lines; ``both.yaml`` has the rule. Each
-seed's recipes are one group, as a user would screen them; pairs whose accuracies differ by more than two
+Each seed's recipes are one group, as a user would screen them; pairs whose accuracies differ by more than two
 standard errors are judged. Intervals resample recipes.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from lmeval_screener import screen
-from lmeval_screener.ranking.ties import rank_gaps
+from lmeval_screener.ranking import rank_gaps
 
-from benchmarks.validity.measures import DOMAINS
+from benchmarks.validity.analysis import DOMAINS, RESAMPLES
 
-QUESTIONS, DRAWS = 400, 2_000
+QUESTIONS = 400
 
 
-def main() -> None:
-    """Print a line for each domain: pairs, share ordered and share right of G alone and of both."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("runs", type=Path)
-    parser.add_argument("results", type=Path)
-    args = parser.parse_args()
-    models = [json.loads(line) for line in args.results.read_text("utf-8").splitlines()]
-    print(
-        "domain  pairs  G: ordered  right            both: ordered  right            disagree: right",
-        flush=True,
-    )
+class Judged(NamedTuple):
+    """Two recipes, the first above the second by G; whether G and whether both order them, and rightly."""
+
+    first: str
+    second: str
+    alone: bool
+    both: bool
+    right: bool
+
+
+def counts(rows: Sequence[dict[str, Any]], runs: Path) -> dict[str, Any]:
+    """By domain: pairs, share ordered and share right of G alone, of both, and where only G orders."""
+    found = {}
     for domain in DOMAINS:
         pairs = [
             pair
-            for seed in sorted({model["seed"] for model in models})
-            for pair in judged(args.runs, [m for m in models if m["seed"] == seed], domain)
+            for seed in sorted({row["seed"] for row in rows})
+            for pair in judged(runs, [row for row in rows if row["seed"] == seed], domain)
         ]
-        alone, both = [p for p in pairs if p[2]], [p for p in pairs if p[3]]
-        against = [p for p in pairs if p[2] and not p[3]]
-        print(
-            f"{domain:6}  {len(pairs):5}  {len(alone) / len(pairs):10.3f}  {share(alone):16}  "
-            f"{len(both) / len(pairs):12.3f}  {share(both):16}  {share(against):16} of {len(against)}",
-            flush=True,
-        )
+        parts = {
+            "alone": [pair for pair in pairs if pair.alone],
+            "both": [pair for pair in pairs if pair.both],
+            "only G": [pair for pair in pairs if pair.alone and not pair.both],
+        }
+        found[domain] = {"pairs": len(pairs)} | {
+            name: {"ordered": round(len(some) / len(pairs), 4), **share(some)} for name, some in parts.items()
+        }
+    return found
 
 
-def judged(runs: Path, models: list[dict], domain: str) -> list[tuple[str, str, bool, bool, bool]]:
-    """Each judged pair: its recipes, whether G orders it, whether both do, whether the better is first."""
-    last = {m["recipe"]: m["checkpoints"][-1] for m in models}
-    folders = {m["recipe"]: runs / m["name"] / f"step{m['checkpoints'][-1]['step']}" for m in models}
+def judged(runs: Path, rows: Sequence[dict[str, Any]], domain: str) -> list[Judged]:
+    """The judged pairs of one group."""
+    last = {row["recipe"]: row["checkpoints"][-1] for row in rows}
+    folders = {row["recipe"]: runs / row["name"] / f"step{last[row['recipe']]['step']}" for row in rows}
     result = screen([str(folder) for folder in folders.values()], domain=domain)
     (group,) = result.groups
     recipe_of = {str(folder): recipe for recipe, folder in folders.items()}
@@ -65,28 +68,27 @@ def judged(runs: Path, models: list[dict], domain: str) -> list[tuple[str, str, 
         if abs(x - y) <= 2 * math.sqrt(2 * middle * (1 - middle) / QUESTIONS):
             continue
         rank = members[b].rank
-        found.append((a, b, rank not in alone[a], not members[a].tied_to(rank), x > y))
+        found.append(Judged(a, b, rank not in alone[a], not members[a].tied_to(rank), x > y))
     return found
 
 
-def share(pairs: list[tuple[str, str, bool, bool, bool]]) -> str:
+def share(pairs: Sequence[Judged]) -> dict[str, float]:
     """Share of pairs that are right, with its 95 % interval over recipes."""
     if not pairs:
-        return "-"
+        return {}
     recipes = sorted({name for pair in pairs for name in pair[:2]})
     place = {name: i for i, name in enumerate(recipes)}
     draw = np.random.default_rng(20260501)
-    right = np.array([pair[4] for pair in pairs], float)
+    right = np.array([pair.right for pair in pairs], float)
     first, second = (np.array([place[pair[side]] for pair in pairs]) for side in (0, 1))
     samples = []
-    for _ in range(DRAWS):
-        counts = np.bincount(draw.integers(len(recipes), size=len(recipes)), minlength=len(recipes))
-        weights = counts[first] * counts[second]
+    for _ in range(RESAMPLES):
+        drawn = np.bincount(draw.integers(len(recipes), size=len(recipes)), minlength=len(recipes))
+        weights = drawn[first] * drawn[second]
         if weights.sum():
             samples.append(float(weights @ right / weights.sum()))
     low, high = np.quantile(samples, [0.025, 0.975])
-    return f"{right.mean():.3f} ({low:.2f}-{high:.2f})"
-
-
-if __name__ == "__main__":
-    main()
+    return {
+        name: round(float(value), 4)
+        for name, value in (("right", right.mean()), ("low", low), ("high", high))
+    }

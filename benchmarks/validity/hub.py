@@ -29,16 +29,21 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import pandas as pd
 import yaml
 from huggingface_hub import HfApi, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
 
 from benchmarks.validity import results
+from benchmarks.validity.analysis import Population
+from benchmarks.validity.page import markdown
+from benchmarks.validity.verdicts import FAILS, HOLDS, PART
 
 CONFIGURATION = results.ROOT / "benchmarks" / "validity" / "hub.yaml"
 WORK = results.ROOT / "build" / "validity-hub"
 SCREEN = [sys.executable, "-m", "lmeval_screener"]
-RESAMPLES, RECIPES, PAIRS = 2000, 5, 10
+RECIPES, PAIRS = 5, 10  # fewer conclude nothing
+COLUMNS = ["recipe", "size", "seed", "G", "ratio", "skill"]
 LONGEST = 310  # seconds that one wait for a new window of the Hub's quota may take
 ONE = "all"
 T = TypeVar("T")
@@ -231,56 +236,37 @@ def _lm_eval(suite: Suite, wanted: set[Key], work: Path) -> Iterable[tuple[Key |
 # --- the verdict ----------------------------------------------------------------------------------------
 
 
-def judged(suite: Suite, rows: Sequence[Mapping[str, Any]], seed: int = 0) -> list[dict[str, Any]]:
+def judged(suite: Suite, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One line for G, for ratio and for the pairs on which both agree: pairs, share right, verdict.
 
     Args:
         suite: Its tasks give the questions.
         rows: Checkpoints: ``recipe``, ``size``, ``seed``, ``G``; ``ratio`` and ``skill`` may be None.
-        seed: Of the resampling.
     """
     questions = sum(suite.tasks.values())
-    scored = [row for row in rows if row["skill"] is not None]
-    counts: dict[str, list[tuple[str, str, float]]] = {"G": [], "ratio": [], "both": []}
-    told = 0
-    for a, b in itertools.combinations(scored, 2):
-        if a["size"] != b["size"] or a["seed"] != b["seed"] or a["recipe"] == b["recipe"]:
-            continue
-        p, q = a["skill"], b["skill"]
-        if abs(p - q) <= 2 * math.sqrt((p * (1 - p) + q * (1 - q)) / questions):
-            continue
-        told += 1
-        signs = {"G": np.sign((a["G"] - b["G"]) * (p - q))}
-        if a["ratio"] is not None and b["ratio"] is not None:
-            signs["ratio"] = np.sign((a["ratio"] - b["ratio"]) * (p - q))
-            if signs["ratio"] == signs["G"]:
-                signs["both"] = signs["G"]
-        for figure, sign in signs.items():
-            counts[figure].append((a["recipe"], b["recipe"], (sign + 1) / 2))
-    recipes = sorted({row["recipe"] for row in scored})
+    table = pd.DataFrame([row for row in rows if row["skill"] is not None], columns=COLUMNS)
+    table = table.assign(
+        seed=table["size"] + " " + table.seed,
+        accuracy_it=table.skill.astype(float), cosine_it=table.G, ratio_folded_it=table.ratio.astype(float),
+    )  # fmt: skip
+    pairs = Population(table, questions).pairs("it")
+    g, ratio = pairs.by("G"), pairs.by("ratio")
     chance = suite.chance + 2 * math.sqrt(suite.chance * (1 - suite.chance) / questions)
-    above = sum(row["skill"] > chance for row in scored)
-    number = len(recipes)
-    draws = np.random.default_rng(seed).integers(0, max(number, 1), (RESAMPLES, number))
+    recipes, above = table.recipe.nunique(), int((table.skill > chance).sum())
     lines = []
-    for figure, pairs in counts.items():
-        line: dict[str, Any] = {"figure": figure, "pairs": len(pairs), "told apart": told}
-        if number < RECIPES or len(pairs) < PAIRS or 2 * above < len(scored):
-            line |= {
-                "right": "",
-                "verdict": f"not tested: {number} recipes, {len(pairs)} pairs, "
-                f"{above} of {len(scored)} above chance",
-            }
+    for figure, right, among in (
+        ("G", g, np.isfinite(g)), ("ratio", ratio, np.isfinite(ratio)), ("both", g, g == ratio),
+    ):  # fmt: skip
+        line: dict[str, Any] = {"figure": figure, "pairs": int(among.sum()), "counted": len(g)}
+        if recipes < RECIPES or among.sum() < PAIRS or 2 * above < len(table):
+            verdict = (
+                f"not tested: {recipes} recipes, {among.sum()} pairs, {above} of {len(table)} above chance"
+            )
+            line |= {"right": "", "verdict": verdict}
         else:
-            right = np.array([sign for *_, sign in pairs])
-            weights = np.stack([np.bincount(draw, minlength=number) for draw in draws])
-            place = {recipe: position for position, recipe in enumerate(recipes)}
-            left, other = ([place[pair[side]] for pair in pairs] for side in (0, 1))
-            weight = weights[:, left] * weights[:, other]
-            shares = (weight @ right)[weight.sum(1) > 0] / weight.sum(1)[weight.sum(1) > 0]
-            low, high = np.quantile(shares, [0.025, 0.975])
-            verdict = "holds" if low > 0.75 else "holds in part" if low > 0.5 else "does not hold"
-            line |= {"right": f"{right.mean():.2f} ({low:.2f} to {high:.2f})", "verdict": verdict}
+            share = pairs.share(right, among).estimate
+            verdict = HOLDS if share.low > 0.75 else PART if share.low > 0.5 else FAILS
+            line |= {"right": str(share), "verdict": verdict}
         lines.append(line)
     return lines
 
@@ -292,9 +278,8 @@ def page(suite: Suite, rows: Sequence[Mapping[str, Any]], missing: Sequence[str]
     parts = [
         f"## {suite.about}",
         f"{len(rows)} checkpoints were screened, {scored} of them have a published score.",
-        "\n".join(
-            ["| figure | pairs | told apart | share right (95 %) | verdict |", "|---|--:|--:|---|---|"]
-            + [f"| {' | '.join(str(value) for value in line.values())} |" for line in lines]
+        markdown(
+            ["figure", "pairs", "counted", "share right (95 %)", "verdict"], [line.values() for line in lines]
         ),
     ]
     if missing:
@@ -311,9 +296,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", metavar="SUITE,SUITE", help="these suites (default: all)")
     parser.add_argument("--limit", type=int, metavar="N", help="the first N repositories of a suite")
     parser.add_argument("--dry-run", action="store_true", help="checkpoints, requests and bytes, and stop")
-    parser.add_argument(
-        "--work", type=Path, default=results.ROOT / "build" / "validity-hub", metavar="FOLDER"
-    )
+    parser.add_argument("--work", type=Path, default=WORK, metavar="FOLDER")
     args = parser.parse_args(argv)
     status = 0
     try:

@@ -39,8 +39,8 @@ def measured(folders: list[Path]) -> list[dict[str, float]]:
         row: dict[str, float] = {"norm_all": float(norms.mean())}
         for domain, screenings in by_domain.items():
             own = screenings[folder]
-            t = [token.id for token in own.tokens.domain_tokens]
-            r = [token.id for token in own.tokens.reference_tokens]
+            t = [token.id for token in own.resolution.domain]
+            r = [token.id for token in own.resolution.reference]
             cosine, euclid = own.gaps["cosine"], own.gaps["euclidean"]
             row |= {
                 f"cosine_{domain}": cosine.mean,

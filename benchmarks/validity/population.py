@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import math
 import random
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
 from benchmarks.validity.decoder import Decoder, Ensemble, built, stored_tensors, write
 from benchmarks.validity.questions import SKILLS, Question, answered, questions
+from benchmarks.validity.results import packed
 from benchmarks.validity.study import Run, Study
 from benchmarks.validity.texts import BOS, EOS, SOURCES, WITH_CALLS, trained_tokenizer
 
@@ -166,16 +165,6 @@ def text_loss(model: Decoder, ids: torch.Tensor, length: int = 64) -> float:
     windows = ids[: len(ids) // (length + 1) * (length + 1)].view(-1, length + 1)
     logits = model.head(model(windows[:, :-1]))
     return float(cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()))
-
-
-def packed(right: NDArray[np.bool_]) -> str:
-    """Flags as base64 of their bits."""
-    return base64.b64encode(np.packbits(right).tobytes()).decode()
-
-
-def unpacked(text: str, count: int) -> NDArray[np.bool_]:
-    """Flags again."""
-    return np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8))[:count].astype(bool)
 
 
 def examined(model: Decoder, texts: Texts, parts: tuple[str, ...] = ("truth", "labels")) -> dict[str, object]:

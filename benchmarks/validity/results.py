@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -9,6 +10,9 @@ import platform
 import subprocess
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent / "results"
@@ -58,3 +62,18 @@ def checked(file: Path, configuration: Path) -> list[dict[str, Any]]:
             f"version ({other[0]} first); put the file back, or remove the results and run again"
         )
     return found
+
+
+def screened(file: Path) -> dict[str, Any]:
+    """What `both.py` counted, by kind of recipes and domain; nothing where it did not run."""
+    return dict(json.loads(file.read_text("utf-8"))) if file.exists() else {}
+
+
+def packed(right: NDArray[np.bool_]) -> str:
+    """Flags as base64 of their bits."""
+    return base64.b64encode(np.packbits(right).tobytes()).decode()
+
+
+def unpacked(text: str, count: int) -> NDArray[np.bool_]:
+    """Flags again."""
+    return np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8))[:count].astype(bool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -61,10 +62,13 @@ def trained_group(configuration: Path, runs: list[Run], work: Path) -> list[dict
     return [row | spent for row in found]
 
 
-def train(study: Study, file: Path, work: Path, jobs: int) -> None:
-    """Train whatever is not in the results yet."""
+def train(study: Study, file: Path, work: Path, jobs: int, seeds: Collection[int] | None = None) -> None:
+    """Train whatever of some seeds, or of all, is not in the results yet."""
     done = {row["name"] for row in results.checked(file, study.path)}
-    groups = [[run for run in group if run.name not in done] for group in study.groups()]
+    groups = [
+        [run for run in group if run.name not in done and (seeds is None or run.seed in seeds)]
+        for group in study.groups()
+    ]
     waiting = [group for group in groups if group]
     print(f"{len(done)} models are there, {sum(map(len, waiting))} to train", file=sys.stderr, flush=True)
     if not waiting:

@@ -1,283 +1,347 @@
-"""What the tables say of each claim: the rules of the configuration's ``claims``, as code.
-
-A verdict is one of four: holds, holds in part, does not hold here, not tested.
-"""
+"""What the hand-made recipes say of each claim of full.yaml: its rules as code, a line of the page each."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
-from benchmarks.validity.analysis import BESIDE, Estimate
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.stats import rankdata
 
-HOLDS, PART, FAILS, UNTESTED = "holds", "holds in part", "does not hold here", "not tested"
+from benchmarks.validity.analysis import (
+    DOMAINS,
+    SKILLS,
+    Floats,
+    Population,
+    Resampled,
+    correlations,
+    drawn,
+    frame,
+    known_mean,
+)
+from benchmarks.validity.study import Study
+
+HOLDS, PART, FAILS, TIED = "holds", "holds in part", "does not hold", "not told apart"
+UNTESTED = "not tested"
+STEPS = ("text", "sums-words", "wrong-sums")  # checkpoints whose changes the page shows
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """One line of the page.
+class Verdict(NamedTuple):
+    """One line of the page."""
 
-    Attributes:
-        claim: What is claimed.
-        run: What was run.
-        result: What came out, with its interval.
-        control: What it stands beside.
-        papers: What the papers say.
-        verdict: One of the four.
-    """
-
-    claim: str
-    run: str
-    result: str
-    control: str
-    papers: str
     verdict: str
+    claim: str
+    result: str
 
 
-def shown(estimate: Estimate, digits: int = 2) -> str:
-    """A figure with its interval."""
-    if not math.isfinite(estimate.value):
-        return "undefined"
-    if not math.isfinite(estimate.low):
-        return f"{estimate.value:.{digits}f}"
-    return f"{estimate.value:.{digits}f} ({estimate.low:.{digits}f} to {estimate.high:.{digits}f})"
+def sign_of(difference: Resampled) -> str:
+    """Holds where a difference lies above 0, does not where it lies below."""
+    found = difference.estimate
+    return TIED if found.includes(0) else HOLDS if found.low > 0 else FAILS
 
 
-def includes(estimate: Estimate, point: float) -> bool:
-    """Whether the interval holds a point; an undefined one holds all."""
-    return not (estimate.low > point or estimate.high < point)
+class HandMade:
+    """The population of full.yaml, its trials, and every figure that a claim needs."""
+
+    def __init__(
+        self, study: Study, rows: Sequence[dict[str, Any]], trials: Sequence[dict[str, Any]]
+    ) -> None:
+        self.study, self.trials = study, trials
+        self.table = frame(study, rows)
+        self.small = self._last("small")
+
+    def _last(self, size: str) -> pd.DataFrame:
+        table, last = self.table, self.study.steps[-1]
+        chosen = (table["size"] == size) & (table.setting == "default") & (table.step == last)
+        return table[chosen].reset_index(drop=True)
+
+    def matrix(self, column: str, table: pd.DataFrame | None = None) -> Floats:
+        """A figure, (seeds, recipes); of the small size's last checkpoints where no table is given."""
+        wide = (self.small if table is None else table).pivot(index="seed", columns="recipe", values=column)
+        return wide[[name for name in self.study.content["recipes"] if name in wide]].dropna().to_numpy(float)
+
+    @cached_property
+    def population(self) -> Population:
+        return Population(self.small, self.study.content["questions"])
+
+    def rho(self, column: str, skill: str, sign: int = 1) -> Resampled:
+        """Mean over seeds of the rank correlation of a figure with a skill over recipes."""
+        return mean_rho(sign * self.matrix(column), self.matrix(f"accuracy_{skill}"))
+
+    @cached_property
+    def rivals(self) -> dict[str, tuple[str, int]]:
+        """Figures that need no label and are no G: name -> column for math, and which way it is read."""
+        named = self.study.content["analysis"]["rivals"].items()
+        return {name.removesuffix("_math"): (name, sign) for name, sign in named if name in self.table}
+
+    def along(self) -> dict[str, Any]:
+        """Mean rho of G and of the step along the runs that end above 0.1 in math, and how many these are."""
+        table = self.table[(self.table.setting == "default") & (self.table.step > 0)].sort_values("step")
+        runs = [run for _, run in table.groupby("name") if run.accuracy_math.iloc[-1] > 0.1]
+        found: dict[str, Any] = {"runs": len(runs)}
+        for name, column in (("G", "cosine_math"), ("ratio", "ratio_folded_math"), ("step", "step")):
+            by_recipe: dict[str, list[float]] = {}
+            for run in runs:
+                x, y = run[column].to_numpy(float), run.accuracy_math.to_numpy(float)
+                by_recipe.setdefault(run.recipe.iloc[0], []).append(float(correlations(x[None], y[None])[0]))
+            means = np.array([float(known_mean(np.array(values))) for values in by_recipe.values()])
+            found[name] = Resampled(float(known_mean(means)), known_mean(means[drawn(len(means))].T))
+        return found
+
+    def seeds(self) -> Resampled:
+        """Share of the pairs of seeds of one recipe that G orders right."""
+        groups = self.small.assign(recipe=self.small.seed, seed=self.small.recipe)
+        pairs = Population(groups, self.study.content["questions"]).pairs("math")
+        right, recipes = pairs.by("G"), groups.seed.to_numpy()[pairs.first]
+        sums = np.array([[right[recipes == r].sum(), (recipes == r).sum()] for r in dict.fromkeys(recipes)])
+        samples = sums[drawn(len(sums))].sum(1)
+        return Resampled(float(right.mean()), samples[:, 0] / samples[:, 1], len(right))
+
+    def partial(self, *, last: bool) -> dict[str, Resampled]:
+        """Rank correlation of G with math accuracy, as it is and with all rivals taken out of both."""
+        table = self.table[
+            (self.table["size"] == "small") & (self.table.setting == "default") & (self.table.step > 0)
+        ]
+        table = self.small if last else table
+        columns = [column for column, _ in self.rivals.values() if table[column].nunique() > 1]
+        g, y = rankdata(table.cosine_math), rankdata(table.accuracy_math)
+        ranks = np.column_stack([np.ones(len(g)), *(rankdata(table[column]) for column in columns)])
+        groups = [np.flatnonzero(table.recipe == recipe) for recipe in dict.fromkeys(table.recipe)]
+        draws = [np.concatenate([groups[i] for i in draw]) for draw in drawn(len(groups))]
+
+        def rho(lines: NDArray[np.int64], controls: Floats) -> float:
+            design = controls[lines]
+            both = np.column_stack([g[lines], y[lines]])
+            left = both - design @ np.linalg.lstsq(design, both, rcond=None)[0]
+            return float(np.corrcoef(left.T)[0, 1]) if left.std(0).min() > 1e-9 else float("nan")
+
+        every = np.arange(len(g))
+        return {
+            name: Resampled(rho(every, controls), np.array([rho(draw, controls) for draw in draws]))
+            for name, controls in (("nothing", ranks[:, :1]), ("all of these", ranks))
+        }
+
+    def settings(self) -> dict[str, float]:
+        """How far settings move G and order accuracy on the recipes that are trained with them."""
+        recipes = {
+            recipe for part in self.study.content["population"].values() for recipe in part["settings_on"]
+        }
+        table = self.table[(self.table["size"] == "small") & (self.table.step == self.study.steps[-1])]
+        table = table[table.recipe.isin(recipes)].reset_index(drop=True)
+        means = table.groupby("setting")[["cosine_math", "accuracy_math"]].mean().to_numpy(float)
+        groups = table.assign(recipe=table.setting, seed=table.recipe + table.seed.astype(str))
+        pairs = Population(groups, self.study.content["questions"]).pairs("math")
+        by_seed = pd.Series(pairs.by("G")).groupby(groups.seed.to_numpy()[pairs.first]).mean()
+        return {
+            "settings": len(means) - 1, "range": float(np.ptp(means[:, 0])), "right": float(by_seed.mean()),
+            "rho": float(correlations(means[None, :, 0], means[None, :, 1])[0]),
+        }  # fmt: skip
+
+    def sizes(self) -> tuple[Resampled, Resampled, int]:
+        """Rho of G and of accuracy of the small models with math accuracy of the larger ones."""
+        large = self._last("medium")
+        small = self.small[self.small.recipe.isin(large.recipe)]
+        y = self.matrix("accuracy_math", large).mean(0, keepdims=True)
+        by_g, by_accuracy = (
+            mean_rho(self.matrix(column, small).mean(0, keepdims=True), y)
+            for column in ("cosine_math", "accuracy_math")
+        )
+        return by_g, by_accuracy, y.shape[1]
+
+    def unmoved(self) -> pd.DataFrame:
+        """Changes that move no prediction: largest movement of a log-probability, of G and of ratio."""
+        before = {(row["of"], row["seed"]): row["figures"] for row in self.trials if row["kind"] == "none"}
+        lines = [
+            {"change": row["change"], "of": row["of"], "a log-probability": row["shift"]}
+            | {
+                name: abs(row["figures"][column] - before[row["of"], row["seed"]][column])
+                for name, column in (
+                    ("G", "cosine_math"), ("G Euclidean", "euclidean_math"), ("ratio", "ratio_folded_math"),
+                )
+            }
+            for row in self.trials
+            if row["kind"] == "same"
+        ]  # fmt: skip
+        return pd.DataFrame(lines).groupby("change", sort=False).max().drop(columns="of")
+
+    def moved(self) -> pd.DataFrame:
+        """Other changes, of checkpoints that the page follows: means over seeds, before and after."""
+        before = {(row["of"], row["seed"]): row for row in self.trials if row["kind"] == "none"}
+        lines = []
+        for row in self.trials:
+            start = before.get((row["of"].split(" -> ")[0], row["seed"]))
+            if (
+                row["kind"] in ("none", "same")
+                or start is None
+                or (row["of"] not in STEPS and "->" not in row["of"])
+            ):
+                continue
+            line = {"change": row["change"], "checkpoint": row["of"]}
+            for when, part in (("before", start), ("after", row)):
+                line[f"accuracy {when}"] = part["accuracy"]["math"]
+                line[f"G {when}"] = part["figures"]["cosine_math"]
+                line[f"ratio {when}"] = part["figures"]["ratio_folded_math"]
+            lines.append(line)
+        return pd.DataFrame(lines).groupby(["change", "checkpoint"], sort=False).mean().reset_index()
 
 
-def by_name(rows: Sequence[Mapping[str, Any]], key: str) -> dict[str, Mapping[str, Any]]:
-    """Rows by the value of a column."""
-    return {str(row[key]): row for row in rows}
+def mean_rho(x: Floats, y: Floats) -> Resampled:
+    """Mean over seeds of rho over recipes; ``x`` and ``y`` are (seeds, recipes)."""
+    draws = drawn(x.shape[1])
+    samples = [correlations(a[draws], b[draws]) for a, b in zip(x, y, strict=True)]
+    return Resampled(float(np.nanmean(correlations(x, y))), known_mean(np.array(samples)))
 
 
-def verdicts(tables: Mapping[str, Any]) -> list[Verdict]:
-    """All lines of part A, in the order of the configuration's claims."""
+def verdicts(data: HandMade) -> list[Verdict]:
+    """All lines, in the order of the configuration's claims."""
+    g = data.rho("cosine_math", "math")
+    pairs = data.population.pairs("math")
+    decision = pairs.share(pairs.by("G"))
     return [
-        orders(tables), trajectory(tables), seeds(tables), sizes(tables), adds(tables), rivals(tables),
-        _labels(tables), _frequency(tables), _optimiser(tables), _gauge(tables), _domains(tables),
-        _variant(tables),
+        _orders(data, g, decision), _trajectory(data), _seeds(data), _sizes(data), _adds(data),
+        _beats_rivals(data, g), _beats_labels(pairs, decision), _frequency(data), _optimiser(data),
+        _gauge(data), _domains(data), _variant(data),
     ]  # fmt: skip
 
 
-def _untested(claim: str, run: str) -> Verdict:
-    return Verdict(claim, run, "", "", "", UNTESTED)
+def _above(rho: Resampled) -> str:
+    found = rho.estimate
+    return FAILS if found.includes(0) or found.value <= 0 else HOLDS if found.low > 0.5 else PART
 
 
-def orders(tables: Mapping[str, Any], domain: str = "math") -> Verdict:
-    """Whether G orders recipes."""
-    claim, rows = (
-        f"G orders recipes by {domain} accuracy (one size, one step)",
-        tables["ordering"].get(domain),
+def _orders(data: HandMade, g: Resampled, decision: Resampled) -> Verdict:
+    result = f"rho {g.estimate}; decision accuracy {decision.estimate}"
+    return Verdict(_above(g), "G orders recipes by math accuracy (one size, one step)", result)
+
+
+def _trajectory(data: HandMade) -> Verdict:
+    own = data.along()
+    g, step = own["G"].estimate, own["step"].estimate
+    verdict = FAILS if g.includes(0) or g.value <= 0 or step.value >= g.value else HOLDS
+    result = f"{own['runs']} runs that learn math: mean rho {g}; the step alone {step}"
+    return Verdict(verdict, "G orders the checkpoints of one run", result)
+
+
+def _seeds(data: HandMade) -> Verdict:
+    share = data.seeds()
+    right = share.estimate
+    verdict = (
+        TIED if right.includes(0.5) else FAILS if right.value <= 0.5 else HOLDS if right.low > 0.75 else PART
     )
-    if not rows:
-        return _untested(claim, "small models, last step")
-    found = by_name(rows, "predictor")
-    rho = found["G (cosine)"]["rho"]
-    verdict = FAILS if includes(rho, 0) or rho.value <= 0 else HOLDS if rho.low > 0.5 else PART
-    other = found.get("accuracy of another seed")
-    control = f"another seed's accuracy: {shown(other['rho'])}" if other else ""
+    moved = (data.matrix(column).std(0, ddof=1).mean() for column in ("accuracy_math", "cosine_math"))
+    spread = "accuracy {:.3f}, G {:.3f}".format(*moved)
     return Verdict(
-        claim, tables["what"],
-        f"rho {shown(rho)}; decision accuracy {shown(found['G (cosine)']['decision'])}",
-        control, "RD claims > 0.95; its tables give 0.14 over all scales", verdict,
+        verdict, "G tells which seed of a recipe is better",
+        f"{share.pairs} pairs, right: {right}; sd over seeds: {spread}",
     )  # fmt: skip
 
 
-def trajectory(tables: Mapping[str, Any]) -> Verdict:
-    """Whether G orders the checkpoints of a run, and better than their steps do."""
-    claim, own = "G orders the checkpoints of one run", tables["along"]
-    if not own["runs"]:
-        return _untested(claim, "runs that learn math")
-    found = by_name(own["rows"], "predictor")
-    rho, step = found["G (cosine)"]["rho"], found["step"]["rho"]
-    verdict = FAILS if includes(rho, 0) or rho.value <= 0 or step.value >= rho.value else HOLDS
+def _sizes(data: HandMade) -> Verdict:
+    claim = "G of small models orders larger ones"
+    if "medium" not in set(data.table["size"]):
+        return Verdict(UNTESTED, claim, "the larger size is not trained yet")
+    by_g, by_accuracy, recipes = data.sizes()
+    result = f"{recipes} recipes: rho {by_g.estimate}; accuracy of the small models {by_accuracy.estimate}"
+    return Verdict(_above(by_g), claim, result)
+
+
+def _adds(data: HandMade) -> Verdict:
+    found, last = (data.partial(last=last)["all of these"].estimate for last in (False, True))
+    verdict = FAILS if found.includes(0) or found.value <= 0 else HOLDS
+    result = f"partial rho over all trained checkpoints {found}, over the last ones {last}"
+    return Verdict(verdict, f"G adds to {len(data.rivals)} cheap rivals together", result)
+
+
+def _beats_rivals(data: HandMade, g: Resampled) -> Verdict:
+    found = {
+        name: data.rho(column, "math", sign) for name, (column, sign) in data.rivals.items() if name != "step"
+    }
+    name, best = max(found.items(), key=lambda item: item[1].value)
+    verdict = FAILS if best.value >= g.value else HOLDS if best.estimate.high < g.estimate.low else PART
+    result = f"rho {g.estimate}; best of {len(found)}, {name}: {best.estimate}"
+    return Verdict(verdict, "G orders better than each rival alone", result)
+
+
+def _beats_labels(pairs: Any, decision: Resampled) -> Verdict:
+    few, many = (float(pairs.by_labels[:, count - 1].mean()) for count in (25, 100))
+    result = f"decision accuracy {decision.value:.2f}; 25 labels {few:.2f}, 100 labels {many:.2f}"
     return Verdict(
-        claim, f"{own['runs']} runs that learn math, {tables['trained_steps']} steps each",
-        f"mean rho {shown(rho)}",
-        f"the step alone: {shown(step)}", "2509.23024: spread falls late while accuracy rises", verdict,
-    )  # fmt: skip
-
-
-def seeds(tables: Mapping[str, Any]) -> Verdict:
-    """Whether G tells seeds apart."""
-    claim, own = "G tells which seed of a recipe is better", tables["seeds"]
-    if not own or not own["pairs"]:
-        return _untested(claim, "pairs of seeds that the questions tell apart")
-    share = own["share"]
-    verdict = FAILS if includes(share, 0.5) or share.value <= 0.5 else HOLDS if share.low > 0.75 else PART
-    return Verdict(
-        claim, f"{own['pairs']} pairs of seeds that {tables.get('questions', 400)} questions tell apart",
-        f"right: {shown(share)}",
-        f"chance 0.5; sd over seeds: accuracy {own['sd_accuracy']:.3f}, G {own['sd_gap']:.3f}", "none",
-        verdict,
-    )  # fmt: skip
-
-
-def sizes(tables: Mapping[str, Any]) -> Verdict:
-    """Whether G of small models orders larger ones."""
-    claim, rows = "G of small models orders larger ones", tables["sizes"]
-    if not rows:
-        return _untested(claim, "the larger size is not trained yet")
-    found = by_name(rows, "predictor")
-    rho = found["G (cosine) of the small models"]["rho"]
-    control = found["accuracy of the small models"]["rho"]
-    verdict = FAILS if includes(rho, 0) or rho.value <= 0 else HOLDS if rho.low > 0.5 else PART
-    return Verdict(
-        claim, f"{rows[0]['recipes']} recipes at both sizes", f"rho {shown(rho)}",
-        f"accuracy of the small models: {shown(control)}", "RD: not across scales", verdict,
-    )  # fmt: skip
-
-
-def adds(tables: Mapping[str, Any]) -> Verdict:
-    """Whether G adds to all rivals together."""
-    claim, rows = "G adds to all cheap rivals together", tables["partial"]
-    if not rows:
-        return _untested(claim, "")
-    found = by_name(rows, "taken out")
-    rho = found["all of these"]["rho"]
-    verdict = FAILS if includes(rho, 0) or rho.value <= 0 else HOLDS
-    return Verdict(
-        claim, f"all trained checkpoints of the small size, {len(rows) - 2} rivals taken out",
-        f"partial rho {shown(rho)}",
-        f"nothing taken out: {shown(found['nothing']['rho'])}", "none", verdict,
-    )  # fmt: skip
-
-
-def rivals_of(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Rows of figures that need no label and are no G."""
-    return [
-        row
-        for row in rows
-        if not row["predictor"].startswith("G ")
-        and not row["predictor"].endswith(("labels", "seed"))
-        and row["predictor"] not in BESIDE
-    ]
-
-
-def rivals(tables: Mapping[str, Any], domain: str = "math") -> Verdict:
-    """Whether G orders better than each of them."""
-    claim, rows = "G orders better than each rival alone", tables["ordering"].get(domain)
-    if not rows:
-        return _untested(claim, "")
-    own = by_name(rows, "predictor")["G (cosine)"]["rho"]
-    best = max(rivals_of(rows), key=lambda row: row["rho"].value)
-    verdict = FAILS if best["rho"].value >= own.value else HOLDS if best["rho"].high < own.low else PART
-    return Verdict(
-        claim, tables["what"], f"rho {shown(own)}",
-        f"best of {len(rivals_of(rows))}: {best['predictor']}, {shown(best['rho'])}",
-        "2602.20433: whole-matrix figures do not predict", verdict,
-    )  # fmt: skip
-
-
-def _labels(tables: Mapping[str, Any]) -> Verdict:
-    claim, rows = "G orders better than 25 labelled questions", tables["ordering"].get("math")
-    if not rows:
-        return _untested(claim, "")
-    found = by_name(rows, "predictor")
-    g, labels = found["G (cosine)"]["decision"].value, found["25 labels"]["decision"].value
-    many = found.get("100 labels", found["25 labels"])["decision"].value
-    return Verdict(
-        claim, tables["what"], f"decision accuracy {g:.2f}", f"25 labels {labels:.2f}, 100 labels {many:.2f}",
-        "2506.07673: a random labelled sample is hard to beat", HOLDS if g > labels else FAILS,
-    )  # fmt: skip
-
-
-def _frequency(tables: Mapping[str, Any]) -> Verdict:
-    claim, own = "G is not the frequency of digits", tables["frequency"]
-    if not own:
-        return _untested(claim, "")
-    above = [row for row in own if row["above"] > row["seeds"] / 2 and row["accuracy"] < row["other"]]
-    result = "; ".join(
-        f"{row['recipe']} above sums-05 in {row['above']} of {row['seeds']} seeds" for row in own
+        HOLDS if decision.value > few else FAILS, "G orders better than 25 labelled questions", result
     )
-    verdict = FAILS if above else HOLDS
-    return Verdict(
-        claim, "recipes with many digits and nothing to learn", result,
-        "accuracy: sums-05 "
-        + f"{own[0]['other']:.2f}, "
-        + ", ".join(f"{row['recipe']} {row['accuracy']:.2f}" for row in own),
-        "none", verdict,
-    )  # fmt: skip
 
 
-def _optimiser(tables: Mapping[str, Any]) -> Verdict:
-    claim, rows, spread = (
-        "Optimiser settings move G less than recipes do",
-        tables["settings"],
-        tables["spread"],
+def _frequency(data: HandMade) -> Verdict:
+    small = data.small.set_index(["recipe", "seed"])
+    base, said, above = small.loc["sums-05"], [], []
+    for recipe in ("wrong-sums", "digits"):
+        own = small.loc[recipe]
+        higher = (own.cosine_math > base.cosine_math.reindex(own.index)).sum()
+        said.append(f"{recipe} above sums-05 in {higher} of {len(own)} seeds")
+        above.append(higher > len(own) / 2 and own.accuracy_math.mean() < base.accuracy_math.mean())
+    accuracies = ", ".join(
+        f"{recipe} {small.loc[recipe].accuracy_math.mean():.2f}"
+        for recipe in ("sums-05", "wrong-sums", "digits")
     )
-    own = [row for row in rows if row["setting"] != "default"]
-    if not own or spread is None:
-        return _untested(claim, "settings are not trained yet")
-    values = [row["cosine"].value for row in rows]
-    moved = max(values) - min(values)
-    follows = tables["settings_rho"]
-    verdict = HOLDS if moved < spread / 2 else PART if follows > 0.5 else FAILS
+    result = f"{'; '.join(said)}; accuracy: {accuracies}"
+    return Verdict(FAILS if any(above) else HOLDS, "G is not the frequency of digits", result)
+
+
+def _optimiser(data: HandMade) -> Verdict:
+    claim = "Optimiser settings move G less than recipes do"
+    own, recipes = data.settings(), float(np.ptp(data.matrix("cosine_math").mean(0)))
+    if not own["settings"]:
+        return Verdict(UNTESTED, claim, "settings are not trained yet")
+    verdict = HOLDS if own["range"] < recipes / 2 else PART if own["rho"] > 0.5 else FAILS
     return Verdict(
-        claim, f"{len(own)} settings of one recipe",
-        f"range of G {moved:.2f}; G orders {tables['settings_decision']:.2f} of the pairs of settings, rho "
-        f"{follows:.2f}",
-        f"range over recipes {spread:.2f}", "2602.20433: geometry follows batch size and weight decay",
-        verdict,
+        verdict, claim,
+        f"{own['settings']} settings: range of G {own['range']:.2f}, over recipes {recipes:.2f}; yet G "
+        f"orders only {own['right']:.2f} of the pairs of settings, rho {own['rho']:.2f}",
     )  # fmt: skip
 
 
-def _gauge(tables: Mapping[str, Any]) -> Verdict:
-    claim, rows = "G does not move where no prediction moves", tables["trials"]["same"]
-    if not rows or tables["smallest"] is None:
-        return _untested(claim, "trials are not run yet")
-    worst = max(rows, key=lambda row: row["cosine"])
-    safe = max(rows, key=lambda row: row["ratio_folded"])
-    moved = [row["change"] for row in rows if row["cosine"] > tables["smallest"]]
+def _gauge(data: HandMade) -> Verdict:
+    claim = "G does not move where no prediction moves"
+    if not data.trials:
+        return Verdict(UNTESTED, claim, "trials are not run yet")
+    rows = data.unmoved()
+    nearest = float(np.diff(np.sort(data.matrix("cosine_math"), axis=1), axis=1).min())
+    moved = rows.index[(nearest < rows.G)]
+    result = f"{len(rows)} changes move G by up to {rows.G.max():.2f} ({rows.G.idxmax()})"
+    result += f", {len(moved)} by more than neighbours in rank differ; ratio by up to {rows.ratio.max():.3f}"
+    return Verdict(FAILS if len(moved) else HOLDS, claim, result)
+
+
+def _domains(data: HandMade) -> Verdict:
+    held, said = 0, []
+    for domain in DOMAINS:
+        cells: Mapping[str, Resampled] = {s: data.rho(f"cosine_{domain}", s) for s in SKILLS}
+        own = cells[domain].estimate
+        other = max((s for s in SKILLS if s != domain), key=lambda s: cells[s].value)
+        held += own.value > cells[other].value and own.low > 0
+        said.append(f"{domain} {own} against {other} {cells[other].value:.2f}")
+    verdict = HOLDS if held == len(DOMAINS) else PART if held else FAILS
+    return Verdict(verdict, "G of a domain follows that domain's skill", f"rho {'; '.join(said)}")
+
+
+def _variant(data: HandMade) -> Verdict:
+    choose = data.study.content["split"]["choose"]
+    chosen = data.small.recipe.isin(choose["recipes"]) | data.small.seed.isin(choose["seeds"])
+    rest = data.small[~chosen]
+    parts: dict[str, list[Resampled]] = {"cosine": [], "ratio_folded": []}
+    for domain in DOMAINS:
+        y = data.matrix(f"accuracy_{domain}", rest)
+        for name, found in parts.items():
+            found.append(mean_rho(data.matrix(f"{name}_{domain}", rest), y))
+    g, ratio = (
+        Resampled(float(np.mean([p.value for p in found])), np.mean([p.samples for p in found], axis=0))
+        for found in parts.values()
+    )
+    difference = ratio.less(g)
     return Verdict(
-        claim,
-        f"{len(rows)} changes of {worst['checkpoints']} checkpoints each, none moves a log-probability by "
-        f"more than {max(row['shift'] for row in rows):.0e}",
-        f"G moves by up to {worst['cosine']:.2f} ({worst['change']})"
-        + (f"; moved by {', '.join(moved)}" if moved else ""),
-        f"within(T) / within(R) of folded rows: up to {safe['ratio_folded']:.3f}; neighbours in rank differ "
-        f"by at least {tables['smallest']:.4f}",
-        "none", FAILS if moved else HOLDS,
-    )  # fmt: skip
-
-
-def _domains(tables: Mapping[str, Any]) -> Verdict:
-    claim, rows = "G of a domain follows that domain's skill", tables["matrix"]
-    if not rows:
-        return _untested(claim, "")
-    cell = {(row["domain"], row["skill"]): row["rho"] for row in rows}
-    parts, held = [], []
-    for domain in ("math", "code", "legal"):
-        own = cell[domain, domain]
-        skill, other = max(
-            ((s, cell[domain, s]) for s in ("math", "code", "legal", "text") if s != domain),
-            key=lambda x: x[1].value,
-        )
-        if own.value > other.value and own.low > 0:
-            held.append(domain)
-        parts.append(f"{domain} {shown(own)} against {skill} {other.value:.2f}")
-    verdict = HOLDS if len(held) == 3 else PART if held else FAILS
-    return Verdict(
-        claim, tables["what"], f"{len(held)} of 3 domains",
-        "rho with the own skill against the highest other: " + "; ".join(parts),
-        "RD: math and code only", verdict,
-    )  # fmt: skip
-
-
-def _variant(tables: Mapping[str, Any]) -> Verdict:
-    claim, rows = "A variant that nothing moves orders better than the cosine G", tables["variants"]
-    if not rows:
-        return _untested(claim, "")
-    chosen = max((row for row in rows if row["unmoved"]), key=lambda row: row["choose"])
-    difference = chosen["difference"]
-    verdict = HOLDS if difference.low > 0 else FAILS
-    return Verdict(
-        claim, "chosen on one half of recipes and seeds, reported on the other",
-        f"{chosen['variant']}: rho {shown(chosen['report'])}, difference {shown(difference)}",
-        f"cosine G there: {shown(by_name(rows, 'variant')['cosine']['report'])}", "none", verdict,
+        sign_of(difference), "Ratio, which nothing moves, orders better than G",
+        f"recipes and seeds that nothing was chosen on: rho {ratio.estimate}, G {g.estimate}, difference "
+        f"{difference.estimate}",
     )  # fmt: skip

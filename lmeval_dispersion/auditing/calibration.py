@@ -1,38 +1,43 @@
-"""What a calibration is worth, and what labels would have told: the report of ``dispersion calibrate``."""
+"""What a calibration is worth, and what labels would have said: the report of ``dispersion calibrate``.
+
+Labels of k documents, drawn at random without replacement, estimate an accuracy by their mean. Where scores
+are right or wrong the number of right ones is hypergeometric, and the expected error and the interval of the
+estimate are exact sums over its distribution. Other scores have the same mean squared error by its closed
+form v (1/k - 1/n) (Cochran, Sampling Techniques, 1977, 2.6); their absolute error and interval are those of
+draws.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lmeval_dispersion.auditing.answers import answers_report
 from lmeval_dispersion.auditing.calibrator import (
+    CLUSTERS,
+    FEATURES,
     TRIVIAL,
     calibrator_json,
     fit_calibrator,
     no_gain,
 )
-from lmeval_dispersion.auditing.charts import dots, predicted_against_true
-from lmeval_dispersion.auditing.features import CLUSTERS, FEATURES
-from lmeval_dispersion.auditing.run import Run, read_run
-from lmeval_dispersion.auditing.selection import labels_of, rows_where
-from lmeval_dispersion.auditing.shrinkage import Fit
-from lmeval_dispersion.auditing.worth import (
-    LABELS,
-    Estimator,
-    LabelError,
-    label_error,
-    labels_enough,
-    slice_label_errors,
-)
-from lmeval_dispersion.report import Chart, Report, Table
-from lmeval_dispersion.report.declared import listed
+from lmeval_dispersion.auditing.figures import dots, predicted_against_true
+from lmeval_dispersion.auditing.run import Answers, Missing, Run, answers_of, labels_of, read_run, rows_where
+from lmeval_dispersion.auditing.shrinkage import Estimator
+from lmeval_dispersion.report import Chart, Col, Report, Table
+from lmeval_dispersion.report.declared import count, listed
+from lmeval_dispersion.statistics import NORMAL_975
 
+Array = NDArray[np.float64]
+
+LABELS = (10, 20, 50, 100, 200, 500, 1000)
+_DRAWS = 4000  # of scores between right and wrong
+_HALF_WIDTH = 0.05  # of the interval that `labels_enough` asks for
 _FILLED_IF_BETTER = {
     "mark": {"type": "point", "filled": True, "size": 70, "stroke": "var(--series-1)", "strokeWidth": 1.5},
     "encoding": {
@@ -49,6 +54,20 @@ class HeldOut:
     documents: int
     predicted: float
     true: float
+
+
+@dataclass(frozen=True)
+class LabelError:
+    """Expected errors in points of so many labels, and the estimates between which 95 % of draws lie."""
+
+    labels: Annotated[int, Col("Labels", "d")]
+    mae: Annotated[float, Col("Expected error (points)", ".2f")]
+    rmse: Annotated[float, Col("RMSE", ".2f", drop=1)]
+    low: Annotated[float | None, Col("95 % of draws from", ".1%")] = None
+    high: Annotated[float | None, Col("to", ".1%")] = None
+    whole_slices: Annotated[
+        int | None, Col("Slices with no more", "d", hint="They have all labels: no error.")
+    ] = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -190,7 +209,7 @@ def calibrate(
     slice_size: int | None = None,
     seed: int = 0,
     labels: bool = True,
-    answers: Mapping[str, Any] | None = None,
+    answers: Answers | None = None,
 ) -> Calibration:
     """A calibrator fitted to a labelled run, with its report: what ``dispersion calibrate`` writes.
 
@@ -212,9 +231,8 @@ def calibrate(
     run = read_run(run, layer)
     if where is not None:
         run = labels_of(run, rows_where(run, where))
-    content, estimators, prepared = fit_calibrator(
-        run, by=by, features=features, slice_size=slice_size, seed=seed
-    )
+    fitted = fit_calibrator(run, by=by, features=features, slice_size=slice_size, seed=seed)
+    content = fitted.content
     scores, rng = run.score[run.labelled], np.random.default_rng(seed)
     about = run.describe()
     return Calibration(
@@ -231,13 +249,16 @@ def calibrate(
         features=list(content["features"]),
         used=content["used"],
         level=content["level"],
-        half_width=_half_width(content),
-        cautions=(answers or answers_report(run))["cautions"],
-        estimators=estimators,
+        half_width=fitted.half_width,
+        cautions=(answers or answers_of(run)).cautions,
+        estimators=fitted.estimators,
         whole=[label_error(scores, k, rng) for k in LABELS if labels and k < len(scores)],
-        a_slice=list(slice_label_errors([run.score[rows] for rows in prepared.parts if labels], rng)),
+        a_slice=list(slice_label_errors([run.score[rows] for rows in fitted.parts if labels], rng)),
         enough_for_five_points=labels_enough(scores),
-        points=_held_out(content),
+        points=[
+            HeldOut(part["slice"], part["documents"], float(estimate), part["accuracy"])
+            for part, estimate in zip(content["slices"], fitted.held_out, strict=True)
+        ],
         _calibrator=content,
     )
 
@@ -253,10 +274,10 @@ def verdict(calibration: Calibration) -> str:
     )
 
 
-def calibration_sentence(calibration: Calibration | Mapping[str, Any]) -> str:
+def calibration_sentence(calibration: Calibration | Missing) -> str:
     """Whether the accuracy of unlabelled slices can be told, judged on slices held out."""
-    if isinstance(calibration, Mapping):
-        reason = calibration["missing"]
+    if isinstance(calibration, Missing):
+        reason = calibration.missing
         return f"Whether accuracy can be read off unlabelled slices could not be tested: {reason}."
     where = f"On {slices_of(calibration.slices, calibration.by)} held out"
     if not calibration.better:
@@ -278,28 +299,47 @@ def calibration_sentence(calibration: Calibration | Mapping[str, Any]) -> str:
     )
 
 
-def slices_of(count: int, by: str) -> str:
+def slices_of(number: int, by: str) -> str:
     """So many slices in words."""
     if by == CLUSTERS:
-        return f"{count} clusters of vectors"
-    return f"{count} {({'category': 'categories'}).get(by, f'{by}s')}"
+        return f"{number} clusters of vectors"
+    return count(number, by, "categories" if by == "category" else "")
 
 
-def _half_width(calibrator: Mapping[str, Any]) -> float:
-    """Of the interval at the mean slice: the quantile of the errors of left-out slices."""
-    size, slices = calibrator["error_size"], calibrator["slices"]
-    documents = sum(part["documents"] for part in slices) / len(slices)
-    scores = sorted(part["score"] for part in slices)
-    rank = min(math.ceil((len(scores) + 1) * calibrator["level"] - 1e-9), len(scores))
-    return float(scores[rank - 1] * math.sqrt(size["between"] + size["within"] / documents))
+def label_error(scores: Array, k: int, rng: np.random.Generator) -> LabelError:
+    """How the mean of ``k`` scores, drawn from ``scores`` (n,) without replacement, is off their own."""
+    n = len(scores)
+    k = min(k, n)
+    mean = float(scores.mean())
+    variance = float(scores.var(ddof=1)) * (1 / k - 1 / n) if n > 1 else 0.0
+    if np.isin(scores, (0.0, 1.0)).all():
+        from scipy.stats import hypergeom
+
+        law = hypergeom(n, int(scores.sum()), k)
+        values = np.arange(k + 1)
+        mae = float(law.pmf(values) @ np.abs(values / k - mean))
+        low, high = float(law.ppf(0.025)) / k, float(law.ppf(0.975)) / k
+    else:
+        drawn = np.array([rng.choice(scores, size=k, replace=False).mean() for _ in range(_DRAWS)])
+        mae = float(np.abs(drawn - mean).mean())
+        low, high = map(float, np.quantile(drawn, [0.025, 0.975]))
+    return LabelError(k, 100 * mae, 100 * math.sqrt(variance), low, high)
 
 
-def _held_out(calibrator: Mapping[str, Any]) -> list[HeldOut]:
-    features = calibrator["features"]
-    fits = [Fit(fold["intercept"], np.array(fold["coefficients"])) for fold in calibrator["folds"]]
-    points = []
-    for part in calibrator["slices"]:
-        z = [(part["features"][name] - about["centre"]) / about["scale"] for name, about in features.items()]
-        estimate = float(fits[part["fold"]].predict(np.array([z]))[0])
-        points.append(HeldOut(part["slice"], part["documents"], estimate, part["accuracy"]))
-    return points
+def slice_label_errors(slices: Sequence[Array], rng: np.random.Generator) -> Iterator[LabelError]:
+    """Mean over slices of the errors of k labels each; smaller slices have all their labels."""
+    for k in LABELS:
+        if k < max(map(len, slices), default=0):
+            errors = [label_error(scores, k, rng) for scores in slices]
+            yield LabelError(
+                k,
+                float(np.mean([error.mae for error in errors])),
+                math.sqrt(float(np.mean([error.rmse**2 for error in errors]))),
+                whole_slices=sum(len(scores) <= k for scores in slices),
+            )
+
+
+def labels_enough(scores: Array) -> int:
+    """Labels of the whole run whose mean is within 5 points in 95 % of draws, by the normal law."""
+    n, variance = len(scores), float(scores.var(ddof=1))
+    return min(n, math.ceil(variance / ((_HALF_WIDTH / NORMAL_975) ** 2 + variance / n)))

@@ -1,6 +1,7 @@
 """A calibrator: fitted to the labelled slices of a run, it estimates the accuracy of other slices.
 
-Its file is JSON, ``dispersion-calibrator/2`` (docs/reference/audit.md): pairs from a run's own slices, shrunk
+A slice shows without labels its dispersion, the model's confidence, its perplexity and its prompt length.
+The file is JSON, ``dispersion-calibrator/2`` (docs/reference/audit.md): pairs from a run's own slices, shrunk
 to the labelled accuracy (``shrinkage``). A calibrator holds for the model, prompts and tasks that it was
 fitted on; anything else is refused.
 """
@@ -15,22 +16,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from lmeval_dispersion.auditing import shrinkage
-from lmeval_dispersion.auditing.features import (
-    FEATURES,
-    FEWEST_SLICES,
-    Slicing,
-    available_features,
-    batches_of,
-    confidence_threshold,
-    labelled_slices,
-    slice_features,
-)
+from lmeval_dispersion.auditing.ranking import clustered
 from lmeval_dispersion.auditing.run import Run, check_labels
-from lmeval_dispersion.auditing.selection import document_ids
-from lmeval_dispersion.auditing.worth import Estimator
+from lmeval_dispersion.auditing.shrinkage import Estimator
+from lmeval_dispersion.auditing.slices import Slice, by_column, by_value
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.store.format import DOCUMENTS
 from lmeval_dispersion.version import __version__
@@ -40,6 +33,22 @@ Rows = NDArray[np.int64]
 
 FORMAT = "dispersion-calibrator/2"
 TRIVIAL, OURS = "labelled accuracy alone", "this estimate"
+
+# Key -> how a sentence calls it. All are means over documents but the dispersion, a mean over pairs.
+FEATURES = {
+    "dispersion": "dispersion",
+    "confidence": "mean confidence",
+    "atc": "ATC",
+    "log_perplexity": "log query perplexity",
+    "prompt_tokens": "prompt length",
+}
+CLUSTERS = "cluster"  # slices by k-means on the vectors, where no column makes enough
+FEWEST_SLICES = 8
+FEWEST_DOCUMENTS = 5  # labelled ones of a slice that is fitted
+
+_CLUSTER, _MOST_CLUSTERS = 25, 40  # documents a cluster, clusters of a calibration
+_BATCHES = 8  # of a slice, where slices are cut
+_ROUNDING = 1e-9  # of a feature's size: values nearer than this are the same
 
 # Key of `Run.describe` -> how a message calls it. `tasks` and `identity` are compared by their own rules.
 _MUST_AGREE = {
@@ -55,15 +64,118 @@ _KEYS = {
     "error_size", "validation", "ranges", "documents_a_slice", "level", "worth", "atc_threshold",
     "beats_trivial",
 }  # fmt: skip
-_ROUNDING = 1e-9  # of a feature's size: values nearer than this are the same
+
+
+# --- slices and what they show -----------------------------------------------------------------------------
+
+
+def document_features(run: Run, threshold: float) -> dict[str, Array]:
+    """What every document shows, NaN where it does not; their means are the features of slices.
+
+    ATC counts the documents above ``threshold``, of :func:`confidence_threshold`.
+    """
+    confidence = run.confidence.top_probability
+    with np.errstate(divide="ignore"):
+        log_perplexity = np.log(run.perplexity)
+    return {
+        "confidence": confidence,
+        "atc": np.where(np.isnan(confidence), np.nan, confidence > threshold),
+        "log_perplexity": np.where(np.isfinite(log_perplexity), log_perplexity, np.nan),
+        "prompt_tokens": run.length,
+    }
+
+
+def confidence_threshold(run: Run, rows: Rows) -> float:
+    """ATC's threshold: above it lies a share of these documents that equals their accuracy.
+
+    Source: Garg et al., "Leveraging unlabeled data to predict out-of-distribution performance", ICLR 2022.
+    """
+    return float(np.quantile(run.confidence.top_probability[rows], 1.0 - run.score[rows].mean()))
+
+
+def available_features(run: Run, rows: Rows) -> list[str]:
+    """The features that every one of these documents has."""
+    shown = document_features(run, 0.0)
+    return [name for name in FEATURES if name not in shown or not np.isnan(shown[name][rows]).any()]
+
+
+def slice_features(run: Run, parts: Sequence[Rows], names: Sequence[str], threshold: float) -> Array:
+    """Features of sets of rows, shape (parts, names); NaN where a document lacks one or a set has no pair."""
+    shown = document_features(run, threshold)
+    values = np.full((len(parts), len(names)), np.nan)
+    for j, name in enumerate(names):
+        if name in shown:
+            values[:, j] = [shown[name][rows].mean() if len(rows) else np.nan for rows in parts]
+        else:
+            pairs = [i for i, rows in enumerate(parts) if len(rows) > 1]
+            values[pairs, j] = run.vectors.dispersions([parts[i] for i in pairs])
+    return values
+
+
+def labelled_slices(run: Run, by: str | None = None, *, seed: int = 0) -> tuple[str, list[Slice]]:
+    """The slices to learn from, and the column (or :data:`CLUSTERS`) that makes them.
+
+    Default: subjects, else categories, else tasks, else clusters. Only labelled documents count, and slices
+    of at least :data:`FEWEST_DOCUMENTS` of them.
+
+    Raises:
+        UsageError: Fewer than :data:`FEWEST_SLICES` of them.
+    """
+    rows = run.labelled
+    for name in (by,) if by else ("subject", "category", "task"):
+        if name == CLUSTERS:
+            break
+        parts = by_column(run, name) if by else by_value(run.documents[name].tolist())
+        large = [part for part in among(parts, rows) if len(part.rows) >= FEWEST_DOCUMENTS]
+        if len(large) >= FEWEST_SLICES:
+            return name, large
+        if by:
+            raise UsageError(
+                f"{name!r} makes {len(large)} slices of at least {FEWEST_DOCUMENTS} labelled documents, and "
+                f"{FEWEST_SLICES} are needed; label more, or cut by vectors: --slice={CLUSTERS}"
+            )
+    count = min(len(rows) // _CLUSTER, _MOST_CLUSTERS)
+    parts = vector_clusters(run, rows, count, seed=seed) if count >= FEWEST_SLICES else []
+    large = [part for part in parts if len(part.rows) >= FEWEST_DOCUMENTS]
+    if len(large) < FEWEST_SLICES:
+        raise UsageError(
+            f"the {len(rows)} labelled documents make fewer than {FEWEST_SLICES} slices or clusters of at "
+            f"least {FEWEST_DOCUMENTS}; label {FEWEST_SLICES * _CLUSTER} documents or more"
+        )
+    return CLUSTERS, large
+
+
+def among(slices: Sequence[Slice], rows: Rows) -> list[Slice]:
+    """The slices with the documents of ``rows`` only; empty ones are left out."""
+    parts = [Slice(part.name, np.intersect1d(part.rows, rows)) for part in slices]
+    return [part for part in parts if len(part.rows)]
+
+
+def vector_clusters(run: Run, rows: Rows, count: int, *, seed: int = 0) -> list[Slice]:
+    """k-means clusters of these documents by their vectors."""
+    labels, _ = clustered(run.vectors.rows[rows], max(count, 1), seed=seed)
+    return [
+        Slice(f"cluster {k + 1}", np.sort(rows[labels == label])) for k, label in enumerate(np.unique(labels))
+    ]
+
+
+def _batches(part: Slice, size: int | None, rng: np.random.Generator) -> list[Rows]:
+    """A slice as it is, or up to eight random batches of ``size`` of its documents, disjoint."""
+    if size is None:
+        return [part.rows]
+    order = rng.permutation(part.rows)
+    return [order[i * size : (i + 1) * size] for i in range(min(len(order) // size, _BATCHES))]
+
+
+# --- the fit -----------------------------------------------------------------------------------------------
 
 
 class LabelledPairs(NamedTuple):
     """The labelled slices of a run as what is fitted to.
 
     Attributes:
-        slicing: All slices.
-        kept: Which of them are large enough, in order; ``pairs.group`` counts these.
+        by: What made the slices.
+        slices: Names of those that are large enough; ``pairs.group`` counts these.
         parts: Rows of each pair.
         names: Features that vary.
         raw: Their values, shape (pairs, features).
@@ -71,8 +183,8 @@ class LabelledPairs(NamedTuple):
         threshold: ATC's.
     """
 
-    slicing: Slicing
-    kept: list[int]
+    by: str
+    slices: list[str]
     parts: list[Rows]
     names: list[str]
     raw: Array
@@ -81,17 +193,21 @@ class LabelledPairs(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """A calibrator, and the estimates of left-out slices that it was judged by.
+    """A calibrator's file, and what it was judged by.
 
     Attributes:
         content: Of the file.
         estimators: This estimate, every feature alone, the model's own confidence, and the labelled accuracy.
-        prepared: What it was fitted to.
+        parts: Rows of the slices that it was fitted to, or of their batches.
+        held_out: The estimate of every slice by the fit to the others, shape (slices,).
+        half_width: Of the interval of the mean slice.
     """
 
     content: dict[str, Any]
     estimators: list[Estimator]
-    prepared: LabelledPairs
+    parts: list[Rows]
+    held_out: Array
+    half_width: float
 
 
 def fit_calibrator(
@@ -102,19 +218,7 @@ def fit_calibrator(
     slice_size: int | None = None,
     seed: int = 0,
 ) -> Fitted:
-    """Fit to the labelled slices of a run.
-
-    Args:
-        run: Its documents with a label are what is learnt from.
-        by: The column that makes the slices; default: subjects, else categories, tasks, clusters of vectors.
-        features: Of :data:`FEATURES`; default: all that the labelled documents have.
-        slice_size: Cut every slice into random batches of so many documents, because slices of that size are
-            to be estimated; default: slices as they are.
-        seed: Of clusters, batches and the bootstrap.
-
-    Raises:
-        UsageError: Too few labelled documents or slices, labels all right or all wrong, unknown features.
-    """
+    """Fit to the labelled slices of a run; arguments and errors are those of `calibrate`."""
     prepared = labelled_pairs(run, by=by, features=features, slice_size=slice_size, seed=seed)
     pairs, names, raw = prepared.pairs, prepared.names, prepared.raw
     allowed = shrinkage.families(len(names))
@@ -131,20 +235,25 @@ def fit_calibrator(
     if not beats:
         fit, folds = shrinkage.shrunken_fit(pairs, []), trivial
     size = shrinkage.ErrorSize.of(pairs, folds.estimate)
-    score = np.abs(folds.estimate - pairs.accuracy) / size.at(pairs.documents)
     # One batch a slice: batches of one slice are not exchangeable with those of a new one.
     first = np.unique(pairs.group, return_index=True)[1]
-    about = run.describe()
-    used = ours if beats else blind
+    score = (np.abs(folds.estimate - pairs.accuracy) / size.at(pairs.documents))[first]
+    level = shrinkage.level_reached(len(first))
+    about, rows = run.describe(), run.labelled
     content = {
         "format": FORMAT,
         "protocol": "natural",
         **{key: about[key] for key in (*_NAMES, *_MUST_AGREE, "tasks")},
         "identity": run.store.manifest.get("identity"),
-        "by": prepared.slicing.by,
+        "by": prepared.by,
         "slice_size": slice_size,
         "documents_a_slice": [int(pairs.documents.min()), int(pairs.documents.max())],
-        "labelled": labelled_part(run),
+        "labelled": {
+            "documents": len(rows),
+            "accuracy": float(run.score[rows].mean()),
+            "doc_ids": document_ids(run, rows),
+            "documents_sha256": documents_digest(run),
+        },
         "features": {
             name: {"centre": float(c), "scale": float(s)}
             for name, c, s in zip(names, raw.mean(axis=0), raw.std(axis=0), strict=True)
@@ -156,16 +265,15 @@ def fit_calibrator(
         "coefficients": fit.coefficients.tolist(),
         "validation": {
             "slices": len(first),
-            **_errors(ours),
+            "mae": ours.mae,
+            "rmse": ours.rmse,
+            "better": ours.better,
             "trivial_mae": blind.mae,
             "trivial_rmse": blind.rmse,
-            "single_features": [
-                {"estimator": row.feature, **_errors(row)} for row in estimators if row.feature
-            ],
         },
-        "worth": {**_worth(used), "trivial": _worth(blind)},
+        "worth": {**_worth(ours if beats else blind), "trivial": _worth(blind)},
         "error_size": size._asdict(),
-        "level": shrinkage.level_reached(len(first)),
+        "level": level,
         "folds": [
             {"intercept": float(fold.intercept), "coefficients": fold.coefficients.tolist()}
             for fold in folds.fits
@@ -176,20 +284,22 @@ def fit_calibrator(
         },
         "slices": [
             {
-                "slice": prepared.slicing.slices[place].name,
+                "slice": name,
                 "documents": int(pairs.documents[row]),
                 "accuracy": float(pairs.accuracy[pairs.group == group].mean()),
                 "features": dict(zip(names, raw[row].tolist(), strict=True)),
-                "score": float(score[row]),
+                "score": float(score[group]),
                 "fold": int(folds.fold[group]),
             }
-            for group, (place, row) in enumerate(zip(prepared.kept, first.tolist(), strict=True))
+            for group, (name, row) in enumerate(zip(prepared.slices, first.tolist(), strict=True))
         ],
         "seed": seed,
         "run_created": about["created"],
         "version": __version__,
     }
-    return Fitted(content, estimators, prepared)
+    mean_size = float(size.at(pairs.documents[first].mean()))
+    half = float(np.sort(score)[shrinkage.conformal_rank(len(score), level) - 1]) * mean_size
+    return Fitted(content, estimators, prepared.parts, folds.estimate[first], half)
 
 
 def labelled_pairs(
@@ -201,26 +311,26 @@ def labelled_pairs(
     seed: int = 0,
 ) -> LabelledPairs:
     """The slices that :func:`fit_calibrator` learns from; arguments and errors are its."""
-    check_labels(run)
-    slicing = labelled_slices(run, by, seed=seed)
+    check_labels(run, "calibration needs")
+    made_by, slices = labelled_slices(run, by, seed=seed)
     rng = np.random.default_rng(seed)
-    batches = [batches_of(part, slice_size, rng) for part in slicing.slices]
-    kept = [i for i, some in enumerate(batches) if some]
-    if len(kept) < FEWEST_SLICES:
+    batches = [(part.name, _batches(part, slice_size, rng)) for part in slices]
+    batches = [(name, cut) for name, cut in batches if cut]
+    if len(batches) < FEWEST_SLICES:
         raise UsageError(
-            f"{len(kept)} slices have {slice_size} labelled documents, and {FEWEST_SLICES} are needed; "
+            f"{len(batches)} slices have {slice_size} labelled documents, and {FEWEST_SLICES} are needed; "
             "give a smaller --slice-size"
         )
-    parts = [batch for i in kept for batch in batches[i]]
-    group = np.repeat(np.arange(len(kept)), [len(batches[i]) for i in kept])
-    threshold = confidence_threshold(run)
+    parts = [batch for _, cut in batches for batch in cut]
+    group = np.repeat(np.arange(len(batches)), [len(cut) for _, cut in batches])
+    threshold = confidence_threshold(run, run.labelled)
     names = _wanted(features, available_features(run, run.labelled))
     raw = slice_features(run, parts, names, threshold)
     # Means of one value over slices of many sizes differ by rounding: no feature, and no scale to divide by.
     varied = raw.std(axis=0) > _ROUNDING * np.abs(raw).max(axis=0)
     if features and not varied.all():
         alike = FEATURES[names[int(varied.argmin())]]
-        raise UsageError(f"{alike} is the same in every slice and tells nothing apart; leave it out")
+        raise UsageError(f"{alike} is the same in every slice and says nothing about any; leave it out")
     names, raw = [name for name, varies in zip(names, varied, strict=True) if varies], raw[:, varied]
     pairs = shrinkage.Pairs(
         (raw - raw.mean(axis=0)) / raw.std(axis=0),
@@ -229,47 +339,7 @@ def labelled_pairs(
         np.array([run.score[part].var(ddof=1) for part in parts]),
         group,
     )
-    return LabelledPairs(slicing, kept, parts, names, raw, pairs, threshold)
-
-
-def _single_estimators(run: Run, prepared: LabelledPairs, trivial: Array, seed: int) -> list[Estimator]:
-    """Every feature alone, and mean confidence and ATC as they are, where every document has them."""
-    pairs, parts, confidence = prepared.pairs, prepared.parts, run.confidence.top_probability
-    rows = [
-        Estimator.of(
-            f"{FEATURES[name]} alone",
-            pairs,
-            shrinkage.cross_fitted(pairs, [(j,)]).estimate,
-            trivial,
-            feature=name,
-            seed=seed,
-        )
-        for j, name in enumerate(prepared.names)
-    ]
-    if not np.isnan(confidence[run.labelled]).any():
-        mean = np.array([confidence[part].mean() for part in parts])
-        rows.append(Estimator.of("mean confidence, as it is", pairs, mean, trivial, seed=seed))
-        atc = _thresholded_confidence(run, parts)
-        rows.append(Estimator.of("ATC, as it is", pairs, atc, trivial, seed=seed))
-    return rows
-
-
-def _thresholded_confidence(run: Run, parts: Sequence[Rows]) -> Array:
-    """ATC: share of each slice above the confidence threshold that gives the other slices' accuracy."""
-    confidence, estimate = run.confidence.top_probability, np.empty(len(parts))
-    for i, part in enumerate(parts):
-        others = np.concatenate([rows for j, rows in enumerate(parts) if j != i])
-        threshold = np.quantile(confidence[others], 1 - run.score[others].mean())
-        estimate[i] = (confidence[part] > threshold).mean()
-    return estimate
-
-
-def _errors(row: Estimator) -> dict[str, Any]:
-    return {"mae": row.mae, "rmse": row.rmse, "better": row.better}
-
-
-def _worth(row: Estimator) -> dict[str, float]:
-    return {"labels": row.worth, "low": row.worth_low, "high": row.worth_high}
+    return LabelledPairs(made_by, [name for name, _ in batches], parts, names, raw, pairs, threshold)
 
 
 def _wanted(asked: Sequence[str], have: Sequence[str]) -> list[str]:
@@ -281,21 +351,66 @@ def _wanted(asked: Sequence[str], have: Sequence[str]) -> list[str]:
     return [name for name in have if name in asked] if asked else list(have)
 
 
-def labelled_part(run: Run) -> dict[str, Any]:
-    """The labelled documents of a run: how many, their accuracy, and which ones."""
-    rows = run.labelled
-    return {
-        "documents": len(rows),
-        "accuracy": float(run.score[rows].mean()),
-        "doc_ids": document_ids(run, rows),
-        "documents_sha256": documents_digest(run),
-    }
+def _single_estimators(run: Run, prepared: LabelledPairs, trivial: Array, seed: int) -> list[Estimator]:
+    """Every feature alone, and mean confidence and ATC as they are, where every document has them."""
+    pairs, parts, confidence = prepared.pairs, prepared.parts, run.confidence.top_probability
+    rows = []
+    for j, name in enumerate(prepared.names):
+        alone = shrinkage.cross_fitted(pairs, [(j,)]).estimate
+        rows.append(Estimator.of(f"{FEATURES[name]} alone", pairs, alone, trivial, feature=name, seed=seed))
+    if not np.isnan(confidence[run.labelled]).any():
+        mean = np.array([confidence[part].mean() for part in parts])
+        others = [np.concatenate([*parts[:i], *parts[i + 1 :]]) for i in range(len(parts))]
+        # The threshold of each slice is that of the other slices.
+        atc = [
+            (confidence[part] > confidence_threshold(run, rest)).mean()
+            for part, rest in zip(parts, others, strict=True)
+        ]
+        rows.append(Estimator.of("mean confidence, as it is", pairs, mean, trivial, seed=seed))
+        rows.append(Estimator.of("ATC, as it is", pairs, np.array(atc), trivial, seed=seed))
+    return rows
+
+
+def _worth(row: Estimator) -> dict[str, float]:
+    return {"labels": row.worth, "low": row.worth_low, "high": row.worth_high}
+
+
+# --- which documents were labelled -------------------------------------------------------------------------
 
 
 def documents_digest(run: Run) -> str:
     """Of the files that hold the documents of a run: whether two runs are one and the same."""
     digests = sorted(str(manifest["sha256"][DOCUMENTS]) for _, manifest in run.store.parts)
     return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def document_ids(run: Run, rows: Rows) -> dict[str, str]:
+    """The documents of ``rows`` by task, their ids as ranges such as ``0-99,120``."""
+    ids = pd.Series(run.documents["doc_id"].to_numpy()[rows])
+    return {
+        str(task): _ranges(np.unique(numbers.to_numpy(dtype=np.int64)))
+        for task, numbers in ids.groupby(run.documents["task"].astype(str).to_numpy()[rows])
+    }
+
+
+def rows_of_ids(run: Run, ids: Mapping[str, str]) -> Rows:
+    """Rows of the documents that :func:`document_ids` wrote down; those that are not there are left out."""
+    numbers = run.documents["doc_id"].to_numpy()
+    tasks = run.documents["task"].astype(str).to_numpy()
+    chosen = np.zeros(len(numbers), dtype=bool)
+    for task, ranges in ids.items():
+        for part in ranges.split(","):
+            first, _, last = part.partition("-")
+            chosen |= (tasks == task) & (numbers >= int(first)) & (numbers <= int(last or first))
+    return np.flatnonzero(chosen)
+
+
+def _ranges(ids: Rows) -> str:
+    runs = np.split(ids, np.flatnonzero(np.diff(ids) > 1) + 1)
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+# --- the file ----------------------------------------------------------------------------------------------
 
 
 def calibrator_json(calibrator: Mapping[str, Any]) -> str:
@@ -345,30 +460,24 @@ def check_fits(calibrator: Mapping[str, Any], run: Run) -> list[str]:
         )
     elif different := _different(ours, theirs, same_tasks=set(about["tasks"]) == set(calibrator["tasks"])):
         fields = ", ".join(f"{key} {ours.get(key)!r}, now {theirs.get(key)!r}" for key in different)
-        raise UsageError(
-            f"this calibrator was fitted on another model: {fields}; a calibration does not carry over, "
-            "label some documents of this run and calibrate on them"
-        )
+        raise foreign(f"on another model: {fields}")
     for key, name in compared.items():
         if calibrator[key] != about[key]:
-            raise UsageError(
-                f"this calibrator was fitted for {name} {calibrator[key]!r}, and the run has {about[key]!r}; "
-                "a calibration does not carry over, label some documents of this run and calibrate on them"
-            )
+            raise foreign(f"for {name} {calibrator[key]!r}, and the run has {about[key]!r}")
     for task, version in about["tasks"].items():
         if task not in calibrator["tasks"]:
-            known = ", ".join(calibrator["tasks"])
-            raise UsageError(
-                f"this calibrator was fitted on {known}, and the run has task {task!r}; "
-                "label some documents of it and calibrate on them"
-            )
-        fitted_on = calibrator["tasks"][task]
-        if fitted_on != version:
-            raise UsageError(
-                f"this calibrator was fitted on version {fitted_on} of task {task!r}, and the run has "
-                f"version {version}; run the same version"
-            )
+            raise foreign(f"on {', '.join(calibrator['tasks'])}, and the run has task {task!r}")
+        if (fitted_on := calibrator["tasks"][task]) != version:
+            raise foreign(f"on version {fitted_on} of task {task!r}, and the run has version {version}")
     return notes
+
+
+def foreign(reason: str) -> UsageError:
+    """The error for a run that a calibrator may not speak about."""
+    return UsageError(
+        f"this calibrator was fitted {reason}; a calibration does not carry over, label some documents of "
+        "this run and calibrate on them"
+    )
 
 
 def _different(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, same_tasks: bool) -> list[str]:
@@ -398,9 +507,6 @@ def no_gain(validation: Mapping[str, Any]) -> str:
     """Why a calibrator that did not beat the labelled accuracy alone should not be used."""
     ours, blind = validation["mae"], validation["trivial_mae"]
     if ours == blind:
-        return (
-            f"nothing tells slices apart better than the {TRIVIAL}, which is {blind:.1f} points off on "
-            "held-out slices"
-        )
+        return f"nothing beats the {TRIVIAL}, which is {blind:.1f} points off on held-out slices"
     verdict = "worse than" if ours > blind + 0.05 else "not reliably better than"
     return f"on held-out slices the estimate is {ours:.1f} points off, {verdict} the {TRIVIAL} ({blind:.1f})"

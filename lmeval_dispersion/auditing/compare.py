@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lmeval_dispersion.auditing.charts import dots
+from lmeval_dispersion.auditing.figures import dots
 from lmeval_dispersion.auditing.report import GUIDE, LIBRARIES
 from lmeval_dispersion.auditing.run import Run, read_run
 from lmeval_dispersion.auditing.slices import Slice, by_column

@@ -2,8 +2,7 @@
 
 For every target accuracy 0, 10, ..., 100 %, 100 documents with exactly that share of correct ones are drawn
 without replacement, ten times; the mean and standard error over the draws of their dispersion and of their
-mean query perplexity are the two curves. `trend` describes any curve from its means and standard errors, also
-those of the paper's tables.
+mean query perplexity are the two curves.
 
 Whether the curve would rise over other documents too is another question: its ends are the wrong and the
 right documents, so the difference of these two pools, with an error over documents, answers it. Both are
@@ -15,29 +14,27 @@ Source: RD sections 3.1 and B.1.2.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lmeval_dispersion.auditing.run import FEWEST, Run
+from lmeval_dispersion.auditing.figures import Claim, Figure, axis, claimed, lines, without_nan
+from lmeval_dispersion.auditing.run import FEWEST, Missing, Run, check_labels
 from lmeval_dispersion.auditing.slices import Slice, strata
-from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Estimate
+from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.statistics import normal_bounds, rank_correlations
 
+Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 TARGETS = tuple(range(0, 101, 10))
 SIZE, SEEDS = 100, 10  # documents a mixture, draws of each
 SMALLEST = 20  # documents a mixture may shrink to
-
-
-class Mixture(NamedTuple):
-    """One drawn slice: its rows and how many of them are correct."""
-
-    rows: Rows
-    correct: int
 
 
 class Pools(NamedTuple):
@@ -46,17 +43,22 @@ class Pools(NamedTuple):
     correct: Rows
     incorrect: Rows
 
+    @property
+    def smaller(self) -> int:
+        """Documents of the smaller pool."""
+        return min(len(self.correct), len(self.incorrect))
+
     def reaches(self, size: int, correct: int) -> bool:
         """Whether ``correct`` of ``size`` documents can be drawn correct, and the others incorrect."""
         return correct <= len(self.correct) and size - correct <= len(self.incorrect)
 
-    def draw(self, rng: np.random.Generator, size: int, correct: int) -> Mixture:
+    def draw(self, rng: np.random.Generator, size: int, correct: int) -> Rows:
         """A mixture of exactly ``correct`` correct documents among ``size``."""
         parts = (
             rng.choice(self.correct, size=correct, replace=False),
             rng.choice(self.incorrect, size=size - correct, replace=False),
         )
-        return Mixture(np.concatenate(parts), correct)
+        return np.concatenate(parts)
 
 
 def pools(run: Run, rows: Rows) -> Pools:
@@ -74,198 +76,260 @@ def mixture_size(smaller: int, wanted: int = SIZE) -> int:
     return max(min(wanted, smaller // 10 * 10), min(SMALLEST, wanted))
 
 
-class Step(NamedTuple):
-    """One step of a curve against its direction: levels, change of the mean, and change / its error."""
-
-    from_level: float
-    to_level: float
-    change: float
-    z: float
-
-
-class Trend(NamedTuple):
+@dataclass(frozen=True)
+class Trend:
     """How a curve moves with its level.
 
     Attributes:
-        spearman: Rank correlation of the means with the levels: 1 rises always, -1 falls always; NaN where
-            fewer than three levels or all means equal. It has no interval: the means share documents.
+        spearman: Rank correlation of the means with the levels: 1 rises always, -1 falls always. It has no
+            interval: the means share documents.
         shape: ``increasing``, ``decreasing`` or ``not monotone`` (ties allowed), of the means as they are.
         against: Steps that go against the direction of ``spearman``.
     """
 
     spearman: float
     shape: str
-    against: list[Step]
+    against: int
 
 
-def trend(levels: ArrayLike, means: ArrayLike, errors: ArrayLike) -> Trend:
-    """How ``means`` (k,) with standard ``errors`` (k,) move with ``levels`` (k,), ascending or not.
+def trend(levels: ArrayLike, means: ArrayLike) -> Trend | Missing:
+    """How ``means`` (k,) move with ``levels`` (k,), ascending or not; levels with a NaN mean are left out.
 
-    A NaN error counts as 0; levels with a NaN mean are left out.
-
-    >>> trend([0, 50, 100], [1.0, 2.0, 3.0], [0.0, 0.0, 0.0]).shape
+    >>> trend([0, 50, 100], [1.0, 2.0, 3.0]).shape
     'increasing'
     """
-    x, y, e = (np.asarray(values, dtype=np.float64) for values in (levels, means, errors))
-    keep = ~np.isnan(y)
-    order = np.argsort(x[keep], kind="stable")
-    x, y, e = x[keep][order], y[keep][order], np.nan_to_num(e[keep][order])
-    if len(x) < 3 or np.ptp(y) == 0:
-        return Trend(float("nan"), "undefined", [])
-    rho = float(rank_correlations(x, y[None])[0])
+    x, y = np.asarray(levels, dtype=np.float64), np.asarray(means, dtype=np.float64)
+    x, y = x[~np.isnan(y)], y[~np.isnan(y)]
+    y = y[np.argsort(x, kind="stable")]
+    if len(y) < 3 or np.ptp(y) == 0:
+        return Missing("the curve has fewer than three different known values")
+    rho = float(rank_correlations(np.sort(x), y[None])[0])
     sign = 1.0 if rho >= 0 else -1.0
-    steps, step_errors = np.diff(y), np.sqrt(e[1:] ** 2 + e[:-1] ** 2)
-    against = [
-        Step(float(x[i]), float(x[i + 1]), float(steps[i]), _ratio(steps[i], step_errors[i]))
-        for i in np.flatnonzero(sign * steps < 0)
-    ]
-    shape = "not monotone" if against else ("increasing" if sign > 0 else "decreasing")
-    return Trend(rho, shape, against)
+    against = int((sign * np.diff(y) < 0).sum())
+    return Trend(rho, "not monotone" if against else "increasing" if sign > 0 else "decreasing", against)
 
 
-def mixture_curves(
-    run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int = 0, curves: bool = True
-) -> dict[str, Any]:
-    """The two curves over target accuracies with their trends; without ``curves`` only their ends, the pools.
+@dataclass(frozen=True)
+class CurvePoint:
+    """The mean dispersion of mixtures of one target accuracy, with its standard error over draws."""
 
-    Raises:
-        UsageError: No labels, or all documents correct or all incorrect.
-    """
-    pool = pools(run, run.labelled)
-    smaller = min(len(pool.correct), len(pool.incorrect))
-    if not len(run.labelled):
-        raise UsageError("mixtures need labelled documents, and none of these has a label")
-    if not smaller:
-        side = "correctly" if len(pool.correct) else "wrongly"
-        raise UsageError(
-            f"mixtures need right and wrong answers, and all {len(run.labelled)} were answered {side}"
-        )
-    ends = {
-        "correct_documents": len(pool.correct),
-        "incorrect_documents": len(pool.incorrect),
-        "pools": pool_contrast(run, pool),
-        "perplexity_pools": perplexity_contrast(run, pool),
-        "inside": {
-            name: _inside(run, parts, size, seeds if curves else 0, np.random.default_rng([seed, 7]))
-            for name, parts in strata(run).items()
-        },
-    }
-    if not curves:
-        return {**ends, "curve": []}
-    size_used = mixture_size(smaller, size)
-    # Shares are multiples of 10 %, and sizes multiples of ten: every count is whole.
-    counts = {target: round(target * size_used / 100) for target in TARGETS}
-    reached = [target for target in TARGETS if pool.reaches(size_used, counts[target])]
-    chosen = [
-        pool.draw(np.random.default_rng([seed, draw, target]), size_used, counts[target])
-        for target in reached
-        for draw in range(seeds)
-    ]
-    shape = (len(reached), seeds)
-    dispersions = run.vectors.dispersions([m.rows for m in chosen]).reshape(shape)
-    perplexities = np.array([_mean_perplexity(run, m.rows) for m in chosen]).reshape(shape)
-    return {
-        "documents_per_mixture": size_used,
-        "asked_documents_per_mixture": size,
-        "seeds": seeds,
-        **ends,
-        "unreachable_targets": [target for target in TARGETS if target not in reached],
-        # Near 1 the draws are nearly the same documents, and their spread says nothing.
-        "share_of_smaller_pool": min(size_used / smaller, 1.0),
-        "curve": [
-            {
-                "target_accuracy": target,
-                **_point("dispersion", dispersions[i]),
-                **_point("query_perplexity", perplexities[i]),
-            }
-            for i, target in enumerate(reached)
-        ],
-        "dispersion_trend": _trend(reached, dispersions),
-        "query_perplexity_trend": _trend(reached, perplexities),
-    }
+    target_accuracy: Annotated[int, Col("Correct documents (%)", "d")]
+    dispersion: Annotated[float, Col("Dispersion", ".4f", error="dispersion_se")]
+    dispersion_se: float
 
 
-def pool_contrast(run: Run, pool: Pools) -> dict[str, float]:
-    """Dispersion of all correct and of all incorrect documents, and their difference with a 95 % interval.
+@dataclass(frozen=True)
+class MixturePoint(CurvePoint):
+    """A point with the mean query perplexity of the same mixtures."""
+
+    query_perplexity: Annotated[float, Col("Query perplexity", ".3f", error="query_perplexity_se")]
+    query_perplexity_se: float
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A number of the correct and of the incorrect documents, and their difference with its 95 % interval.
 
     The curves' error bars are about draws from these documents; this interval is about other documents of
     the same kind. NaN where a pool has fewer than three documents, the interval where it has fewer than 20.
     """
-    nan = float("nan")
-    correct, incorrect = (
-        run.vectors.estimate(rows) if len(rows) >= 3 else Estimate(nan, nan, len(rows))
-        for rows in (pool.correct, pool.incorrect)
-    )
-    return _contrast(correct, incorrect)
+
+    correct: float
+    correct_se: float
+    incorrect: float
+    incorrect_se: float
+    difference: float
+    difference_low: float
+    difference_high: float
+
+    @classmethod
+    def of(cls, correct: Estimate, incorrect: Estimate) -> Contrast:
+        """From the two numbers."""
+        difference = correct.mean - incorrect.mean
+        error = math.hypot(correct.se, incorrect.se)
+        if min(correct.n, incorrect.n) < FEWEST or not error > 0:
+            error = math.nan
+        bounds = normal_bounds(difference, error)
+        return cls(correct.mean, correct.se, incorrect.mean, incorrect.se, difference, *bounds)
+
+    @property
+    def figure(self) -> Figure:
+        """The difference with its interval."""
+        return Figure(self.difference, self.difference_low, self.difference_high)
 
 
-def perplexity_contrast(run: Run, pool: Pools) -> dict[str, float]:
-    """Mean query perplexity of the correct minus that of the incorrect documents, as pool_contrast."""
-    estimates = []
-    for rows in (pool.correct, pool.incorrect):
-        values = run.perplexity[rows]
-        values = values[np.isfinite(values)]
-        n = len(values)
-        error = float(values.std(ddof=1) / np.sqrt(n)) if n >= 3 else float("nan")
-        estimates.append(Estimate(float(values.mean()) if n >= 3 else float("nan"), error, n))
-    return _contrast(*estimates)
+@dataclass(frozen=True)
+class Inside:
+    """The curve and the pools with the same composition of parts at every share of right documents."""
+
+    parts: int
+    of_parts: int
+    correct_documents: int
+    incorrect_documents: int
+    documents_per_mixture: int
+    pools: Contrast
+    curve: Sequence[CurvePoint]
+    dispersion_trend: Trend | Missing
 
 
-def _contrast(correct: Estimate, incorrect: Estimate) -> dict[str, float]:
-    difference = correct.mean - incorrect.mean
-    error = float(np.hypot(correct.se, incorrect.se))
-    if min(correct.n, incorrect.n) < FEWEST or not error > 0:
-        error = float("nan")
-    low, high = normal_bounds(difference, error)
-    return {
-        "correct": correct.mean,
-        "correct_se": correct.se,
-        "incorrect": incorrect.mean,
-        "incorrect_se": incorrect.se,
-        "difference": difference,
-        "difference_low": low,
-        "difference_high": high,
-    }
+@dataclass(frozen=True)
+class Mixtures:
+    """The two curves over target accuracies with their trends, and the pools that are their ends.
 
-
-def _inside(run: Run, parts: list[Slice], size: int, seeds: int, rng: np.random.Generator) -> dict[str, Any]:
-    """The curve and the pools with the same composition of parts at every share of right documents.
-
-    A part counts with the smaller of its two numbers of right and wrong documents, two at least.
+    Attributes:
+        documents_per_mixture, asked_documents_per_mixture, seeds: Size used and wanted; draws a target.
+        correct_documents, incorrect_documents: The pools.
+        share_of_smaller_pool: Near 1 the draws are nearly the same documents, and their spread says nothing.
+        unreachable_targets: Target accuracies that the pools do not allow.
+        pools, perplexity_pools: Dispersion and mean query perplexity of the pools.
+        inside: ``subject`` or ``task`` -> the same inside these.
     """
-    kept = [
-        pool for part in parts if min(len((pool := pools(run, part.rows)).correct), len(pool.incorrect)) > 1
+
+    documents_per_mixture: int
+    asked_documents_per_mixture: int
+    seeds: int
+    correct_documents: int
+    incorrect_documents: int
+    share_of_smaller_pool: float
+    unreachable_targets: Sequence[int]
+    pools: Contrast
+    perplexity_pools: Contrast
+    curve: Sequence[MixturePoint]
+    dispersion_trend: Trend | Missing
+    query_perplexity_trend: Trend | Missing
+    inside: Mapping[str, Inside | Missing]
+
+    def tables(self) -> dict[str, Table]:
+        """The curves over target accuracies, those inside subjects and tasks after them."""
+        points = [without_nan(point) for point in self.curve]
+        tables = {"mixtures": Table.of(points, "The curves, mean ± standard error over draws")}
+        for name, inner in self.inside.items():
+            if isinstance(inner, Inside):
+                caption = f"Inside {name}s"
+                tables[f"mixtures_{name}"] = Table.of(inner.curve, caption)
+        return tables
+
+    def charts(self) -> dict[str, Chart]:
+        """The curves of dispersion and of query perplexity over the share of correct documents."""
+        titles = {"dispersion": "dispersion", "query_perplexity": "mean query perplexity"}
+        meaning = {
+            "dispersion": f"Every point is the mean of {self.seeds} draws of "
+            f"{self.documents_per_mixture} documents with exactly that share of right answers; bars are one "
+            "standard error over the draws. A rising line says that dispersion follows the share of right "
+            "answers when nothing else is changed on purpose; inside subjects not even the subjects change. "
+            "It does not say that real slices of equal accuracy have equal dispersion.",
+            "query_perplexity": "The same draws measured by how surprising the queries are to the model: the "
+            "baseline that dispersion has to beat.",
+        }
+        charts = {}
+        for key, title in titles.items():
+            trend = self.dispersion_trend if key == "dispersion" else self.query_perplexity_trend
+            if isinstance(trend, Missing):
+                continue
+            rows = _curve_rows("all documents", self.curve, key)
+            (start, first), (end, last) = [(row["target"], row["value"]) for row in (rows[0], rows[-1])]
+            for name, inner in self.inside.items() if key == "dispersion" else ():
+                if isinstance(inner, Inside):
+                    rows += _curve_rows(f"inside {name}s", inner.curve, key)
+            share = axis("target", "correct documents (%)", axis={"values": list(range(0, 101, 20))})
+            charts[f"mixtures_{key}"] = Chart(
+                lines(rows, share, axis("value", title), bars=True),
+                f"{title.capitalize()} of mixtures, by their share of correct documents",
+                f"From {first:.4g} at {start} % to {last:.4g} at {end} %; {trend.shape}, Spearman "
+                f"{trend.spearman:.2f}.",
+                meaning[key],
+            )
+        return charts
+
+
+def _curve_rows(series: str, curve: Sequence[CurvePoint], key: str) -> list[dict[str, Any]]:
+    points = [(asdict(point)[key], asdict(point)[f"{key}_se"], point.target_accuracy) for point in curve]
+    return [
+        {"series": series, "target": target, "value": value, "low": value - error, "high": value + error}
+        for value, error, target in points
+        if not math.isnan(value)
     ]
-    smaller = np.array([min(len(pool.correct), len(pool.incorrect)) for pool in kept], dtype=np.int64)
+
+
+def mixture_curves(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int = 0) -> Mixtures:
+    """The two curves with their trends; ``seeds`` draws of two or more.
+
+    Raises:
+        UsageError: No labels, or all documents correct or all incorrect.
+    """
+    check_labels(run, "mixtures need")
+    pool = pools(run, run.labelled)
+    used = mixture_size(pool.smaller, size)
+    # Shares are multiples of 10 %, and sizes multiples of ten: every count is whole.
+    counts = {target: round(target * used / 100) for target in TARGETS}
+    reached = [target for target in TARGETS if pool.reaches(used, counts[target])]
+    drawn = [
+        pool.draw(np.random.default_rng([seed, draw, target]), used, counts[target])
+        for target in reached
+        for draw in range(seeds)
+    ]
+    shape = (len(reached), seeds)
+    dispersions = run.vectors.dispersions(drawn).reshape(shape)
+    perplexities = np.array([_mean_perplexity(run, rows).mean for rows in drawn]).reshape(shape)
+    return Mixtures(
+        used,
+        size,
+        seeds,
+        len(pool.correct),
+        len(pool.incorrect),
+        min(used / pool.smaller, 1.0),
+        [target for target in TARGETS if target not in reached],
+        Contrast.of(*(_dispersion(run, rows) for rows in pool)),
+        Contrast.of(*(_mean_perplexity(run, rows, 3) for rows in pool)),
+        [
+            MixturePoint(target, *_mean_and_error(dispersion), *_mean_and_error(perplexity))
+            for target, dispersion, perplexity in zip(reached, dispersions, perplexities, strict=True)
+        ],
+        trend(reached, dispersions.mean(axis=1)),
+        trend(reached, perplexities.mean(axis=1)),
+        {name: _inside(run, parts, size, seeds, seed) for name, parts in strata(run).items()},
+    )
+
+
+def _dispersion(run: Run, rows: Rows) -> Estimate:
+    return run.vectors.estimate(rows) if len(rows) >= 3 else Estimate(math.nan, math.nan, len(rows))
+
+
+def _mean_perplexity(run: Run, rows: Rows, fewest: int = 1) -> Estimate:
+    values = run.perplexity[rows]
+    values = values[np.isfinite(values)]
+    n = len(values)
+    if n < fewest:
+        return Estimate(math.nan, math.nan, n)
+    return Estimate(float(values.mean()), float(values.std(ddof=1) / np.sqrt(n)) if n > 1 else math.nan, n)
+
+
+def _inside(run: Run, parts: list[Slice], size: int, seeds: int, seed: int) -> Inside | Missing:
+    """A part counts with the smaller of its two numbers of right and wrong documents, two at least."""
+    rng = np.random.default_rng([seed, 7])
+    kept = [pool for pool in (pools(run, part.rows) for part in parts) if pool.smaller > 1]
+    smaller = np.array([pool.smaller for pool in kept], dtype=np.int64)
     total = int(smaller.sum())
     if total < SMALLEST:
-        return {"missing": f"its parts hold {total} pairs of a right and a wrong document, {SMALLEST} needed"}
-    shares = smaller / total
-    correct = run.vectors.composed([pool.correct for pool in kept], shares)
-    incorrect = run.vectors.composed([pool.incorrect for pool in kept], shares)
-    ends = {
-        "parts": len(kept),
-        "of_parts": len(parts),
-        "correct_documents": correct.n,
-        "incorrect_documents": incorrect.n,
-        "pools": _contrast(correct, incorrect),
-    }
-    if not seeds:
-        return {**ends, "curve": []}
-    size = mixture_size(total, size)
+        return Missing(f"its parts hold {total} pairs of a right and a wrong document, {SMALLEST} needed")
+    sides = zip(*kept, strict=True)
+    correct, incorrect = (run.vectors.composed(list(side), smaller / total) for side in sides)
+    used = mixture_size(total, size)
     places = np.repeat(np.arange(len(kept)), smaller)
-    composition = [rng.choice(places, size, replace=False) for _ in range(seeds)]
-    counts = [round(target * size / 100) for target in TARGETS]
-    drawn = [_of_composition(kept, chosen, count, rng) for count in counts for chosen in composition]
+    compositions = [rng.choice(places, used, replace=False) for _ in range(seeds)]
+    counts = [round(target * used / 100) for target in TARGETS]
+    drawn = [_of_composition(kept, chosen, count, rng) for count in counts for chosen in compositions]
     values = run.vectors.dispersions(drawn).reshape(len(TARGETS), seeds)
-    return {
-        **ends,
-        "documents_per_mixture": size,
-        "curve": [
-            {"target_accuracy": target, **_point("dispersion", values[i])} for i, target in enumerate(TARGETS)
-        ],
-        "dispersion_trend": _trend(list(TARGETS), values),
-    }
+    return Inside(
+        len(kept),
+        len(parts),
+        correct.n,
+        incorrect.n,
+        used,
+        Contrast.of(correct, incorrect),
+        [CurvePoint(target, *_mean_and_error(row)) for target, row in zip(TARGETS, values, strict=True)],
+        trend(TARGETS, values.mean(axis=1)),
+    )
 
 
 def _of_composition(kept: list[Pools], places: Rows, correct: int, rng: np.random.Generator) -> Rows:
@@ -279,26 +343,27 @@ def _of_composition(kept: list[Pools], places: Rows, correct: int, rng: np.rando
     return np.concatenate(rows)
 
 
-def _mean_perplexity(run: Run, rows: Rows) -> float:
-    values = run.perplexity[rows]
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if known.size else float("nan")
+def _mean_and_error(values: Array) -> tuple[float, float]:
+    return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))
 
 
-def _point(name: str, values: NDArray[np.float64]) -> dict[str, float]:
-    return {name: float(values.mean()), f"{name}_se": _error(values)}
-
-
-def _error(values: NDArray[np.float64]) -> float:
-    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
-
-
-def _trend(targets: list[int], values: NDArray[np.float64]) -> dict[str, Any]:
-    curve = trend(targets, values.mean(axis=1), [_error(row) for row in values])
-    if curve.shape == "undefined":
-        return {"missing": "the curve has fewer than three different known values"}
-    return {**curve._asdict(), "against": [step._asdict() for step in curve.against]}
-
-
-def _ratio(change: float, error: float) -> float:
-    return float(change / error) if error > 0 else float("nan")
+def pools_sentence(mixtures: Mixtures | Missing) -> str:
+    """Whether right answers are more dispersed than wrong ones, over all and inside subjects or tasks."""
+    if isinstance(mixtures, Missing):
+        return f"Whether right answers are more dispersed could not be tested: {mixtures.missing}."
+    figure = mixtures.pools.figure
+    if math.isnan(figure.low):
+        return (
+            f"Whether right answers are more dispersed cannot be told with {mixtures.correct_documents} "
+            f"right and {mixtures.incorrect_documents} wrong documents: {FEWEST} of each are needed."
+        )
+    known = [(f"{name}s", part) for name, part in mixtures.inside.items() if isinstance(part, Inside)]
+    parts, inside = (known[0][0], known[0][1].pools.figure) if known else ("", None)
+    word = "more" if figure.side(0) > 0 else "less"
+    claim = Claim(
+        "Right and wrong answers do not differ clearly in dispersion",
+        f"Right answers are {word} dispersed than wrong ones",
+        f"Right answers are {word} dispersed over all",
+        f"Whether right answers are {word} dispersed, or come from {word} dispersed {parts}, cannot be told",
+    )
+    return claimed(claim, "", figure, parts, inside, "+.4f")

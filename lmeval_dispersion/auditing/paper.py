@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.auditing.mixtures import SEEDS, SIZE, Mixture, mixture_size, pools
+from lmeval_dispersion.auditing.figures import predicted_against_true
+from lmeval_dispersion.auditing.mixtures import SEEDS, SIZE, mixture_size, pools
 from lmeval_dispersion.auditing.run import Run, check_labels
 from lmeval_dispersion.auditing.slices import by_value
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.report import Col
+from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.statistics import rank_correlations, student_interval
 
 if TYPE_CHECKING:
@@ -118,6 +119,25 @@ class PaperProtocol:
     verdicts: Sequence[PaperVerdict]
     points: Sequence[PaperPoint]
 
+    def tables(self) -> dict[str, Table]:
+        """The errors of every estimator."""
+        caption = "Errors of the paper's protocol"
+        return {"paper": Table.of(self.errors, caption, name="paper-protocol")}
+
+    def charts(self) -> dict[str, Chart]:
+        """Predicted against true accuracy of every test batch."""
+        chart = Chart(
+            predicted_against_true(self.points, color="kind"),
+            "The paper's protocol: accuracy predicted from dispersion against true accuracy, documents held "
+            "out",
+            f"{len(self.points)} batches over {self.seeds} splits. "
+            + " ".join(verdict.sentence for verdict in self.verdicts),
+            "On the dashed line the prediction is right. A cloud that lies flat or upright says that "
+            "dispersion carries no accuracy there. Artificial mixtures are the easy case; batches of real "
+            "slices are what a user will meet.",
+        )
+        return {"paper": chart}
+
 
 def paper_protocol(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int = 0) -> PaperProtocol:
     """Errors of every estimator under every kind of test batch, over ``seeds`` splits.
@@ -125,7 +145,7 @@ def paper_protocol(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int 
     Raises:
         UsageError: Too few labelled documents, or all correct or all incorrect.
     """
-    check_labels(run)
+    check_labels(run, "calibration needs")
     rows = run.labelled
     pool = pools(run, rows)
     # 0.8: parts are random, and some hold fewer of the rarer kind than their share of it.
@@ -146,7 +166,7 @@ def paper_protocol(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int 
         chosen.append(best)
         test = order[second:]
         tests = {
-            "whole": Batches([test], run.vectors.dispersions([test]), np.array([run.right[test].mean()])),
+            "whole": _measured(run, [test]),
             "slices": natural_batches(run, test, used, rng),
             "mixtures": mixture_batches(run, test, used, repeats=REPEATS // 2, step=10, rng=rng),
         }
@@ -201,27 +221,25 @@ def mixture_batches(
     drawn = [
         pool.draw(rng, size, count) for count in counts if pool.reaches(size, count) for _ in range(repeats)
     ]
-    return _measured(run, drawn, size)
+    return _measured(run, drawn)
 
 
 def natural_batches(run: Run, rows: Rows, size: int, rng: np.random.Generator) -> Batches:
     """One random batch of each subject (else category) that has ``size`` documents among these rows.
 
-    Its accuracy is the share of correct documents in the batch. Empty where fewer than two slices are
-    large enough.
+    Empty where fewer than two slices are large enough.
     """
     for column in ("subject", "category"):
         slices = by_value(run.documents[column].iloc[rows].tolist())
         large = [rows[part.rows] for part in slices if len(part.rows) >= size]
         if len(large) >= 2:
-            chosen = [rng.choice(part, size=size, replace=False) for part in large]
-            return _measured(run, [Mixture(c, int(run.right[c].sum())) for c in chosen], size)
-    return Batches([], np.empty(0), np.empty(0))
+            return _measured(run, [rng.choice(part, size=size, replace=False) for part in large])
+    return _measured(run, [])
 
 
-def _measured(run: Run, drawn: Sequence[Mixture], size: int) -> Batches:
-    rows = [mixture.rows for mixture in drawn]
-    return Batches(rows, run.vectors.dispersions(rows), np.array([m.correct for m in drawn]) / size)
+def _measured(run: Run, rows: list[Rows]) -> Batches:
+    accuracy = np.array([run.right[batch].sum() / len(batch) for batch in rows])
+    return Batches(rows, run.vectors.dispersions(rows), accuracy)
 
 
 def _check_targets(parts: Mapping[str, Batches], labelled: int, size: int) -> None:

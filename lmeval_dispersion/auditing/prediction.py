@@ -14,23 +14,22 @@ from numpy.typing import NDArray
 from lmeval_dispersion.auditing import shrinkage
 from lmeval_dispersion.auditing.calibration import Calibration
 from lmeval_dispersion.auditing.calibrator import (
+    CLUSTERS,
+    FEATURES,
+    among,
+    available_features,
     check_fits,
     check_worth,
     documents_digest,
+    foreign,
     read_calibrator,
-)
-from lmeval_dispersion.auditing.charts import axis, dots
-from lmeval_dispersion.auditing.features import (
-    CLUSTERS,
-    FEATURES,
-    available_features,
+    rows_of_ids,
     slice_features,
-    slices_of,
     vector_clusters,
 )
-from lmeval_dispersion.auditing.run import Run
-from lmeval_dispersion.auditing.selection import rows_of_ids, rows_where
-from lmeval_dispersion.auditing.slices import Slice
+from lmeval_dispersion.auditing.figures import axis, dots
+from lmeval_dispersion.auditing.run import Run, rows_where
+from lmeval_dispersion.auditing.slices import Slice, by_column
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.statistics import student_quantile
@@ -168,24 +167,20 @@ def predict(
     *,
     where: str | None = None,
     by: str | None = None,
-    rows: Rows | None = None,
     force: bool = False,
-    seed: int = 0,
     short: bool = False,
 ) -> Predictions:
     """The accuracy of every slice, read off what it shows without labels, as ``dispersion predict`` does.
 
-    A slice without an estimate has a reason.
+    Documents that the calibrator was fitted on are left out; a slice without an estimate has a reason.
 
     Args:
         calibrator: Of :func:`lmeval_dispersion.calibrate`, or the file of ``dispersion calibrate``.
         run: Folder of the store, or a folder that holds the stores of one run.
         where: Estimate only documents that satisfy this.
         by: Column of the documents that makes the slices; default: that of the calibrator.
-        rows: Documents to estimate; default: all. Those that the calibrator was fitted on are left out.
         force: Whether to estimate where the calibrator did not beat knowing nothing, or the slices differ
             from the labelled ones.
-        seed: Of clusters.
         short: Whether texts show only the slices of the lowest and the highest estimates.
 
     Raises:
@@ -197,81 +192,67 @@ def predict(
         calibrator = calibrator.calibrator
     elif not isinstance(calibrator, Mapping):
         name, calibrator = calibrator, read_calibrator(calibrator)
-    run = run_for(calibrator, run)
+    run = _run_for(calibrator, run)
     notes = check_fits(calibrator, run)
     if not force:
         check_worth(calibrator, name)
-    if where is not None:
-        rows = rows_where(run, where)
-    rows, fitted = unlabelled_rows(calibrator, run, rows)
+    rows, fitted = _unlabelled_rows(calibrator, run, where)
     if fitted:
         notes.append(f"{fitted} documents of this run were labelled for the calibrator and are left out.")
     by = by or str(calibrator["by"])
     if by == CLUSTERS:
         a_slice = float(np.mean([part["documents"] for part in calibrator["slices"]]))
+        seed = calibrator.get("seed", 0)
         parts = vector_clusters(run, rows, round(len(rows) / a_slice), seed=seed)
     else:
-        parts = slices_of(run, by, rows)
-    model, names = _Model.of(calibrator), list(calibrator["features"])
+        parts = among(by_column(run, by), rows)
+    names = list(calibrator["features"])
     if lacking := sorted(set(names) - set(available_features(run, rows))):
         others = " ".join(f"--feature {name}" for name in names if name not in lacking)
         raise UsageError(
             f"some documents of the run have no {FEATURES[lacking[0]]}, which this calibrator was fitted "
             f"with; calibrate without it: {others}"
         )
-    threshold = calibrator["atc_threshold"]
-    threshold = math.nan if threshold is None else threshold
+    threshold = math.nan if calibrator["atc_threshold"] is None else calibrator["atc_threshold"]
     raw = slice_features(run, [part.rows for part in parts], names, threshold)
     labelled = np.array([[part["features"][name] for name in names] for part in calibrator["slices"]])
     shift = shrinkage.shift(labelled, raw[~np.isnan(raw).any(axis=1)])
-    shifted = None if shift is None else names[shift.feature]
+    shifted = None if shift is None else names[shift]
     unlike = f"not like the labelled slices in {FEATURES[shifted]}" if shifted and not force else None
-    estimates = [
-        model.estimated(run, part, names, values, unlike) for part, values in zip(parts, raw, strict=True)
-    ]
-    whole = _whole(run, Slice("all documents", rows), parts, raw, estimates, model, names)
+    fit = _Fit.of(calibrator, raw, np.array([len(part.rows) for part in parts]))
+    slices = [_prediction(run, part, fit, i, unlike) for i, part in enumerate(parts)]
+    whole = _whole(run, parts, slices, fit)
     return Predictions(
         model=str(run.store.manifest.get("model")),
         layer=run.layer,
         by=by,
         labelled_accuracy=calibrator["labelled"]["accuracy"],
         notes=notes,
-        level=calibrator["level"],
+        level=fit.level,
         exchangeable=by == calibrator["by"] and by != CLUSTERS and shifted is None,
         shifted=shifted,
         beats_trivial=calibrator["beats_trivial"],
         used=calibrator["used"],
         validation=calibrator["validation"],
         worth=calibrator["worth"],
-        slices=[whole, *(estimates if len(estimates) > 1 else [])],
+        slices=[whole, *(slices if len(slices) > 1 else [])],
         _short=short,
     )
 
 
-def run_for(calibrator: Mapping[str, Any], run: Run | str | Path) -> Run:
-    """The run, in the calibrator's layer; another model is refused before its vectors are read.
-
-    Raises:
-        UsageError: The run has not the calibrator's layer.
-    """
+def _run_for(calibrator: Mapping[str, Any], run: Run | str | Path) -> Run:
+    """The run, in the calibrator's layer; another model is refused before its vectors are read."""
     if isinstance(run, Run):
         return run
     store, layer = read_store(run), calibrator["layer"]
     if store.model == calibrator["model"] and layer not in store.layers:
-        raise UsageError(
-            f"this calibrator was fitted for layer {layer!r}, and the run has "
-            f"{', '.join(store.layers)}; run it with that layer, or calibrate on another"
-        )
+        raise foreign(f"for layer {layer!r}, and the run has {', '.join(store.layers)}")
     return Run.of(store, layer if layer in store.layers else None)
 
 
-def unlabelled_rows(calibrator: Mapping[str, Any], run: Run, chosen: Rows | None = None) -> tuple[Rows, int]:
-    """The rows to estimate, ``chosen`` without those that were fitted on, and how many those are.
-
-    Raises:
-        UsageError: None is left.
-    """
-    rows = np.arange(len(run.vectors)) if chosen is None else chosen
+def _unlabelled_rows(calibrator: Mapping[str, Any], run: Run, where: str | None) -> tuple[Rows, int]:
+    """The rows to estimate, without those that were fitted on, and how many those are."""
+    rows = np.arange(len(run.vectors)) if where is None else rows_where(run, where)
     fitted = np.empty(0, dtype=np.int64)
     if calibrator["labelled"].get("documents_sha256") == documents_digest(run):
         fitted = np.intersect1d(rows, rows_of_ids(run, calibrator["labelled"].get("doc_ids", {})))
@@ -279,88 +260,84 @@ def unlabelled_rows(calibrator: Mapping[str, Any], run: Run, chosen: Rows | None
     if not len(left):
         raise UsageError(
             f"the calibrator was fitted on the labels of all {len(rows)} documents; name another run, or "
-            "calibrate on a part of this one with --where or --labelled"
+            "calibrate on a part of this one with --where"
         )
     return left, len(fitted)
 
 
-class _Model(NamedTuple):
-    """A calibrator's numbers as arrays."""
+class _Fit(NamedTuple):
+    """A calibrator applied to slices.
 
-    fit: shrinkage.Fit
-    folds: list[shrinkage.Fit]
+    Attributes:
+        names: Of the features.
+        raw: Features of the slices, shape (slices, features).
+        documents: Of each slice, shape (slices,).
+        value: Estimates before they are clipped to [0, 1], shape (slices,).
+        folds: Estimates by the fits that each left some slices out, shape (folds, slices).
+        fold: The fit that left each fitted slice out.
+        score: Error of each fitted slice, in the size of errors that one of as many documents has.
+        error: Expected size of the error of each slice; one larger than all fitted counts as the largest.
+        level: Of the intervals.
+        ranges: Feature or ``estimate`` -> what was fitted.
+        fewest: Documents of the smallest fitted slice.
+    """
+
+    names: list[str]
+    raw: Array
+    documents: NDArray[np.int64]
+    value: Array
+    folds: Array
     fold: NDArray[np.int64]
     score: Array
-    size: shrinkage.ErrorSize
+    error: Array
     level: float
-    fewest: int
-    most: int
-    centre: Array
-    scale: Array
     ranges: Mapping[str, Sequence[float]]
+    fewest: int
 
     @classmethod
-    def of(cls, content: Mapping[str, Any]) -> _Model:
+    def of(cls, content: Mapping[str, Any], raw: Array, documents: NDArray[np.int64]) -> _Fit:
         features, slices = content["features"].values(), content["slices"]
+        z = (raw - [f["centre"] for f in features]) / [f["scale"] for f in features]
         fits = [
             shrinkage.Fit(float(f["intercept"]), np.asarray(f["coefficients"], dtype=np.float64))
             for f in (content, *content["folds"])
         ]
+        fewest, most = content["documents_a_slice"]
         return cls(
-            fits[0],
-            fits[1:],
+            list(content["features"]),
+            raw,
+            documents,
+            fits[0].value(z),
+            np.array([fit.predict(z) for fit in fits[1:]]),
             np.array([part["fold"] for part in slices], dtype=np.int64),
             np.array([part["score"] for part in slices], dtype=np.float64),
-            shrinkage.ErrorSize(**content["error_size"]),
+            shrinkage.ErrorSize(**content["error_size"]).at(np.minimum(documents, most)),
             float(content["level"]),
-            int(content["documents_a_slice"][0]),
-            int(content["documents_a_slice"][1]),
-            np.array([f["centre"] for f in features], dtype=np.float64),
-            np.array([f["scale"] for f in features], dtype=np.float64),
             content["ranges"],
+            int(fewest),
         )
 
-    def standardised(self, values: Array) -> Array:
-        """Raw features (…, F) on the scale of the fit."""
-        return np.asarray((values - self.centre) / self.scale)
 
-    def estimated(
-        self, run: Run, part: Slice, names: Sequence[str], values: Array, unlike: str | None
-    ) -> Prediction:
-        """The estimate of a slice with these raw features (F,), or why there is none."""
-        n = len(part.rows)
-        row = replace(_empty(run, part), **dict(zip(names, values.tolist(), strict=True)))
-        if unlike:
-            return replace(row, reason=unlike)
-        if n < self.fewest:
-            reason = f"{n} documents, and the smallest fitted slice has {self.fewest}"
-            return replace(row, reason=reason, too_small=True)
-        z = self.standardised(values)[None]
-        given = {**dict(zip(names, values.tolist(), strict=True)), "estimate": float(self.fit.value(z)[0])}
-        for name, value in given.items():
-            low, high = self.ranges[name]
-            if not low <= value <= high:
-                name = FEATURES.get(name, name)
-                reason = f"outside what was fitted: {name} {value:.4g}, fitted from {low:.4g} to {high:.4g}"
-                return replace(row, reason=reason)
-        centres = np.array([float(fit.predict(z)[0]) for fit in self.folds])[self.fold]
-        low, high = shrinkage.jackknife_plus(centres, self.score * self.error(n), self.level)
-        return replace(row, predicted=float(self.fit.predict(z)[0]), low=low, high=high)
-
-    def error(self, documents: int) -> float:
-        """Expected size of the error; slices larger than all labelled ones count as the largest of those."""
-        return float(self.size.at(np.array(float(min(documents, self.most)))))
+def _prediction(run: Run, part: Slice, fit: _Fit, i: int, unlike: str | None) -> Prediction:
+    """The estimate of the slice at place ``i``, or why there is none."""
+    n, features = len(part.rows), dict(zip(fit.names, fit.raw[i].tolist(), strict=True))
+    row = replace(_empty(run, part), **features)
+    if unlike:
+        return replace(row, reason=unlike)
+    if n < fit.fewest:
+        reason = f"{n} documents, and the smallest fitted slice has {fit.fewest}"
+        return replace(row, reason=reason, too_small=True)
+    for name, value in {**features, "estimate": float(fit.value[i])}.items():
+        low, high = fit.ranges[name]
+        if not low <= value <= high:
+            name = FEATURES.get(name, name)
+            reason = f"outside what was fitted: {name} {value:.4g}, fitted from {low:.4g} to {high:.4g}"
+            return replace(row, reason=reason)
+    low, high = shrinkage.jackknife_plus(fit.folds[fit.fold, i], fit.score * fit.error[i], fit.level)
+    return replace(row, predicted=float(np.clip(fit.value[i], 0.0, 1.0)), low=low, high=high)
 
 
-def _whole(
-    run: Run,
-    whole: Slice,
-    parts: Sequence[Slice],
-    raw: Array,
-    rows: Sequence[Prediction],
-    model: _Model,
-    names: Sequence[str],
-) -> Prediction:
+def _whole(run: Run, parts: Sequence[Slice], slices: Sequence[Prediction], fit: _Fit) -> Prediction:
     """All slices with an estimate together: their estimates weighted by documents.
 
     Over slices that are independent, errors average out: the standard error is made of each slice's own error
@@ -368,27 +345,23 @@ def _whole(
     degree of freedom less than slices were fitted. A run as a whole is not looked up as a slice: it mixes
     slices, so its dispersion is larger than any of theirs.
     """
-    if len(rows) == 1:
-        return replace(rows[0], slice=whole.name)
-    used = [i for i, row in enumerate(rows) if row.reason is None]
+    if len(slices) == 1:
+        return replace(slices[0], slice="all documents")
+    used = [i for i, row in enumerate(slices) if row.reason is None]
+    rows = np.sort(np.concatenate([parts[i].rows for i in used or range(len(parts))]))
     if not used:
-        return replace(_empty(run, whole), reason="no slice can be estimated")
-    inside = np.sort(np.concatenate([parts[i].rows for i in used]))
-    every = len(inside) == len(whole.rows)
-    weight = np.array([float(len(parts[i].rows)) for i in used])
-    weight /= weight.sum()
-    z = model.standardised(raw[used])
-    estimate = float(weight @ model.fit.predict(z))
-    errors = np.array([model.error(len(parts[i].rows)) for i in used])
-    shared = np.array([float(weight @ fit.predict(z)) for fit in model.folds])
-    folds = len(shared)
-    variance = float(np.square(weight * errors).sum()) + (folds - 1) * float(shared.var())
+        return replace(_empty(run, Slice("all documents", rows)), reason="no slice can be estimated")
+    weight = fit.documents[used] / fit.documents[used].sum()
+    estimate = float(weight @ np.clip(fit.value[used], 0.0, 1.0))
+    shared = fit.folds[:, used] @ weight
+    variance = float(np.square(weight * fit.error[used]).sum()) + (len(shared) - 1) * float(shared.var())
     # A level above that of its slices would be no honest sum of them.
-    half = student_quantile((1 + model.level) / 2, folds - 1) * math.sqrt(variance)
-    means: dict[str, Any] = {name: float(weight @ raw[used, j]) for j, name in enumerate(names)}
+    half = student_quantile((1 + fit.level) / 2, len(shared) - 1) * math.sqrt(variance)
+    name = "all documents" if len(used) == len(slices) else f"{len(used)} of {len(slices)} slices"
+    means: dict[str, Any] = dict(zip(fit.names, (weight @ fit.raw[used]).tolist(), strict=True))
     return replace(
-        _empty(run, Slice(whole.name if every else f"{len(used)} of {len(rows)} slices", inside)),
-        **{**means, "dispersion": float(run.vectors.dispersions([inside])[0])},
+        _empty(run, Slice(name, rows)),
+        **{**means, "dispersion": float(run.vectors.dispersions([rows])[0])},
         predicted=estimate,
         low=max(estimate - half, 0.0),
         high=min(estimate + half, 1.0),

@@ -2,24 +2,29 @@
 
 Every signal is turned so that a low value means "probably wrong". AUROC is the probability that a wrong
 document ranks below a right one (ties count half): 0.5 says nothing, 1 separates them. Inside subjects and
-tasks only pairs of one subject count: a signal that only tells subjects apart has 0.5 there.
+tasks only pairs of one subject count: a signal that only tells subjects from one another has 0.5 there.
+
+The hard tail, the tenth of lowest contribution, is clustered by k-means on the unit vectors (for which
+Euclidean and cosine k-means agree up to the centroids' lengths), from a seeded start, in float64.
 
 Source: RD section 3.1.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lmeval_dispersion.auditing.answers import answers_report
-from lmeval_dispersion.auditing.run import FEWEST, Run
+from lmeval_dispersion.auditing.figures import HEIGHT, Claim, Figure, axis, claimed, diagonal, lines, short
+from lmeval_dispersion.auditing.run import FEWEST, Missing, Run, answers_of, check_labels
 from lmeval_dispersion.auditing.slices import Slice, by_band, strata
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.statistics import (
     auroc,
     auroc_bounds,
@@ -27,42 +32,35 @@ from lmeval_dispersion.statistics import (
     normal_point,
     rank_correlations,
     stratified_auroc,
-    wilson,
 )
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-
-SHARES = (1, 5, 10, 20, 30, 50)  # per cent of the documents looked at first
+Rows = NDArray[np.int64]
 
 CONTRIBUTION = "contribution"
-
-
-def signals(run: Run) -> dict[str, Array]:
-    """Every signal of a run, low for "probably wrong"; NaN where a document has none."""
-    scores = {CONTRIBUTION: run.vectors.contributions()}
-    top, margin, entropy = run.confidence
-    scores |= {"top probability": top, "margin": margin, "entropy (negative)": -entropy}
-    scores |= {"query perplexity (negative)": -run.perplexity, "prompt length (negative)": -run.length}
-    return {name: values for name, values in scores.items() if not np.isnan(values).all()}
+SHARES = (1, 5, 10, 20, 30, 50)  # per cent of the documents looked at first
+TAIL = 0.1  # of the documents, from the low end
+_MOST = 2000  # documents clustered at most: the lowest ones
+_CLUSTERS, _TYPICAL = 8, 3
 
 
 @dataclass(frozen=True)
 class RankedDocument:
     """One document by its contribution; None where the store knows nothing."""
 
-    rank: int
-    contribution: float
+    rank: Annotated[int, Col("Rank", "d")]
+    contribution: Annotated[float, Col("Contribution", ".4f")]
     percentile: float
     task: str
-    doc_id: int
-    subject: str | None
+    doc_id: Annotated[int, Col("doc_id", "d")]
+    subject: Annotated[str | None, Col("Subject", drop=2)]
     category: str | None
-    correct: float | None
+    correct: Annotated[float | None, Col("Correct", ".2f", drop=1)]
     prediction: str | None
     top_probability: float | None
     query_perplexity: float | None
-    text: str | None
+    text: Annotated[str | None, Col("Text")]
 
 
 def ranked_documents(run: Run) -> list[RankedDocument]:
@@ -91,135 +89,279 @@ def ranked_documents(run: Run) -> list[RankedDocument]:
     return [RankedDocument(*row) for row in frame.where(frame.notna(), None).itertuples(index=False)]
 
 
-def ranking_report(run: Run, answers: dict[str, Any] | None = None) -> dict[str, Any]:
-    """AUROC, accuracy by decile and error share of the low tail for every signal.
+@dataclass(frozen=True)
+class Signal:
+    """How well one signal finds wrong answers; ``missing`` says why it has no figures.
+
+    Attributes:
+        auroc, auroc_se, auroc_low, auroc_high: DeLong, interval by the logit.
+        reliable: Whether 20 documents are right and 20 wrong: DeLong's error is too short below.
+        inside, inside_low, inside_high, inside_pairs: Over pairs of one part of :attr:`Ranking.by` only.
+        errors_1, errors_5, errors_10, errors_20, errors_30, errors_50: Share of all errors in the lowest k %.
+        deciles: Accuracy of each tenth of the documents, lowest signal first.
+    """
+
+    signal: Annotated[str, Col("Signal", hint="Turned so that a low value means: probably wrong.")]
+    documents: int
+    auroc: Annotated[
+        float | None,
+        Col("AUROC", ".3f", hint="Chance that a wrong document ranks below a right one; 0.5 says nothing."),
+    ] = None
+    auroc_se: float = math.nan
+    auroc_low: Annotated[float | None, Col("95 % from", ".3f", hint="DeLong, by the logit.")] = None
+    auroc_high: Annotated[float | None, Col("to", ".3f")] = None
+    reliable: bool = False
+    inside: Annotated[float | None, Col("Inside", ".3f", hint="Only pairs of one part count.")] = None
+    inside_low: Annotated[float | None, Col("95 % from", ".3f", drop=1)] = None
+    inside_high: Annotated[float | None, Col("to", ".3f", drop=1)] = None
+    inside_pairs: int = 0
+    errors_1: float | None = None
+    errors_5: Annotated[float | None, Col("Errors in lowest 5 %", ".1%", short="5 %", drop=2)] = None
+    errors_10: Annotated[float | None, Col("10 %", ".1%", drop=1)] = None
+    errors_20: Annotated[float | None, Col("20 %", ".1%", drop=3)] = None
+    errors_30: float | None = None
+    errors_50: Annotated[float | None, Col("50 %", ".1%", drop=4)] = None
+    deciles: Sequence[float] = ()
+    missing: Annotated[str | None, Col("Remark")] = None
+
+
+@dataclass(frozen=True)
+class BestOther:
+    """The signal of highest AUROC beside the contribution; its interval allows for the choice of the best."""
+
+    signal: str
+    auroc: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Against:
+    """The contribution against one other signal, on the same documents."""
+
+    signal: Annotated[str, Col("Against")]
+    difference: Annotated[float, Col("AUROC of contribution minus its", "+.3f", short="AUROC difference")]
+    low: Annotated[float, Col("95 % from", "+.3f", hint="They hold together, for all signals.")]
+    high: Annotated[float, Col("to", "+.3f")]
+    verdict: Annotated[str, Col("Contribution is")]
+
+
+@dataclass(frozen=True)
+class Confound:
+    """A quantity that the contribution may follow."""
+
+    quantity: Annotated[str, Col("Quantity")]
+    spearman: Annotated[float, Col("Spearman with contribution", ".2f", short="Spearman")]
+    auroc_within_bands: Annotated[
+        float,
+        Col(
+            "AUROC where it is held equal",
+            ".3f",
+            hint="The ranking inside five bands of the quantity, averaged.",
+        ),
+    ]
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How well every signal finds wrong answers.
+
+    Attributes:
+        documents, wrong: Labelled documents, and wrong ones.
+        cautions: Why right and wrong answers support no conclusion.
+        by: The parts inside which signals are judged again, ``subject`` or ``task``, if any.
+        signals: Every signal, the contribution first.
+        against: The contribution against the others.
+        confounds: What else the contribution follows.
+    """
+
+    documents: int
+    wrong: int
+    cautions: Sequence[str]
+    by: str | None
+    signals: Sequence[Signal]
+    best_other: BestOther | Missing
+    against: Sequence[Against]
+    confounds: Sequence[Confound]
+
+    def tables(self) -> dict[str, Table]:
+        """Signals, the contribution against the others, and what else it follows."""
+        captions = {
+            "signals": "How well each signal finds wrong answers",
+            "against": "The contribution against every other signal, on the same documents",
+            "confounds": "What else the contribution follows",
+        }
+        heading = {"inside": f"Inside {self.by}s"}
+        return {
+            name: Table.of(rows, caption, name=name, headings=heading)
+            for name, caption in captions.items()
+            if (rows := getattr(self, name))
+        }
+
+    def charts(self) -> dict[str, Chart]:
+        """Accuracy by decile, and the share of errors found against the share of documents looked at."""
+        ours, *others = self.signals
+        if ours.missing:
+            return {}
+        best = sorted((row for row in others if not row.missing), key=lambda row: -(row.auroc or 0.0))
+        drawn = [ours, *best[:3]]
+        areas = "; ".join(f"{row.signal} {row.auroc:.3f}" for row in drawn)
+        tenth = "; ".join(f"{row.signal} {100 * (row.errors_10 or 0):.0f} %" for row in drawn)
+        deciles = [
+            {"series": row.signal, "decile": i, "accuracy": accuracy}
+            for row in drawn
+            for i, accuracy in enumerate(row.deciles, 1)
+        ]
+        errors = [
+            {"series": row.signal, "share": share / 100, "found": found}
+            for row in drawn
+            for share, found in (
+                (0, 0.0),
+                *((share, getattr(row, f"errors_{share}")) for share in SHARES),
+                (100, 1.0),
+            )
+        ]
+        tenths = {"field": "decile", "type": "ordinal", "axis": {"labelAngle": 0},
+                  "title": "tenth of the documents, lowest signal first"}  # fmt: skip
+        looked = axis("share", "share of documents looked at", axis={"format": "%"})
+        curves = lines(errors, looked, axis("found", "share of errors found", axis={"format": "%"}))
+        return {
+            "deciles": Chart(
+                lines(deciles, tenths, axis("accuracy", "accuracy", axis={"format": "%"})),
+                "Accuracy by decile of each signal",
+                f"By contribution, accuracy goes from {100 * ours.deciles[0]:.1f} % in the lowest tenth to "
+                f"{100 * ours.deciles[-1]:.1f} % in the highest. AUROC: {areas}.",
+                "A useful signal rises from left to right. The contribution and the three best other signals "
+                "are shown; the table has all.",
+            ),
+            "errors": Chart(
+                {"height": HEIGHT, "layer": [diagonal(), curves]},
+                "Errors found by looking at the lowest documents first",
+                f"Errors in the lowest tenth: {tenth}. Chance finds 10 %.",
+                "The further above the dashed line, the more errors a reader finds per document looked at.",
+            ),
+        }
+
+
+def signals(run: Run) -> dict[str, Array]:
+    """Every signal of a run, low for "probably wrong"; NaN where a document has none."""
+    top, margin, entropy = run.confidence
+    scores = {
+        CONTRIBUTION: run.vectors.contributions(),
+        "top probability": top,
+        "margin": margin,
+        "entropy (negative)": -entropy,
+        "query perplexity (negative)": -run.perplexity,
+        "prompt length (negative)": -run.length,
+    }
+    return {name: values for name, values in scores.items() if not np.isnan(values).all()}
+
+
+def ranking_report(run: Run, cautions: Sequence[str] | None = None) -> Ranking:
+    """How well every signal of a run finds wrong answers; ``cautions`` are the run's, where they are known.
 
     Raises:
-        UsageError: No labels, all right or all wrong, or fewer than two documents.
+        UsageError: No labels, all right or all wrong.
+        TooFewVectorsError: One document.
     """
-    if not len(run.labelled):
-        raise UsageError("ranking quality needs labelled documents, and none of these has a label")
-    if len(run.vectors) < 2:
-        raise UsageError("one document cannot be ranked")
+    check_labels(run, "ranking quality needs")
     scores = signals(run)
-    inside = strata(run)
-    table = [_signal_row(name, values, run, inside) for name, values in scores.items()]
-    return {
-        "documents": len(run.labelled),
-        "wrong": int((~run.right[run.labelled]).sum()),
-        "cautions": (answers or answers_report(run))["cautions"],
-        "signals": table,
-        "best_other": _best_other(table),
-        "against": _against(scores, run),
-        "confounds": confounds(run, scores[CONTRIBUTION]),
-    }
+    by, parts = _judged_inside(run, scores[CONTRIBUTION])
+    table = [_signal(name, values, run, parts) for name, values in scores.items()]
+    return Ranking(
+        len(run.labelled),
+        int((~run.right[run.labelled]).sum()),
+        answers_of(run).cautions if cautions is None else cautions,
+        by,
+        table,
+        _best_other(table),
+        _against(scores, run),
+        confounds(run, scores[CONTRIBUTION]),
+    )
 
 
-def _signal_row(name: str, values: Array, run: Run, inside: dict[str, list[Slice]]) -> dict[str, Any]:
+def _judged_inside(run: Run, contribution: Array) -> tuple[str | None, list[Slice]]:
+    """The first of subjects and tasks that has a right and a wrong document in one part."""
+    for name, parts in strata(run).items():
+        if _inside(contribution, parts, run):
+            return name, parts
+    return None, []
+
+
+def _signal(name: str, values: Array, run: Run, parts: list[Slice]) -> Signal:
     known = run.labelled[~np.isnan(values[run.labelled])]
     signal, right = values[known], run.right[known]
-    try:
-        area = auroc(signal, right)
-    except UsageError:
-        if name == CONTRIBUTION:
-            raise
-        reason = "its documents are all right, or all wrong"
-        return {"signal": name, "documents": len(known), "missing": reason}
+    if right.all() or not right.any():
+        return Signal(name, len(known), missing="its documents are all right, or all wrong")
     if np.ptp(signal) == 0:
-        return {"signal": name, "documents": len(known), "missing": "it is the same for all documents"}
-    bounds = auroc_bounds(area.value, area.se, len(area.right), len(area.wrong))
-    order = np.argsort(signal, kind="stable")
-    wrong = ~right[order]
-    return {
-        "signal": name,
-        "documents": len(known),
-        "auroc": area.value,
-        "auroc_se": area.se,
-        "auroc_low": bounds.low,
-        "auroc_high": bounds.high,
-        # DeLong's error is too short where either side has few documents.
-        "reliable": min(len(area.right), len(area.wrong)) >= FEWEST,
-        "inside": {what: _inside(values, parts, run) for what, parts in inside.items()},
-        "deciles": _deciles(~wrong),
-        "error_share": {
-            str(share): float(wrong[: max(round(len(wrong) * share / 100), 1)].sum() / wrong.sum())
-            for share in SHARES
-        },
+        return Signal(name, len(known), missing="it is the same for all documents")
+    area = auroc(signal, right)
+    low, high = auroc_bounds(area.value, area.se, len(area.right), len(area.wrong))
+    in_order = right[np.argsort(signal, kind="stable")]
+    inside = _inside(values, parts, run)
+    looked = {share: max(round(len(known) * share / 100), 1) for share in SHARES}
+    more: dict[str, Any] = {
+        f"errors_{share}": float((~in_order[:first]).sum() / (~right).sum())
+        for share, first in looked.items()
     }
+    more["deciles"] = [float(tenth.mean()) for tenth in np.array_split(in_order, min(10, len(known)))]
+    return Signal(
+        name,
+        len(known),
+        area.value,
+        area.se,
+        low,
+        high,
+        min(len(area.right), len(area.wrong)) >= FEWEST,
+        *(inside or (None, None, None, 0)),
+        **more,
+    )
 
 
-def _best_other(table: list[dict[str, Any]]) -> dict[str, Any]:
-    """The signal of highest AUROC beside the contribution; its interval allows for the choice of the best."""
-    rivals = [row for row in table if row["signal"] != CONTRIBUTION and row.get("reliable")]
-    if not rivals:
-        return {"missing": f"no other signal has {FEWEST} right and {FEWEST} wrong documents"}
-    best = max(rivals, key=lambda row: float(row["auroc"]))
-    # Where it is 1, the bound is that of 20 documents, the fewest that a reliable row has.
-    low, high = auroc_bounds(best["auroc"], best["auroc_se"], FEWEST, FEWEST, normal_point(len(rivals)))
-    return {"signal": best["signal"], "auroc": best["auroc"], "low": low, "high": high}
-
-
-def _inside(values: Array, parts: list[Slice], run: Run) -> dict[str, Any]:
-    """AUROC over the pairs of a right and a wrong document of one part, with its interval."""
+def _inside(values: Array, parts: list[Slice], run: Run) -> tuple[float, float, float, int] | None:
+    """AUROC over the pairs of a right and a wrong document of one part, its interval, and the pairs."""
     known = ~np.isnan(values) & ~np.isnan(run.score)
     area = stratified_auroc(values, run.right, [part.rows[known[part.rows]] for part in parts])
     if area is None:
-        return {"missing": "no part has a right and a wrong document"}
-    low, high = auroc_bounds(area.value, area.se, area.right, area.wrong)
-    return {
-        "auroc": area.value,
-        "auroc_low": low,
-        "auroc_high": high,
-        "parts": area.strata,
-        "pairs": area.pairs,
-        "reliable": min(area.right, area.wrong) >= FEWEST,
-    }
+        return None
+    return area.value, *auroc_bounds(area.value, area.se, area.right, area.wrong), area.pairs
 
 
-def _deciles(right_in_order: Flags) -> list[dict[str, Any]]:
-    """Accuracy of each tenth of the documents, lowest signal first."""
-    parts = np.array_split(right_in_order, min(10, len(right_in_order)))
-    rows = []
-    for part in parts:
-        accuracy = float(part.mean())
-        low, high = wilson(accuracy, len(part))
-        rows.append({"documents": len(part), "accuracy": accuracy, "low": low, "high": high})
-    return rows
+def _best_other(table: Sequence[Signal]) -> BestOther | Missing:
+    rivals = [row for row in table[1:] if row.reliable]
+    if not rivals:
+        return Missing(f"no other signal has {FEWEST} right and {FEWEST} wrong documents")
+    best = max(rivals, key=lambda row: row.auroc or 0.0)
+    value = best.auroc or 0.0
+    # Where it is 1, the bound is that of 20 documents, the fewest that a reliable row has.
+    bounds = auroc_bounds(value, best.auroc_se, FEWEST, FEWEST, normal_point(len(rivals)))
+    return BestOther(best.signal, value, *bounds)
 
 
-def _against(signals: dict[str, Array], run: Run) -> list[dict[str, Any]]:
+def _against(scores: Mapping[str, Array], run: Run) -> list[Against]:
     """AUROC of the contribution minus that of every other signal, on the documents that have both.
 
     The intervals hold together: with contributions that are like every other signal, one of them leaves
     out 0 in 5 % of runs.
     """
     rows = []
-    point = normal_point(len(signals) - 1)
-    for name, values in signals.items():
-        if name == CONTRIBUTION:
-            continue
+    point = normal_point(len(scores) - 1)
+    for name, values in scores.items():
         known = run.labelled[~np.isnan(values[run.labelled])]
         right = run.right[known]
-        if right.all() or not right.any() or np.ptp(values[known]) == 0:
+        if name == CONTRIBUTION or right.all() or not right.any() or np.ptp(values[known]) == 0:
             continue
-        ours = auroc(signals[CONTRIBUTION][known], right)
+        ours = auroc(scores[CONTRIBUTION][known], right)
         difference, se = auroc_difference(ours, auroc(values[known], right))
         enough = se > 0 and min(right.sum(), (~right).sum()) >= FEWEST
-        half = point * se if enough else float("nan")
+        half = point * se if enough else math.nan
         low, high = difference - half, difference + half
-        rows.append(
-            {
-                "signal": name,
-                "difference": difference,
-                "low": low,
-                "high": high,
-                "verdict": "better" if low > 0 else "worse" if high < 0 else "not separated",
-            }
-        )
+        verdict = "better" if low > 0 else "worse" if high < 0 else "not clearly better or worse"
+        rows.append(Against(name, difference, low, high, verdict))
     return rows
 
 
-def confounds(run: Run, contribution: Array) -> list[dict[str, Any]]:
+def confounds(run: Run, contribution: Array) -> list[Confound]:
     """What else the contribution follows: length, perplexity and confidence.
 
     For each the Spearman correlation with the contribution, and the AUROC of the contribution inside five
@@ -238,6 +380,140 @@ def confounds(run: Run, contribution: Array) -> list[dict[str, Any]]:
             continue
         rho = float(rank_correlations(values[known], contribution[known][None])[0])
         inside = _inside(contribution, by_band(np.where(np.isfinite(values), values, np.nan)), run)
-        area = inside.get("auroc", float("nan"))
-        rows.append({"quantity": name, "spearman": rho, "auroc_within_bands": area})
+        rows.append(Confound(name, rho, inside[0] if inside else math.nan))
     return rows
+
+
+def ranking_sentence(ranking: Ranking | Missing) -> str:
+    """Whether wrong answers can be found by a low contribution, over all and inside subjects or tasks."""
+    if isinstance(ranking, Missing):
+        reason = ranking.missing
+        return f"Whether hard documents can be found by their contribution could not be tested: {reason}."
+    if ranking.cautions:
+        return " ".join([*ranking.cautions, "What the contribution finds is not judged."])
+    ours = ranking.signals[0]
+    if ours.auroc is None or ours.auroc_low is None or ours.auroc_high is None:
+        return f"The contribution finds no wrong answers: {ours.missing}."
+    figure = Figure(ours.auroc, ours.auroc_low, ours.auroc_high)
+    if not ours.reliable or math.isnan(figure.low):
+        return (
+            f"Whether a low contribution points at wrong answers cannot be told with "
+            f"{ranking.documents - ranking.wrong} right and {ranking.wrong} wrong documents: {FEWEST} of "
+            f"each are needed (AUROC {figure.text('.2f')}, unreliable)."
+        )
+    inside = None
+    if ours.inside is not None and ours.inside_low is not None and ours.inside_high is not None:
+        inside = Figure(ours.inside, ours.inside_low, ours.inside_high)
+    parts = f"{ranking.by}s"
+    word = "wrong" if figure.side(0.5) > 0 else "right"
+    claim = Claim(
+        "A low contribution is no better than chance at finding wrong answers",
+        f"A low contribution points at {word} answers",
+        f"A low contribution points at {word} answers over all",
+        f"Whether a low contribution finds {word} answers, or {parts} that have more of them, cannot be told",
+    )
+    return claimed(claim, "AUROC ", figure, parts, inside, ".2f")
+
+
+def found_sentence(ranking: Ranking | Missing) -> str:
+    """How many errors a reader of the low tail finds, and which other signal finds some too."""
+    if isinstance(ranking, Missing) or ranking.cautions or ranking.signals[0].missing:
+        return ""
+    share = ranking.signals[0].errors_10 or 0.0
+    text = f"The lowest tenth of the documents holds {100 * share:.0f} % of the errors"
+    best = ranking.best_other
+    if isinstance(best, Missing):
+        return f"{text}."
+    if best.low > 0.5:
+        return f"{text}; the best other signal is {best.signal} (AUROC {best.auroc:.2f})."
+    return f"{text}; no other signal is clearly better than chance."
+
+
+@dataclass(frozen=True)
+class TailCluster:
+    """One cluster of the hard tail."""
+
+    cluster: Annotated[int, Col("Cluster", "d")]
+    documents: Annotated[int, Col("Documents", "d")]
+    accuracy: Annotated[float | None, Col("Accuracy", ".1%")]
+    contribution: float
+    subjects: Annotated[str, Col("Commonest subjects")]
+
+
+@dataclass(frozen=True)
+class TypicalText:
+    """A document near the centre of a cluster."""
+
+    cluster: Annotated[int, Col("Cluster", "d")]
+    task: str
+    doc_id: int
+    subject: Annotated[str, Col("Subject", drop=1)]
+    text: Annotated[str | None, Col("Text")]
+
+
+@dataclass(frozen=True)
+class HardTail:
+    """The lowest tenth of the documents in clusters, largest first, with the texts nearest to each centre."""
+
+    documents: int
+    share: float
+    clusters: Sequence[TailCluster]
+    typical: Sequence[TypicalText]
+
+    def tables(self) -> dict[str, Table]:
+        """The clusters, and the texts nearest to their centres."""
+        texts = [short(row.text or f"document {row.doc_id}", 160) for row in self.typical]
+        typical = [replace(row, text=text) for row, text in zip(self.typical, texts, strict=True)]
+        return {
+            "clusters": Table.of(self.clusters, "Clusters of the hard tail, largest first", name="clusters"),
+            "typical": Table.of(typical, "Most typical texts of each cluster", name="typical"),
+        }
+
+
+def hard_tail(run: Run, *, seed: int = 0) -> HardTail:
+    """Clusters of the lowest tenth of the documents.
+
+    Raises:
+        TooFewVectorsError: One document.
+    """
+    contribution = run.vectors.contributions()
+    order = np.argsort(contribution, kind="stable")
+    rows = order[: min(max(round(len(order) * TAIL), 1), _MOST)]
+    labels, distance = clustered(run.vectors.rows[rows], max(1, min(_CLUSTERS, math.isqrt(len(rows) // 2))),
+                                 seed=seed)  # fmt: skip
+    inside = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    clusters, typical = [], []
+    for number, places in enumerate(sorted(inside, key=lambda places: -len(places)), 1):
+        scores = run.score[rows[places]]
+        scores = scores[~np.isnan(scores)]
+        subjects = run.documents["subject"].iloc[rows[places]].value_counts(sort=False)
+        common = sorted(subjects.items(), key=lambda item: (-item[1], str(item[0])))[:3]
+        clusters.append(
+            TailCluster(
+                number,
+                len(places),
+                float(scores.mean()) if scores.size else None,
+                float(contribution[rows[places]].mean()),
+                ", ".join(f"{name} {count}" for name, count in common),
+            )
+        )
+        for place in places[np.argsort(distance[places], kind="stable")][:_TYPICAL]:
+            document = run.documents.iloc[int(rows[place])]
+            text = document["text"] if isinstance(document["text"], str) else None
+            task, subject = str(document["task"]), str(document["subject"])
+            typical.append(TypicalText(number, task, int(document["doc_id"]), subject, text))
+    return HardTail(len(rows), len(rows) / len(order), clusters, typical)
+
+
+def clustered(x: NDArray[np.float32], k: int, *, seed: int = 0) -> tuple[Rows, Array]:
+    """Cluster of every row of ``x`` (n, d) and its squared distance to the cluster's mean.
+
+    Fewer than ``k`` clusters where fewer rows are distinct.
+    """
+    from sklearn.cluster import KMeans
+
+    # One start and one thread's order of sums: equal input gives equal bytes.
+    model = KMeans(min(k, len(np.unique(x, axis=0))), n_init=1, random_state=seed, algorithm="lloyd")
+    rows = x.astype(np.float64)
+    labels = model.fit_predict(rows).astype(np.int64)
+    return labels, np.square(rows - model.cluster_centers_[labels]).sum(axis=1)

@@ -1,49 +1,56 @@
-"""The whole audit of one run as a report; docs/reference/audit.md is its JSON's contract.
+"""The audit of one run as a report, and its documents by contribution; docs/reference/audit.md has the JSON.
 
 A part that cannot be had is ``{"missing": sentence}``, and the others still appear. Where right and wrong
-answers are no evidence, the parts that are told by them are left out, and not computed.
+answers are no evidence, the parts that are judged by them are left out, and not computed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from lmeval_dispersion.auditing import rows as shown_rows
-from lmeval_dispersion.auditing.answers import answers_report
-from lmeval_dispersion.auditing.calibration import calibrate, calibration_sentence
-from lmeval_dispersion.auditing.charts import (
-    mixture_charts,
-    paper_protocol_chart,
-    ranking_charts,
-    slice_chart,
-)
-from lmeval_dispersion.auditing.conclusions import (
-    association_sentence,
+from lmeval_dispersion.auditing.calibration import Calibration, calibrate, calibration_sentence
+from lmeval_dispersion.auditing.figures import short as shortened
+from lmeval_dispersion.auditing.mixtures import Mixtures, mixture_curves, pools_sentence
+from lmeval_dispersion.auditing.paper import PaperProtocol, paper_protocol
+from lmeval_dispersion.auditing.ranking import (
+    HardTail,
+    RankedDocument,
+    Ranking,
     found_sentence,
-    least_dispersed_text,
-    order_text,
-    pools_sentence,
+    hard_tail,
+    ranked_documents,
+    ranking_report,
     ranking_sentence,
 )
-from lmeval_dispersion.auditing.mixtures import mixture_curves
-from lmeval_dispersion.auditing.paper import paper_protocol
-from lmeval_dispersion.auditing.ranking import ranking_report
-from lmeval_dispersion.auditing.run import FEWEST, Run, read_run
-from lmeval_dispersion.auditing.slices import all_documents, slice_row, slice_table, slicings
-from lmeval_dispersion.auditing.tail import hard_tail
+from lmeval_dispersion.auditing.run import FEWEST, Answers, Missing, Run, answers_of, read_run
+from lmeval_dispersion.auditing.slices import (
+    RankedSlice,
+    SliceRow,
+    SliceTable,
+    all_documents,
+    shown_slices,
+    slice_chart,
+    slice_row,
+    slice_table,
+    slices_sentence,
+    slicings,
+)
 from lmeval_dispersion.errors import DispersionError
 from lmeval_dispersion.report import Chart, Report, Table
+from lmeval_dispersion.report.document import fields_of
 
 LIBRARIES = ("numpy", "pandas", "scikit-learn")
 GUIDE = "docs/reference/audit.md"
+#: Parts that right and wrong answers judge, by their names in sentences.
 JUDGED = {"mixtures": "mixtures", "calibration": "calibration", "paper_protocol": "the paper's protocol",
           "ranking": "ranking"}  # fmt: skip
+COUNT = 20  # documents of lowest contribution that a table shows
 _ENDS = 5  # slices of each end that a short table shows
-_LOWEST = 20  # documents of the low end that a ranking shows
+_LEFT_OUT = Missing("left out; --details computes it")
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,7 +64,7 @@ class Audit(Report):
         answers: How the model answers, and why right and wrong answers support no conclusion (``cautions``).
         notes: What was left out or counted otherwise.
         slices: Way to slice -> its slices, the least dispersed one, and the association with accuracy.
-        mixtures, calibration, paper_protocol, ranking, hard_tail: The parts, or ``{"missing": sentence}``.
+        mixtures, calibration, paper_protocol, ranking, hard_tail: The parts, or why one cannot be had.
     """
 
     template = "audit.jinja"
@@ -67,70 +74,56 @@ class Audit(Report):
 
     seed: int
     run: Mapping[str, Any]
-    overall: Mapping[str, Any]
-    answers: Mapping[str, Any]
+    overall: SliceRow | RankedSlice
+    answers: Answers
     notes: Sequence[str]
-    slices: Mapping[str, Mapping[str, Any]]
-    mixtures: Mapping[str, Any]
-    calibration: Any
-    paper_protocol: Any
-    ranking: Mapping[str, Any]
-    hard_tail: Mapping[str, Any]
-    _left_out: Sequence[str] = ()
+    slices: Mapping[str, SliceTable]
+    mixtures: Mixtures | Missing
+    calibration: Calibration | Missing
+    paper_protocol: PaperProtocol | Missing
+    ranking: Ranking | Missing
+    hard_tail: HardTail | Missing
     _short: bool = False
 
     @property
     def cautions(self) -> Sequence[str]:
         """Why right and wrong answers support no conclusion; empty where they may."""
-        return list(self.answers["cautions"])
+        return self.answers.cautions
 
     def has(self, part: str) -> bool:
         """Whether a part could be had."""
-        return not missing_of(getattr(self, part))
+        return not isinstance(getattr(self, part), Missing)
+
+    @property
+    def left_out(self) -> list[str]:
+        """Parts that were left out on purpose."""
+        return [part for part in (*JUDGED, "hard_tail") if getattr(self, part) == _LEFT_OUT]
 
     @property
     def missing(self) -> dict[str, str]:
         """Parts that could not be had, and why; those that were left out on purpose are not among them."""
-        parts = [*JUDGED, "hard_tail"]
-        return {
-            part: missing_of(getattr(self, part))
-            for part in parts
-            if not self.has(part) and part not in self._left_out
-        }
+        parts = [part for part in (*JUDGED, "hard_tail") if not self.has(part) and part not in self.left_out]
+        return {part: getattr(self, part).missing for part in parts}
 
     def rows(self) -> list[Mapping[str, Any]]:
         """Every slice of every slicing, the whole run first."""
-        tables = {"all": {"rows": [self.overall]}, **self.slices}
-        return [{"by": name, **row} for name, table in tables.items() for row in table["rows"]]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON contract ``dispersion-audit/3``."""
-        content = super().to_dict()
-        content["calibration"].pop("_calibrator", None)
-        return content
+        rows = [("all", self.overall), *((by, row) for by, t in self.slices.items() for row in t.rows)]
+        return [{"by": by, **fields_of(row)} for by, row in rows]
 
     def tables(self) -> dict[str, Table]:
         """Every table by its anchor."""
-        tables = {f"slices-{name}": self._slice_table(name) for name in self.slices} or {
-            "slices-slice": shown_rows.slices_table("slice", [], self.overall)
+        ends = _ENDS if self._short else 0
+        slices = {name: table.rows for name, table in self.slices.items()} or {"slice": []}
+        tables = {
+            f"slices-{name}": shown_slices(name, rows, self.overall, ends=ends if rows else 0)
+            for name, rows in slices.items()
         }
-        if self.has("mixtures") and self.mixtures["curve"]:
-            tables["mixtures"] = shown_rows.curve_table(self.mixtures)
-        if self.has("calibration"):
+        for part in (self.mixtures, self.ranking, self.hard_tail, self.paper_protocol):
+            if not isinstance(part, Missing):
+                tables |= part.tables()
+        if not isinstance(self.calibration, Missing):
             tables["calibration"] = self.calibration.tables()["estimators"]
-        if self.has("paper_protocol"):
-            errors = self.paper_protocol.errors
-            tables["paper"] = Table.of(errors, "Errors of the paper's protocol", name="paper-protocol")
-        if self.has("ranking"):
-            tables |= shown_rows.ranking_tables(self.ranking)
-        if self.has("hard_tail"):
-            tables |= shown_rows.tail_tables(self.hard_tail)
         return tables
-
-    def _slice_table(self, name: str) -> Table:
-        table = self.slices[name]
-        most = _ENDS if self._short else 0
-        return shown_rows.slices_table(name, table["rows"], self.overall, ends=most)
 
     def charts(self) -> dict[str, Chart]:
         """Every chart by name, the slices first."""
@@ -138,36 +131,60 @@ class Audit(Report):
         for name, table in list(self.slices.items())[:1]:
             if picture := slice_chart(name, table):
                 charts["slices"] = picture
-        if self.has("mixtures") and self.mixtures["curve"]:
-            charts |= mixture_charts(self.mixtures)
-        if self.has("calibration"):
-            charts |= {key: c for key, c in self.calibration.charts().items() if key == "points"}
-        if self.has("paper_protocol"):
-            charts["paper"] = paper_protocol_chart(self.paper_protocol)
-        if self.has("ranking"):
-            charts |= ranking_charts(self.ranking)
+        for part in (self.mixtures, self.calibration, self.paper_protocol, self.ranking):
+            if not isinstance(part, Missing):
+                charts |= part.charts()
+        charts.pop("worth", None)
         return charts
 
     def context(self) -> dict[str, Any]:
         """Sentences and names that the template puts in their places."""
-        curves = self.has("mixtures") and bool(self.mixtures["curve"])
         return {
-            "summary": summary(self),
-            "left_out": [JUDGED[part] for part in self._left_out if part in JUDGED],
-            "facts_of_run": shown_rows.run_facts(self.run, self.overall, self.answers),
-            "associations": {
-                name: association_sentence(table["association"])
-                if "spearman" in table["association"] or self.run["labelled"]
-                else ""
-                for name, table in self.slices.items()
-            },
-            "mixture_lines": shown_rows.mixture_lines(self.mixtures) if curves else [],
-            "curves": curves,
-            "found": found_sentence(self.ranking) if self.has("ranking") else "",
+            "summary": list(self._summary()),
+            "left_out": [JUDGED[part] for part in self.left_out if part in JUDGED],
+            "facts_of_run": self._facts(),
+            "found": found_sentence(self.ranking),
             "fewest": FEWEST,
             "unfounded": f"{' '.join(self.cautions)} Nothing in this section is a finding.",
-            "ranks": "rankme" in self.overall,
+            "ranks": isinstance(self.overall, RankedSlice),
         }
+
+    def _summary(self) -> list[str]:
+        """The answer; where right and wrong answers are no evidence, why comes first."""
+        first = slices_sentence(self.overall, self.slices, judged=not self.cautions)
+        if not self.run["labelled"]:
+            unlabelled = "No document has a label: what dispersion says about right answers cannot be tested."
+            return [first, unlabelled]
+        if self.cautions:
+            caution, *more = self.cautions
+            return [f"No verdict: {caution[0].lower()}{caution[1:]}", *more, first]
+        return [
+            first,
+            pools_sentence(self.mixtures),
+            ranking_sentence(self.ranking),
+            calibration_sentence(self.calibration),
+        ]
+
+    def _facts(self) -> dict[str, object]:
+        """What was audited, in a few names and values; those that are not known are left out."""
+        run, whole, answers = self.run, self.overall, self.answers
+        tasks = list(run["tasks"])
+        error = "" if math.isnan(whole.dispersion_se) else f" ± {whole.dispersion_se:.4f}"
+        facts = {
+            "Documents": run["documents"],
+            "Tasks": ", ".join(tasks) if len(tasks) <= 4 else len(tasks),
+            "Layer": f"{run['layer']} (width {run['width']})",
+            "Dispersion": None if math.isnan(whole.dispersion) else f"{whole.dispersion:.4f}{error}",
+            "Accuracy": None if math.isnan(whole.accuracy) else f"{100 * whole.accuracy:.1f} %",
+            "Guessing": None if math.isnan(answers.chance) else f"{100 * answers.chance:.1f} %",
+            # An answer that is a whole text is no choice that could be given again and again.
+            "Commonest answer": None
+            if answers.commonest_documents < 2
+            else f"{shortened(answers.commonest, 40)} ({100 * answers.commonest_share:.1f} %)",
+            "Revision": run["revision"] and str(run["revision"])[:12],
+            "Few-shot examples": run["num_fewshot"],
+        }
+        return {name: value for name, value in facts.items() if value is not None}
 
 
 def audit(
@@ -204,14 +221,12 @@ def audit(
     ways = slicings(run, slices)
     if short:
         ways = {name: parts for i, (name, parts) in enumerate(ways.items()) if not i or name in slices}
-    answers = answers_report(run)
-    silent = bool(answers["cautions"]) and not details
-    left_out = list(JUDGED) if silent else ["paper_protocol"] if short else []
+    answers = answers_of(run)
+    left_out = {*(JUDGED if answers.cautions and not details else ())}
+    left_out |= {"paper_protocol", "hard_tail"} if short else set()
 
     def part(name: str, build: Callable[..., Any], **options: Any) -> Any:
-        if name in left_out:
-            return {"missing": "left out; --details computes it"}
-        return part_of(build, run, **options)
+        return _LEFT_OUT if name in left_out else part_of(build, run, **options)
 
     return Audit(
         seed=seed,
@@ -220,63 +235,80 @@ def audit(
         answers=answers,
         notes=list(run.notes),
         slices={name: slice_table(run, parts, raw) for name, parts in ways.items()},
-        mixtures=part("mixtures", mixture_curves, seed=seed, curves=not short),
+        mixtures=part("mixtures", mixture_curves, seed=seed),
         calibration=part("calibration", calibrate, seed=seed, labels=False, answers=answers),
         paper_protocol=part("paper_protocol", paper_protocol, seed=seed),
-        ranking=part("ranking", ranking_report, answers=answers),
-        hard_tail={"missing": "left out; --details computes it"}
-        if short
-        else part("hard_tail", hard_tail, seed=seed),
-        _left_out=[*left_out, *(["hard_tail"] if short else [])],
+        ranking=part("ranking", ranking_report, cautions=answers.cautions),
+        hard_tail=part("hard_tail", hard_tail, seed=seed),
         _short=short,
     )
 
 
-def missing_of(part: Any) -> str:
-    """Why a part could not be had; empty where it could."""
-    return str(part.get("missing", "")) if isinstance(part, Mapping) else ""
-
-
 def part_of(build: Callable[..., Any], run: Run, **options: Any) -> Any:
-    """A part of a report, or why it cannot be had: ``{"missing": sentence}``."""
+    """A part of a report, or why it cannot be had."""
     try:
         return build(run, **options)
     except DispersionError as error:
-        return {"missing": str(error)}
+        return Missing(str(error))
 
 
-def summary(report: Audit) -> list[str]:
-    """What the run says: weak slices, right and wrong answers, documents to look at, calibration.
+@dataclass(frozen=True, repr=False)
+class Worst(Report):
+    """Documents by contribution, lowest first; CSV, JSON and the data frame hold every one.
 
-    Where right and wrong answers are no evidence, why comes first, and nothing that depends on them is said.
+    Attributes:
+        model: The run's model.
+        documents: Every document.
+        ranking: How well that order finds wrong answers, or why that is not known.
+        hard_tail: The clusters of the lowest tenth.
     """
-    if not report.run["labelled"]:
-        unlabelled = "No document has a label: what dispersion says about right answers cannot be tested."
-        return [slices_sentence(report), unlabelled]
-    if cautions := report.cautions:
-        return [f"No verdict: {cautions[0][0].lower()}{cautions[0][1:]}", *cautions[1:],
-                slices_sentence(report, judged=False)]  # fmt: skip
-    return [
-        slices_sentence(report),
-        pools_sentence(report.mixtures),
-        ranking_sentence(report.ranking),
-        calibration_sentence(report.calibration),
-    ]
+
+    template = "worst.jinja"
+    schema = "dispersion-worst/1"
+    libraries = LIBRARIES
+    guide = GUIDE
+
+    model: str
+    documents: Sequence[RankedDocument]
+    ranking: Ranking | Missing
+    hard_tail: HardTail
+    _count: int = COUNT
+
+    def tables(self) -> dict[str, Table]:
+        """The lowest documents, then what the order is worth and its clusters."""
+        lowest = [replace(row, text=shortened(row.text, 60)) for row in self.documents[: self._count]]
+        caption = f"The {len(lowest)} documents of lowest contribution of {len(self.documents)}"
+        tables = {"documents": Table.of(lowest, caption, name="documents")}
+        if not isinstance(self.ranking, Missing):
+            tables |= self.ranking.tables()
+        return tables | self.hard_tail.tables()
+
+    def rows(self) -> list[Mapping[str, Any]]:
+        """Every document, lowest contribution first."""
+        return [fields_of(document) for document in self.documents]
+
+    def charts(self) -> dict[str, Chart]:
+        """Accuracy by decile and the errors found; none without labels."""
+        return {} if isinstance(self.ranking, Missing) else self.ranking.charts()
+
+    def context(self) -> dict[str, Any]:
+        """The sentences of the answer."""
+        sentence, found = ranking_sentence(self.ranking), found_sentence(self.ranking)
+        return {"sentence": sentence, "found": found, "fewest": FEWEST}
 
 
-def slices_sentence(audit: Audit, *, judged: bool = True) -> str:
-    """How dispersed the run is, its least dispersed slice, and whether accuracy follows dispersion."""
-    whole, count = audit.overall, audit.run["documents"]
-    if math.isnan(whole["dispersion"]):
-        return f"The run has {count} document{'s' if count > 1 else ''}: {whole['reason']}."
-    start = f"The {count} documents have a dispersion of {whole['dispersion']:.4f}"
-    if not math.isnan(whole["accuracy"]):
-        start += f" at {100 * whole['accuracy']:.1f} % accuracy"
-    name = next(iter(audit.slices), None)
-    if name is None:
-        return f"{start}, and nothing divides them into slices."
-    table = audit.slices[name]
-    text = f"{start}; {least_dispersed_text(name, table['least_dispersed'])}"
-    if "missing" in table["association"] or not judged:
-        return f"{text}."
-    return f"{text}. {order_text(table['association'])}."
+def rank(run: Run | str | Path, *, layer: str | None = None, count: int = COUNT, seed: int = 0) -> Worst:
+    """Documents by their contribution, lowest first: what ``dispersion audit --worst`` reports.
+
+    Args:
+        run: Folder of the store, or a folder that holds the stores of one run.
+        layer: Layer of the vectors; default: the store's own.
+        count: How many documents a table shows; ``to_frame()`` and CSV hold all.
+        seed: Of the clusters of the lowest tenth.
+
+    Raises:
+        TooFewVectorsError: One document.
+    """
+    run = read_run(run, layer)
+    documents, tail = ranked_documents(run), hard_tail(run, seed=seed)
+    return Worst(run.store.model, documents, part_of(ranking_report, run), tail, count)

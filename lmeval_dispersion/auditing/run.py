@@ -2,12 +2,19 @@
 
 A document's confidence is that of the model in its answer: log-probabilities of the choices are brought to
 probabilities that sum to one over the choices (the harness's ``acc`` view: no length normalisation).
+
+Where the model gives one answer to nearly everything, a right answer says which answer the question has, not
+what the model knows; where its accuracy is that of guessing, right answers are luck. :func:`answers_of` finds
+that, and the reports say it first and conclude nothing from right and wrong answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import ast
+import difflib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,15 +23,38 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.auditing.vectors import CentredVectors
 from lmeval_dispersion.errors import StoreError, UsageError
+from lmeval_dispersion.statistics import wilson
 from lmeval_dispersion.store import Store, read_store
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Array = NDArray[np.float64]
+Rows = NDArray[np.int64]
 
 FEWEST = 20  # right, and wrong, documents for an interval that has its level
 CORRECT_FROM = 0.5  # a score from here on counts as a correct answer where two classes are needed
+
+_ONE_ANSWER = 0.9  # share of a single answer from which on answers are taken for constant
+_REPEATED = 0.05  # share of repeated documents from which on intervals are too short to conclude from
+_FEWEST_ANSWERS = 10  # documents for a distribution of answers
+_AGREE = 0.95  # of the documents with one answer, for target and score to mean the same
+_SAME = 0.01  # of the dispersion: nearer than this, documents of one text are the same document
+
+# What an expression may be made of: columns compared with plain values; no calls, no attributes, no `@`.
+_ALLOWED = (
+    ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.Invert, ast.USub, ast.Compare,
+    ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn, ast.BinOp, ast.BitAnd, ast.BitOr,
+    ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Mod, ast.Name, ast.Load, ast.Constant, ast.List, ast.Tuple,
+)  # fmt: skip
+_EXAMPLE = "subject in ('anatomy', 'virology') and prompt_tokens < 300"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Why a part of a report cannot be had."""
+
+    missing: str
 
 
 class Confidence(NamedTuple):
@@ -173,17 +203,15 @@ def read_run(run: Run | str | Path, layer: str | None = None) -> Run:
     return run if isinstance(run, Run) else Run.of(read_store(run), layer)
 
 
-def check_labels(run: Run) -> None:
-    """Raise UsageError unless there are labels, right answers and wrong ones."""
+def check_labels(run: Run, what: str) -> None:
+    """Raise UsageError, with ``what`` needs them, unless there are labels, right answers and wrong ones."""
     rows = run.labelled
     right = int(run.right[rows].sum())
     if not len(rows):
-        raise UsageError("calibration needs labelled documents, and none of these has a label")
+        raise UsageError(f"{what} labelled documents, and none of these has a label")
     if right in (0, len(rows)):
         side = "correctly" if right else "wrongly"
-        raise UsageError(
-            f"calibration needs right and wrong answers, and all {len(rows)} documents were answered {side}"
-        )
+        raise UsageError(f"{what} right and wrong answers, and all {len(rows)} were answered {side}")
 
 
 def _notes(run: Run) -> list[str]:
@@ -236,3 +264,162 @@ def confidences(logprobs: Sequence[Sequence[float]]) -> Confidence:
         top[rows], margin[rows] = p[:, -1], p[:, -1] - p[:, -2]
         entropy[rows] = -(p * np.log(np.where(p > 0, p, 1.0))).sum(axis=1)
     return Confidence(top, margin, entropy)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """How the model answers.
+
+    Attributes:
+        with_choices: Labelled documents with two choices or more; their accuracy has a Wilson interval, and
+            ``chance`` is that of guessing.
+        commonest: The answer given most often, by its words or its place among the choices: of how many
+            documents, their share, and what always giving it would score (NaN unless targets tell).
+        repeated_documents: Documents whose prompt (or text) and vector an earlier document has.
+        cautions: Sentences why right and wrong answers support no conclusion; empty where they may.
+    """
+
+    with_choices: int
+    accuracy: float
+    accuracy_low: float
+    accuracy_high: float
+    chance: float
+    commonest: str | None
+    commonest_documents: int
+    answered_documents: int
+    commonest_share: float
+    commonest_accuracy: float
+    repeated_documents: int
+    cautions: Sequence[str] = ()
+
+
+def answers_of(run: Run) -> Answers:
+    """How the model answers: accuracy beside guessing, its commonest answer, repeated documents, cautions."""
+    labelled = run.labelled
+    choices = run.choices[labelled]
+    known = labelled[choices >= 2]
+    accuracy = float(run.right[known].mean()) if len(known) else float("nan")
+    chance = float((1 / choices[choices >= 2]).mean()) if len(known) else float("nan")
+    words = Counter(str(word) for word in run.documents["prediction"].iloc[labelled] if isinstance(word, str))
+    places = Counter(f"choice {place + 1}" for place in run.chosen[labelled].tolist() if place >= 0)
+    answer, count, given = max(
+        (_commonest(words), _commonest(places)), key=lambda most: most[1] / most[2] if most[2] else 0.0
+    )
+    answers = Answers(
+        len(known),
+        accuracy,
+        *wilson(accuracy, len(known)),
+        chance,
+        answer,
+        count,
+        given,
+        count / given if given else float("nan"),
+        _score_of(answer, run),
+        _repeated(run),
+    )
+    return replace(answers, cautions=list(_cautions(answers, len(run.vectors))))
+
+
+def _commonest(answers: Counter[str]) -> tuple[str | None, int, int]:
+    """The commonest answer, how often it was given, and how many answers there are."""
+    if not answers:
+        return None, 0, 0
+    answer, count = min(answers.items(), key=lambda item: (-item[1], item[0]))
+    return answer, count, answers.total()
+
+
+def _score_of(answer: str | None, run: Run) -> float:
+    """What always giving this answer would score; NaN unless the targets tell who is right."""
+    documents = run.documents.iloc[run.labelled]
+    is_target = (documents["target"] == answer).to_numpy()
+    given = (documents["prediction"] == answer).to_numpy()
+    if not given.any() or (is_target[given] == run.right[run.labelled][given]).mean() < _AGREE:
+        return float("nan")
+    return float(is_target.mean())
+
+
+def _repeated(run: Run) -> int:
+    """Documents that repeat an earlier one."""
+    column = "prompt_hash" if run.documents["prompt_hash"].notna().any() else "text"
+    keys = run.documents[column]
+    rows = np.flatnonzero(keys.notna() & keys.duplicated(keep=False))
+    if not len(rows):
+        return 0
+    first: dict[str, int] = {}
+    near = _SAME * max(float(run.vectors.squares.mean()), 1e-12)
+    count = 0
+    for row in rows.tolist():
+        other = first.setdefault(str(keys.iat[row]), row)
+        if other != row:
+            difference = run.vectors.rows[row] - run.vectors.rows[other]
+            count += bool(float(difference @ difference) / 2 < near)
+    return count
+
+
+def _cautions(answers: Answers, documents: int) -> Iterator[str]:
+    share, constant = answers.commonest_share, answers.commonest_accuracy
+    # A model may well give one answer where nearly all questions have it: if it scores more than that.
+    better = not np.isnan(constant) and answers.accuracy_low > constant
+    if answers.answered_documents >= _FEWEST_ANSWERS and share >= _ONE_ANSWER and not better:
+        percent = 100 if share == 1 else min(round(100 * share), 99)
+        yield (
+            f"The model answers {answers.commonest} in {percent} % of cases "
+            f"({answers.commonest_documents:,} of {answers.answered_documents:,}): correct and incorrect "
+            "say nothing about the documents here."
+        )
+    low, high = answers.accuracy_low, answers.accuracy_high
+    if low <= answers.chance <= high:
+        yield (
+            f"The accuracy of {100 * answers.accuracy:.1f} % (95 % {100 * low:.1f} to {100 * high:.1f}) is "
+            f"no better than guessing ({100 * answers.chance:.1f} %): right answers may be luck."
+        )
+    if (repeated := answers.repeated_documents) >= _REPEATED * documents:
+        yield (
+            f"{repeated} of {documents} documents repeat another one: errors and intervals count them "
+            "as independent and are too short."
+        )
+
+
+def rows_where(run: Run, expression: str) -> Rows:
+    """Rows whose documents satisfy an expression, as :meth:`pandas.DataFrame.eval` reads it.
+
+    Raises:
+        UsageError: It is no comparison of columns with plain values, or nothing satisfies it.
+    """
+    try:
+        tree = ast.parse(expression.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise _wrong(expression, getattr(error, "msg", None) or str(error)) from None
+    columns = [str(column) for column in run.documents.columns]
+    for node in ast.walk(tree):
+        if not isinstance(node, _ALLOWED):
+            raise _wrong(expression, f"{type(node).__name__.lower()} is not allowed")
+        if isinstance(node, ast.Name) and node.id not in columns:
+            near = difflib.get_close_matches(node.id, columns, n=1)
+            known = f"did you mean {near[0]}?" if near else f"there are {', '.join(columns)}"
+            raise _wrong(expression, f"there is no column {node.id!r}; {known}")
+    try:
+        answers = run.documents.eval(expression.strip(), engine="python")
+        chosen = np.asarray(answers, dtype=object)
+        if chosen.shape != (len(run.documents),) or not {type(v) for v in chosen} <= {bool, np.bool_}:
+            raise _wrong(expression, "its value is not true or false for every document")
+    except UsageError:
+        raise
+    except Exception as error:
+        # pandas raises whatever the values raise; an expression of a user is no reason for a traceback.
+        raise _wrong(expression, str(error).splitlines()[0] if str(error) else type(error).__name__) from None
+    rows = np.flatnonzero(chosen.astype(bool))
+    if not len(rows):
+        raise UsageError(f"no document satisfies --where {expression!r}; look at the values of its columns")
+    return rows
+
+
+def labels_of(run: Run, rows: Rows) -> Run:
+    """The run, with no labels but those of ``rows``."""
+    score = np.full_like(run.score, np.nan)
+    score[rows] = run.score[rows]
+    return replace(run, score=score)
+
+
+def _wrong(expression: str, reason: str) -> UsageError:
+    return UsageError(f"--where {expression!r}: {reason}; write comparisons of columns, such as {_EXAMPLE!r}")

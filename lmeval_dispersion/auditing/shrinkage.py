@@ -18,11 +18,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lmeval_dispersion.report import Col
 from lmeval_dispersion.statistics import LEVEL, Bounds, percentiles, resampled_means, student_quantile
 
 Array = NDArray[np.float64]
@@ -188,7 +189,7 @@ class ErrorSize(NamedTuple):
         excess = np.square(estimate - pairs.accuracy) - within / pairs.documents
         return cls(max(float(pairs.per_group(excess).mean()), 0.0), within)
 
-    def at(self, documents: Array) -> Array:
+    def at(self, documents: Array | float) -> Array:
         """Standard error of an estimate of slices with this many documents."""
         size = np.sqrt(self.between + self.within / documents)
         return np.where(size > 0, size, 1.0)
@@ -199,57 +200,25 @@ def level_reached(slices: int) -> float:
     return LEVEL if slices >= 19 else slices / (slices + 1)
 
 
+def conformal_rank(slices: int, level: float) -> int:
+    """Which of so many ordered errors the interval of a new slice reaches to, counted from 1."""
+    return min(math.ceil((slices + 1) * level - 1e-9), slices)
+
+
 def jackknife_plus(centres: Array, half: Array, level: float) -> Bounds:
     """Interval of one slice from the estimates of S left-out fits (S,) and S half widths (S,).
 
     Source: Barber et al. 2021, eq. 1.5: quantiles of centre - half and of centre + half.
     """
     n = len(centres)
-    rank = min(math.ceil((n + 1) * level - 1e-9), n)
+    rank = conformal_rank(n, level)
     low, high = np.sort(centres - half)[n - rank], np.sort(centres + half)[rank - 1]
     return Bounds(float(max(low, 0.0)), float(min(high, 1.0)))
 
 
-class Gain(NamedTuple):
-    """An estimator against the labelled accuracy alone, on slices that neither saw; errors in points.
-
-    Attributes:
-        mae, trivial_mae: Mean absolute error over slices.
-        rmse, trivial_rmse: Root of the mean squared error over slices.
-        better: The squared error is lower with a one-sided paired Student test over slices at 5 %, and the
-            mean absolute error is lower.
-    """
-
-    mae: float
-    trivial_mae: float
-    rmse: float
-    trivial_rmse: float
-    better: bool
-
-
-def gain(pairs: Pairs, estimate: Array, trivial: Array) -> Gain:
-    """Compare two sets of estimates (r,) of left-out slices."""
-    ours, theirs = (100 * (values - pairs.accuracy) for values in (estimate, trivial))
-    squares = [pairs.per_group(np.square(error)) for error in (ours, theirs)]
-    absolute = [float(pairs.per_group(np.abs(error)).mean()) for error in (ours, theirs)]
-    difference = squares[1] - squares[0]
-    n = len(difference)
-    margin = student_quantile(LEVEL, n - 1) * difference.std(ddof=1) / math.sqrt(n)
-    better = bool(difference.mean() > margin and absolute[0] < absolute[1])
-    roots = [math.sqrt(values.mean()) for values in squares]
-    return Gain(absolute[0], absolute[1], roots[0], roots[1], better)
-
-
-class Worth(NamedTuple):
-    """Labelled documents a slice that are as good as the estimate, with a 95 % interval over slices."""
-
-    labels: float
-    low: float
-    high: float
-
-
-def worth(pairs: Pairs, estimate: Array, seed: int = 0) -> Worth:
-    """How many labels of a slice, drawn at random, estimate its accuracy as well as ``estimate`` (r,) does.
+@dataclass(frozen=True)
+class Estimator:
+    """Errors in points of one estimate of slices that its fit did not see, and its worth in labels.
 
     The mean of k labels of a slice of n documents, drawn without replacement, is off the accuracy of all n
     with the variance v (1/k - 1/n), where v is the variance of its scores (p (1 - p) n / (n - 1) for right
@@ -259,23 +228,44 @@ def worth(pairs: Pairs, estimate: Array, seed: int = 0) -> Worth:
 
     Source of the unit: Fu et al., "Estimating Large Language Model Capabilities without Labeled Test Data"
     (arXiv 2305.14802).
+
+    Attributes:
+        mae, rmse: Mean absolute error, and root of the mean squared error, over slices.
+        worth, worth_low, worth_high: Labels a slice that are as good, with a 95 % interval over slices.
+        better: Whether the squared error is lower than that of the labelled accuracy alone, by a one-sided
+            paired Student test over slices at 5 %, and the mean absolute error is lower.
     """
-    squares = np.square(estimate - pairs.accuracy) + pairs.variance / pairs.documents
-    columns = np.stack([pairs.per_group(pairs.variance), pairs.per_group(squares)], axis=1)
-    samples = resampled_means(columns, seed)
-    return Worth(
-        float(columns[:, 0].mean() / columns[:, 1].mean()), *percentiles(samples[:, 0] / samples[:, 1])
-    )
+
+    estimator: Annotated[str, Col("Estimate")]
+    feature: str
+    mae: Annotated[float, Col("Mean error (points)", ".2f")]
+    rmse: Annotated[float, Col("RMSE", ".2f", drop=1)]
+    worth: Annotated[float, Col("Worth labels a slice", ".0f")]
+    worth_low: Annotated[float, Col("95 % from", ".0f", drop=2)]
+    worth_high: Annotated[float, Col("to", ".0f", drop=2)]
+    better: Annotated[bool, Col("Beats the labelled accuracy", drop=3)]
+
+    @classmethod
+    def of(
+        cls, name: str, pairs: Pairs, estimate: Array, trivial: Array, *, feature: str = "", seed: int = 0
+    ) -> Estimator:
+        """From estimates of left-out slices (r,) beside those of the labelled accuracy alone (r,)."""
+        ours, theirs = (100 * (values - pairs.accuracy) for values in (estimate, trivial))
+        squares = [pairs.per_group(np.square(errors)) for errors in (ours, theirs)]
+        mae, trivial_mae = (float(pairs.per_group(np.abs(errors)).mean()) for errors in (ours, theirs))
+        difference = squares[1] - squares[0]
+        n = len(difference)
+        margin = student_quantile(LEVEL, n - 1) * difference.std(ddof=1) / math.sqrt(n)
+        better = bool(difference.mean() > margin and mae < trivial_mae)
+        off = np.square(estimate - pairs.accuracy) + pairs.variance / pairs.documents
+        columns = np.stack([pairs.per_group(pairs.variance), pairs.per_group(off)], axis=1)
+        samples = resampled_means(columns, seed)
+        bounds = percentiles(samples[:, 0] / samples[:, 1])
+        worth = float(columns[:, 0].mean() / columns[:, 1].mean())
+        return cls(name, feature, mae, math.sqrt(squares[0].mean()), worth, *bounds, better)
 
 
-class Shift(NamedTuple):
-    """A feature that unlabelled slices have otherwise than the labelled ones, and the test's p-value."""
-
-    feature: int
-    p: float
-
-
-def shift(labelled: Array, unlabelled: Array) -> Shift | None:
+def shift(labelled: Array, unlabelled: Array) -> int | None:
     """The feature in which two sets of slices, (S, F) and (s, F), differ most, if they do; else None.
 
     Two-sample Kolmogorov-Smirnov tests of every feature at 1 % together (Bonferroni). Slices that differ
@@ -285,12 +275,10 @@ def shift(labelled: Array, unlabelled: Array) -> Shift | None:
 
     if not labelled.shape[1] or not len(unlabelled):
         return None
-    p = [
-        float(ks_2samp(labelled[:, j], unlabelled[:, j], method="asymp").pvalue)
-        for j in range(labelled.shape[1])
-    ]
+    columns = range(labelled.shape[1])
+    p = [float(ks_2samp(labelled[:, j], unlabelled[:, j], method="asymp").pvalue) for j in columns]
     worst = int(np.argmin(p))
-    return Shift(worst, p[worst]) if p[worst] < _SHIFT / len(p) else None
+    return worst if p[worst] < _SHIFT / len(p) else None
 
 
 def fitted_range(values: Array) -> Bounds:

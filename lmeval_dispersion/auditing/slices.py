@@ -5,17 +5,22 @@ A slice is part of a run's documents: those with one value of a column, or withi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.auditing.run import Run
+from lmeval_dispersion.auditing.figures import Figure, axis, without_nan
+from lmeval_dispersion.auditing.run import Missing, Run
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Spectrum, spectrum
+from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.statistics import (
+    NORMAL_975,
     normal_point,
     rank_agreement,
     rank_correlations,
@@ -30,6 +35,8 @@ BANDS = 5
 _DISTINCT = 12  # a numeric column with more values than this is cut into bands
 _NOT_SLICES = ("logprobs", "text", "doc_id", "doc_hash", "prompt_hash")
 _FEWEST_OF_A_TASK = 4  # slices of one task, for its slices to be compared among themselves
+_CHART = (1000, 230)  # width and height of the chart, which stands in the first screen with the answer
+_NAMED, _OUTLIERS = 15, 6  # slices named in the chart: all of so few, else the ones farthest out
 
 
 class Slice(NamedTuple):
@@ -53,11 +60,7 @@ def slicings(run: Run, extra: Sequence[str] = ()) -> dict[str, list[Slice]]:
     Raises:
         UsageError: A column of ``extra`` is not there or cannot slice.
     """
-    ways: dict[str, list[Slice]] = {}
-    for name in ("subject", "category", "task"):
-        slices = by_value(run.documents[name].tolist())
-        if len(slices) > 1 and all(_differ(slices, other) for other in ways.values()):
-            ways[name] = slices
+    ways = _dividing(run, ("subject", "category", "task"))
     for name, values in (("length", run.length), ("confidence", run.confidence.top_probability)):
         bands = by_band(values)
         if len(bands) > 1:
@@ -72,8 +75,13 @@ def strata(run: Run) -> dict[str, list[Slice]]:
 
     Subjects and tasks, where they tell documents apart and are not the same parts.
     """
+    return _dividing(run, ("subject", "task"))
+
+
+def _dividing(run: Run, columns: Sequence[str]) -> dict[str, list[Slice]]:
+    """The slices of those columns that divide the documents, each differently."""
     ways: dict[str, list[Slice]] = {}
-    for name in ("subject", "task"):
+    for name in columns:
         slices = by_value(run.documents[name].tolist())
         if len(slices) > 1 and all(_differ(slices, other) for other in ways.values()):
             ways[name] = slices
@@ -127,121 +135,180 @@ def by_band(values: NDArray[np.float64], bands: int = BANDS) -> list[Slice]:
     return slices
 
 
-def slice_row(run: Run, part: Slice, raw: NDArray[np.float32] | None = None) -> dict[str, Any]:
-    """One line of the slice table; undefined numbers are NaN and ``reason`` says why.
+@dataclass(frozen=True)
+class SliceRow:
+    """One slice; undefined numbers are NaN, and ``reason`` says why a dispersion or its error is."""
 
-    With the vectors at their own lengths, ``raw`` (n, d), the four figures of :class:`Spectrum` too.
-    """
+    slice: Annotated[str, Col("Slice")]
+    documents: Annotated[int, Col("Documents", "d", short="Docs")]
+    labelled: int
+    dispersion: Annotated[
+        float,
+        Col(
+            "Dispersion",
+            ".4f",
+            error="dispersion_se",
+            hint="Mean cosine distance over all pairs of the slice's documents, ± jackknife standard error; "
+            "0 all alike, 1 orthogonal.",
+        ),
+    ]
+    dispersion_se: float
+    accuracy: Annotated[float, Col("Accuracy", ".1%")]
+    accuracy_low: Annotated[float, Col("95 % from", ".1%", hint="Wilson interval of the accuracy.", drop=1)]
+    accuracy_high: Annotated[float, Col("to", ".1%", drop=1)]
+    query_perplexity: Annotated[
+        float, Col("Perplexity", ".2f", hint="Mean perplexity of the queries.", drop=2)
+    ]
+    confidence: Annotated[
+        float, Col("Confidence", ".3f", hint="Mean probability of the chosen answer.", drop=3)
+    ]
+    prompt_tokens: Annotated[float, Col("Tokens", ".0f", hint="Mean prompt length.", drop=4)]
+    reason: Annotated[str | None, Col("Remark")]
+
+
+@dataclass(frozen=True)
+class RankedSlice(SliceRow):
+    """A slice with the four figures of its vectors' spectrum."""
+
+    rankme: Annotated[float, Col("RankMe", ".4g", drop=5)]
+    effective_rank: Annotated[float, Col("Effective rank", ".4g", drop=6)]
+    participation_ratio: Annotated[float, Col("Participation ratio", ".4g", drop=7)]
+    stable_rank: Annotated[float, Col("Stable rank", ".4g", drop=8)]
+
+
+@dataclass(frozen=True)
+class SliceLine:
+    """One slice in the short table."""
+
+    slice: Annotated[str, Col("Slice")]
+    documents: Annotated[int, Col("Docs", "d")]
+    dispersion: Annotated[float, Col("Dispersion", ".4f", dots="both", reach="reach")]
+    reach: float
+    accuracy: Annotated[str, Col("Accuracy (95 %)")]
+
+
+@dataclass(frozen=True)
+class InsideTasks:
+    """Ranks of slices inside their tasks: Spearman's correlation, its permutation p-value, of how many."""
+
+    spearman: float
+    p: float
+    tasks: int
+    slices: int
+
+
+@dataclass(frozen=True)
+class Association:
+    """Spearman correlation of dispersion with accuracy over slices, with a 95 % interval."""
+
+    spearman: float
+    low: float
+    high: float
+    slices: int
+    inside_tasks: InsideTasks | None = None
+
+
+@dataclass(frozen=True)
+class LeastDispersed:
+    """The slice of lowest dispersion, and from how many of the others it does not differ clearly."""
+
+    slice: str
+    dispersion: float
+    others: int
+    not_clear: int
+
+
+@dataclass(frozen=True)
+class SliceTable:
+    """All slices of one slicing, the least dispersed one, and how dispersion and accuracy go together."""
+
+    rows: Sequence[SliceRow | RankedSlice]
+    least_dispersed: LeastDispersed | Missing
+    association: Association | Missing
+
+
+def slice_table(run: Run, slices: list[Slice], raw: NDArray[np.float32] | None = None) -> SliceTable:
+    """The slices of one slicing; ``raw`` as in :func:`slice_row`."""
+    rows = [slice_row(run, part, raw) for part in slices]
+    tasks = run.documents["task"]
+    of_one = [str(names[0]) if len(names := tasks.iloc[part.rows].unique()) == 1 else None for part in slices]
+    return SliceTable(rows, least_dispersed(rows), association(rows, of_one))
+
+
+def slice_row(run: Run, part: Slice, raw: NDArray[np.float32] | None = None) -> SliceRow:
+    """One slice; with the vectors at their own lengths, ``raw`` (n, d), their :class:`Spectrum` too."""
     rows, n = part.rows, len(part.rows)
-    scores = run.score[rows]
-    scores = scores[~np.isnan(scores)]
-    accuracy = float(scores.mean()) if scores.size else float("nan")
-    interval = wilson(accuracy, len(scores))
-    reason = None
-    dispersion = error = float("nan")
-    if n < 2:
-        reason = "one document has no pair to be distant from"
-    else:
-        estimate = run.vectors.estimate(rows)
-        dispersion, error = estimate.mean, estimate.se
-        if n == 2:
-            reason = "two documents give no error bar"
-    return {
-        "slice": part.name,
-        "documents": n,
-        "labelled": len(scores),
-        "dispersion": dispersion,
-        "dispersion_se": error,
-        "accuracy": accuracy,
-        "accuracy_low": interval.low,
-        "accuracy_high": interval.high,
-        "query_perplexity": _mean(run.perplexity[rows]),
-        "confidence": _mean(run.confidence.top_probability[rows]),
-        "prompt_tokens": _mean(run.length[rows]),
-        "reason": reason,
-        **({} if raw is None else _spectrum(raw[rows])),
-    }
+    accuracy, labelled = _mean(run.score[rows]), int((~np.isnan(run.score[rows])).sum())
+    dispersion = error = math.nan
+    reason = "one document has no pair to be distant from" if n < 2 else None
+    if n >= 2:
+        dispersion, error, _ = run.vectors.estimate(rows)
+        reason = "two documents give no error bar" if n == 2 else None
+    values = (
+        part.name,
+        n,
+        labelled,
+        dispersion,
+        error,
+        accuracy,
+        *wilson(accuracy, labelled),
+        _mean(run.perplexity[rows]),
+        _mean(run.confidence.top_probability[rows]),
+        _mean(run.length[rows]),
+        reason,
+    )
+    if raw is None:
+        return SliceRow(*values)
+    return RankedSlice(*values, *(spectrum(raw[rows]) if n >= 3 else [math.nan] * len(Spectrum._fields)))
 
 
-def _spectrum(rows: NDArray[np.float32]) -> dict[str, float]:
-    return spectrum(rows)._asdict() if len(rows) >= 3 else dict.fromkeys(Spectrum._fields, float("nan"))
-
-
-def association(rows: list[dict[str, Any]], tasks: Sequence[str | None] = ()) -> dict[str, Any]:
-    """Spearman correlation of dispersion with accuracy over slices, with a 95 % interval.
+def association(rows: Sequence[SliceRow], tasks: Sequence[str | None] = ()) -> Association | Missing:
+    """The order of slices by dispersion and by accuracy.
 
     1: the more dispersed slice is always the more accurate one; 0: no order; negative: the reverse.
     Slices with fewer than three documents or labels do not count; below eight slices there is no interval.
 
     Args:
-        rows: Of :func:`slice_row`.
+        rows: The slices.
         tasks: Task of each slice, None for one of several tasks. Where two tasks have four slices each, the
             correlation inside tasks stands beside, with its permutation p-value.
     """
-    usable = [i for i, row in enumerate(rows) if row["documents"] >= 3 and row["labelled"] >= 3]
+    usable = [i for i, row in enumerate(rows) if row.documents >= 3 and row.labelled >= 3]
     if len(usable) < 4:
-        return {
-            "missing": f"a correlation over slices needs 4 slices of 3 labelled documents, got {len(usable)}"
-        }
-    x = np.array([rows[i]["dispersion"] for i in usable])
-    y = np.array([rows[i]["accuracy"] for i in usable])
+        return Missing(f"a correlation over slices needs 4 slices of 3 labelled documents, got {len(usable)}")
+    x = np.array([rows[i].dispersion for i in usable])
+    y = np.array([rows[i].accuracy for i in usable])
     rho = float(rank_correlations(x, y[None])[0])
     if np.isnan(rho):
-        return {"missing": "all slices have the same accuracy or the same dispersion"}
-    low, high = spearman_bounds(rho, len(usable))
-    figures = {"spearman": rho, "low": low, "high": high, "slices": len(usable)}
+        return Missing("all slices have the same accuracy or the same dispersion")
     of_task: dict[str, list[int]] = {}
     for place, i in enumerate(usable):
         if tasks and (task := tasks[i]) is not None:
             of_task.setdefault(task, []).append(place)
     large = [places for places in of_task.values() if len(places) >= _FEWEST_OF_A_TASK]
-    if len(large) < 2 or not (inside := rank_agreement([(x[places], y[places]) for places in large])):
-        return figures
-    return {
-        **figures,
-        "inside_tasks": {
-            "spearman": inside.spearman,
-            "p": inside.spearman_p,
-            "tasks": len(large),
-            "slices": sum(map(len, large)),
-        },
-    }
+    inside = None
+    if len(large) >= 2 and (agreed := rank_agreement([(x[places], y[places]) for places in large])):
+        inside = InsideTasks(agreed.spearman, agreed.spearman_p, len(large), sum(map(len, large)))
+    return Association(rho, *spearman_bounds(rho, len(usable)), len(usable), inside)
 
 
-def least_dispersed(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The slice of lowest dispersion, and how many others are not told apart from it.
+def least_dispersed(rows: Sequence[SliceRow]) -> LeastDispersed | Missing:
+    """The slice of lowest dispersion among those of three documents or more.
 
-    Slices of fewer than three documents do not count. Every pair of slices is held against Student's point
-    for as many comparisons as there are pairs, so that slices that are all alike have one called apart from
-    another in at most 5 % of runs.
+    Every pair of slices is held against Student's point for as many comparisons as there are pairs, so that
+    slices that are all alike have a clear difference in at most 5 % of runs.
     """
-    usable = [row for row in rows if row["documents"] >= 3 and np.isfinite(row["dispersion_se"])]
+    usable = [row for row in rows if row.documents >= 3 and np.isfinite(row.dispersion_se)]
     if len(usable) < 2:
-        return {"missing": f"{len(usable)} of {len(rows)} slices have three documents"}
-    lowest = min(usable, key=lambda row: float(row["dispersion"]))
-    pairs = len(usable) * (len(usable) - 1) // 2
-    tail = NormalDist().cdf(-normal_point(pairs))
-    apart = 0
+        return Missing(f"{len(usable)} of {len(rows)} slices have three documents")
+    lowest = min(usable, key=lambda row: row.dispersion)
+    tail = NormalDist().cdf(-normal_point(len(usable) * (len(usable) - 1) // 2))
+    clear = 0
     for row in usable:
-        if row is lowest:
-            continue
-        error = float(np.hypot(row["dispersion_se"], lowest["dispersion_se"]))
-        point = student_quantile(1 - tail, min(row["documents"], lowest["documents"]) - 1)
-        apart += bool(row["dispersion"] - lowest["dispersion"] > point * error)
-    return {
-        "slice": lowest["slice"],
-        "dispersion": lowest["dispersion"],
-        "others": len(usable) - 1,
-        "not_told_apart": len(usable) - 1 - apart,
-    }
-
-
-def slice_table(run: Run, slices: list[Slice], raw: NDArray[np.float32] | None = None) -> dict[str, Any]:
-    """All slices of one slicing, the least dispersed one, and how dispersion and accuracy go together."""
-    rows = [slice_row(run, part, raw) for part in slices]
-    tasks = run.documents["task"]
-    of_one = [str(names[0]) if len(names := tasks.iloc[part.rows].unique()) == 1 else None for part in slices]
-    return {"rows": rows, "least_dispersed": least_dispersed(rows), "association": association(rows, of_one)}
+        error = math.hypot(row.dispersion_se, lowest.dispersion_se)
+        point = student_quantile(1 - tail, min(row.documents, lowest.documents) - 1)
+        clear += row.dispersion - lowest.dispersion > point * error
+    return LeastDispersed(lowest.slice, lowest.dispersion, len(usable) - 1, len(usable) - 1 - clear)
 
 
 def _differ(slices: list[Slice], other: list[Slice]) -> bool:
@@ -252,4 +319,177 @@ def _differ(slices: list[Slice], other: list[Slice]) -> bool:
 
 def _mean(values: Array) -> float:
     known = values[~np.isnan(values)]
-    return float(known.mean()) if known.size else float("nan")
+    return float(known.mean()) if known.size else math.nan
+
+
+def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow, *, ends: int = 0) -> Table:
+    """The slices of one slicing, least dispersed first, then all documents.
+
+    With ``ends`` the short lines, of which texts show so many of each end.
+    """
+    ordered = sorted(rows, key=lambda row: math.inf if math.isnan(row.dispersion) else row.dispersion)
+    caption = f"{len(rows)} slices by {name}, least dispersed first"
+    heading, anchor = {"slice": name.capitalize()}, f"slices-{name}"
+    if not ends:
+        full = [without_nan(row) for row in [*ordered, whole]]
+        return Table.of(full, caption, name=anchor, headings=heading)
+    lines = [
+        SliceLine(row.slice, row.documents, row.dispersion, NORMAL_975 * row.dispersion_se, _accuracy(row))
+        for row in [*ordered, whole]
+    ]
+    last = len(lines) - 1
+    some = [*range(ends), *range(last - ends, last + 1)] if last > 2 * ends else []
+    return Table.of(lines, caption, name=anchor, headings=heading, excerpt=some)
+
+
+def _accuracy(row: SliceRow) -> str:
+    if math.isnan(row.accuracy):
+        return ""
+    return f"{row.accuracy:.0%} ({100 * row.accuracy_low:.0f}–{100 * row.accuracy_high:.0f})"
+
+
+def slices_sentence(whole: SliceRow, slices: Mapping[str, SliceTable], *, judged: bool = True) -> str:
+    """How dispersed the run is, its least dispersed slice, and whether accuracy follows dispersion."""
+    count = whole.documents
+    if math.isnan(whole.dispersion):
+        return f"The run has {count} document{'s' * (count > 1)}: {whole.reason}."
+    start = f"The {count} documents have a dispersion of {whole.dispersion:.4f}"
+    if not math.isnan(whole.accuracy):
+        start += f" at {100 * whole.accuracy:.1f} % accuracy"
+    if not slices:
+        return f"{start}, and nothing divides them into slices."
+    name, table = next(iter(slices.items()))
+    text = f"{start}; {_least_dispersed_text(name, table.least_dispersed)}."
+    if isinstance(table.association, Missing) or not judged:
+        return text
+    return f"{text} {_order_text(table.association)}."
+
+
+def _least_dispersed_text(name: str, least: LeastDispersed | Missing) -> str:
+    if isinstance(least, Missing):
+        return f"no {name} is called the least dispersed, since {least.missing}"
+    text = f"the least dispersed {name} is {least.slice} ({least.dispersion:.4f})"
+    if least.not_clear == least.others:
+        return f"{text}, and it differs clearly from no other"
+    if least.not_clear:
+        return f"{text}, which does not differ clearly from {least.not_clear} of the other {least.others}"
+    return f"{text}, which differs clearly from all {least.others} others"
+
+
+def _order_text(association: Association) -> str:
+    side = Figure(association.spearman, association.low, association.high).side(0)
+    verb = ("shows no clear order by", "rises with", "falls with")[side]
+    text = f"Over {association.slices} slices accuracy {verb} dispersion ({interval_text(association)})"
+    inside = association.inside_tasks
+    if not inside:
+        return text
+    figures = f"Spearman {inside.spearman:.2f}, p = {inside.p:.3f}"
+    if not side:
+        return f"{text}; inside tasks: {figures}"
+    if inside.p >= 0.05:
+        return f"{text}; inside tasks no order is clear ({figures})"
+    same = (inside.spearman > 0) == (side > 0)
+    return f"{text}; inside tasks {'too' if same else 'it is the reverse'} ({figures})"
+
+
+def interval_text(association: Association) -> str:
+    """A Spearman correlation with its interval, or why it has none."""
+    if math.isnan(association.low):
+        return f"Spearman {association.spearman:.2f}, too few slices for an interval"
+    return f"Spearman {association.spearman:.2f}, 95 % {association.low:.2f} to {association.high:.2f}"
+
+
+def slice_chart(name: str, table: SliceTable) -> Chart | None:
+    """Accuracy against dispersion, one point a slice with error bars; None below three usable slices."""
+    rows = [row for row in table.rows if row.documents >= 3 and row.labelled >= 1]
+    if len(rows) < 3 or any(math.isnan(row.dispersion_se) for row in rows):
+        return None
+    lowest, *_, highest = sorted(rows, key=lambda row: row.dispersion)
+    order = table.association
+    if isinstance(order, Missing):
+        text = f"no correlation: {order.missing}"
+    else:
+        text = f"{interval_text(order)}, over {order.slices} slices"
+    ends = [
+        f"{row.slice}, dispersion {row.dispersion:.4f}, accuracy {100 * row.accuracy:.1f} %"
+        for row in (lowest, highest)
+    ]
+    return Chart(
+        _points(name, rows),
+        f"Accuracy against dispersion by {name}",
+        f"{len(rows)} points. {text}. Least dispersed: {ends[0]}; most dispersed: {ends[1]}.",
+        "Bars are 95 % intervals. If points rise to the right, the slices that the model spreads out are "
+        "the ones it answers better. Slices also differ in topic and length, so one slice below another is "
+        "a place to look, not a proof.",
+        name="slices",
+    )
+
+
+def _points(name: str, rows: Sequence[SliceRow]) -> dict[str, Any]:
+    keys = ("slice", "documents", "dispersion", "accuracy", "accuracy_low", "accuracy_high")
+    values = [
+        {key: getattr(row, key) for key in keys}
+        | {"low": row.dispersion - NORMAL_975 * row.dispersion_se,
+           "high": row.dispersion + NORMAL_975 * row.dispersion_se}
+        for row in rows
+    ]  # fmt: skip
+    x = axis("dispersion", "dispersion (mean cosine distance)", axis={"tickCount": 6})
+    y = axis("accuracy", "accuracy", axis={"format": "%"})
+    faint = {"type": "rule", "opacity": 0.35, "color": "var(--series-1)"}
+    hover = [
+        {"field": "slice", "type": "nominal", "title": name},
+        {"field": "dispersion", "format": ".4f"},
+        {"field": "accuracy", "format": ".1%"},
+        {"field": "documents"},
+    ]
+    labels = [
+        {
+            "data": {"values": [row]},
+            "mark": {"type": "text", "align": align, "dx": 8 if align == "left" else -8, "dy": dy,
+                     "fontSize": 11, "color": "var(--ink)"},
+            "encoding": {"x": x, "y": y, "text": {"field": "slice"}},
+        }
+        for row, align, dy in _label_places(values)
+    ]  # fmt: skip
+    return {
+        "data": {"values": values},
+        "height": _CHART[1],
+        "layer": [
+            {"mark": faint, "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y}},
+            {"mark": faint, "encoding": {"x": x, "y": {**y, "field": "accuracy_low"},
+                                         "y2": {"field": "accuracy_high"}}},
+            {"mark": {"type": "point", "color": "var(--series-1)", "size": 70},
+             "encoding": {"x": x, "y": y, "tooltip": hover}},
+            *labels,
+        ],
+    }  # fmt: skip
+
+
+def _label_places(rows: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], str, int]]:
+    """The slices that are named, with the side and height of each name: inwards, and clear of other names."""
+    points = np.array([[row["dispersion"], row["accuracy"]] for row in rows])
+    spread = np.where(points.std(axis=0) > 0, points.std(axis=0), 1)
+    farthest = np.argsort(-np.square((points - points.mean(axis=0)) / spread).sum(axis=1), kind="stable")
+    named = range(len(rows)) if len(rows) <= _NAMED else farthest[:_OUTLIERS].tolist()
+    ends = [("low", "high"), ("accuracy_low", "accuracy_high")]
+    least = np.array([min(row[low] for row in rows) for low, _ in ends])
+    most = np.array([max(row[high] for row in rows) for _, high in ends])
+    places = (points - least) / np.where(most > least, most - least, 1) * _CHART
+    taken: list[tuple[float, float, float]] = []
+    chosen = []
+    for i in named:
+        x, y = places[i, 0], _CHART[1] - places[i, 1]
+        width = 6.2 * len(rows[i]["slice"])
+        boxes = []
+        for align in ("left", "right") if x < _CHART[0] / 2 else ("right", "left"):
+            start = x + 8 if align == "left" else x - 8 - width
+            for dy in (-9, 11):
+                hidden = any(
+                    abs(y + dy - other) <= 11 and start <= end and start + width >= begin
+                    for begin, end, other in taken
+                )
+                boxes.append((hidden, align, dy, (start, start + width, y + dy)))
+        _, align, dy, box = min(boxes, key=lambda place: place[0])
+        taken.append(box)
+        chosen.append((rows[i], align, dy))
+    return chosen

@@ -6,11 +6,11 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
 from lmeval_dispersion.harness import install
-from lmeval_dispersion.options import add_examples
+from lmeval_dispersion.options import add_column, add_examples, add_layers, add_quiet
 
 Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 
@@ -31,42 +31,27 @@ def _enable_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _enable(args: argparse.Namespace) -> int:
-    if args.undo:
-        return _undo()
-    if args.status:
-        return _status()
     if args.path:
         print(install.tasks_path())
         return 0
-    before = install.status().state
-    now = install.enable()
-    what = "already enabled" if before == "enabled" else "enabled"
-    print(f"{what}: {now.files} task files in {now.folder}")
-    if now.editable:
-        print(
-            "lm-eval is an editable checkout: its git status shows this folder as untracked until "
-            "`dispersion enable --undo`",
-            file=sys.stderr,
-        )
+    before = install.status()
+    if args.status:
+        states = {
+            "enabled": "enabled: {0.files} task files in {0.folder}",
+            "out of date": "out of date: {0.folder} was written by another version; run `dispersion enable`",
+            "disabled": "disabled: `dispersion enable` would write {0.files} task files to {0.folder}",
+        }
+        print(states[before.state].format(before))
+        return 0
+    if args.undo:
+        install.disable()
+        print("already disabled" if before.state == "disabled" else f"disabled: removed {before.folder}")
+        return 0
+    install.enable()
+    done = "already enabled" if before.state == "enabled" else "enabled"
+    print(f"{done}: {before.files} task files in {before.folder}")
     print("before uninstalling: dispersion enable --undo", file=sys.stderr)
     print("try: lm_eval --model hf --model_args pretrained=... --tasks mmlu_dispersion", file=sys.stderr)
-    return 0
-
-
-def _undo() -> int:
-    before = install.disable()
-    print("already disabled" if before.state == "disabled" else f"disabled: removed {before.folder}")
-    return 0
-
-
-def _status() -> int:
-    now = install.status()
-    there = {
-        "enabled": f"enabled: {now.files} task files in {now.folder}",
-        "out of date": f"out of date: {now.folder} was written by another version; run `dispersion enable`",
-        "disabled": f"disabled: `dispersion enable` would write {now.files} task files to {now.folder}",
-    }
-    print(there[now.state])
     return 0
 
 
@@ -90,26 +75,7 @@ def _run(args: argparse.Namespace) -> int:
         return 0 if arguments else 2
     if arguments[0] not in ("run", "ls", "validate"):
         arguments.insert(0, "run")
-    if not any(a == "--include_path" or a.startswith("--include_path=") for a in arguments):
-        _check_tasks(arguments)  # a user's own tasks may be called anything
     return _harness(arguments)
-
-
-def _check_tasks(arguments: Sequence[str]) -> None:
-    """Refuse misspelt names of ours with the nearest ones, before lm-eval loads a model."""
-    ours = install.task_names()
-    for i, argument in enumerate(arguments):
-        if argument not in ("--tasks", "-t"):
-            continue
-        for value in arguments[i + 1 :]:
-            if value.startswith("-"):
-                break
-            for name in value.split(","):
-                if "dispersion" not in name or name in ours or "*" in name or os.path.exists(name):
-                    continue
-                near = difflib.get_close_matches(name, ours, n=3)
-                hint = f"did you mean {', '.join(near)}?" if near else "`dispersion run ls tasks` lists them"
-                raise UsageError(f"there is no task {name!r}; {hint}")
 
 
 def _harness(arguments: list[str]) -> int:
@@ -140,81 +106,6 @@ def _harness(arguments: list[str]) -> int:
     return 3 if saving.failures else 0
 
 
-def _embed_arguments(parser: argparse.ArgumentParser) -> None:
-    from lmeval_dispersion.text_run import add_embed_arguments
-
-    add_embed_arguments(parser)
-    group = parser.add_argument_group("from samples of lm-eval, whatever backend ran it")
-    group.add_argument(
-        "--from-samples", metavar="RESULTS", help="results of a run with --log_samples (default: none)"
-    )
-    group.add_argument(
-        "--model",
-        dest="samples_model",
-        metavar="MODEL",
-        help="the model that answered, Hub id or folder (default: none)",
-    )
-    group.add_argument("--adapter", metavar="ID|FOLDER", help="its PEFT adapter (default: none)")
-    group.add_argument(
-        "--model-args",
-        metavar="K=V,K=V",
-        default="",
-        help="more arguments of lm-eval's hf model (default: none)",
-    )
-    group.add_argument(
-        "--batch-size", metavar="N", default="8", help="prompts at a time, or auto (default: 8)"
-    )
-    group.add_argument("--tasks", metavar="NAME,NAME", help="only these tasks (default: all that were run)")
-    group.add_argument(
-        "--correct", metavar="[FILTER/]METRIC", help="what tells correct answers (default: the task's own)"
-    )
-    group.add_argument(
-        "--backend",
-        choices=("hf", "vllm"),
-        default="hf",
-        help="what runs the prompts (default: hf, in this process)",
-    )
-    group.add_argument("--base-url", metavar="URL", help="address of the vLLM server (default: none)")
-    group.add_argument(
-        "--force", action="store_true", help="go on where documents are missing or answers disagree"
-    )
-
-
-def _embed(args: argparse.Namespace) -> int:
-    if args.from_samples is None:
-        from lmeval_dispersion.text_run import run_embed
-
-        return run_embed(args)
-    model = args.samples_model or args.model
-    if model is None:
-        raise UsageError("expected --model MODEL beside --from-samples: the model that gave the answers")
-    from lmeval_dispersion.harness.from_samples import stores_from_samples
-
-    options = {"revision": args.revision, "peft": args.adapter, "device": args.device}
-    arguments = {key: value for key, value in options.items() if value is not None}
-    arguments |= {"pretrained": model, "dtype": args.dtype}
-    for pair in filter(None, args.model_args.split(",")):
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise UsageError(f"expected --model-args key=value,..., got {pair!r}")
-        arguments[key.strip()] = value.strip()
-    folder = stores_from_samples(
-        args.from_samples,
-        arguments,
-        args.output,
-        layers="+".join(args.layer or []),
-        tasks=args.tasks.split(",") if args.tasks else None,
-        judge=args.correct,
-        batch_size=args.batch_size,
-        force=args.force,
-        backend=args.backend,
-        base_url=args.base_url,
-    )
-    print(folder)
-    print(f"next: dispersion audit {folder}", file=sys.stderr)
-    return 0
-
-
 def failure_sentence(error: Exception) -> str | None:
     """One sentence for what users meet; None for what is a defect and deserves its traceback."""
     text = str(error).strip()
@@ -223,19 +114,110 @@ def failure_sentence(error: Exception) -> str | None:
     if "OutOfMemoryError" in kinds or "out of memory" in text.lower() or isinstance(error, MemoryError):
         return f"out of memory: {first}; lower --batch_size, or try --batch_size auto"
     if text.startswith("Tasks not found"):
-        missing = first.partition(": ")[2].split(",")
-        near = [n for name in missing for n in difflib.get_close_matches(name.strip(), install.task_names())]
-        hint = (
-            f"did you mean {', '.join(near[:3])}?"
-            if near
-            else "`dispersion run ls tasks` lists what there is"
-        )
+        names = first.partition(": ")[2].split(",")
+        near = [n for name in names for n in difflib.get_close_matches(name.strip(), install.task_names())]
+        hint = f"did you mean {', '.join(near[:3])}?" if near else "`dispersion run ls tasks` lists them"
         return f"{first}; {hint}"
     if "chat_template" in text or "chat template" in text:
         return f"{first}; leave --apply_chat_template out, or use a model whose tokenizer has a template"
     if isinstance(error, OSError):
         return f"{first}; check the name of the model or data set, and the network"
     return None
+
+
+def _embed_arguments(parser: argparse.ArgumentParser) -> None:
+    from lmeval_dispersion.model.loading import DTYPES
+
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="Hub id or folder of a decoder model")
+    parser.add_argument(
+        "texts", nargs="?", metavar="FILE|HUB_ID", help="text, JSONL or parquet file, or a Hub data set"
+    )
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="FOLDER", help="folder of the store to write"
+    )
+    add_layers(parser, what="layer to keep: last, norm, layer.K, layer.K.attn, layer.K.ffn", default="last")
+    parser.add_argument(
+        "--task",
+        metavar="NAME",
+        help="name of the data; a calibrator holds for one (default: the file's). With --from-samples "
+        "NAME,NAME: these tasks alone (default: all that were run)",
+    )
+    parser.add_argument(
+        "--revision", metavar="REVISION", help="branch, tag or commit of the model (default: the main one)"
+    )
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="auto", help="of the weights (default: the checkpoint's own)"
+    )
+    parser.add_argument(
+        "--device", metavar="DEVICE", help="cpu, cuda, cuda:1, auto (default: the first GPU, else the CPU)"
+    )
+    add_column(parser)
+    add_quiet(parser)
+    group = parser.add_argument_group("from samples of lm-eval, whatever backend ran it")
+    group.add_argument(
+        "--from-samples",
+        metavar="RESULTS",
+        help="results of a run of MODEL with --log_samples, in place of a file of texts (default: none)",
+    )
+    group.add_argument(
+        "--model-args",
+        metavar="K=V,K=V",
+        default="",
+        help="more arguments of lm-eval's hf model, such as peft=ADAPTER,batch_size=auto (default: none)",
+    )
+    group.add_argument(
+        "--correct", metavar="[FILTER/]METRIC", help="what tells correct answers (default: the task's own)"
+    )
+    group.add_argument(
+        "--base-url", metavar="URL", help="a vLLM server that runs the prompts (default: this process does)"
+    )
+    group.add_argument(
+        "--force", action="store_true", help="go on where documents are missing or answers disagree"
+    )
+    add_examples(
+        parser,
+        "Qwen/Qwen2.5-0.5B questions.jsonl --column question -o store",
+        "./my-model texts.txt --layer last --layer layer.-2 -o store",
+        "Qwen/Qwen2.5-0.5B --from-samples results -o stores",
+    )
+
+
+def _embed(args: argparse.Namespace) -> int:
+    if args.model is None or (args.texts is None) == (args.from_samples is None):
+        raise UsageError("expected a model, and either a file of texts or --from-samples RESULTS")
+    if args.from_samples is None:
+        from lmeval_dispersion.harness.text_run import run_texts
+
+        folder = run_texts(args)
+    else:
+        from lmeval_dispersion.harness.from_samples import stores_from_samples
+
+        folder = stores_from_samples(
+            args.from_samples,
+            _model_arguments(args),
+            args.output,
+            layers="+".join(args.layer or []),
+            tasks=args.task.split(",") if args.task else None,
+            judge=args.correct,
+            force=args.force,
+            base_url=args.base_url,
+        )
+    print(folder)
+    if not args.quiet:
+        print(f"next: dispersion audit {folder}", file=sys.stderr)
+    return 0
+
+
+def _model_arguments(args: argparse.Namespace) -> dict[str, str]:
+    """Arguments of lm-eval's hf model."""
+    options = {"pretrained": args.model, "dtype": args.dtype}
+    options |= {key: value for key in ("revision", "device") if (value := getattr(args, key)) is not None}
+    for pair in filter(None, args.model_args.split(",")):
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"expected --model-args key=value,..., got {pair!r}")
+        options[key.strip()] = value.strip()
+    return options
 
 
 COMMANDS: dict[str, Command] = {

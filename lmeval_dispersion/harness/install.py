@@ -13,21 +13,17 @@ import os
 import re
 import shutil
 import tempfile
-from importlib.metadata import PackageNotFoundError, distribution
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from lmeval_dispersion.errors import HarnessError, MissingExtraError, UsageError
+from lmeval_dispersion.errors import MissingExtraError, UsageError
 from lmeval_dispersion.paths import data_folder
 
 FOLDER = "lmeval_dispersion"
-TASKS = "tasks"  # the last part of the entry point's name, see lmeval_dispersion.harness.plugin
 _PATTERN = re.compile(r"^# for NAME in ([^;\n]+)(?:; CATEGORY = (\w+))?\n", re.MULTILINE)
 _INCLUDE = re.compile(r"^(\s*(?:- )?include: |\s+- )(\.\./\.\./)(\S+)$", re.MULTILINE)
-
-_NOTE = "README.md"
-_NOTE_TEXT = "Written by `dispersion enable` of lmeval-dispersion; `dispersion enable --undo` removes it.\n"
 
 State = Literal["enabled", "out of date", "disabled"]
 
@@ -38,7 +34,6 @@ class Status(NamedTuple):
     state: State
     folder: Path
     files: int
-    editable: bool
 
 
 def task_files() -> dict[str, str]:
@@ -72,54 +67,41 @@ def harness_tasks() -> Path:
     spec = find_spec("lm_eval")
     if spec is None or not spec.submodule_search_locations:
         raise MissingExtraError("lm-eval is not installed; pip install 'lmeval-dispersion[models]'")
-    folder = Path(next(iter(spec.submodule_search_locations))) / "tasks"
-    if not folder.is_dir():
-        raise HarnessError(f"expected lm-eval's tasks in {folder}, which is no folder; reinstall lm-eval")
-    return folder
+    return Path(next(iter(spec.submodule_search_locations))) / "tasks"
 
 
 def status() -> Status:
     """Whether the tasks are enabled, by comparing what is there with what this version would write."""
     folder = harness_tasks() / FOLDER
     wanted = task_files()
-    there = {
-        path.relative_to(folder).as_posix(): path.read_text("utf-8")
-        for path in sorted(folder.rglob("*.yaml"))
-    }
+    there = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in folder.rglob("*.yaml")}
     state: State = "disabled" if not there else "enabled" if there == wanted else "out of date"
-    return Status(state, folder, len(wanted), _editable())
+    return Status(state, folder, len(wanted))
 
 
-def enable() -> Status:
+def enable() -> None:
     """Write the configurations into lm-eval's tasks folder; writing them again changes nothing."""
     before = status()
-    if before.state != "enabled":
-        try:
-            _remove(before.folder)
-            for name, text in task_files().items():
-                path = before.folder / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, "utf-8")
-            (before.folder / _NOTE).write_text(_NOTE_TEXT, "utf-8")
-        except OSError as error:
-            shutil.rmtree(before.folder, ignore_errors=True)
-            raise UsageError(
-                f"{before.folder} cannot be written: {error.strerror}; use `dispersion run` in place of "
-                '`lm_eval`, or `--include_path "$(dispersion enable --path)"`'
-            ) from error
-    return status()
-
-
-def disable() -> Status:
-    """Remove what :func:`enable` wrote, and nothing else."""
-    before = status()
+    if before.state == "enabled":
+        return
     try:
         _remove(before.folder)
+        _write(before.folder, task_files())
     except OSError as error:
+        shutil.rmtree(before.folder, ignore_errors=True)
         raise UsageError(
-            f"{before.folder} cannot be removed: {error.strerror}; remove it as its owner"
+            f"{before.folder} cannot be written: {error.strerror}; use `dispersion run` in place of "
+            '`lm_eval`, or `--include_path "$(dispersion enable --path)"`'
         ) from error
-    return before
+
+
+def disable() -> None:
+    """Remove what :func:`enable` wrote, and nothing else."""
+    folder = harness_tasks() / FOLDER
+    try:
+        _remove(folder)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be removed: {error.strerror}; remove it as its owner") from error
 
 
 def tasks_path() -> Path:
@@ -132,18 +114,15 @@ def tasks_path() -> Path:
         name: _INCLUDE.sub(lambda m: f"{m[1]}{theirs.as_posix()}/{m[3]}", text)
         for name, text in task_files().items()
     }
-    key = hashlib.sha256(json.dumps([TASKS, files], sort_keys=True).encode()).hexdigest()[:16]
+    key = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmeval-dispersion"
     folder = root / f"tasks-{key}"
     if folder.is_dir():
-        return folder / TASKS
+        return folder
     try:
         root.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=root, prefix=".tasks-"))
-        for name, text in files.items():
-            path = made / TASKS / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, "utf-8")
+        _write(made, files)
         made.chmod(0o755)
         try:
             made.rename(folder)
@@ -151,25 +130,21 @@ def tasks_path() -> Path:
             shutil.rmtree(made)
     except OSError as error:
         raise UsageError(f"{root} cannot be written: {error.strerror}; set XDG_CACHE_HOME") from error
-    return folder / TASKS
+    return folder
+
+
+def _write(folder: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
 
 
 def _remove(folder: Path) -> None:
     """Remove our files and the folders that they leave empty; a user's own files there stay."""
-    for path in sorted(folder.rglob("*.yaml")):
+    for path in folder.rglob("*.yaml"):
         path.unlink()
-    if (folder / _NOTE).is_file():
-        (folder / _NOTE).unlink()
-    for inner in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
-        if not any(inner.iterdir()):
+    inside = sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True)
+    for inner in [*inside, folder]:
+        if inner.is_dir() and not any(inner.iterdir()):
             inner.rmdir()
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
-
-
-def _editable() -> bool:
-    try:
-        text = distribution("lm_eval").read_text("direct_url.json")
-    except PackageNotFoundError:
-        return True  # on the path without being installed
-    return bool(text and json.loads(text).get("dir_info", {}).get("editable"))

@@ -11,45 +11,31 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import torch
+from lm_eval.utils import get_rolling_token_windows
 from torch import Tensor
 
 from lmeval_dispersion.errors import HarnessError
-from lmeval_dispersion.harness.query_tokens import query_tokens
-from lmeval_dispersion.harness.records import Vectors
+from lmeval_dispersion.harness.records import DocState, Vectors
 from lmeval_dispersion.harness.seams import shadowed
-from lmeval_dispersion.model.capture import Site, resolve
+from lmeval_dispersion.model.capture import resolve
 
 
 @dataclass
 class Wanted:
-    """One state that a request wants, and what came back for it.
+    """One state that a request wants, and what came back for it."""
 
-    Attributes:
-        position: Position in the request's input, counted from its left end.
-        span: Tokens [start, stop) of the input whose log-probabilities are wanted; empty: none.
-        prompt_tokens: Tokens of the context before truncation.
-        truncated: Whether the input was cut on the left.
-        vectors: Layer name -> state (d,), filled when the row was seen.
-        logprob: Sum over the span, NaN until seen.
-    """
-
-    position: int
-    span: tuple[int, int]
-    prompt_tokens: int
-    truncated: bool
-    vectors: dict[str, Vectors] = field(default_factory=dict)
-    logprob: float = math.nan
-
-    @property
-    def perplexity(self) -> float:
-        """Exp of the mean negative log-probability over the span, NaN where it is empty."""
-        tokens = self.span[1] - self.span[0]
-        return math.exp(min(-self.logprob / tokens, 700.0)) if tokens > 0 else math.nan
+    position: int  # in the request's input, counted from its left end
+    span: tuple[int, int]  # tokens [start, stop) whose log-probabilities are wanted; empty: none
+    prompt_tokens: int  # of the context before truncation
+    truncated: bool  # whether the input was cut on the left
+    vectors: dict[str, Vectors] = field(default_factory=dict)  # layer -> state (d,), once the row was seen
+    perplexity: float = math.nan  # of the span, or of the segment
 
 
 class Recorder:
@@ -57,13 +43,14 @@ class Recorder:
 
     A subclass names the methods of HFLM that it shadows, and has a method of the same name without leading
     underscore for each: called in its place, with the original first.
+    Requests have ``args`` (the prompt first), ``idx`` and ``query``; layers are named once each.
     """
 
     shadows: tuple[str, ...] = ()
 
-    def __init__(self, lm: Any, layers: Sequence[str]) -> None:
-        self.lm = lm
-        self.sites: list[Site] = resolve(lm.model, layers)
+    def __init__(self, lm: Any, layers: Sequence[str], requests: Sequence[Any]) -> None:
+        self.lm, self.requests = lm, requests
+        self.sites = resolve(lm.model, layers)
         self.fresh: dict[str, Tensor] = {}  # this forward pass's states, on the device
 
     @contextmanager
@@ -74,22 +61,37 @@ class Recorder:
             if hasattr(torch.compiler, "set_stance"):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             for site in self.sites:
-                for handle in site.hook(self._taker(site.name)):
+                for handle in site.hook(partial(self.see, site.name)):
                     stack.callback(handle.remove)
             replacements = {name: getattr(self, name.lstrip("_")) for name in self.shadows}
             stack.enter_context(shadowed(self.lm, replacements))
             yield
         self.flush()
 
-    def flush(self) -> None:
-        """Move what is still on the device to the requests that want it."""
-
     def see(self, name: str, state: Tensor) -> None:
         """Take from a layer's state (b, t, d) what is wanted."""
         raise NotImplementedError
 
-    def _taker(self, name: str) -> Any:
-        return lambda state: self.see(name, state)
+    def wanted(self) -> list[list[Wanted]]:
+        """Of each request the states that it wanted, none for requests that want none."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Move what is still on the device to the requests that want it."""
+
+    def states(self) -> list[DocState | None]:
+        """The requests' states, None for those that want none; raises where one was never seen."""
+        of_requests = self.wanted()
+        flat = [wanted for of_request in of_requests for wanted in of_request]
+        missing = sum(len(wanted.vectors) < len(self.sites) for wanted in flat)
+        missing += abs(len(of_requests) - len(self.requests))
+        if missing:
+            raise HarnessError(
+                f"the states of {missing} of {len(flat)} requests were not seen: lm-eval "
+                f"{version('lm_eval')} runs this model in a way that this version does not know; use lm-eval "
+                "0.4.13, or the stock task"
+            )
+        return [_state(request, w) for request, w in zip(self.requests, of_requests, strict=True)]
 
 
 class TokenRecorder(Recorder):
@@ -97,29 +99,31 @@ class TokenRecorder(Recorder):
 
     shadows: tuple[str, ...] = ("_loglikelihood_tokens", "_model_call", "_select_cont_toks")
 
-    def __init__(self, lm: Any, layers: Sequence[str]) -> None:
-        super().__init__(lm, layers)
-        self.results: list[Wanted | None] = []
+    def __init__(self, lm: Any, layers: Sequence[str], requests: Sequence[Any]) -> None:
+        super().__init__(lm, layers, requests)
+        self.planned: list[Wanted | None] = []
         self.by_tokens: dict[bytes, list[Wanted]] = {}
         self.rows: list[tuple[int, Wanted]] = []  # (row of the running batch, who wants it)
         self.input: Tensor | None = None
         self.row = 0
         self.sums: list[tuple[Wanted, Tensor]] = []
 
-    def plan(self, index: int, context: list[int], continuation: list[int]) -> Wanted | None:
-        """The state that request ``index`` (counted over the recorder's life) wants; None for nothing."""
+    def plan(self, context: list[int], continuation: list[int]) -> Wanted | None:
+        """The state that the next request wants; None for nothing."""
         raise NotImplementedError
+
+    def expect(self, wanted: Wanted, tokens: list[int]) -> None:
+        """Prepare for the row of these tokens."""
+        self.by_tokens.setdefault(_key(np.array(tokens, dtype=np.int64)), []).append(wanted)
 
     def loglikelihood_tokens(self, original: Any, requests: Any, *args: Any, **kwargs: Any) -> Any:
         """In place of HFLM's method: note the requests, then let it run."""
         self.by_tokens = {}
-        longest = self.lm.max_length
         for _, context, continuation in requests:
-            wanted = self.plan(len(self.results), context, continuation)
-            self.results.append(wanted)
+            wanted = self.plan(context, continuation)
+            self.planned.append(wanted)
             if wanted is not None:
-                tokens = (context + continuation)[-(longest + 1) :][:-1]
-                self.by_tokens.setdefault(_key(np.array(tokens, dtype=np.int64)), []).append(wanted)
+                self.expect(wanted, (context + continuation)[-(self.lm.max_length + 1) :][:-1])
         answers = original(requests, *args, **kwargs)
         self.flush()
         return answers
@@ -167,43 +171,25 @@ class TokenRecorder(Recorder):
 
         Done when the next batch starts: by then lm-eval has waited for the device itself.
         """
-        for name, states in self.fresh.items():
-            values = states.detach().to("cpu", torch.float32).numpy()
-            for (_, wanted), vector in zip(self.rows, values, strict=True):
-                wanted.vectors[name] = vector
+        _keep(self.fresh, [wanted for _, wanted in self.rows])
         if self.sums:
-            for (wanted, _), value in zip(
-                self.sums, torch.stack([s for _, s in self.sums]).tolist(), strict=True
-            ):
-                wanted.logprob = value
+            sums = torch.stack([s for _, s in self.sums]).tolist()
+            for (wanted, _), logprob in zip(self.sums, sums, strict=True):
+                wanted.perplexity = _perplexity(logprob, wanted.span[1] - wanted.span[0])
         self.fresh, self.sums, self.rows, self.input = {}, [], [], None
-
-    def seen(self) -> list[Wanted | None]:
-        """The results in the order of the requests; raises where a state was never seen."""
-        wanted = [w for w in self.results if w is not None]
-        missing = sum(len(w.vectors) < len({site.name for site in self.sites}) for w in wanted)
-        if missing:
-            raise HarnessError(unseen(missing, len(wanted)))
-        return self.results
 
 
 class ContextRecorder(TokenRecorder):
-    """Records ``loglikelihood`` requests: the state of the last context token of those that ask for it."""
+    """Records ``loglikelihood``: the last context token's state of each document's first request."""
 
-    def __init__(
-        self, lm: Any, layers: Sequence[str], queries: Sequence[tuple[str, str | None] | None]
-    ) -> None:
-        super().__init__(lm, layers)
-        self.queries = queries
-
-    def plan(self, index: int, context: list[int], continuation: list[int]) -> Wanted | None:
+    def plan(self, context: list[int], continuation: list[int]) -> Wanted | None:
         """The last context token, and the query's tokens for their perplexity."""
-        query = self.queries[index] if index < len(self.queries) else None
-        if query is None:
+        request = self.requests[len(self.planned)] if len(self.planned) < len(self.requests) else None
+        if request is None or request.idx != 0:
             return None
         total, longest = len(context) + len(continuation), self.lm.max_length
         dropped = max(0, total - (longest + 1))
-        start, stop = query_tokens(self.lm, *query, context)
+        start, stop = query_tokens(self.lm.tokenizer, request.args[0], request.query, context)
         return Wanted(
             position=total - dropped - 1 - len(continuation),
             span=(max(start - dropped, 1), max(stop - dropped, 1)),
@@ -211,17 +197,19 @@ class ContextRecorder(TokenRecorder):
             truncated=dropped > 0,
         )
 
+    def wanted(self) -> list[list[Wanted]]:
+        """One of each document's first request."""
+        return [[] if wanted is None else [wanted] for wanted in self.planned]
+
 
 class SegmentRecorder(TokenRecorder):
     """Records ``loglikelihood_rolling`` requests: the last state of every segment that the model sees."""
 
     shadows = (*TokenRecorder.shadows, "tok_encode")
 
-    def __init__(self, lm: Any, layers: Sequence[str]) -> None:
-        super().__init__(lm, layers)
+    def __init__(self, lm: Any, layers: Sequence[str], requests: Sequence[Any]) -> None:
+        super().__init__(lm, layers, requests)
         self.texts: list[list[int]] = []
-        self.answers: list[float] = []
-        self.lengths: list[int] = []
 
     def tok_encode(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """In place of HFLM's method, which is called once a request here: note its tokens."""
@@ -229,22 +217,29 @@ class SegmentRecorder(TokenRecorder):
         self.texts.append(tokens)
         return tokens
 
-    def plan(self, index: int, context: list[int], continuation: list[int]) -> Wanted | None:
+    def plan(self, context: list[int], continuation: list[int]) -> Wanted | None:
         """The last input position: the state that predicts the segment's last token."""
-        self.lengths.append(len(continuation))
-        total, longest = len(context) + len(continuation), self.lm.max_length
-        length = min(total, longest + 1) - 1
+        length = min(len(context) + len(continuation), self.lm.max_length + 1) - 1
         return Wanted(length - 1, (0, 0), len(continuation), truncated=False)
 
     def loglikelihood_tokens(self, original: Any, requests: Any, *args: Any, **kwargs: Any) -> Any:
-        """Also note the answers, which hold each segment's perplexity."""
+        """The answers are the segments' own log-probabilities."""
         answers = super().loglikelihood_tokens(original, requests, *args, **kwargs)
-        self.answers += [logprob for logprob, _ in answers]
+        for wanted, (logprob, _) in zip(self.planned[-len(answers) :], answers, strict=True):
+            if wanted is not None:
+                wanted.perplexity = _perplexity(logprob, wanted.prompt_tokens)
         return answers
 
-    def perplexity(self, index: int) -> float:
-        """Perplexity of segment ``index``."""
-        return math.exp(min(-self.answers[index] / self.lengths[index], 700.0))
+    def wanted(self) -> list[list[Wanted]]:
+        """Those of each text's segments, in order; an empty text has none."""
+        segments = iter(self.planned)
+        of_texts = []
+        for tokens in self.texts:
+            windows = get_rolling_token_windows(
+                tokens, self.lm.prefix_token_id, max_seq_len=self.lm.max_length, context_len=1
+            )
+            of_texts.append([wanted for _, wanted in zip(windows, segments, strict=False) if wanted])
+        return of_texts
 
 
 class PrefillRecorder(Recorder):
@@ -252,25 +247,23 @@ class PrefillRecorder(Recorder):
 
     shadows = ("tok_batch_encode", "_model_generate")
 
-    def __init__(self, lm: Any, layers: Sequence[str]) -> None:
-        super().__init__(lm, layers)
-        self.prompts: list[str] = []
-        self.wanted: list[Wanted] = []
+    def __init__(self, lm: Any, layers: Sequence[str], requests: Sequence[Any]) -> None:
+        super().__init__(lm, layers, requests)
+        self.batch: list[Wanted] = []
         self.armed = False
-        self.results: dict[str, Wanted] = {}
+        self.of_prompt: dict[str, Wanted] = {}
 
     def tok_batch_encode(self, original: Any, strings: Any, *args: Any, **kwargs: Any) -> Any:
         """In place of HFLM's method: note the batch's prompts and how many tokens they have."""
         ids, mask = original(strings, *args, **kwargs)
-        self.prompts = list(strings)
-        counts = mask.sum(dim=1).tolist()
         limit = kwargs.get("left_truncate_len")
-        self.wanted = []
-        for prompt, count in zip(self.prompts, counts, strict=True):
+        self.batch = []
+        for prompt, count in zip(strings, mask.sum(dim=1).tolist(), strict=True):
             # The batch is cut as one piece: only a row that fills it can have lost tokens.
             full = limit is not None and count >= limit
             tokens = len(self.lm.tok_encode(prompt)) if full else count
-            self.wanted.append(Wanted(-1, (0, 0), tokens, truncated=tokens > count))
+            self.batch.append(Wanted(-1, (0, 0), tokens, truncated=tokens > count))
+        self.of_prompt.update(zip(strings, self.batch, strict=True))
         return ids, mask
 
     def model_generate(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -284,19 +277,19 @@ class PrefillRecorder(Recorder):
 
     def see(self, name: str, state: Tensor) -> None:
         """Take the last position (padding is on the left); beams repeat every row."""
-        if self.armed and name not in self.fresh and self.prompts:
-            beams = state.shape[0] // len(self.prompts)
+        if self.armed and name not in self.fresh and self.batch:
+            beams = state.shape[0] // len(self.batch)
             self.fresh[name] = state[:: max(beams, 1), -1]
 
     def flush(self) -> None:
         """Move the batch's states off the device."""
-        for name, states in self.fresh.items():
-            values = states.detach().to("cpu", torch.float32).numpy()
-            for wanted, vector in zip(self.wanted, values, strict=True):
-                wanted.vectors[name] = vector
-        if self.fresh:
-            self.results.update(zip(self.prompts, self.wanted, strict=True))
+        _keep(self.fresh, self.batch)
         self.fresh = {}
+
+    def wanted(self) -> list[list[Wanted]]:
+        """One of each request; of prompts that never came, none."""
+        prompts = [request.args[0] for request in self.requests]
+        return [[self.of_prompt.get(prompt, Wanted(-1, (0, 0), 0, False))] for prompt in prompts]
 
 
 class OneTokenRecorder(PrefillRecorder):
@@ -308,12 +301,56 @@ class OneTokenRecorder(PrefillRecorder):
         return super().model_generate(original, *args, **{**kwargs, "max_length": context.shape[1] + 1})
 
 
-def unseen(missing: int, of: int) -> str:
-    """The sentence for states that never came."""
-    return (
-        f"the states of {missing} of {of} requests were not seen: lm-eval {version('lm_eval')} runs this "
-        "model in a way that this version does not know; use lm-eval 0.4.13, or the stock task"
+def query_tokens(tokenizer: Any, prompt: str, query: str | None, context: Sequence[int]) -> tuple[int, int]:
+    """Where the query is among a context's tokens: [start, stop), the tokens that hold a character of it.
+
+    White space at the query's ends is not the query's: a tokenizer joins it with whatever is beside it. A
+    token that holds the end of one and the start of the other counts.
+
+    Returns:
+        The whole context where the query is not in the prompt. An empty span where the tokenizer does not
+        say which characters a token stands for (slow ones), so that no wrong figure is given.
+    """
+    core = (query or "").strip()
+    at = prompt.rfind(core) if core else -1
+    if at < 0:
+        return 0, len(context)
+    if not getattr(tokenizer, "is_fast", False):
+        return 0, 0
+    # With or without special tokens: whichever lm-eval has chosen for this prompt.
+    for special in (True, False):
+        encoded = tokenizer(prompt.rstrip(), add_special_tokens=special, return_offsets_mapping=True)
+        if encoded["input_ids"] == list(context):
+            spans = encoded["offset_mapping"]
+            held = [i for i, (start, stop) in enumerate(spans) if start < at + len(core) and stop > at]
+            return (held[0], held[-1] + 1) if held else (0, 0)
+    return 0, 0
+
+
+def _state(request: Any, wanted: Sequence[Wanted]) -> DocState | None:
+    """The state of one request, from all that was seen for it; the layers in the order of the request."""
+    if not wanted and request.idx != 0:
+        return None
+    layers = request.dispersion_layers
+    return DocState(
+        vectors={name: np.stack([w.vectors[name] for w in wanted]) for name in layers} if wanted else {},
+        prompt_tokens=[w.prompt_tokens for w in wanted],
+        truncated=[w.truncated for w in wanted],
+        perplexity=[w.perplexity for w in wanted],
     )
+
+
+def _keep(fresh: dict[str, Tensor], wanted: Sequence[Wanted]) -> None:
+    """Move a batch's states off the device, to those that wanted them."""
+    for name, states in fresh.items():
+        values = states.detach().to("cpu", torch.float32).numpy()
+        for row, vector in zip(wanted, values, strict=True):
+            row.vectors[name] = vector
+
+
+def _perplexity(logprob: float, tokens: int) -> float:
+    """Exp of the mean negative log-probability over some tokens."""
+    return math.exp(min(-logprob / tokens, 700.0))
 
 
 def _key(tokens: Any) -> bytes:

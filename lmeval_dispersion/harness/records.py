@@ -1,11 +1,12 @@
-"""One document's states and measures, and how the task judged its answer."""
+"""One document's states and how the task judged its answer, and a task's metrics over its documents."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,112 +14,118 @@ from lm_eval.utils import handle_non_serializable, hash_string
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import HarnessError
+from lmeval_dispersion.geometry import Estimate, streamed_dispersion_estimate, valid_rows
+from lmeval_dispersion.harness.seams import Pooled
 
 Vectors = NDArray[np.float32]
 
 # Which metric says whether a document was answered correctly: the first of these that the task has.
 CORRECT = ("acc", "exact_match", "prompt_level_strict_acc", "pass@1", "em", "acc_norm")
 
+# Metric of ours -> which documents it is over, by their score.
+METRICS = {"dispersion": "all", "dispersion_correct": "correct", "dispersion_incorrect": "incorrect"}
+
+_BLOCK = 4096  # documents whose states are put together at a time
+
 
 @dataclass
 class DocState:
     """States and measures of one document's request, taken in the forward pass that answered it.
 
-    Attributes:
-        doc_id: Position of the document among those that were run (lm-eval's ``Instance.doc_id``).
-        vectors: Layer name -> states, shape (m, d) float32; m is 1, or the number of segments of a rolling
-            request.
-        prompt_tokens: Tokens of the prompt before any truncation, one number for each of the m.
-        truncated: Whether tokens were cut off on the left for want of context, likewise.
-        perplexity: Perplexity of the query's own tokens (of the segment's, for rolling), NaN: not known.
-        prompt_hash: lm-eval's hash of the prompt.
-        query: The query as the task renders it, without few-shot examples; None where it has none.
-        continuations: The texts whose log-probabilities were asked for, in order.
+    All have m entries: one, or as many as a rolling request has segments.
     """
 
-    doc_id: int
-    vectors: dict[str, Vectors]
-    prompt_tokens: list[int]
-    truncated: list[bool]
-    perplexity: list[float]
-    prompt_hash: str
-    query: str | None = None
-    continuations: list[str] = field(default_factory=list)
+    vectors: dict[str, Vectors]  # layer -> states (m, d) float32, the reported layer first
+    prompt_tokens: list[int]  # of the prompt before any truncation
+    truncated: list[bool]  # whether tokens were cut off on the left for want of context
+    perplexity: list[float]  # of the query's own tokens, or of the segment's; NaN: not known
+
+
+@dataclass
+class Prompt:
+    """A logged prompt, as lm-eval's model takes requests and as recorders see them."""
+
+    args: tuple[Any, ...]  # the request's arguments, the prompt first
+    query: str | None  # as the task renders it
+    task_name: str
+    dispersion_layers: tuple[str, ...] = ()
+    idx: int = 0  # its state is wanted
+    dispersion_state: DocState | None = None  # once it has run
+    answer: float | str | None = None  # the model's own log-probability or first token; None: not asked
+
+    @property
+    def key(self) -> str:
+        """Equal for prompts that need one pass only."""
+        return json.dumps([self.args, self.query], sort_keys=True, default=str)
+
+
+@dataclass(eq=False)
+class DocRecord:
+    """A document's state with how the task judged the answer; the value of every metric of ours."""
+
+    state: DocState
+    doc_id: int  # true index in the task's split
+    correct: float  # share in [0, 1], NaN where the task has no label
+    filter: str  # the filter whose answer was judged
+    columns: dict[str, Any]  # of the store's documents, beside what the other fields say
 
     def __repr__(self) -> str:
         # lm-eval writes str() of every metric's value into the samples file: no vectors there.
         return f"<state of document {self.doc_id}>"
 
 
-@dataclass(eq=False)
-class DocRecord:
-    """A document's state with how the task judged the answer; the value of every metric of ours.
-
-    Attributes:
-        state: What the model gave.
-        doc_id: True index in the task's split.
-        correct: Share in [0, 1], NaN where the task has no label.
-        prediction: The answer in words, or None.
-        target: The right answer in words, or None.
-        logprobs: Log-probability of each continuation.
-        doc_hash: lm-eval's hash of the document.
-        subject: The document's own ``subject``, else the task's alias, or None.
-        filter: The filter whose answer was judged.
-    """
-
-    state: DocState
-    doc_id: int
-    correct: float
-    prediction: str | None
-    target: str | None
-    logprobs: list[float]
-    doc_hash: str
-    subject: str | None
-    filter: str = "none"
-
-    def __repr__(self) -> str:
-        return f"<state of document {self.doc_id}>"
-
-
 def record_of(
     doc: Any,
-    state: DocState,
+    prompt: Any,
     answers: Sequence[Any],
     *,
     doc_id: int,
     correct: float,
     target: Any,
-    choices: bool,
+    options: Sequence[str],
     alias: str | None,
-    filter_name: str = "none",
+    filter_name: str,
 ) -> DocRecord:
-    """The record of one document."""
-    # A list where a cache that speaks JSON has held it.
-    pairs = [a for a in answers if isinstance(a, tuple | list) and len(a) == 2 and isinstance(a[0], float)]
+    """The record of one document.
+
+    ``prompt`` is its first request, which holds its state; ``answers`` are those to all requests, as the
+    filter leaves them. ``options`` are the texts of which the most probable one is the answer, empty where
+    the task has none; ``target`` is a text or an index into them.
+    """
+    pairs = [a for a in answers if isinstance(a, tuple) and len(a) == 2 and isinstance(a[0], float)]
     logprobs = [float(a[0]) for a in pairs] or [float(a) for a in answers if isinstance(a, float)]
     prediction: str | None = None
-    if choices:
-        texts = [text.strip() for text in state.continuations]
-        scores = logprobs[: len(texts)]
-        prediction = texts[scores.index(max(scores))] if scores else None
+    if options:
+        texts = [text.strip() for text in options]
+        prediction = texts[int(np.argmax(logprobs[: len(texts)]))] if logprobs else None
         if isinstance(target, int) and 0 <= target < len(texts):
             target = texts[target]
     elif isinstance(answers[0], str):
         prediction = answers[0]
     subject = doc.get("subject") if isinstance(doc, Mapping) else None
-    # As lm-eval's own evaluator hashes a document.
+    columns = {
+        "subject": subject if isinstance(subject, str) else alias,
+        "doc_hash": doc_hash(doc),
+        "prompt_hash": hash_string(prompt.args[0]),
+        "prediction": prediction,
+        "target": None if target is None else str(target),
+        "logprobs": logprobs,
+        "text": prompt.query,
+    }
+    return DocRecord(prompt.dispersion_state, doc_id, correct, filter_name, columns)
+
+
+def options_of(arguments: Sequence[tuple[Any, ...]], output_type: str) -> list[str]:
+    """The texts among which a document's requests choose; none where its contexts differ (Winogrande)."""
+    several_contexts = len({context for context, *_ in arguments if context}) > 1
+    chooses = output_type == "multiple_choice" and not several_contexts
+    return [continuation for _, continuation, *_ in arguments] if chooses else []
+
+
+def doc_hash(doc: Any) -> str:
+    """The document's hash, as lm-eval's evaluator makes it."""
     dumped = json.dumps(doc, indent=2, default=handle_non_serializable, ensure_ascii=False)
-    return DocRecord(
-        state=state,
-        doc_id=doc_id,
-        correct=correct,
-        prediction=prediction,
-        target=None if target is None else str(target),
-        logprobs=logprobs,
-        doc_hash=hash_string(dumped),
-        subject=subject if isinstance(subject, str) else alias,
-        filter=filter_name,
-    )
+    return str(hash_string(dumped))
 
 
 def split_judge(named: str | None) -> tuple[str | None, str | None]:
@@ -149,3 +156,124 @@ def correctness(metrics: Mapping[str, Any], named: str | None) -> tuple[str | No
         if name in metrics and isinstance(metrics[name], int | float):
             return name, float(metrics[name])
     return None, math.nan
+
+
+@dataclass(frozen=True)
+class Figure:
+    """lm-eval's aggregation for one of :data:`METRICS`, or for its jackknife standard error.
+
+    Its value depends on the records that it is given alone: lm-eval may call it on any sample of them, in any
+    process and any number of times. A document that comes twice counts once.
+    """
+
+    metric: str
+    error: bool = False
+    # Told of the records: those of other processes reach a task in no other way.
+    note: Callable[[Sequence[DocRecord]], None] | None = None
+
+    def __call__(self, records: Sequence[DocRecord]) -> Pooled:
+        """A float that knows its documents, so that a group's figure is over those of all its tasks."""
+        if self.note is not None:
+            self.note(records)
+        return Pooled.of(over(self.metric, with_states(records)), self.measure)
+
+    def measure(self, records: tuple[DocRecord, ...]) -> float:
+        """The figure over exactly these records."""
+        figure = estimate(records)
+        return figure.se if self.error else figure.mean
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Figure, (self.metric, self.error)
+
+
+def with_states(records: Sequence[DocRecord]) -> list[DocRecord]:
+    """Each document once, by its index; an empty text has no segment, and with it no state."""
+    records_by_id = {record.doc_id: record for record in records if record.state.prompt_tokens}
+    return [records_by_id[doc_id] for doc_id in sorted(records_by_id)]
+
+
+def over(metric: str, records: Sequence[DocRecord]) -> tuple[DocRecord, ...]:
+    """The records that ``metric`` is over."""
+    which = METRICS[metric]
+    if which == "all":
+        return tuple(records)
+    # NaN is neither: a task without labels has no correct and no incorrect documents.
+    return tuple(r for r in records if (r.correct > 0.5 if which == "correct" else r.correct <= 0.5))
+
+
+@lru_cache(maxsize=1)  # lm-eval asks for a value and then for its error
+def estimate(records: tuple[DocRecord, ...], layer: str | None = None) -> Estimate:
+    """Dispersion over the records' states of a layer (default: the reported one) with its jackknife error.
+
+    NaN below two states with a direction.
+    """
+
+    def blocks() -> Iterator[Vectors]:
+        for start in range(0, len(records), _BLOCK):
+            states = [record.state.vectors for record in records[start : start + _BLOCK]]
+            rows = np.concatenate([s[layer] if layer else next(iter(s.values())) for s in states])
+            if (valid := valid_rows(rows)).any():
+                yield rows[valid]
+
+    n = sum(map(len, blocks()))
+    return streamed_dispersion_estimate(blocks) if n > 1 else Estimate(math.nan, math.nan, n)
+
+
+class TaskMetrics:
+    """The documents of one finished task with their vectors by layer, and its metrics."""
+
+    def __init__(self, task: str, records: Sequence[DocRecord]) -> None:
+        self.task = task
+        self.records = with_states(records)
+        if not self.records:
+            raise HarnessError(f"{task}: no document brought a state back: all of its texts are empty")
+        self.layers = list(self.records[0].state.vectors)
+        self.vectors = {
+            layer: np.concatenate([record.state.vectors[layer] for record in self.records])
+            for layer in self.layers
+        }
+        self.without_direction = {
+            layer: int((~valid_rows(rows)).sum()) for layer, rows in self.vectors.items()
+        }
+        self.truncated = sum(any(record.state.truncated) for record in self.records)
+
+    def remarks(self) -> list[tuple[str, str]]:
+        """Warnings about the metrics: words that many tasks share, and the same with this task's figures."""
+        warnings = []
+        labelled = any(not math.isnan(record.correct) for record in self.records)
+        for metric, which in METRICS.items():
+            n = estimate(over(metric, self.records)).n
+            if n < 2 and (labelled or which == "all"):
+                kind = "" if which == "all" else f"{which} "
+                shared = f"{metric} is NaN (fewer than two {kind}documents)"
+                warnings.append((shared, f"{metric} is NaN: {n} {kind}documents, two are needed"))
+        for layer, bad in self.without_direction.items():
+            if bad:
+                why = f"states of {layer} are zero or not finite and left out; try --model_args dtype=float32"
+                warnings.append((why, f"{bad} of {len(self.vectors[layer])} {why}"))
+        if self.truncated:
+            why = "prompts were longer than the model's context and cut on the left"
+            warnings.append((why, f"{self.truncated} of {len(self.records)} {why}"))
+        return warnings
+
+    def summary(self) -> dict[str, Any]:
+        """The metrics of every layer for lm-eval's results JSON; NaN is null."""
+        layers: dict[str, dict[str, float | None]] = {layer: {} for layer in self.layers}
+        for layer, figures in layers.items():
+            for metric in METRICS:
+                mean, error, n = estimate(over(metric, self.records), layer)
+                figures[metric] = _json_number(mean)
+                figures[f"{metric}_stderr"] = _json_number(error)
+                figures[f"{metric}_n"] = n
+        return {
+            "layer": self.layers[0],
+            "documents": len(self.records),
+            "vectors": len(self.vectors[self.layers[0]]),
+            "truncated": self.truncated,
+            "without_direction": self.without_direction,
+            "layers": layers,
+        }
+
+
+def _json_number(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from lm_eval.models.huggingface import HFLM
-from lm_eval.utils import get_rolling_token_windows, hash_string
 
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.harness.recording import (
     ContextRecorder,
     OneTokenRecorder,
     PrefillRecorder,
+    Recorder,
     SegmentRecorder,
-    Wanted,
-    unseen,
 )
-from lmeval_dispersion.harness.records import DocState
-from lmeval_dispersion.harness.seams import add_request_types, with_state
+from lmeval_dispersion.harness.records import Prompt
+from lmeval_dispersion.harness.seams import add_request_types, pool_groups
+from lmeval_dispersion.model.capture import resolve
+
+MakesRecorder = Callable[[Any, Sequence[str], Sequence[Any]], Recorder]
+
+RECORDERS: dict[str, MakesRecorder] = {
+    "loglikelihood": ContextRecorder,
+    "loglikelihood_rolling": SegmentRecorder,
+    "generate_until": PrefillRecorder,
+}
+# The same where of every generation its first token is enough.
+PREFILL: dict[str, MakesRecorder] = {**RECORDERS, "generate_until": OneTokenRecorder}
 
 # lm-eval's request type -> ours. Request caches hold these names: they stay.
-REQUEST_TYPES = {
-    "loglikelihood": "dispersion_loglikelihood",
-    "loglikelihood_rolling": "dispersion_loglikelihood_rolling",
-    "generate_until": "dispersion_generate_until",
-}
+REQUEST_TYPES = {kind: f"dispersion_{kind}" for kind in RECORDERS}
 
 # Recording stands on these.
 _NEEDED = (
-    "loglikelihood",
-    "loglikelihood_rolling",
-    "generate_until",
+    *RECORDERS,
     "tok_encode",
     "tok_batch_encode",
     "_loglikelihood_tokens",
@@ -44,137 +46,62 @@ _NEEDED = (
 
 def install() -> None:
     """Add the request types to lm-eval's models. Raises HarnessError if this lm-eval lacks what they need."""
-    add_request_types(_METHODS, _refusal, _NEEDED)
+    add_request_types({REQUEST_TYPES[kind]: _method(kind) for kind in RECORDERS}, _NEEDED)
+    pool_groups()
 
 
 def check_model(lm: Any, tasks: str) -> None:
     """Raise HarnessError with the next step if ``lm`` cannot give hidden states."""
-    inner = getattr(lm, "lm", lm)  # --use_cache wraps the model
-    kind = type(inner).__name__
-    if not isinstance(inner, HFLM):
+    if not isinstance(lm, HFLM):
+        kind = type(lm).__name__
         raise HarnessError(
             f"{tasks} needs hidden states, which {kind} does not give; use --model hf, or run the stock task"
         )
-    if inner.backend != "causal":
+    if lm.backend != "causal":
         raise HarnessError(
             f"{tasks} needs a decoder-only model, got an encoder-decoder; run the stock task for it"
         )
 
 
-def _refusal(self: Any, requests: Sequence[Any], **_: Any) -> Any:
-    check_model(self, str(getattr(requests[0], "task_name", None) or "this task"))
-    raise HarnessError(f"{type(self).__name__} cannot run dispersion tasks; use --model hf")
+def prefilled(
+    lm: Any, kind: str, prompts: Sequence[Prompt], recorders: Mapping[str, MakesRecorder] = PREFILL
+) -> None:
+    """Run prompts for their states, and for answers where transformers runs; they hold both then."""
+    answers = _recorded(lm, kind, prompts, recorders[kind])
+    for prompt, answer in zip(prompts, answers, strict=True):
+        if recorders is PREFILL:
+            prompt.answer = answer[0] if isinstance(answer, tuple) else answer
 
 
-def _loglikelihood(self: Any, requests: Sequence[Any], **options: Any) -> list[Any]:
-    check_model(self, str(requests[0].task_name))
-    _check_texts(requests)
-    queries = [(r.args[0], getattr(r, "query", None)) if r.idx == 0 else None for r in requests]
-    recorder = ContextRecorder(self, _layers_of(requests), queries)
-    with recorder.running():
-        answers = self.loglikelihood(requests, **options)
-    seen = recorder.seen()
-    _same_number(seen, requests)
-    return [
-        answer if wanted is None else with_state(answer, state_for(request, [wanted]))
-        for answer, wanted, request in zip(answers, seen, requests, strict=True)
-    ]
+def _method(kind: str) -> Callable[..., list[Any]]:
+    """The method of lm-eval's model for our request type: as its own for ``kind``, with states."""
+
+    def run(self: Any, requests: Sequence[Any], **options: Any) -> list[Any]:
+        return _recorded(self, kind, requests, RECORDERS[kind], **options)
+
+    return run
 
 
-def _loglikelihood_rolling(self: Any, requests: Sequence[Any], **options: Any) -> list[Any]:
-    check_model(self, str(requests[0].task_name))
-    recorder = SegmentRecorder(self, _layers_of(requests))
-    with recorder.running():
-        answers = self.loglikelihood_rolling(requests, **options)
-    seen = recorder.seen()
-    _same_number(recorder.texts, requests)
-    carried = []
-    bounds = segment_bounds(self, recorder.texts)
-    for answer, request, (start, stop) in zip(answers, requests, bounds, strict=True):
-        wanted = [w for w in seen[start:stop] if w is not None]
-        state = state_for(request, wanted)
-        state.perplexity = [recorder.perplexity(i) for i in range(start, stop)]
-        carried.append(with_state(answer, state))
-    return carried
-
-
-def segment_bounds(lm: Any, texts: Sequence[list[int]]) -> list[tuple[int, int]]:
-    """Of each text, given as tokens: its segments' places [start, stop) among the segments of all texts."""
-    bounds, start = [], 0
-    for tokens in texts:
-        windows = get_rolling_token_windows(
-            token_list=tokens, prefix_token=lm.prefix_token_id, max_seq_len=lm.max_length, context_len=1
-        )
-        stop = start + sum(1 for _ in windows)
-        bounds.append((start, stop))
-        start = stop
-    return bounds
-
-
-def _generate_until(self: Any, requests: Sequence[Any], **options: Any) -> list[Any]:
-    check_model(self, str(requests[0].task_name))
-    return _generated(self, requests, PrefillRecorder(self, _layers_of(requests)), **options)
-
-
-def prefilled(lm: Any, requests: Sequence[Any]) -> list[Any]:
-    """Answers with states as the request types give them, but of every generation its first token only."""
-    if requests[0].request_type == REQUEST_TYPES["generate_until"]:
-        return _generated(lm, requests, OneTokenRecorder(lm, _layers_of(requests)))
-    answers: list[Any] = getattr(lm, requests[0].request_type)(requests)
-    return answers
-
-
-def _generated(self: Any, requests: Sequence[Any], recorder: PrefillRecorder, **options: Any) -> list[Any]:
-    _check_texts(requests)
-    with recorder.running():
-        answers = self.generate_until(requests, **options)
-    missing = sum(request.args[0] not in recorder.results for request in requests)
-    if missing:
-        raise HarnessError(unseen(missing, len(requests)))
-    return [
-        with_state(answer, state_for(request, [recorder.results[request.args[0]]]))
-        for answer, request in zip(answers, requests, strict=True)
-    ]
-
-
-_METHODS = {
-    "dispersion_loglikelihood": _loglikelihood,
-    "dispersion_loglikelihood_rolling": _loglikelihood_rolling,
-    "dispersion_generate_until": _generate_until,
-}
-
-
-def _check_texts(requests: Sequence[Any]) -> None:
-    """Raise HarnessError where prompts hold images: lm-eval sends those past what is recorded here."""
-    if any(len(request.args) > 2 for request in requests):
-        name = str(getattr(requests[0], "task_name", None) or "this task")
+def _recorded(
+    lm: Any, kind: str, requests: Sequence[Any], recorder_of: MakesRecorder, **options: Any
+) -> list[Any]:
+    """lm-eval's answers to requests; the states are left on the requests as ``dispersion_state``."""
+    name = str(requests[0].task_name)
+    check_model(lm, name)
+    if any(len(request.args) > 2 for request in requests):  # lm-eval sends images past what is recorded here
         raise HarnessError(
             f"{name} has images in its prompts, whose states cannot be kept; run the stock task, or one of "
             "texts alone"
         )
-
-
-def _layers_of(requests: Sequence[Any]) -> list[str]:
-    """Layers that any of the requests asks for, each once."""
-    names = [name for request in requests for name in getattr(request, "dispersion_layers", ("last",))]
-    return list(dict.fromkeys(names))
-
-
-def state_for(request: Any, wanted: Sequence[Wanted]) -> DocState:
-    """The state of one request, from all that was seen for it."""
-    return DocState(
-        doc_id=request.doc_id,
-        vectors={name: np.stack([w.vectors[name] for w in wanted]) for name in wanted[0].vectors}
-        if wanted
-        else {},
-        prompt_tokens=[w.prompt_tokens for w in wanted],
-        truncated=[w.truncated for w in wanted],
-        perplexity=[w.perplexity for w in wanted],
-        prompt_hash=hash_string(request.args[0]),
-        query=getattr(request, "query", None),
-    )
-
-
-def _same_number(seen: Sequence[Any], requests: Sequence[Any]) -> None:
-    if len(seen) != len(requests):
-        raise HarnessError(unseen(abs(len(requests) - len(seen)), len(requests)))
+    canonical = {
+        layers: tuple(dict.fromkeys(site.name for site in resolve(lm.model, layers)))
+        for layers in {request.dispersion_layers for request in requests}
+    }
+    for request in requests:
+        request.dispersion_layers = canonical.get(request.dispersion_layers, request.dispersion_layers)
+    recorder = recorder_of(lm, list(dict.fromkeys(sum(canonical.values(), ()))), requests)
+    with recorder.running():
+        answers: list[Any] = getattr(lm, kind)(requests, **options)
+    for request, state in zip(requests, recorder.states(), strict=True):
+        request.dispersion_state = state
+    return answers

@@ -1,9 +1,10 @@
-"""Saving the run of one task: where its store goes, what is in it, and when it is written."""
+"""Saving the run of one task: where its store goes, what is in it, and what its manifest says of the run."""
 
 from __future__ import annotations
 
 import atexit
 import hashlib
+import inspect
 import json
 import logging
 import os
@@ -13,16 +14,15 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmeval_dispersion.harness.metrics import TaskMetrics
-from lmeval_dispersion.harness.prompts import PromptShape
-from lmeval_dispersion.harness.records import DocRecord
+from lmeval_dispersion.harness.records import DocRecord, TaskMetrics
 from lmeval_dispersion.harness.seams import Surroundings
 from lmeval_dispersion.model.capture import depth
-from lmeval_dispersion.model.identity import (
+from lmeval_dispersion.model.loading import (
     adapter_identity,
     cached_commit,
     settings_identity,
@@ -56,30 +56,48 @@ def begin(task: str, metadata: Mapping[str, Any], around: Surroundings, options:
     """Start a run: its store's folder is marked as one whose run has not finished."""
     # torchrun on CPUs runs all processes as rank 0: the first of its machine writes.
     writes = os.environ.get("LOCAL_RANK", "0") == "0" and getattr(around.lm, "rank", 0) == 0
-    folder = store_folder(task, metadata, around) if writes else None
+    folder = _store_folder(task, metadata, around) if writes else None
     if folder is not None:
         begin_store(folder)
     return Run(around, options, folder)
 
 
-def save(run: Run, task: Any, metrics: TaskMetrics, summary: Mapping[str, Any]) -> str | None:
-    """Write a finished run's store, return its folder; a failure is logged and costs the run nothing else."""
+def finish(run: Run, task: Any, metrics: TaskMetrics, correct_by: str | None) -> dict[str, Any]:
+    """Pass the task's warnings on and write its store; returns the summary for lm-eval's results.
+
+    Under lm-eval's command both are told at its end, for all tasks together. A store that cannot be written
+    is logged and costs the run nothing else.
+    """
+    name, at_the_end = task.task_name, run.around.command_line
+    for shared, sentence in metrics.remarks():
+        if at_the_end:
+            remarks.setdefault(shared, {})[name] = sentence
+        else:
+            log.warning("%s: %s", name, sentence)
+    summary: dict[str, Any] = {**metrics.summary(), "correct_by": correct_by, "store": None}
     if run.folder is None:
-        return None
+        return summary
     try:
-        category = run.around.category(task.task_name)
-        write(run.folder, metrics, category, {**_manifest(task, run), "figures": summary})
+        figures = {key: value for key, value in summary.items() if key != "store"}
+        prompts = prompt_manifest(
+            vars(task.config),
+            fewshot_seed=run.around.fewshot_seed,
+            chat_template=_chat_template(run.around.lm) if run.options.get("apply_chat_template") else None,
+            multiturn=bool(run.options.get("fewshot_as_multiturn")),
+            system=run.options.get("system_instruction"),
+        )
+        arguments = json.loads(json.dumps(run.around.model_args, default=str))
+        manifest = manifest_of(run.around.lm, arguments, prompts, {name: task.VERSION}, run.around.limit)
+        write(run.folder, metrics, run.around.category(name), {**manifest, "figures": figures})
     except Exception as error:  # whatever it is: hours of evaluation must not end for want of a store
         failures.append(run.folder)
-        log.error(
-            "%s: the store %s could not be written: %s; the metrics stand", task.task_name, run.folder, error
-        )
-        return None
-    if run.around.command_line:
+        log.error("%s: the store %s could not be written: %s; the metrics stand", name, run.folder, error)
+        return summary
+    if at_the_end:
         written.append(run.folder)
     else:
-        log.info("%s: the vectors are in %s", task.task_name, run.folder)
-    return str(run.folder)
+        log.info("%s: the vectors are in %s", name, run.folder)
+    return {**summary, "store": str(run.folder)}
 
 
 def write(folder: Path, metrics: TaskMetrics, category: str | None, manifest: Mapping[str, Any]) -> None:
@@ -90,15 +108,6 @@ def write(folder: Path, metrics: TaskMetrics, category: str | None, manifest: Ma
         vectors=metrics.vectors,
         manifest={**manifest, "default_layer": metrics.layers[0]},
     )
-
-
-def remark(run: Run, metrics: TaskMetrics) -> None:
-    """Pass a task's warnings on: at once, or under lm-eval's command at its end for all tasks together."""
-    for shared, sentence in metrics.remarks():
-        if run.around.command_line:
-            remarks.setdefault(shared, {})[metrics.task] = sentence
-        else:
-            log.warning("%s: %s", metrics.task, sentence)
 
 
 @atexit.register
@@ -117,7 +126,7 @@ def tell() -> None:
         print(f"{kept}: {folder}\nnext: dispersion audit {shlex.quote(str(folder))}", file=sys.stderr)
 
 
-def store_folder(task: str, metadata: Mapping[str, Any], around: Surroundings) -> Path | None:
+def _store_folder(task: str, metadata: Mapping[str, Any], around: Surroundings) -> Path | None:
     """The folder for the store of ``task``, or None with a warning where nothing says where.
 
     ``--metadata dispersion_store=DIR``, else the environment's ``LMEVAL_DISPERSION_STORE``, else a folder of
@@ -141,29 +150,22 @@ def store_folder(task: str, metadata: Mapping[str, Any], around: Surroundings) -
 def _document_table(task: str, records: Sequence[DocRecord], category: str | None) -> pd.DataFrame:
     import pandas as pd
 
-    rows: list[dict[str, Any]] = []
-    for record in records:
-        state = record.state
-        for i, tokens in enumerate(state.prompt_tokens):
-            rows.append(
-                {
-                    "doc_id": record.doc_id,
-                    "task": task,
-                    "subject": record.subject or task,
-                    "category": category,
-                    "doc_hash": record.doc_hash,
-                    "prompt_hash": state.prompt_hash,
-                    "correct": record.correct,
-                    "prediction": record.prediction,
-                    "target": record.target,
-                    "logprobs": record.logprobs,
-                    "query_perplexity": state.perplexity[i],
-                    "prompt_tokens": tokens,
-                    "truncated": state.truncated[i],
-                    "text": state.query,
-                    "segment": i,
-                }
-            )
+    rows = [
+        {
+            **record.columns,
+            "doc_id": record.doc_id,
+            "task": task,
+            "subject": record.columns["subject"] or task,
+            "category": category,
+            "correct": record.correct,
+            "query_perplexity": record.state.perplexity[i],
+            "prompt_tokens": tokens,
+            "truncated": record.state.truncated[i],
+            "segment": i,
+        }
+        for record in records
+        for i, tokens in enumerate(record.state.prompt_tokens)
+    ]
     frame = pd.DataFrame(rows)
     if frame["segment"].max() == 0:
         return frame.drop(columns="segment")
@@ -171,58 +173,74 @@ def _document_table(task: str, records: Sequence[DocRecord], category: str | Non
     return frame.assign(document=frame["doc_id"], doc_id=range(len(frame)))
 
 
-def _manifest(task: Any, run: Run) -> dict[str, Any]:
-    around, options, config, lm = run.around, run.options, task.config, run.around.lm
-    template = _chat_template(lm) if options.get("apply_chat_template") else None
-    shape = PromptShape(
-        doc_to_text=config.doc_to_text,
-        description=config.description if isinstance(config.description, str) else None,
-        subject=config.dataset_name if isinstance(config.dataset_name, str) else None,
-        delimiters=(config.target_delimiter, config.fewshot_delimiter),
-        num_fewshot=config.num_fewshot,
-        fewshot_seed=around.fewshot_seed,
-        chat_template=template,
-        multiturn=bool(options.get("fewshot_as_multiturn")),
-        system=options.get("system_instruction"),
-    )
-    arguments = json.loads(json.dumps(around.model_args, default=str))
+def prompt_manifest(
+    config: Mapping[str, Any],
+    *,
+    fewshot_seed: int | None,
+    chat_template: str | None,
+    multiturn: bool,
+    system: str | None,
+) -> dict[str, Any]:
+    """The manifest's keys that say how a task asked; of its ``identity``, what applies.
+
+    ``config`` is the task's; ``chat_template`` is a hash. All values are the same in every process.
+    """
+    source = source_text(config.get("doc_to_text"))
+    delimiters = [config.get("target_delimiter"), config.get("fewshot_delimiter")]
+    shots, description, subject = (config.get(k) for k in ("num_fewshot", "description", "dataset_name"))
+    description = description if isinstance(description, str) else ""
+    if isinstance(subject, str):
+        # "... questions about anatomy": the subjects of one benchmark have one template.
+        description = description.replace(subject.replace("_", " "), "SUBJECT")
+    shape = {
+        "doc_to_text": source,
+        "num_fewshot": shots,
+        "delimiters": delimiters,
+        "chat_template": chat_template,
+        "multiturn": multiturn if chat_template else None,
+        "system": system,
+    }
+    identity = {
+        "prompt_template": _hash(json.dumps([source, description, delimiters])),
+        "num_fewshot": str(shots or 0),
+        "fewshot_seed": str(fewshot_seed) if shots and fewshot_seed is not None else None,
+        "system_prompt": _hash(system) if system else None,
+        "chat_template": chat_template or None,
+        "multiturn": str(multiturn).lower() if chat_template else None,
+    }
     return {
-        **model_manifest(lm, arguments),
-        "model_args": arguments,
-        "tasks": {task.task_name: task.VERSION},
-        **shape_manifest(shape, lm, arguments),
-        "limit": around.limit,
+        "num_fewshot": shots,
+        "chat_template": chat_template,
+        "prompt_format": _hash(json.dumps(shape, sort_keys=True)),
+        "identity": {key: value for key, value in identity.items() if value is not None},
     }
 
 
-def model_manifest(lm: Any, arguments: Any) -> dict[str, Any]:
-    """The manifest's keys that say which model ran, under which versions of the software."""
+def manifest_of(
+    lm: Any, arguments: Any, prompts: Mapping[str, Any], tasks: Mapping[str, Any], limit: Any
+) -> dict[str, Any]:
+    """The keys of a manifest that are the same whatever ran the prompts.
+
+    ``arguments`` are ``--model_args``, as a dict or as the text that was given; ``prompts`` is of
+    :func:`prompt_manifest`, ``tasks`` are their versions.
+    """
     name = getattr(lm, "pretrained", None)
     loaded = getattr(getattr(lm, "model", None), "config", None)
     return {
         "model": name if isinstance(name, str) else getattr(loaded, "_name_or_path", ""),
         "revision": _commit(name, lm, arguments) if isinstance(name, str) else None,
         "depth": None if loaded is None else depth(loaded),
-        "versions": {
-            "lm_eval": _version("lm_eval"),
-            "transformers": _version("transformers"),
-            "torch": _version("torch"),
-        },
-    }
-
-
-def shape_manifest(shape: PromptShape, lm: Any, arguments: Any) -> dict[str, Any]:
-    """The manifest's keys that say how the model was asked, and the identity of both."""
-    return {
-        "num_fewshot": shape.num_fewshot,
-        "chat_template": shape.chat_template,
-        "prompt_format": shape.format,
-        "identity": {**model_identity(lm, arguments), **shape.identity},
+        "versions": {package: version(package) for package in ("lm_eval", "transformers", "torch")},
+        "model_args": arguments,
+        "tasks": dict(tasks),
+        **prompts,
+        "identity": {**model_identity(lm, arguments), **prompts["identity"]},
+        "limit": limit,
     }
 
 
 def model_identity(lm: Any, arguments: Any) -> dict[str, str]:
-    """Identity of lm-eval's model by its content: see :mod:`lmeval_dispersion.model.identity`."""
+    """Identity of lm-eval's model by its content: see :mod:`lmeval_dispersion.model.loading`."""
     name, adapter, delta = (getattr(lm, key, None) for key in ("pretrained", "peft", "delta"))
     gguf = _argument(arguments, "gguf_file")
     tokenizer, starts = _argument(arguments, "tokenizer"), getattr(lm, "add_bos_token", None)
@@ -238,6 +256,24 @@ def model_identity(lm: Any, arguments: Any) -> dict[str, str]:
         **settings_identity(getattr(lm, "model", None)),
     }
     return {key: value for key, value in identity.items() if value is not None}
+
+
+def source_text(value: Any) -> str:
+    """A template as it is; a function as its source, as lm-eval writes it to results, or its name.
+
+    >>> source_text(partial(max, 3))
+    'builtins.max(3)'
+    """
+    if isinstance(value, partial):
+        words = [*map(repr, value.args), *(f"{key}={word!r}" for key, word in sorted(value.keywords.items()))]
+        return f"{source_text(value.func)}({', '.join(words)})"
+    if not callable(value):
+        return str(value)
+    try:
+        return inspect.getsource(value)
+    except (OSError, TypeError):
+        kind = value if hasattr(value, "__qualname__") else type(value)
+        return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _argument(arguments: Any, name: str) -> str | None:
@@ -263,11 +299,8 @@ def _chat_template(lm: Any) -> str | None:
         template = lm.chat_template(True)
     except (AttributeError, ValueError):
         return None
-    return hashlib.sha256(template.encode()).hexdigest() if template else None
+    return _hash(template) if template else None
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

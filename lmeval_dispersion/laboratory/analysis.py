@@ -1,15 +1,22 @@
-"""One runner for all analyses: a measure over models and texts, kept in a study that can be resumed."""
+"""One runner for all analyses: a measure over models and texts, kept in a study that can be resumed.
+
+Texts are cut into segments of equal length, so that padding never comes up. A document is cut from its start
+into segments that do not overlap; what is left at its end is dropped. Where the tokenizer begins a text with
+a special token (BOS), every segment begins with it, inside the length. Texts of one running document (a text
+file), or all texts where ``pack`` is asked for, are joined by a blank line first. Segments are drawn in one
+pass by reservoir sampling.
+"""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypedDict, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -17,30 +24,45 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.laboratory.causal_model import CausalModel, control_tokens
-from lmeval_dispersion.laboratory.segments import Segments, read_segments, write_segments
+from lmeval_dispersion.laboratory.causal_model import CausalModel, Segments, prefix_of
+from lmeval_dispersion.laboratory.frames import records
 from lmeval_dispersion.laboratory.study import Folder, Study, Unit, Units, opened
-from lmeval_dispersion.model.identity import adapter_identity, weights_identity
-from lmeval_dispersion.model.loading import LoadedModel, ModelChoice, ModelLike, model_choice
+from lmeval_dispersion.model.loading import (
+    LoadedModel,
+    ModelChoice,
+    ModelLike,
+    adapter_identity,
+    file_digest,
+    model_choice,
+    weights_identity,
+)
 from lmeval_dispersion.model.texts import Texts
-from lmeval_dispersion.report import Report, Table, nullable
+from lmeval_dispersion.report import Report, nullable
 from lmeval_dispersion.report.cells import json_value, short_names
+from lmeval_dispersion.report.declared import count
 
 DataLike = str | Path | Texts
 
+# A stream without an end is read until it has offered so many times the segments asked for.
+_OVERSAMPLE = 20
 
-_HUB = re.compile(r"(?P<id>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[^@]+))?(?:@(?P<split>.+))?")
 
+class Run(TypedDict, total=False):
+    """How any analysis is run.
 
-def as_texts(data: DataLike, column: str = "text") -> Texts:
-    """``data`` as a source of texts; a Hub data set may be written ``id:configuration@split``."""
-    if isinstance(data, Texts):
-        return data
-    text = str(data)
-    match = _HUB.fullmatch(text)
-    if match and not Path(text).exists() and (match["config"] or match["split"]):
-        return Texts(match["id"], column=column, config=match["config"], split=match["split"] or "train")
-    return Texts(text, column=column)
+    Attributes:
+        pack: Join the texts of a source to one stream before cutting (default: False).
+        seed: Of the draws, the bootstrap and the random weights (default: 0).
+        batch: Segments a forward pass; by memory if None, the default.
+        folder: Where the study is kept and can be resumed; a temporary place if None, the default.
+        quiet: Whether to say nothing on stderr (default: True).
+    """
+
+    pack: bool
+    seed: int
+    batch: int | None
+    folder: Folder
+    quiet: bool
 
 
 def model_settings(model: ModelLike) -> dict[str, Any]:
@@ -51,22 +73,25 @@ def model_settings(model: ModelLike) -> dict[str, Any]:
     no part of it.
     """
     choice = model_choice(model)
-    known = {"dtype": choice.dtype, "quantize": choice.quantize}
+    known = {"dtype": choice.dtype, "quantize": choice.quantize, "adapter": None}
     if isinstance(model, LoadedModel):
-        return {"weights": _parameters_digest(model.model), "adapter": None, **known}
-    adapter = None if choice.adapter is None else _identity(adapter_identity, choice.adapter, None)
-    return {"weights": _identity(weights_identity, choice.name, choice.revision), "adapter": adapter, **known}
+        return {**known, "weights": _parameters_digest(model.model)}
+    known["weights"] = weights_identity(choice.name, _commit(choice.name, choice.revision, "config.json"))
+    if choice.adapter:
+        known["adapter"] = adapter_identity(
+            choice.adapter, _commit(choice.adapter, None, "adapter_config.json")
+        )
+    return known
 
 
-def _identity(of: Callable[[str, str | None], str | None], name: str, revision: str | None) -> str | None:
+def _commit(name: str, revision: str | None, file: str) -> str | None:
+    """Commit of a Hub repository; without a network, of what the cache holds; None for a folder."""
     if Path(name).expanduser().is_dir():
-        return of(name, None)
+        return None
     from huggingface_hub import hf_hub_download
 
-    file = "adapter_config.json" if of is adapter_identity else "config.json"
     try:
-        # The folder of a snapshot is named for its commit; without a network the one in the cache is found.
-        return of(name, Path(hf_hub_download(name, file, revision=revision)).parent.name)
+        return Path(hf_hub_download(name, file, revision=revision)).parent.name
     except (OSError, ValueError):  # loading says what is wrong with it
         return None
 
@@ -82,36 +107,13 @@ def _parameters_digest(model: Any) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def as_models(models: ModelLike | Sequence[ModelLike]) -> list[ModelLike]:
-    """One model or several as a list."""
-    several = [models] if isinstance(models, (str, Path, ModelChoice, LoadedModel)) else list(models)
-    names = [full_name(model) for model in several]
-    twice = [name for name in names if names.count(name) > 1]
-    if not several or twice:
-        raise UsageError(
-            f"expected different models, got {twice[0]} twice" if twice else "expected a model, got none"
-        )
-    return several
-
-
 def labels(models: Sequence[ModelLike]) -> list[str]:
     """The models' names in reports: the last parts of their names, as few as tell all of them apart."""
     choices = [model_choice(model) for model in models]
     names = short_names([_place(choice.name) for choice in choices])
     adapters = short_names([_place(choice.adapter or "") for choice in choices])
-    return [_described(*each) for each in zip(names, adapters, choices, strict=True)]
-
-
-def full_name(model: ModelLike) -> str:
-    """A model's name as it was given, with revision, adapter and bits where they are set."""
-    choice = model_choice(model)
-    return _described(choice.name, choice.adapter or "", choice)
-
-
-def _described(name: str, adapter: str, choice: ModelChoice) -> str:
-    extras = f"@{choice.revision}" if choice.revision else ""
-    extras += f" + {adapter}" if adapter else ""
-    return name + extras + (f" ({choice.quantize})" if choice.quantize else "")
+    parts = zip(choices, names, adapters, strict=True)
+    return [str(replace(choice, name=name, adapter=adapter or None)) for choice, name, adapter in parts]
 
 
 def _place(name: str) -> str:
@@ -130,18 +132,9 @@ def data_settings(texts: Texts) -> dict[str, Any]:
     from huggingface_hub import HfApi
 
     with suppress(OSError, ValueError):  # reading says what is wrong with it
-        texts.revision = HfApi().dataset_info(texts.source, revision=texts.revision).sha
-    known = {"source": texts.source, "commit": texts.revision}
+        texts.revision = HfApi().dataset_info(texts.name, revision=texts.revision).sha
+    known = {"source": texts.name, "commit": texts.revision}
     return {**known, "config": texts.config, "split": texts.split, "column": texts.column}
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    digest = sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True, repr=False)
@@ -155,13 +148,6 @@ class StudyResult(Report):
     main: ClassVar[str]  # the table that CSV and to_frame() hold
     manifest: dict[str, Any]
 
-    @classmethod
-    def of(cls: type[R], study: Study) -> R:
-        """The result of a complete study."""
-        tables = study.tables()
-        values = {field.name: tables.get(field.name) for field in fields(cls) if field.name != "manifest"}
-        return cls(manifest=study.manifest, **values)
-
     def rows(self) -> list[dict[str, Any]]:
         """The rows of the main table."""
         return records(getattr(self, self.main))
@@ -173,38 +159,21 @@ class StudyResult(Report):
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract: the answer, the manifest and every table."""
         frames = {name: value for name, value in vars(self).items() if isinstance(value, pd.DataFrame)}
-        content = {
-            "manifest": self.manifest,
-            "tables": {name: records(frame) for name, frame in frames.items()},
-        }
-        return {"schema": self.schema, "answer": self.answer(), "kind": self.kind, **json_value(content)}
+        tables = {name: records(frame) for name, frame in frames.items()}
+        content = json_value({"manifest": self.manifest, "tables": tables})
+        return {"schema": self.schema, "answer": self.answer(), "kind": self.kind, **content}
 
     def context(self) -> dict[str, Any]:
         """For the template: the models' names, and what was run."""
         manifest = self.manifest
-        named = {key: ", ".join(value) for key, value in manifest["names"].items()}
         settings = {
             key: json.dumps(value) if isinstance(value, (dict, list)) else value
             for key, value in manifest["settings"].items()
             if key != "models"
         }
-        run = [named, *manifest["models"], settings, {**manifest["versions"], "created": manifest["created"]}]
+        names = {key: ", ".join(value) for key, value in manifest["names"].items()}
+        run = [names, *manifest["models"], settings, {**manifest["versions"], "created": manifest["created"]}]
         return {"models": [model["model"] for model in manifest["models"]], "run": run}
-
-
-def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a frame as mappings."""
-    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
-
-
-def table(row: type[Any], frame: pd.DataFrame, caption: str, *, most: int = 0, **options: Any) -> Table:
-    """A table of a dataclass's rows, from the columns of a frame that it names."""
-    names = [field.name for field in fields(row) if field.name in frame]
-    if 0 < most < len(frame):
-        options["more"] = f"{most} of {len(frame)} rows; --details shows all."
-        frame = frame.iloc[np.linspace(0, len(frame) - 1, most).round().astype(int)]
-    rows = [row(**{name: each[name] for name in names}) for each in records(frame)]
-    return Table.of(rows, caption, **options)
 
 
 R = TypeVar("R", bound=StudyResult)
@@ -215,7 +184,6 @@ class Analysis:
 
     Attributes:
         study: Where it is kept.
-        models: What it runs, with the name of each in reports.
         texts: Its sources by name: ``data``, perhaps ``held-out``.
         settings: Its protocol.
     """
@@ -228,31 +196,49 @@ class Analysis:
         settings: Mapping[str, Any],
         batch: int | None,
     ) -> None:
-        self.study, self.texts, self.settings, self._batch = study, texts, settings, batch
-        self.models = dict(zip(labels(models), models, strict=True))
+        self.study, self.texts, self.settings = study, texts, settings
+        self._models, self._batch = dict(zip(labels(models), models, strict=True)), batch
+        self._described: list[dict[str, Any]] = []
 
-    def batch_size(self, causal: CausalModel, length: int, layers: int) -> int:
-        """Segments a forward pass: as asked for, else by memory; settled when the study starts."""
-        return int(
-            self.study.once(f"batch_size.{length}", lambda: self._batch or causal.batch_size(length, layers))
-        )
+    def models(self, *, losses: bool) -> Iterator[tuple[str, CausalModel, list[str]]]:
+        """Every model with its name in reports and its layers, loaded when its turn comes."""
+        length = self.settings["segment"]
+        for label, model in self._models.items():
+            causal = CausalModel(model)
+            layers = causal.layers(self.settings["layers"])
+            causal.check_segment(length)
+            # Settled when the study starts, so that a resumed one has the same batches.
+            size = self._batch or causal.batch_size(length, len(layers), losses=losses)
+            causal.batch = int(self.study.once(f"batch_size.{label}", size))
+            self._described.append({"model": label, **causal.summary()})
+            yield label, causal, layers
 
-    def segments(self, name: str, causal: CausalModel, *, count: int, texts: str = "data") -> Segments:
-        """Segments of a source, drawn by the first process when the study starts, read afterwards."""
-        length, source = self.settings["segment"], self.texts[texts]
-        causal.check_segment(length)
+    def drawn(self, name: str, source: Texts, draw: Callable[[], Unit]) -> tuple[Segments, Unit]:
+        """What ``draw`` took from a source when the study started: ``tokens``, ``origins`` and other arrays.
 
-        def draw() -> dict[str, Any]:
-            options = {"length": length, "count": count, "seed": self.settings["seed"]}
-            tokenizer, pack = causal.loaded.tokenizer, self.settings["pack"]
-            return write_segments(self.study.work_folder, name, source, tokenizer, pack=pack, **options)
-
+        The manifest keeps the source's counts, and a hash of the tokens: studies with the same one saw the
+        same text in the same tokens.
+        """
         fresh = f"segments.{name}" not in self.study.manifest
-        written = self.study.once(f"segments.{name}", draw)
-        drawn = read_segments(self.study.work_folder, name, written, source.source)
-        if fresh and self.study.processes.first:
-            self.study.say(drawn.counts.report(source.source))
-        return drawn
+
+        def counted(_unit: int) -> Unit:
+            arrays = draw()
+            return {**arrays, "counts": np.array(json.dumps(_counts(source, len(arrays["tokens"]))))}
+
+        arrays = self.study.units(f"segments.{name}", 1, counted).first()
+        counts, tokens = json.loads(arrays.pop("counts").item()), arrays["tokens"]
+        known = {"counts": counts, "sha256": sha256(np.ascontiguousarray(tokens).data).hexdigest()}
+        self.study.once(f"segments.{name}", known)
+        if fresh:
+            self.study.say(_report(source.source, counts))
+        return Segments(tokens, arrays["origins"], source.source), arrays
+
+    def segments(self, name: str, causal: CausalModel, most: int, *, source: str = "data") -> Segments:
+        """At most so many segments of a source."""
+        options = {key: self.settings[key] for key in ("pack", "seed")}
+        texts, length = self.texts[source], self.settings["segment"]
+        draw = partial(draw_segments, texts, causal.loaded.tokenizer, length=length, most=most, **options)
+        return self.drawn(name, texts, draw)[0]
 
     def over(
         self,
@@ -260,67 +246,144 @@ class Analysis:
         causal: CausalModel,
         drawn: Segments,
         layers: Sequence[str],
-        reduce: Callable[[Tensor, NDArray[np.int64]], NDArray[Any]],
+        reduce: Callable[[Tensor], NDArray[Any]],
         *,
-        control: str = "",
         losses: bool = False,
     ) -> Units:
         """Run all segments, a batch a unit, each of which keeps an array a layer and ``nll`` for losses."""
-        n, length = drawn.tokens.shape
-        size = self.batch_size(causal, length, len(layers))
+        n, size = len(drawn.tokens), causal.batch
 
         def do(unit: int) -> Unit:
             rows = np.arange(unit * size, min((unit + 1) * size, n))
-            origins = drawn.origins[rows]
-            tokens = control_tokens(control, drawn.tokens[rows], rows, causal, self.settings["seed"])
-            reduced, nll = causal.run(
-                tokens,
-                layers,
-                lambda _layer, states, first: reduce(states, rows[first : first + len(states)]),
-                batch=size,
-                losses=losses,
-            )
-            arrays: Unit = {layer: np.concatenate(parts) for layer, parts in reduced.items()}
-            if losses:
-                arrays["nll"] = nll
-            for layer, array in arrays.items():
-                place = "the output" if layer == "nll" else layer
-                causal.check_finite(array, place, origins, drawn.source)
-            return arrays
+            return causal.run(drawn, rows, layers, reduce, losses=losses)
 
         return self.study.units(name, -(-n // size), do)
 
-
-Measure = Callable[[Analysis], None]
+    def finish(self, tables: Mapping[str, pd.DataFrame], **fields: Any) -> None:
+        """Keep the tables and complete the study."""
+        self.study.finish(tables, models=self._described, **fields)
 
 
 def analyse(
     result: type[R],
-    measure: Measure,
+    measure: Callable[[Analysis], None],
     models: ModelLike | Sequence[ModelLike],
     data: DataLike,
     settings: Mapping[str, Any],
-    batch: int | None,
-    folder: Folder,
-    quiet: bool,
+    run: Run,
     *,
     held_out: DataLike | None = None,
 ) -> R:
     """The result of the study that models, texts and settings name, measured where it is not complete."""
+    batch = run.get("batch")
     if batch is not None and batch < 1:
         raise UsageError(f"expected a batch size of at least 1, got {batch}")
-    every = as_models(models)
-    texts = {"data": as_texts(data), **({} if held_out is None else {"held-out": as_texts(held_out)})}
+    every = [models] if isinstance(models, (str, Path, ModelChoice, LoadedModel)) else list(models)
+    names = [str(model_choice(model)) for model in every]
+    if len(set(names)) < len(names) or not names:
+        raise UsageError(f"expected different models, got {', '.join(names) or 'none'}")
+    sources = {"data": data, **({} if held_out is None else {"held_out": held_out})}
+    texts = {name: source if isinstance(source, Texts) else Texts(source) for name, source in sources.items()}
     identity = {
         "models": [model_settings(model) for model in every],
-        **{name.replace("-", "_"): data_settings(source) for name, source in texts.items()},
+        **{name: data_settings(source) for name, source in texts.items()},
         **settings,
+        "pack": run.get("pack", False),
+        "seed": run.get("seed", 0),
     }
-    names = {
-        "models": [full_name(model) for model in every],
-        "texts": [source.source for source in texts.values()],
-    }
-    with opened(result.kind, identity, names, folder, quiet) as study:
+    readable = {"models": names, "texts": [source.source for source in texts.values()]}
+    with opened(result.kind, identity, readable, run.get("folder"), run.get("quiet", True)) as study:
         if not study.complete:
             measure(Analysis(study, every, texts, identity, batch))
-        return result.of(study)
+        tables = study.tables()
+        columns = {field.name: tables.get(field.name) for field in fields(result) if field.name != "manifest"}
+        return result(manifest=study.manifest, **columns)
+
+
+def draw_segments(
+    texts: Texts, tokenizer: Any, *, length: int, most: int, seed: int = 0, pack: bool = False
+) -> Unit:
+    """``most`` segments of ``length`` tokens, or all there are, in random order.
+
+    Returns:
+        ``tokens`` (n, length), uint32, and ``origins`` (n, 2): number of the text in its source, and the
+        segment's first token in its document.
+    """
+    prefix = prefix_of(tokenizer)
+    body = length - len(prefix)
+    if length < 2 or body < 1:
+        raise UsageError(f"expected segments of at least {2 + len(prefix)} tokens, got {length}")
+    if most < 1:
+        raise UsageError(f"expected to draw at least 1 segment, got {most}")
+    rng, offered = np.random.default_rng(seed), 0
+    tokens, origins = np.zeros((most, length), dtype=np.uint32), np.zeros((most, 2), dtype=np.int64)
+    for number, start, ids in _cuts(texts, tokenizer, body, pack):
+        # Reservoir sampling (algorithm R): the i-th segment replaces one of the kept with chance most/i.
+        place = offered if offered < most else int(rng.integers(offered + 1))
+        offered += 1
+        if place < most:
+            tokens[place], origins[place] = [*prefix, *ids], (number, start)
+        if offered >= _OVERSAMPLE * most:
+            break
+    if not offered:
+        raise UsageError(
+            f"expected text for at least one segment of {length} tokens, got none: "
+            f"{_report(texts.source, _counts(texts, 0))}; use shorter segments"
+            + ("" if pack else ", or --pack to join texts")
+        )
+    order = rng.permutation(min(most, offered))
+    return {"tokens": tokens[order], "origins": origins[order]}
+
+
+def _counts(texts: Texts, kept: int) -> dict[str, int]:
+    """What the latest pass over a source read, skipped and kept."""
+    return {"texts": texts.read, **texts.skipped, "kept": kept}
+
+
+def _report(source: str, counts: Mapping[str, int]) -> str:
+    """One sentence on what was read and what was left out.
+
+    >>> _report("a.jsonl", {"texts": 3, "empty": 1, "undecodable": 0, "too_short": 1, "kept": 1})
+    'a.jsonl: 1 segment from 3 texts (1 empty, 1 too short)'
+    """
+    skipped = {key.replace("_", " "): n for key, n in counts.items() if key not in ("texts", "kept")}
+    left_out = [f"{n} {reason}" for reason, n in skipped.items() if n]
+    what = f"{count(counts['kept'], 'segment')} from {count(counts['texts'], 'text')}"
+    return f"{source}: {what}" + (f" ({', '.join(left_out)})" if left_out else "")
+
+
+def tokenised(texts: Texts, tokenizer: Any) -> Iterator[tuple[int, list[int]]]:
+    """Every text's number and tokens, without special ones; texts that the tokenizer fails on are counted."""
+    for text in texts:
+        try:
+            ids = tokenizer(text.text, add_special_tokens=False, verbose=False).input_ids
+        except Exception:  # tokenizers raise what they like, also plain Exception
+            texts.skipped["untokenised"] += 1
+            continue
+        yield text.id, ids
+
+
+def gap_of(texts: Texts, tokenizer: Any, pack: bool) -> list[int] | None:
+    """The tokens between two texts that are joined; None where texts are documents of their own."""
+    if not (pack or texts.continuous):
+        return None
+    return list(tokenizer("\n\n", add_special_tokens=False).input_ids)
+
+
+def _cuts(texts: Texts, tokenizer: Any, body: int, pack: bool) -> Iterator[tuple[int, int, list[int]]]:
+    """Segments of ``body`` tokens: the number of the text in which each starts, its offset, its tokens."""
+    gap = gap_of(texts, tokenizer, pack)
+    start, buffer = 0, list[int]()
+    spans: list[tuple[int, int]] = []  # (end of the text in the document, its number)
+    for number, ids in tokenised(texts, tokenizer):
+        if gap is None:
+            start, buffer, spans = 0, [], []
+            texts.skipped["too_short"] += len(ids) < body
+        buffer += [*ids, *(gap or [])]
+        spans.append((start + len(buffer), number))
+        while len(buffer) >= body:
+            while spans[0][0] <= start:
+                spans.pop(0)
+            yield spans[0][1], start, buffer[:body]
+            del buffer[:body]
+            start += body

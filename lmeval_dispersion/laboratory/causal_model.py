@@ -1,8 +1,6 @@
 """A left-to-right model that runs segments of equal length and hands out states and log-probabilities.
 
-Batches are sized to memory; a batch that does not fit all the same is run in halves. Logits are computed only
-where tokens are scored, a stretch of tokens at a time: whole ones of a batch would take more memory than all
-else (64 segments of 512 tokens and 150,000 words: 20 GB in float32).
+Batches are sized to memory; a batch that does not fit all the same is run in halves.
 
 Controls are what the same analysis finds where a model knows nothing, or where a text says nothing.
 ``untrained``: the same architecture at random weights, on the same texts. ``shuffled``: the same model on the
@@ -14,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,18 +20,30 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from lmeval_dispersion.errors import DispersionError, NonFiniteStateError, UsageError
-from lmeval_dispersion.laboratory.segments import prefix_of
 from lmeval_dispersion.model.capture import Decoder, capture, unwrapped
 from lmeval_dispersion.model.loading import ModelLike, loaded_model
 
-# Layer, states (b, t, d), number of the first of them in the run -> what is kept of them.
-Reduce = Callable[[str, Tensor, int], Any]
+CONTROLS = ("untrained", "shuffled")
 
 _LARGEST_BATCH = 64
 _CPU_BYTES = 2**30  # more does not make a CPU faster
 _PROBE = 8  # tokens of the probe for left-to-right reading
-_LOGITS = 2**24  # at most so many logits at a time
 _NO_CPU_MEMORY = ("can't allocate memory", "not enough memory")  # how torch says it for the CPU
+
+
+class Segments(NamedTuple):
+    """Segments of equal length with where they came from.
+
+    Attributes:
+        tokens: Shape (n, length), uint32.
+        origins: Shape (n, 2), int64: number of the text in its source, and the segment's first token in
+            its document.
+        source: Name of the source.
+    """
+
+    tokens: NDArray[np.uint32]
+    origins: NDArray[np.int64]
+    source: str
 
 
 class CausalModel:
@@ -42,20 +52,16 @@ class CausalModel:
     Attributes:
         loaded: The model.
         decoder: Its parts.
-        bare_head: Whether its logits are its projection's output, so that they can be computed in stretches.
+        batch: Segments a forward pass.
     """
 
-    def __init__(self, model: ModelLike) -> None:
-        self.loaded = loaded_model(model)
+    def __init__(self, model: ModelLike, batch: int = 1) -> None:
+        self.loaded, self.batch = loaded_model(model), batch
         self.decoder = Decoder.of(self.loaded.model)
-        self._check_causal()
-        self.bare_head = self._head_is_bare()
-
-    @property
-    def config(self) -> Any:
-        """The text model's configuration."""
         config: Any = unwrapped(self.loaded.model).config
-        return config.get_text_config() if hasattr(config, "get_text_config") else config
+        self.config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        self._shuffled_by: int | None = None
+        self._check_causal()
 
     @property
     def width(self) -> int:
@@ -76,33 +82,38 @@ class CausalModel:
         }
 
     def layers(self, wanted: str | Sequence[str]) -> list[str]:
-        """Canonical names of ``wanted``: ``last``, ``all`` (every block, then ``last``), or names."""
+        """Canonical names of ``wanted``.
+
+        ``last``, ``all`` (every block, then ``last``), ``depths`` (the embeddings, then ``all``: the
+        ``hidden_states`` of transformers), or names.
+        """
         names = wanted.split(",") if isinstance(wanted, str) else list(wanted)
-        if names == ["all"]:
-            return [f"layer.{k}" for k in range(len(self.decoder) - 1)] + ["last"]
+        if names in (["all"], ["depths"]):
+            blocks = [f"layer.{k}" for k in range(len(self.decoder) - 1)]
+            return [*(["embeddings"] if names == ["depths"] else []), *blocks, "last"]
         if not names:
             raise UsageError("expected at least one layer; pass last, all or names")
         sites: dict[str, str] = {}
-        for name in names:
-            site = self.decoder.site(name.strip()).name
-            sites.setdefault(site, f"{site}.ffn" if name.strip().endswith(".ffn") else site)
+        for name in map(str.strip, names):
+            site = self.decoder.site(name).name
+            sites.setdefault(site, f"{site}.ffn" if name.endswith(".ffn") else site)
         return list(sites.values())
 
     def check_segment(self, length: int) -> None:
         """Raise UsageError where segments of ``length`` tokens are longer than the model takes."""
-        limit = getattr(self.config, "max_position_embeddings", None) or getattr(
-            self.config, "n_positions", None
-        )
-        if isinstance(limit, int) and length > limit:
+        known = (getattr(self.config, key, None) for key in ("max_position_embeddings", "n_positions"))
+        limit = next((limit for limit in known if isinstance(limit, int)), length)
+        if length > limit:
             raise UsageError(
                 f"{self.loaded.name} takes at most {limit} tokens, got segments of {length}; shorten them"
             )
 
-    def batch_size(self, length: int, layers: int) -> int:
+    def batch_size(self, length: int, layers: int, *, losses: bool) -> int:
         """How many segments fit into memory at once, from the free memory and the model's shape."""
         size = torch.finfo(self.loaded.model.dtype).bits // 8
-        vocabulary = 0 if self.bare_head else int(getattr(self.config, "vocab_size", 32000))
-        a_token = vocabulary * (size + 4) + self.width * (24 * size + 8 * layers)
+        a_token = self.width * (24 * size + 8 * layers)
+        if losses:
+            a_token += int(getattr(self.config, "vocab_size", 32000)) * (size + 4)
         if self.loaded.device.type == "cuda":
             free = torch.cuda.mem_get_info(self.loaded.device)[0] // 2
         else:
@@ -112,28 +123,36 @@ class CausalModel:
 
     def run(
         self,
-        tokens: NDArray[Any],
+        segments: Segments,
+        rows: NDArray[np.int64],
         layers: Sequence[str],
-        reduce: Reduce,
+        reduce: Callable[[Tensor], NDArray[Any]],
         *,
-        batch: int,
+        length: int | None = None,
         losses: bool = False,
-    ) -> tuple[dict[str, list[Any]], NDArray[np.float64]]:
-        """Run segments ``tokens`` (n, t) in batches, in halves where a batch does not fit into memory.
+    ) -> dict[str, NDArray[Any]]:
+        """Run segments (n rows of them, their first ``length`` tokens) in batches.
 
         Returns:
-            For every layer what ``reduce`` made of the states of each batch, in order; and, where ``losses``
-            are asked for, the NLL in nats of tokens 1 ... t - 1, shape (n, t - 1).
+            For every layer what ``reduce`` made of the states (b, t, d) of each batch, joined to (n, ...);
+            with ``losses``, ``nll``: the NLL in nats of tokens 1 ... t - 1, shape (n, t - 1).
+
+        Raises:
+            NonFiniteStateError: A number is not finite; names layer and text.
+            DispersionError: A single segment does not fit into memory.
         """
-        reduced: dict[str, list[Any]] = {layer: [] for layer in layers}
-        scored = [np.empty((0, tokens.shape[1] - 1))]
-        waiting = [(start, min(start + batch, len(tokens))) for start in range(0, len(tokens), batch)]
+        tokens = self._seen(np.asarray(segments.tokens[rows])[:, :length], rows)
+        parts: dict[str, list[NDArray[Any]]] = {name: [] for name in [*layers, *(["nll"] if losses else [])]}
+        starts = range(0, len(rows), self.batch)
+        waiting = [(start, min(start + self.batch, len(rows))) for start in starts]
         while waiting:
             first, end = waiting.pop(0)
             try:
-                states, nll = self._pass(np.asarray(tokens[first:end]), layers, reduce, first, losses)
-            except (torch.cuda.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                if not _out_of_memory(error):
+                arrays = self._pass(tokens[first:end], layers, reduce, losses)
+            except (MemoryError, RuntimeError) as error:
+                # torch has no type of its own for the CPU's memory.
+                known = isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError))
+                if not known and not any(words in str(error) for words in _NO_CPU_MEMORY):
                     raise
                 if end - first == 1:
                     raise DispersionError(
@@ -141,22 +160,28 @@ class CausalModel:
                         "use shorter segments, --quantize or --device auto"
                     ) from error
             else:
-                for layer, value in states.items():
-                    reduced[layer].append(value)
-                scored.append(nll)
+                for name, array in arrays.items():
+                    parts[name].append(array)
                 continue
             # Outside of the handler, which would keep the failed pass's tensors alive.
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             middle = (first + end) // 2
             waiting[:0] = [(first, middle), (middle, end)]
-        return reduced, np.concatenate(scored)
+        results = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+        for name, values in results.items():
+            self._check_finite(values, name, segments.origins[rows], segments.source)
+        return results
 
     @torch.no_grad()
     def _pass(
-        self, tokens: NDArray[Any], layers: Sequence[str], reduce: Reduce, first: int, losses: bool
-    ) -> tuple[dict[str, Any], NDArray[np.float64]]:
-        """One batch, whose first row is number ``first`` of the run."""
+        self,
+        tokens: NDArray[Any],
+        layers: Sequence[str],
+        reduce: Callable[[Tensor], NDArray[Any]],
+        losses: bool,
+    ) -> dict[str, NDArray[Any]]:
+        """One batch."""
         highest, known = int(tokens.max()), self.loaded.model.get_input_embeddings().weight.shape[0]
         if highest >= known:
             raise UsageError(
@@ -164,137 +189,125 @@ class CausalModel:
             )
         ids = torch.as_tensor(tokens.astype(np.int64), device=self.loaded.device)
         length = ids.shape[1]
-        reduced: dict[str, Any] = {}
-        final: Tensor | None = None
+        arrays: dict[str, NDArray[Any]] = {}
 
         def sink(name: str, state: Tensor) -> None:
-            # Prompt tuning puts virtual tokens in front.
-            nonlocal final
-            state = state[:, -length:]
-            if name == "last":
-                final = state
-            if name in layers:
-                reduced[name] = reduce(name, state, first)
+            arrays[name] = reduce(state[:, -length:])  # prompt tuning puts virtual tokens in front
 
-        whole = losses and not self.bare_head
-        names = [*layers, *(["last"] if losses and "last" not in layers else [])]
-        head = self.decoder.head
-        with _instead(None if whole else head, _nothing) as project, capture(self.loaded.model, names, sink):
+        with _idle(None if losses else self.decoder.head), capture(self.loaded.model, layers, sink):
             logits = self.loaded.model(input_ids=ids, use_cache=False).logits
-            if not losses:
-                return reduced, np.empty((len(tokens), length - 1))
-            if whole:
-                scored = [_nll(row, text[1:]) for row, text in zip(logits[:, -length:], ids, strict=True)]
-            else:
-                assert final is not None
-                assert project is not None
-                scored = [self._losses(row, text, project) for row, text in zip(final, ids, strict=True)]
-        return reduced, np.asarray(torch.stack(scored).numpy())
+        if losses:
+            arrays["nll"] = np.stack([_nll(*each) for each in zip(logits[:, -length:], ids, strict=True)])
+        return arrays
 
-    def check_finite(self, values: NDArray[Any], layer: str, origins: NDArray[np.int64], source: str) -> None:
-        """Refuse rows of ``values`` (b, ...) that are not finite, naming layer and text."""
+    def _check_finite(self, values: NDArray[Any], name: str, origins: NDArray[np.int64], source: str) -> None:
         bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
         if bad.size:
             text, start = origins[int(bad[0])]
             advice = "use --dtype float32 or bfloat16"
             if self.loaded.model.dtype == torch.float32:
                 advice = "check the checkpoint's weights"
+            layer = "the output" if name == "nll" else name
             raise NonFiniteStateError(
                 f"expected finite numbers, got NaN or infinity at {layer} in text {text} of {source} "
                 f"(segment from token {start}); {advice}"
             )
 
-    def _losses(self, states: Tensor, ids: Tensor, project: Project) -> Tensor:
-        """NLL of every token of one text after its first, from its final states (t, d)."""
-        stretch = max(1, _LOGITS // int(getattr(self.config, "vocab_size", 32000)))
-        losses = [
-            _nll(project(states[None, start : start + stretch])[0], ids[start + 1 : start + 1 + stretch])
-            for start in range(0, len(ids) - 1, stretch)
-        ]
-        return torch.cat(losses)
-
-    @torch.no_grad()
-    def _head_is_bare(self) -> bool:
-        """Whether the model's logits are what its projection puts out, with nothing done to them afterwards.
-
-        Some divide or cap them (Gemma 2, Cohere, Granite); theirs are taken whole, as the model gives them.
-        """
-        head = self.decoder.head
-        if head is None:
-            return False
-        ids = torch.arange(_PROBE, device=self.loaded.device)[None] % self._vocabulary()
-        with _instead(head, lambda states, *_: _ramp(states)):
-            logits = self.loaded.model(input_ids=ids, use_cache=False).logits[:, -_PROBE:]
-        return torch.equal(logits, _ramp(logits))
-
-    def _vocabulary(self) -> int:
-        return min(int(getattr(self.config, "vocab_size", 2)), 1000)
-
     @torch.no_grad()
     def _check_causal(self) -> None:
         """Change the last token: in a left-to-right model no earlier prediction may move."""
-        vocabulary = self._vocabulary()
+        vocabulary = min(int(getattr(self.config, "vocab_size", 2)), 1000)
         ids = torch.arange(_PROBE, device=self.loaded.device)[None] % vocabulary
         other = ids.clone()
         other[0, -1] = (other[0, -1] + 1) % vocabulary
-        logits = [
+        before, after = (
             self.loaded.model(input_ids=x, use_cache=False).logits[0, -_PROBE:-1].float()
             for x in (ids, other)
-        ]
-        moved = (logits[0] - logits[1]).abs().max()
-        if moved > 1e-2 * logits[0].std().clamp_min(1e-6):
+        )
+        if (before - after).abs().max() > 1e-2 * before.std().clamp_min(1e-6):
             raise UsageError(
                 f"expected a left-to-right language model, got {self.loaded.name}, whose predictions change "
                 "with the tokens after them"
             )
 
+    def control(self, name: str, seed: int) -> CausalModel:
+        """What a control runs: random weights, as transformers draws them, or shuffled tokens; "" is none."""
+        if not name:
+            return self
+        if name == "shuffled":
+            other = CausalModel(self.loaded, self.batch)
+            other._shuffled_by = seed
+            return other
+        import transformers
 
-def _nll(logits: Tensor, ids: Tensor) -> Tensor:
-    """Negative log-probability of ``ids`` by the logits (n or more, vocabulary) before them, float64, CPU."""
-    logits = logits[: len(ids)].float()
-    losses = nn.functional.cross_entropy(logits, ids.to(logits.device), reduction="none")
-    return losses.to("cpu", torch.float64)
+        model: Any = unwrapped(self.loaded.model)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            try:
+                built = transformers.AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
+            except (ValueError, TypeError) as error:
+                raise DispersionError(
+                    f"{self.loaded.name} cannot be built at random weights, which this needs: {error}"
+                ) from error
+        # The model's own dtype, so that rounding is the same; float32 where its weights are quantised.
+        quantised = getattr(model.config, "quantization_config", None) is not None
+        built = built.to(self.loaded.device, dtype=torch.float32 if quantised else model.dtype)
+        name = f"{self.loaded.name} at random weights"
+        built = built.eval().requires_grad_(False)
+        return CausalModel(self.loaded._replace(model=built, name=name), self.batch)
+
+    def _seen(self, tokens: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
+        """The segments (b, t) that are run; a shuffled order depends on a segment's number and the seed."""
+        if self._shuffled_by is None:
+            return tokens
+        front = len(prefix_of(self.loaded.tokenizer))
+        mixed = np.array(tokens)
+        for row, number in zip(mixed, numbers, strict=True):
+            order = np.random.default_rng([self._shuffled_by, int(number)]).permutation(len(row) - front)
+            row[front:] = row[front:][order]
+        return mixed
 
 
-def _out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: torch has no type of its own for the CPU's."""
-    known = isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError))
-    return known or any(words in str(error) for words in _NO_CPU_MEMORY)
+def as_controls(wanted: str | Sequence[str] | None) -> list[str]:
+    """Names of controls, each once, in the order of ``CONTROLS``."""
+    names = [wanted] if isinstance(wanted, str) else list(wanted or ())
+    for name in names:
+        if name not in CONTROLS:
+            raise UsageError(f"expected controls among {', '.join(CONTROLS)}, got {name!r}")
+    return [name for name in CONTROLS if name in names]
 
 
-def _ramp(states: Tensor) -> Tensor:
-    """Logits from -128 to 127 for every token of ``states`` (b, t, d): exact in every dtype."""
-    ramp = torch.arange(-128, 128, device=states.device, dtype=states.dtype)
-    return ramp.expand(*states.shape[:-1], len(ramp))
+def prefix_of(tokenizer: Any) -> list[int]:
+    """The special tokens with which ``tokenizer`` begins a text, usually [] or [BOS]."""
+    bare = tokenizer("a", add_special_tokens=False).input_ids
+    full = tokenizer("a").input_ids
+    for start in range(len(full) - len(bare) + 1):
+        if full[start : start + len(bare)] == bare:
+            return list(full[:start])
+    return []
 
 
-Project = Callable[..., Tensor]
+def _nll(logits: Tensor, ids: Tensor) -> NDArray[np.float64]:
+    """Negative log-probability of every token of a text after its first, float64."""
+    losses = nn.functional.cross_entropy(logits[:-1].float(), ids[1:].to(logits.device), reduction="none")
+    return np.asarray(losses.to("cpu", torch.float64).numpy())
 
 
 @contextmanager
-def _instead(head: nn.Module | None, stand_in: Project) -> Iterator[Project | None]:
-    """The output projection does something else meanwhile; yields what it does otherwise.
-
-    Its hooks still see its input.
-    """
+def _idle(head: nn.Module | None) -> Iterator[None]:
+    """The output projection computes nothing meanwhile; its hooks still see its input."""
     if head is None:
-        yield None
+        yield
         return
     before = head.__dict__.get("forward")
-    project: Project = head.forward
-    head.forward = stand_in
+    head.forward = lambda states, *_: states.new_zeros(*states.shape[:-1], 1)
     try:
-        yield project
+        yield
     finally:
         if before is None:
             del head.forward
         else:
             head.forward = before
-
-
-def _nothing(states: Tensor, *_: Any) -> Tensor:
-    """Logits of no use, for passes that need none."""
-    return states.new_zeros(*states.shape[:-1], 1)
 
 
 def perplexity(mean_nll: ArrayLike) -> NDArray[np.float64]:
@@ -330,51 +343,3 @@ def token_dispersions(states: Tensor) -> NDArray[np.float64]:
     squares = ((units - mean) ** 2).sum(dim=-1).double() * valid
     spread = squares.sum(dim=1) / (count - 1)
     return np.asarray(spread.masked_fill(count < 2, float("nan")).cpu().numpy())
-
-
-CONTROLS = ("untrained", "shuffled")
-
-
-def as_controls(wanted: str | Sequence[str] | None) -> list[str]:
-    """Names of controls, each once, in the order of ``CONTROLS``."""
-    names = [wanted] if isinstance(wanted, str) else list(wanted or ())
-    for name in names:
-        if name not in CONTROLS:
-            raise UsageError(f"expected controls among {', '.join(CONTROLS)}, got {name!r}")
-    return [name for name in CONTROLS if name in names]
-
-
-def control_model(control: str, causal: CausalModel, seed: int) -> CausalModel:
-    """The model that a control runs; ``untrained`` has random weights, as transformers draws them."""
-    if control != "untrained":
-        return causal
-    import transformers
-
-    model: Any = unwrapped(causal.loaded.model)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        try:
-            built = transformers.AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
-        except (ValueError, TypeError) as error:
-            raise DispersionError(
-                f"{causal.loaded.name} cannot be built at random weights, which this needs: {error}"
-            ) from error
-    # The model's own dtype, so that rounding is the same; float32 where its weights are quantised.
-    quantised = getattr(model.config, "quantization_config", None) is not None
-    dtype = torch.float32 if quantised else model.dtype
-    built = built.to(causal.loaded.device, dtype=dtype).eval().requires_grad_(False)
-    return CausalModel(causal.loaded._replace(model=built, name=f"{causal.loaded.name} at random weights"))
-
-
-def control_tokens(
-    control: str, tokens: NDArray[Any], numbers: NDArray[np.int64], causal: CausalModel, seed: int
-) -> NDArray[Any]:
-    """The segments (b, t) that a control runs; the order of each depends on its number and the seed only."""
-    if control != "shuffled":
-        return tokens
-    front = len(prefix_of(causal.loaded.tokenizer))
-    mixed = np.array(tokens)
-    for row, number in zip(mixed, numbers, strict=True):
-        order = np.random.default_rng([seed, int(number)]).permutation(len(row) - front)
-        row[front:] = row[front:][order]
-    return mixed

@@ -8,14 +8,13 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmeval_dispersion.options import Output, add_column, add_examples, add_layers, add_output, add_seed
 from lmeval_dispersion.paths import cache_folder
 
 _STUDIES = "dispersion-runs"
 _LAYERS = "last, all, or a name such as layer.3 or layer.-1.attn"
-_SEGMENT = 512
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -25,8 +24,8 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"expected whole numbers with commas, got {text!r}") from None
 
 
-def _number(default: int, about: str) -> dict[str, Any]:
-    return {"type": int, "default": default, "metavar": "N", "help": f"{about} (default: {default})"}
+def _number(default: int, about: str, metavar: str = "N") -> dict[str, Any]:
+    return {"type": int, "default": default, "metavar": metavar, "help": f"{about} (default: {default})"}
 
 
 def _several(default: tuple[int, ...], about: str) -> dict[str, Any]:
@@ -40,60 +39,82 @@ _CONTROL = {
     "help": "also run the model at random weights, or each text's tokens in random order; may be repeated "
     "(default: none)",
 }
-
-# Of each analysis the options of its protocol, which are the parameters of its function.
-_PROTOCOLS: Mapping[str, Mapping[str, dict[str, Any]]] = {
-    "law": {
-        "--segments": _number(100_000, "to draw"),
-        "--bins": _number(50, "bins that algorithm 1 chooses"),
-        "--bin-size": _number(100, "segments a bin"),
-        "--contexts": _several((16, 64, 128, 256), "context lengths of the last-token variant"),
-        "--held-out": {
-            "metavar": "FILE|HUB_ID",
-            "help": "a second text, binned by itself (default: none)",
-        },
-        "--control": _CONTROL,
-    },
-    "sublayers": {
-        "--sizes": _several((10, 50, 100), "segments a draw"),
-        "--repeats": _number(10, "draws of each size"),
-        "--knn": {"action": "store_true", "help": "build a kNN-LM from each candidate and measure it"},
-        "--knn-tokens": _number(100_000, "of the datastore"),
-    },
-    "condensation": {
-        "--texts": _number(100, "texts to draw"),
-        "--tokens": _number(512, "tokens compared of a text"),
-        "--last": _number(3, "last depths that the summary averages"),
-        "--control": _CONTROL,
-    },
-    "clusters": {
-        "--ngram": _number(10, "tokens of an n-gram"),
-        "--occurrences": _number(100, "that it must have"),
-        "--contexts": _number(100, "a cluster"),
-        "--context": _number(100, "tokens of a context"),
-        "--clusters": _number(500, "the most"),
-    },
+_KNN = {
+    "nargs": "?",
+    "type": int,
+    "const": True,
+    "default": False,
+    "metavar": "N",
+    "help": "build a kNN-LM of so many tokens, 100000 where none are named, from each candidate and measure "
+    "it (default: none)",
 }
-_DEFAULT_LAYERS = {"law": ("last",), "sublayers": ("layer.-1.attn", "layer.-1.ffn"), "clusters": ("last",)}
-_SEVERAL_MODELS = ("condensation", "clusters")
-_EXAMPLES = {
-    "law": ("MODEL --data texts.txt -o law.html", "MODEL --data texts.txt --layer layer.3 --layer last"),
-    "sublayers": (
-        "MODEL --data texts.txt",
-        "MODEL --data texts.txt --layer layer.3.attn --layer layer.3.ffn --knn -o sublayers.html",
+_HELD_OUT = {"metavar": "FILE|HUB_ID", "help": "a second text, binned by itself (default: none)"}
+
+
+class _Analysis(NamedTuple):
+    """The protocol of an analysis: options that are parameters of its function, and the rest of its help."""
+
+    options: Mapping[str, dict[str, Any]]
+    layers: tuple[str, ...]  # by default; none where it always takes every depth
+    examples: tuple[str, ...]
+    several_models: bool = False
+
+
+_ANALYSES = {
+    "law": _Analysis(
+        {
+            "--segment": _number(512, "length of one", "TOKENS"),
+            "--segments": _number(100_000, "to draw"),
+            "--bins": _number(50, "bins that algorithm 1 chooses"),
+            "--bin-size": _number(100, "segments a bin"),
+            "--contexts": _several((16, 64, 128, 256), "context lengths of the last-token variant"),
+            "--held-out": _HELD_OUT,
+            "--control": _CONTROL,
+        },
+        ("last",),
+        ("MODEL --data texts.txt -o law.html", "MODEL --data texts.txt --layer layer.3 --layer last"),
     ),
-    "condensation": (
-        "MODEL --data texts.txt -o condensation.html",
-        "gpt2 gpt2-medium --data texts.txt --texts 200",
+    "sublayers": _Analysis(
+        {
+            "--segment": _number(512, "length of one", "TOKENS"),
+            "--sizes": _several((10, 50, 100), "segments a draw"),
+            "--knn": _KNN,
+        },
+        ("layer.-1.attn", "layer.-1.ffn"),
+        (
+            "MODEL --data texts.txt",
+            "MODEL --data texts.txt --layer layer.3.attn --layer layer.3.ffn --knn -o sublayers.html",
+        ),
     ),
-    "clusters": ("MODEL --data texts.txt -o clusters.html", "MODEL --data texts.txt --layer all"),
+    "condensation": _Analysis(
+        {
+            "--segment": _number(512, "length of one", "TOKENS"),
+            "--segments": _number(100, "to draw"),
+            "--control": _CONTROL,
+        },
+        (),
+        ("MODEL --data texts.txt -o condensation.html", "gpt2 gpt2-medium --data texts.txt --segments 200"),
+        several_models=True,
+    ),
+    "clusters": _Analysis(
+        {
+            "--segment": _number(100, "length of a context", "TOKENS"),
+            "--ngram": _number(10, "tokens of an n-gram"),
+            "--occurrences": _number(100, "that it must have, and contexts of a cluster"),
+            "--clusters": _number(500, "the most"),
+        },
+        ("last",),
+        ("MODEL --data texts.txt -o clusters.html", "MODEL --data texts.txt --layer all"),
+        several_models=True,
+    ),
 }
 
 
 def _add_arguments(kind: str, parser: argparse.ArgumentParser) -> None:
+    analysis = _ANALYSES[kind]
     parser.add_argument(
         "model",
-        nargs="+" if kind in _SEVERAL_MODELS else None,
+        nargs="+" if analysis.several_models else 1,
         metavar="MODEL",
         help="Hub id or folder, with @REVISION where it is not the main one",
     )
@@ -125,13 +146,11 @@ def _add_arguments(kind: str, parser: argparse.ArgumentParser) -> None:
     )
     add_column(text)
     text.add_argument("--pack", action="store_true", help="join all texts to one stream (.txt always is)")
-    if kind != "clusters":
-        text.add_argument("--segment", **{**_number(_SEGMENT, "length of one"), "metavar": "TOKENS"})
     protocol = parser.add_argument_group("protocol")
-    for option, settings in _PROTOCOLS[kind].items():
+    for option, settings in analysis.options.items():
         protocol.add_argument(option, **settings)
-    if kind in _DEFAULT_LAYERS:
-        add_layers(protocol, what=_LAYERS, default=" and ".join(_DEFAULT_LAYERS[kind]))
+    if analysis.layers:
+        add_layers(protocol, what=_LAYERS, default=" and ".join(analysis.layers))
     study = parser.add_argument_group("study")
     study.add_argument(
         "--study",
@@ -139,12 +158,9 @@ def _add_arguments(kind: str, parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="where it is kept; the same command resumes it (default: a folder in the user's cache)",
     )
-    study.add_argument(
-        "--batch-size", type=int, metavar="N", help="segments a forward pass (default: by memory)"
-    )
     add_seed(study)
     add_output(study)
-    add_examples(parser, *_EXAMPLES[kind])
+    add_examples(parser, *analysis.examples)
 
 
 def _run(kind: str, args: argparse.Namespace) -> int:
@@ -153,25 +169,23 @@ def _run(kind: str, args: argparse.Namespace) -> int:
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from lmeval_dispersion import laboratory
-    from lmeval_dispersion.laboratory.analysis import as_texts
     from lmeval_dispersion.laboratory.study import Processes, StudyRoot
+    from lmeval_dispersion.model.texts import Texts
 
-    names = [option[2:].replace("-", "_") for option in _PROTOCOLS[kind]]
+    analysis = _ANALYSES[kind]
+    names = [option[2:].replace("-", "_") for option in analysis.options]
     options = {name: getattr(args, name) for name in names}
     if options.get("held_out") is not None:
-        options["held_out"] = as_texts(args.held_out, args.column)
-    if kind in _DEFAULT_LAYERS:
+        options["held_out"] = Texts(args.held_out, column=args.column)
+    if analysis.layers:
         # As a study's settings keep them, so that one started from Python can be resumed.
-        options["layers"] = ",".join(args.layer or _DEFAULT_LAYERS[kind])
-    if kind != "clusters":
-        options["segment"] = args.segment
-    models = [_model(text, args) for text in (args.model if kind in _SEVERAL_MODELS else [args.model])]
+        options["layers"] = ",".join(args.layer or analysis.layers)
+    models = [_model(text, args) for text in args.model]
     result = getattr(laboratory, kind)(
-        models if kind in _SEVERAL_MODELS else models[0],
-        as_texts(args.data, args.column),
+        models if analysis.several_models else models[0],
+        Texts(args.data, column=args.column),
         pack=args.pack,
         seed=args.seed,
-        batch=args.batch_size,
         folder=args.study or StudyRoot(cache_folder(_STUDIES)),
         quiet=args.quiet,
         **options,
@@ -207,5 +221,5 @@ def _model(text: str, args: argparse.Namespace) -> Any:
 Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 
 COMMANDS: dict[str, Command] = {
-    kind: (partial(_add_arguments, kind), partial(_run, kind)) for kind in _PROTOCOLS
+    kind: (partial(_add_arguments, kind), partial(_run, kind)) for kind in _ANALYSES
 }

@@ -15,62 +15,86 @@ Source: RD sections 2.2, A.1.2 (bins, algorithm 1), A.4 (held-out split), A.5 (V
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from lmeval_dispersion.errors import GeometryError, TooFewVectorsError, UsageError
-from lmeval_dispersion.geometry import (
-    Dispersion,
-    Spectrum,
-    dispersion,
-    dispersion_estimate,
-    spectrum,
-    vendi_score,
+from lmeval_dispersion.geometry import Dispersion, Spectrum, dispersion_estimate, spectrum, vendi_score
+from lmeval_dispersion.laboratory import frames
+from lmeval_dispersion.laboratory.analysis import (
+    Analysis,
+    DataLike,
+    Run,
+    StudyResult,
+    analyse,
 )
-from lmeval_dispersion.laboratory import charts
-from lmeval_dispersion.laboratory.analysis import Analysis, DataLike, StudyResult, analyse, table
 from lmeval_dispersion.laboratory.causal_model import (
     CausalModel,
+    Segments,
     as_controls,
-    control_model,
-    control_tokens,
     last_vectors,
     perplexity,
     token_dispersions,
 )
-from lmeval_dispersion.laboratory.claims import bounds_together, places
-from lmeval_dispersion.laboratory.segments import Segments
-from lmeval_dispersion.laboratory.study import Folder, Unit
+from lmeval_dispersion.laboratory.comparison import SEQUENCE, bounds_together, correlated, leading
+from lmeval_dispersion.laboratory.frames import bounded, records, table
+from lmeval_dispersion.laboratory.study import Unit
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.report import Chart, Col, Table
-from lmeval_dispersion.statistics import (
-    Array,
-    Interval,
-    bootstrap_correlation,
-    correlation,
-    correlation_bounds,
-    correlation_difference,
-    fisher,
-    mean_interval,
-    resampled_correlations,
-)
+from lmeval_dispersion.statistics import Array, correlation_difference, fisher, mean_interval
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 CONTEXTS = (16, 64, 128, 256)
 FEWEST_BINS = 3  # two points have no correlation
-SEQUENCE = "sequence"  # perplexity of the whole segment; "last@16" is that of the token after 16
+MEASURES = ("dispersion", "token_dispersion", "vendi_score", *Spectrum._fields)
 
 _GROUPS = 32  # of the jackknife over texts
 _UNITS = 64  # of the first pass, at most
-_BIN_VALUES = ("dispersion", "dispersion_se", "vendi_score", *Spectrum._fields)
 _SHOWN = 12  # layers of a default answer
 _PANELS = 6  # layers that have a panel each; more are rows of a heat map
-MEASURES = ("dispersion", "token_dispersion", "vendi_score", *Spectrum._fields)
+_ABOUT = ["split", "perplexity", "layer"]
+
+_LAYERS = {
+    "layer": Col("Layer"),
+    **bounded("pearson", "r", "+.2f", hint="over bins; -1: easier bins are more dispersed, 0: no line"),
+    "untrained": Col("Untrained", "+.2f"),
+    "shuffled": Col("Shuffled", "+.2f"),
+    "reason": Col("Why undefined"),
+}
+_CORRELATIONS = {
+    "split": Col("Text"),
+    "perplexity": Col("Perplexity of", hint="sequence: whole segments; last@c: the token after c"),
+    "layer": Col("Layer"),
+    "measure": Col("Measure"),
+    "control": Col("Control", hint="random weights, or the tokens of each text in random order"),
+    **bounded("pearson", "r", "+.2f"),
+    "line_r2": Col("R² of the line", ".2f", short="R²", drop=3, hint="fitted on data; negative: poor"),
+    "difference": Col("Model minus control", "+.2f"),
+    "difference_low": Col("from", "+.2f"),
+    "difference_high": Col("to", "+.2f"),
+    "bins": Col("Bins", "d", drop=3),
+    "reason": Col("Why undefined"),
+}
+_OVERALL = {
+    "split": Col("Text"),
+    "layer": Col("Layer"),
+    "dispersion": Col(
+        "Dispersion", ".4f", error="dispersion_se", hint="mean cosine distance: 0 parallel, 1 orthogonal"
+    ),
+    "texts": Col("Texts", "d"),
+    "token_dispersion": Col("Token dispersion", ".4f", hint="over the tokens of one text"),
+    "perplexity": Col("Perplexity", ".2f"),
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,12 +103,11 @@ class LawResult(StudyResult):
 
     Attributes:
         correlations: One row a split, perplexity, layer and measure: ``pearson`` with ``low`` and ``high``
-            (95 % over bins), ``spearman``, ``bins``. ``pearson`` is with the ``scale`` that leads:
-            ``plain`` perplexity of segments, ``log`` of single tokens; ``pearson_plain`` and
-            ``pearson_log`` give both. ``all_low`` and ``all_high`` are bounds of r of dispersion on ``data``
-            that hold for all layers and perplexities together. ``line_r2``: how much of the variance
-            over this split's bins the line fitted on the bins of ``data`` explains (in-sample on ``data``,
-            and negative where it is worse than the mean); ``reason`` where a number is undefined (NaN).
+            (95 % over ``bins``): with the plain perplexity of segments, the log perplexity of single tokens.
+            ``all_low`` and ``all_high`` are bounds of r of dispersion on ``data`` that hold for all layers
+            and perplexities together. ``line_r2``: how much of the variance over this split's bins the line
+            fitted on the bins of ``data`` explains (in-sample on ``data``, and negative where it is worse
+            than the mean); ``reason`` where a number is undefined (NaN).
         points: One row a chosen bin and layer: its mean perplexity and every measure; of controls as
             ``dispersion.CONTROL`` and ``token_dispersion.CONTROL``.
         overall: One row a split and layer: dispersion over all texts, token dispersion, perplexity.
@@ -106,135 +129,54 @@ class LawResult(StudyResult):
 
     def tables(self) -> dict[str, Table]:
         """``layers``: r of whole segments; ``correlations``, ``controls`` and ``overall`` in full."""
-        first = self._of_dispersion(self.correlations).query(f"perplexity == '{SEQUENCE}'")
-        hidden = [
-            "split",
-            "perplexity",
-            "measure",
-            "scale",
-            "bins",
-            "spearman",
-            "pearson_plain",
-            "pearson_log",
-        ]
-        hidden += ["line_r2"]
+        first = _of_dispersion(self.correlations).query(f"perplexity == '{SEQUENCE}'")
+        caption = "The same for controls, and the model's r minus theirs"
+        controls = {}
         if self.controls is not None:
-            others = self._of_dispersion(self.controls)
-            wide = others.pivot(index=["perplexity", "layer"], columns="control", values="pearson")
-            first = first.merge(wide.reset_index(), on=["perplexity", "layer"])
+            controls["controls"] = table(self.controls, caption, _CORRELATIONS)
+            others = _of_dispersion(self.controls).query(f"perplexity == '{SEQUENCE}'")
+            wide = others.pivot(index="layer", columns="control", values="pearson")
+            first = first.merge(wide.reset_index(), on="layer")
         caption = "r of the perplexity of whole segments and dispersion"
-        tables = {
-            "layers": table(_Row, first, caption, most=_SHOWN, hide=hidden),
-            "correlations": table(_Row, self.correlations, "r of perplexity with each measure"),
-            "overall": table(_Overall, self.overall, "All texts"),
+        return {
+            "layers": table(first, caption, _LAYERS, most=_SHOWN),
+            "correlations": table(self.correlations, "r of perplexity with each measure", _CORRELATIONS),
+            **controls,
+            "overall": table(self.overall, "All texts", _OVERALL),
         }
-        if self.controls is not None:
-            caption = "The same for controls, and the model's r minus theirs"
-            tables["controls"] = table(_Row, self.controls, caption)
-        return tables
 
     def charts(self) -> dict[str, Chart]:
         """``layers``: r by layer; ``bins``: perplexity and dispersion of every bin."""
-        drawn: dict[str, Chart] = {}
-        layers = self.correlations["layer"].nunique()
+        layers, drawn = self.correlations["layer"].nunique(), {}
         if layers > 1:
             drawn["layers"] = Chart(
-                partial(charts.law_layers, self.correlations, self.controls),
+                partial(frames.law_layers, self.correlations, self.controls),
                 "r of perplexity and dispersion by layer, with 95 % intervals over bins",
                 "One panel a perplexity; a dot a layer.",
                 "Bars are for one layer alone; the answer's hold for all together.",
             )
         if layers > _PANELS:
             drawn["bins"] = Chart(
-                partial(charts.law_heat, self.points),
+                partial(frames.law_heat, self.points),
                 "Dispersion of every chosen bin by layer, in standard deviations of the layer's bins",
                 "A heat map: bins from easy to hard, a row a layer.",
                 "Where the law holds, a row goes from high on the left to low on the right.",
             )
         else:
             caption = "Mean perplexity and dispersion of every chosen bin"
-            drawn["bins"] = Chart(partial(charts.law_bins, self.points), caption, "One dot a bin.")
+            drawn["bins"] = Chart(partial(frames.law_bins, self.points), caption, "One dot a bin.")
         return drawn
 
     def context(self) -> dict[str, Any]:
         """For the template: of each perplexity where r is clear of 0 and of its controls."""
-        rows, controls = self._of_dispersion(self.correlations), None
-        if self.controls is not None:
-            controls = self._of_dispersion(self.controls)
+        rows = _of_dispersion(self.correlations)
+        controls = None if self.controls is None else _of_dispersion(self.controls)
         kinds = [_verdict(kind, rows, controls) for kind in dict.fromkeys(rows["perplexity"])]
         return {**super().context(), "kinds": kinds}
 
-    @staticmethod
-    def _of_dispersion(frame: pd.DataFrame) -> pd.DataFrame:
-        return frame.query("measure == 'dispersion' and split == 'data'")
 
-
-@dataclass(frozen=True)
-class _Row:
-    """A correlation, of the model or of a control."""
-
-    split: Annotated[str, Col("Text")] = ""
-    perplexity: Annotated[
-        str, Col("Perplexity of", hint="sequence: whole segments; last@c: the token after c")
-    ] = ""
-    layer: Annotated[str, Col("Layer")] = ""
-    measure: Annotated[str, Col("Measure")] = ""
-    control: Annotated[
-        str, Col("Control", hint="random weights, or the tokens of each text in random order")
-    ] = ""
-    pearson: Annotated[
-        float | None,
-        Col(
-            "r",
-            "+.2f",
-            dots="both",
-            reach="low high",
-            hint="over bins; -1: easier bins are more dispersed, 0: no line",
-        ),
-    ] = None
-    low: Annotated[float | None, Col("95 % from", "+.2f", short="from", drop=1)] = None
-    high: Annotated[float | None, Col("to", "+.2f", drop=1)] = None
-    untrained: Annotated[float | None, Col("Untrained", "+.2f")] = None
-    shuffled: Annotated[float | None, Col("Shuffled", "+.2f")] = None
-    difference: Annotated[float | None, Col("Model minus control", "+.2f")] = None
-    difference_low: Annotated[float | None, Col("from", "+.2f")] = None
-    difference_high: Annotated[float | None, Col("to", "+.2f")] = None
-    scale: Annotated[
-        str, Col("with", hint="plain perplexity of segments, log perplexity of single tokens")
-    ] = ""
-    spearman: Annotated[float | None, Col("Spearman", "+.2f", drop=2)] = None
-    pearson_plain: Annotated[float | None, Col("r of plain perplexity", "+.2f", short="r plain", drop=5)] = (
-        None
-    )
-    pearson_log: Annotated[float | None, Col("r of log perplexity", "+.2f", short="r of log", drop=4)] = None
-    line_r2: Annotated[
-        float | None,
-        Col(
-            "R² of the line", ".2f", short="R²", drop=3, hint="fitted on data; negative: worse than the mean"
-        ),
-    ] = None
-    bins: Annotated[int | None, Col("Bins", "d", drop=3)] = None
-    reason: Annotated[str, Col("Why undefined")] = ""
-
-
-@dataclass(frozen=True)
-class _Overall:
-    """All texts of a source at one layer."""
-
-    split: Annotated[str, Col("Text")]
-    layer: Annotated[str, Col("Layer")]
-    dispersion: Annotated[
-        float,
-        Col(
-            "Dispersion", ".4f", error="dispersion_se", hint="mean cosine distance: 0 parallel, 1 orthogonal"
-        ),
-    ]
-    texts: Annotated[int | None, Col("Texts", "d")] = None
-    dispersion_se: float | None = None
-    token_dispersion: Annotated[
-        float | None, Col("Token dispersion", ".4f", hint="over the tokens of one text")
-    ] = None
-    perplexity: Annotated[float | None, Col("Perplexity", ".2f")] = None
+def _of_dispersion(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.query("measure == 'dispersion' and split == 'data'")
 
 
 class _Claim(NamedTuple):
@@ -246,72 +188,54 @@ class _Claim(NamedTuple):
     like: list[str]
 
 
-class _Verdict(NamedTuple):
+def _verdict(kind: str, every: pd.DataFrame, controls: pd.DataFrame | None) -> dict[str, Any]:
     """The claims about one perplexity, and r at the layer that stands for all."""
-
-    after: str
-    claims: list[_Claim]
-    layers: int
-    row: dict[str, Any]
-    controls: dict[str, float]
-
-
-def _verdict(kind: str, every: pd.DataFrame, controls: pd.DataFrame | None) -> _Verdict:
-    rows = every[every["perplexity"] == kind].set_index("layer")
-    layers = list(rows.index)
+    rows = every[every["perplexity"] == kind]
+    layers = rows["layer"].tolist()
     shown = "last" if "last" in layers else layers[-1]
-    beside = None if controls is None else controls[controls["perplexity"] == kind]
-    values: dict[str, float] = {}
-    if beside is not None:
-        there = beside[beside["layer"] == shown]
-        values = dict(zip(there["control"].tolist(), there["pearson"].tolist(), strict=True))
-    claims = [claim for sign in (-1, 1) for claim in _claims(layers, rows, beside, sign)]
-    row = {"layer": shown, **{str(key): value for key, value in rows.loc[shown].items()}}
-    return _Verdict(kind.removeprefix("last@"), claims, len(layers), row, values)
-
-
-def _claims(
-    layers: list[str], rows: pd.DataFrame, controls: pd.DataFrame | None, sign: int
-) -> Iterator[_Claim]:
-    """Where r has this sign for sure, and from which controls it does not clearly differ there."""
-    bound = rows["all_high" if sign < 0 else "all_low"] * sign
-    sure = [layer for layer in layers if bound[layer] > 0]
-    if controls is None:
-        if sure:
-            yield _Claim(sign, places(sure, layers), [], [])
-        return
-    apart = controls["apart_high" if sign < 0 else "apart_low"] * sign > 0
-    alike: dict[str, tuple[str, ...]] = {
-        layer: tuple(sorted(controls["control"][(controls["layer"] == layer) & ~apart])) for layer in sure
+    beside = pd.DataFrame(columns=["layer", "control", "pearson", "apart_low", "apart_high"])
+    if controls is not None:
+        beside = controls[controls["perplexity"] == kind]
+    there = beside[beside["layer"] == shown]
+    return {
+        "after": kind.removeprefix("last@"),
+        "claims": [claim for sign in (-1, 1) for claim in _claims(rows, beside, sign)],
+        "layers": len(layers),
+        "row": records(rows[rows["layer"] == shown])[0],
+        "controls": dict(zip(there["control"], there["pearson"], strict=True)),
     }
-    for like in sorted(set(alike.values())):
-        where = [layer for layer in sure if alike[layer] == like]
+
+
+def _claims(rows: pd.DataFrame, controls: pd.DataFrame, sign: int) -> Iterator[_Claim]:
+    """Where r has this sign for sure, and from which controls it does not clearly differ there."""
+    end = "high" if sign < 0 else "low"
+    layers = rows["layer"].tolist()
+    alike = controls[~(controls[f"apart_{end}"].astype(float) * sign > 0)]
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for layer in rows["layer"][rows[f"all_{end}"] * sign > 0]:
+        like = tuple(sorted(alike["control"][alike["layer"] == layer]))
+        groups.setdefault(like, []).append(layer)
+    for like, where in sorted(groups.items()):
         beyond = [] if like else list(dict.fromkeys(controls["control"]))
         yield _Claim(sign, places(where, layers), beyond, list(like))
 
 
-class _Split(NamedTuple):
-    """The segments of one source with what the first pass found."""
+def places(chosen: Sequence[str], every: Sequence[str]) -> str:
+    """Where something holds, for a sentence: ``at last``, ``at 3 of 31 layers (layer.2 to layer.4)``.
 
-    name: str
-    segments: Segments
-    nll: NDArray[np.float64]  # (n, 1 + contexts): mean over the segment, then of the token after each context
-    tokens: NDArray[np.float64]  # (n, layers): dispersion over the tokens of each segment
-    sums: NDArray[
-        np.float64
-    ]  # (layers, _GROUPS, width): of last-token unit vectors; segment i is in group i mod
-    counts: NDArray[np.int64]  # (_GROUPS,)
-
-
-class _Bin(NamedTuple):
-    """One chosen bin: a unit of the second pass."""
-
-    split: _Split
-    perplexity: str
-    column: int
-    length: int
-    number: int
-    members: NDArray[np.int64]
+    >>> places(["layer.1", "layer.2", "last"], ["layer.0", "layer.1", "layer.2", "layer.3", "last"])
+    'at 3 of 5 layers (layer.1 to layer.2, last)'
+    """
+    if len(every) <= 2:
+        return "at " + " and ".join(chosen)
+    if len(chosen) == len(every):
+        return f"at all {len(every)} layers"
+    numbers = [place for place, layer in enumerate(every) if layer in set(chosen)]
+    breaks = [place for place, (a, b) in enumerate(pairwise(numbers)) if b != a + 1 or every[b] == "last"]
+    starts, ends = [0, *(b + 1 for b in breaks)], [*breaks, len(numbers) - 1]
+    runs = [(every[numbers[a]], every[numbers[b]]) for a, b in zip(starts, ends, strict=True)]
+    shown = ", ".join(a if a == b else f"{a} to {b}" for a, b in runs)
+    return f"at {len(numbers)} of {len(every)} layers ({shown})"
 
 
 def law(
@@ -326,11 +250,7 @@ def law(
     contexts: Sequence[int] = CONTEXTS,
     held_out: DataLike | None = None,
     control: str | Sequence[str] | None = None,
-    pack: bool = False,
-    seed: int = 0,
-    batch: int | None = None,
-    folder: Folder = None,
-    quiet: bool = True,
+    **run: Unpack[Run],
 ) -> LawResult:
     """Perplexity against dispersion over the texts of ``data``, per layer.
 
@@ -345,11 +265,8 @@ def law(
         contexts: Context lengths of the last-token variant; those not below ``segment`` are left out.
         held_out: A second source, binned by itself; the line fitted on ``data`` is tested on it.
         control: ``untrained``, ``shuffled`` or both, run beside the model on the same bins.
-        pack: Join the texts of a source to one stream before cutting.
-        seed: Of the draw, the bootstrap and the random weights.
-        batch: Segments a forward pass; by memory if None.
-        folder: Where the study is kept and can be resumed; a temporary place if None.
-        quiet: Whether to say nothing on stderr.
+        **run: ``pack``, ``seed``, ``batch``, ``folder`` and ``quiet``, see
+            :class:`~lmeval_dispersion.laboratory.analysis.Run`.
 
     Raises:
         UsageError: What was asked for does not fit the model or the data.
@@ -363,214 +280,172 @@ def law(
     settings = {
         **{"segment": segment, "segments": segments, "layers": layers, "bins": bins, "bin_size": bin_size},
         **{"contexts": [int(c) for c in contexts if 0 < c < segment], "control": as_controls(control)},
-        **{"pack": pack, "seed": seed},
     }
-    return analyse(LawResult, _measure, [model], data, settings, batch, folder, quiet, held_out=held_out)
+    return analyse(LawResult, _measure, model, data, settings, run, held_out=held_out)
+
+
+class _Split(NamedTuple):
+    """The segments of one source with what the first pass found."""
+
+    name: str
+    segments: Segments
+    nll: Array  # (n, 1 + contexts): mean over the segment, then of the token after each context
+    tokens: Array  # (n, layers): dispersion over the tokens of each segment
+    sums: Array  # (layers, _GROUPS, width): of last-token unit vectors; segment i is in group i mod _GROUPS
+    counts: NDArray[np.int64]  # (_GROUPS,)
+
+
+class _Bin(NamedTuple):
+    """One chosen bin: a unit of the second pass."""
+
+    split: _Split
+    perplexity: str
+    column: int
+    length: int
+    number: int
+    members: NDArray[np.int64]
 
 
 def _measure(analysis: Analysis) -> None:
-    ((label, model),) = analysis.models.items()
-    law = _Law(analysis, CausalModel(model))
-    splits = [law.first_pass(name) for name in analysis.texts]
-    units = [unit for split in splits for unit in law.bins(split)]
-    values = analysis.study.units("bins", len(units), lambda number: law.one_bin(units[number])).stacked(
-        "values"
-    )
-    controls = {name: law.control_pass(name, units) for name in analysis.settings["control"]}
-    points = pd.DataFrame.from_records(list(law.points(units, values, controls)))
-    seed = analysis.settings["seed"]
+    settings, study = analysis.settings, analysis.study
+    ((_, causal, layers),) = analysis.models(losses=True)
+    splits = [_first_pass(analysis, causal, layers, source) for source in analysis.texts]
+    bins = [each for split in splits for each in _bins(split, settings)]
+    values = {}
+    for control in ("", *settings["control"]):
+        model = causal.control(control, settings["seed"])
+        one_bin = partial(_one_bin, model, layers, bins)
+        units = study.units(f"bins{control}", len(bins), one_bin)
+        values[control] = units.stacked("values")
+    points = pd.DataFrame.from_records(list(_points(bins, layers, values)))
     tables = {
         "points": points,
-        "correlations": correlations(points, seed),
-        "overall": pd.concat([law.overall(split) for split in splits]),
-        "jackknife": pd.concat([law.left_out(split) for split in splits]),
+        "correlations": correlations(points, settings["seed"]),
+        "overall": pd.concat([_overall(split, layers, settings["seed"]) for split in splits]),
+        "jackknife": pd.concat([_left_out(split, layers) for split in splits]),
     }
-    if controls:
-        tables["controls"] = control_correlations(points, list(controls), seed)
-    analysis.study.finish(tables, models=[{"model": label, **law.causal.summary()}])
+    if settings["control"]:
+        tables["controls"] = control_correlations(points, settings["control"], settings["seed"])
+    analysis.finish(tables)
 
 
-class _Law:
-    """The study at work."""
+def _first_pass(analysis: Analysis, causal: CausalModel, layers: list[str], source: str) -> _Split:
+    """Every segment once: perplexities, token dispersions, sums over all texts."""
+    settings, name = analysis.settings, source.replace("_", "-")
+    drawn = analysis.segments(name, causal, settings["segments"], source=source)
+    n, size = len(drawn.tokens), settings["bin_size"]
+    if n // size < FEWEST_BINS:
+        more = "a larger --segments" if n == settings["segments"] else "more text"
+        raise TooFewVectorsError(
+            f"expected at least {FEWEST_BINS} bins of {size} segments, got {n} segments of "
+            f"{settings['segment']} tokens from {drawn.source}; "
+            f"pass {more}, or a smaller --bin-size or --segment"
+        )
+    # Whole rounds of the jackknife's groups a unit, so that each begins with the first group.
+    rows_a_unit = -(-n // (_UNITS * _GROUPS)) * _GROUPS
+    after = [context - 1 for context in settings["contexts"]]  # NLL column of the token after so many
 
-    def __init__(self, analysis: Analysis, causal: CausalModel) -> None:
-        self.analysis, self.causal, self.settings = analysis, causal, analysis.settings
-        self.names = causal.layers(self.settings["layers"])
-        self.contexts: list[int] = self.settings["contexts"]
-        self.batch = analysis.batch_size(causal, self.settings["segment"], len(self.names))
+    def do(unit: int) -> Unit:
+        rows = np.arange(unit * rows_a_unit, min((unit + 1) * rows_a_unit, n))
+        totals = [Dispersion(causal.width, _GROUPS) for _ in layers]
+        spreads, losses = [], []
+        for first in range(0, len(rows), causal.batch):
+            part = causal.run(drawn, rows[first : first + causal.batch], layers, _with_spread, losses=True)
+            for layer, total in zip(layers, totals, strict=True):
+                total.update(part[layer][:, :-1])
+            spreads.append(np.stack([part[layer][:, -1] for layer in layers], axis=1))
+            losses.append(np.column_stack([part["nll"].mean(axis=1), part["nll"][:, after]]))
+        sums = np.stack([total.sums for total in totals])
+        arrays = {"nll": np.concatenate(losses), "tokens": np.concatenate(spreads)}
+        return {**arrays, "sums": sums, "counts": totals[0].counts}
 
-    def check_bins(self, drawn: Segments) -> None:
-        """Refuse a source with too few bins before the model runs."""
-        n, size = len(drawn.tokens), self.settings["bin_size"]
-        if n // size < FEWEST_BINS:
-            more = "a larger --segments" if drawn.counts.segments > n else "more text"
-            raise TooFewVectorsError(
-                f"expected at least {FEWEST_BINS} bins of {size} segments, got {n} segments of "
-                f"{self.settings['segment']} tokens from {drawn.source}; "
-                f"pass {more}, or a smaller --bin-size or --segment"
-            )
+    units = analysis.study.units(name, -(-n // rows_a_unit), do)
+    sums = sum(units.each("sums"), start=np.zeros(()))
+    counts = units.stacked("counts").sum(axis=0)
+    return _Split(name, drawn, units.joined("nll"), units.joined("tokens"), sums, counts)
 
-    def first_pass(self, name: str) -> _Split:
-        """Every segment once: perplexities, token dispersions, sums over all texts."""
-        drawn = self.analysis.segments(name, self.causal, count=self.settings["segments"], texts=name)
-        self.check_bins(drawn)
-        n = len(drawn.tokens)
-        # Whole rounds of the jackknife's groups a unit, so that each begins with the first group.
-        size = -(-n // (_UNITS * _GROUPS)) * _GROUPS
-        after = [context - 1 for context in self.contexts]  # NLL column of the token after so many
 
-        def do(unit: int) -> Unit:
-            end = min((unit + 1) * size, n)
-            totals = [Dispersion(self.causal.width, _GROUPS) for _ in self.names]
-            spreads, losses = [], []
-            for first in range(unit * size, end, self.batch):
-                rows = slice(first, min(first + self.batch, end))
-                reduced, nll = self.causal.run(
-                    drawn.tokens[rows],
-                    self.names,
-                    lambda _layer, states, _first: (last_vectors(states), token_dispersions(states)),
-                    batch=self.batch,
-                    losses=True,
-                )
-                spread = np.empty((len(nll), len(self.names)))
-                for place, layer in enumerate(self.names):
-                    vectors, spread[:, place] = map(np.concatenate, zip(*reduced[layer], strict=True))
-                    for values in (vectors, spread[:, place]):
-                        self.causal.check_finite(values, layer, drawn.origins[rows], drawn.source)
-                    totals[place].update(vectors)
-                self.causal.check_finite(nll, "the output", drawn.origins[rows], drawn.source)
-                spreads.append(spread)
-                losses.append(np.column_stack([nll.mean(axis=1), nll[:, after]]))
-            return {
-                "nll": np.concatenate(losses),
-                "tokens": np.concatenate(spreads),
-                "sums": np.stack([total.sums for total in totals]),
-                "counts": totals[0].counts,
+def _with_spread(states: Tensor) -> Array:
+    """Last-token states, and the token dispersion as a last column; shape (b, d + 1)."""
+    return np.column_stack([last_vectors(states), token_dispersions(states)])
+
+
+def _bins(split: _Split, settings: Mapping[str, Any]) -> Iterator[_Bin]:
+    """The chosen bins of a source, by the perplexity of segments and of single tokens."""
+    kinds = [(SEQUENCE, settings["segment"]), *((f"last@{c}", c) for c in settings["contexts"])]
+    for column, (kind, length) in enumerate(kinds):
+        values = split.nll[:, column]
+        if kind == SEQUENCE:
+            values = perplexity(values)
+        every = sorted_bins(values, settings["bin_size"])
+        for number in uniform_bins(values[every].mean(axis=1), settings["bins"]):
+            yield _Bin(split, kind, column, length, int(number), np.sort(every[number]))
+
+
+def _one_bin(causal: CausalModel, layers: list[str], bins: list[_Bin], number: int) -> Unit:
+    """The measures of a bin and the error of its dispersion at every layer, (layers, values)."""
+    each = bins[number]
+    reduce = _with_spread if each.perplexity == SEQUENCE else last_vectors
+    states = causal.run(each.split.segments, each.members, layers, reduce, length=each.length)
+    rows = []
+    for layer in layers:
+        vectors = states[layer][:, : causal.width].astype(np.float32)
+        spread = states[layer][:, causal.width :].mean() if reduce is _with_spread else np.nan
+        estimate = dispersion_estimate(vectors)
+        rows.append((estimate.mean, spread, vendi_score(vectors), *spectrum(vectors), estimate.se))
+    return {"values": np.array(rows)}
+
+
+def _points(bins: list[_Bin], layers: list[str], values: dict[str, NDArray[Any]]) -> Iterator[dict[str, Any]]:
+    """One record a bin and layer; ``values`` (bins, layers, measures) by control."""
+    for number, each in enumerate(bins):
+        losses = each.split.nll[each.members, each.column]
+        about = {"split": each.split.name, "perplexity": each.perplexity, "bin": each.number}
+        means = {"mean_perplexity": float(perplexity(losses).mean()), "mean_nll": float(losses.mean())}
+        for place, layer in enumerate(layers):
+            measures = zip((*MEASURES, "dispersion_se"), values[""][number, place].tolist(), strict=True)
+            controls = {
+                f"{measure}.{control}": float(values[control][number, place, column])
+                for control in values
+                if control
+                for column, measure in enumerate(MEASURES[:2])
             }
+            yield {**about, "segments": len(losses), "layer": layer, **means, **dict(measures), **controls}
 
-        units = self.analysis.study.units(name, -(-n // size), do)
-        sums = sum(units.each("sums"), start=np.zeros(()))
-        return _Split(
-            name,
-            drawn,
-            units.joined("nll"),
-            units.joined("tokens"),
-            sums,
-            units.stacked("counts").sum(axis=0),
+
+def _overall(split: _Split, layers: list[str], seed: int) -> pd.DataFrame:
+    """One row a layer: dispersion over all texts with jackknife error, token dispersion, perplexity."""
+    rows = []
+    for place, layer in enumerate(layers):
+        estimate = Dispersion.from_state({"sums": split.sums[place], "counts": split.counts}).estimate()
+        token = mean_interval(split.tokens[:, place], seed)
+        rows.append(
+            {
+                "split": split.name,
+                "layer": layer,
+                "texts": estimate.n,
+                "dispersion": estimate.mean,
+                "dispersion_se": estimate.se,
+                "token_dispersion": token.value,
+                "token_dispersion_low": token.low,
+                "token_dispersion_high": token.high,
+                "perplexity": float(perplexity(split.nll[:, 0].mean())),
+            }
         )
+    return pd.DataFrame(rows)
 
-    def bins(self, split: _Split) -> Iterator[_Bin]:
-        """The chosen bins of a source, by the perplexity of segments and of single tokens."""
-        kinds = [(SEQUENCE, self.settings["segment"]), *((f"last@{c}", c) for c in self.contexts)]
-        for column, (kind, length) in enumerate(kinds):
-            values = split.nll[:, column]
-            if kind == SEQUENCE:
-                values = perplexity(values)
-            every = sorted_bins(values, self.settings["bin_size"])
-            for number in uniform_bins(values[every].mean(axis=1), self.settings["bins"]):
-                yield _Bin(split, kind, column, length, int(number), every[number])
 
-    def one_bin(self, unit: _Bin) -> Unit:
-        """The measures of a bin's states, (layers, values); the states are forgotten."""
-        rows = []
-        for vectors, _ in self.states(unit, self.causal):
-            estimate = dispersion_estimate(vectors)
-            rows.append((estimate.mean, estimate.se, vendi_score(vectors), *spectrum(vectors)))
-        return {"values": np.array(rows)}
-
-    def control_pass(self, control: str, units: list[_Bin]) -> Array:
-        """The bins again as a control sees them: dispersions of texts and tokens, (bins, layers, 2)."""
-        causal = control_model(control, self.causal, self.settings["seed"])
-
-        def do(number: int) -> Unit:
-            states = self.states(units[number], causal, control)
-            return {"values": np.array([(dispersion(vectors), spread.mean()) for vectors, spread in states])}
-
-        return self.analysis.study.units(f"control-{control}", len(units), do).stacked("values")
-
-    def states(
-        self, unit: _Bin, causal: CausalModel, control: str = ""
-    ) -> list[tuple[NDArray[np.float32], NDArray[np.float64]]]:
-        """Last-token states and token dispersions of a bin's members at every layer."""
-        members, drawn = np.sort(unit.members), unit.split.segments
-        tokens = np.asarray(drawn.tokens[members])[:, : unit.length]
-        tokens = control_tokens(control, tokens, members, self.causal, self.settings["seed"])
-        reduced, _ = causal.run(
-            tokens,
-            self.names,
-            lambda _layer, states, _first: (
-                last_vectors(states),
-                token_dispersions(states) if control else np.empty(0),
-            ),
-            batch=self.batch,
-        )
-        layers = []
-        for layer in self.names:
-            vectors, spread = map(np.concatenate, zip(*reduced[layer], strict=True))
-            causal.check_finite(vectors, layer, drawn.origins[members], drawn.source)
-            layers.append((vectors, spread))
-        return layers
-
-    def points(
-        self, units: list[_Bin], values: Array, controls: dict[str, Array]
-    ) -> Iterator[dict[str, Any]]:
-        """One record a bin and layer."""
-        for number, unit in enumerate(units):
-            losses = unit.split.nll[unit.members, unit.column]
-            for place, layer in enumerate(self.names):
-                record: dict[str, Any] = {
-                    "split": unit.split.name,
-                    "perplexity": unit.perplexity,
-                    "layer": layer,
-                    "bin": unit.number,
-                    "segments": len(unit.members),
-                    "mean_perplexity": float(perplexity(losses).mean()),
-                    "mean_nll": float(losses.mean()),
-                    **dict(zip(_BIN_VALUES, map(float, values[number, place]), strict=True)),
-                }
-                if unit.perplexity == SEQUENCE:
-                    record["token_dispersion"] = float(unit.split.tokens[unit.members, place].mean())
-                for control, dispersions in controls.items():
-                    record[f"dispersion.{control}"] = float(dispersions[number, place, 0])
-                    if unit.perplexity == SEQUENCE:
-                        record[f"token_dispersion.{control}"] = float(dispersions[number, place, 1])
-                yield record
-
-    def overall(self, split: _Split) -> pd.DataFrame:
-        """One row a layer: dispersion over all texts with jackknife error, token dispersion, perplexity."""
-        records = []
-        for place, layer in enumerate(self.names):
-            estimate = Dispersion.from_state({"sums": split.sums[place], "counts": split.counts}).estimate()
-            token = mean_interval(split.tokens[:, place], self.settings["seed"])
-            records.append(
-                {
-                    "split": split.name,
-                    "layer": layer,
-                    "texts": estimate.n,
-                    "dispersion": estimate.mean,
-                    "dispersion_se": estimate.se,
-                    "token_dispersion": token.value,
-                    "token_dispersion_low": token.low,
-                    "token_dispersion_high": token.high,
-                    "perplexity": float(perplexity(split.nll[:, 0].mean())),
-                }
-            )
-        return pd.DataFrame.from_records(records)
-
-    def left_out(self, split: _Split) -> pd.DataFrame:
-        """Dispersion and mean NLL without each jackknife group of texts; what comparisons pair on."""
-        groups, nll = np.arange(len(split.nll)) % _GROUPS, split.nll[:, 0]
-        records = []
-        for place, layer in enumerate(self.names):
-            for group in np.unique(groups).tolist():
-                others = np.arange(_GROUPS) != group
-                state = {"sums": split.sums[place] * others[:, None], "counts": split.counts * others}
-                rest = {
-                    "dispersion": Dispersion.from_state(state).mean(),
-                    "nll": float(nll[groups != group].mean()),
-                }
-                records.append({"split": split.name, "layer": layer, "group": group, **rest})
-        return pd.DataFrame.from_records(records)
+def _left_out(split: _Split, layers: list[str]) -> pd.DataFrame:
+    """Dispersion and mean NLL of all texts (group -1) and without each jackknife group: for comparisons."""
+    groups, nll = np.arange(len(split.nll)) % _GROUPS, split.nll[:, 0]
+    rows = []
+    for place, layer in enumerate(layers):
+        for group in (-1, *np.unique(groups).tolist()):
+            others = np.arange(_GROUPS) != group
+            state = {"sums": split.sums[place] * others[:, None], "counts": split.counts * others}
+            mean = Dispersion.from_state(state).mean()
+            rows.append((split.name, layer, group, mean, float(nll[groups != group].mean())))
+    return pd.DataFrame(rows, columns=["split", "layer", "group", "dispersion", "nll"])
 
 
 def sorted_bins(values: ArrayLike, size: int) -> NDArray[np.int64]:
@@ -600,106 +475,79 @@ def uniform_bins(means: ArrayLike, k: int) -> NDArray[np.int64]:
     [0, 3, 4]
     """
     values = np.asarray(means, dtype=np.float64)
-    if k < 1:
-        raise GeometryError(f"expected at least 1 bin, got {k}")
-    if k >= len(values):
-        return np.arange(len(values))
     targets = np.linspace(values[0], values[-1], k)
     chosen = set(np.abs(values[None, :] - targets[:, None]).argmin(axis=1).tolist())
-    for extra in range(len(values)):
-        if len(chosen) == k:
-            break
-        chosen.add(extra)
-    return np.array(sorted(chosen), dtype=np.int64)
+    others = [place for place in range(len(values)) if place not in chosen]
+    return np.array(sorted([*chosen, *others[: max(k - len(chosen), 0)]]), dtype=np.int64)
 
 
 def correlations(points: pd.DataFrame, seed: int) -> pd.DataFrame:
     """Correlation of the bins' mean perplexity with every measure, per split, perplexity and layer."""
-    records: list[dict[str, Any]] = []
-    samples: dict[int, Array] = {}  # Fisher's z of resamples, by the row that claims are made from
-    for (kind, layer), both in points.groupby(["perplexity", "layer"], sort=False):
-        fitted: dict[str, tuple[float, float]] = {}
-        for split, bins in both.groupby("split", sort=False):
-            for measure in (m for m in MEASURES if m in bins and bins[m].notna().any()):
-                x, y = leading(bins), bins[measure].to_numpy()
-                row = _one(bins, y, seed)
-                if split == "data" and not row["reason"]:
-                    slope, intercept = np.polyfit(x, y, 1)
-                    fitted[measure] = (float(slope), float(intercept))
-                    if measure == "dispersion":
-                        samples[len(records)] = fisher(resampled_correlations(x, y, seed=seed))
-                if measure in fitted and np.ptp(y) > 0:
-                    slope, intercept = fitted[measure]
-                    left = np.square(y - (slope * x + intercept)).sum()
-                    row["line_r2"] = float(1 - left / np.square(y - y.mean()).sum())
-                about = {"split": split, "perplexity": kind, "layer": layer, "measure": measure}
-                scale = "plain" if kind == SEQUENCE else "log"
-                records.append({**about, "bins": len(x), "scale": scale, **row})
-    frame = pd.DataFrame.from_records(records).assign(all_low=np.nan, all_high=np.nan)
-    if samples:
-        rows = list(samples)
-        bounds = bounds_together(
-            fisher(frame["pearson"].to_numpy()[rows]), np.stack(list(samples.values()), 1)
-        )
-        frame.loc[rows, "all_low"], frame.loc[rows, "all_high"] = (np.tanh(bound) for bound in bounds)
+    rows: list[dict[str, Any]] = []
+    claimed: dict[int, tuple[float, Array]] = {}  # r and its resamples on Fisher's scale, by row
+    lines: dict[tuple[Any, ...], NDArray[Any]] = {}  # fitted on `data`, which comes first
+    for (split, kind, layer), bins in points.groupby(_ABOUT, sort=False):
+        x = leading(bins)
+        for measure in (m for m in MEASURES if m in bins and bins[m].notna().any()):
+            about = {"split": split, "perplexity": kind, "layer": layer, "measure": measure, "bins": len(x)}
+            y, undefined = (
+                bins[measure].to_numpy(),
+                dict.fromkeys(("pearson", "low", "high", "line_r2"), np.nan),
+            )
+            try:
+                r = correlated(bins, measure, seed)
+            except GeometryError as error:
+                rows.append({**about, **undefined, "reason": str(error)})
+                continue
+            if split == "data":
+                lines[kind, layer, measure] = np.polyfit(x, y, 1)
+                if measure == "dispersion":
+                    claimed[len(rows)] = float(fisher(r.interval.value)), fisher(r.samples)
+            line = np.polyval(lines.get((kind, layer, measure), [np.nan]), x)
+            fit = float(1 - np.square(y - line).sum() / np.square(y - y.mean()).sum())
+            value, low, high = r.interval
+            rows.append({**about, "pearson": value, "low": low, "high": high, "line_r2": fit, "reason": ""})
+    frame = _with_bounds(rows, claimed, "all")
+    frame[["all_low", "all_high"]] = np.tanh(frame[["all_low", "all_high"]])
     return frame
 
 
 def control_correlations(points: pd.DataFrame, names: Sequence[str], seed: int) -> pd.DataFrame:
     """Correlation of every control, and the model's minus it over the same resamples of bins."""
-    records: list[dict[str, Any]] = []
-    samples: dict[int, tuple[float, Array]] = {}
-    for (kind, layer, split), bins in points.groupby(["perplexity", "layer", "split"], sort=False):
-        x = leading(bins)
-        for measure in ("dispersion", "token_dispersion"):
+    rows: list[dict[str, Any]] = []
+    claimed: dict[int, tuple[float, Array]] = {}
+    for (split, kind, layer), bins in points.groupby(_ABOUT, sort=False):
+        for measure in MEASURES[:2]:
             for control in names:
                 column = f"{measure}.{control}"
                 if column not in bins or bins[column].isna().any():
                     continue
                 about = {"split": split, "perplexity": kind, "layer": layer, "measure": measure}
-                pair = bins[measure].to_numpy(), bins[column].to_numpy()
                 try:
-                    mine, other = (correlation(x, y) for y in pair)
+                    mine, other = (correlated(bins, each, seed) for each in (measure, column))
                 except GeometryError as error:
-                    records.append({**about, "control": control, "pearson": np.nan, "reason": str(error)})
+                    rows.append({**about, "control": control, "pearson": np.nan, "reason": str(error)})
                     continue
-                drawn = [resampled_correlations(x, y, seed=seed) for y in pair]
+                (r, *_), (beside, low, high) = mine.interval, other.interval
                 if split == "data" and measure == "dispersion":
-                    z = fisher(mine) - fisher(other)
-                    samples[len(records)] = (float(z), fisher(drawn[0]) - fisher(drawn[1]))
-                both = [
-                    Interval(r, *correlation_bounds(r, each, len(x)))
-                    for r, each in zip((mine, other), drawn, strict=True)
-                ]
-                less, more = correlation_difference(both[1], both[0], (drawn[1], drawn[0]), paired=True)
-                row = {"control": control, "pearson": other, "low": both[1].low, "high": both[1].high}
-                apart = {"difference": mine - other, "difference_low": less, "difference_high": more}
-                records.append({**about, **row, **apart, "reason": ""})
-    frame = pd.DataFrame.from_records(records).assign(apart_low=np.nan, apart_high=np.nan)
-    if samples:
-        rows = list(samples)
-        values = [value for value, _ in samples.values()]
-        bounds = bounds_together(values, np.stack([drawn for _, drawn in samples.values()], axis=1))
-        frame.loc[rows, "apart_low"], frame.loc[rows, "apart_high"] = bounds
+                    difference = fisher(r) - fisher(beside)
+                    claimed[len(rows)] = float(difference), fisher(mine.samples) - fisher(other.samples)
+                less, more = correlation_difference(
+                    other.interval, mine.interval, (other.samples, mine.samples), paired=True
+                )
+                ends = {"difference": r - beside, "difference_low": less, "difference_high": more}
+                row = {"control": control, "pearson": beside, "low": low, "high": high, **ends, "reason": ""}
+                rows.append({**about, **row})
+    return _with_bounds(rows, claimed, "apart")
+
+
+def _with_bounds(
+    rows: list[dict[str, Any]], claimed: dict[int, tuple[float, Array]], name: str
+) -> pd.DataFrame:
+    """The rows with ``NAME_low`` and ``NAME_high``, which hold for all claims together."""
+    frame = pd.DataFrame.from_records(rows).assign(**{f"{name}_low": np.nan, f"{name}_high": np.nan})
+    if claimed:
+        values, samples = zip(*claimed.values(), strict=True)
+        low, high = bounds_together(values, np.stack(samples, axis=1))
+        frame.loc[list(claimed), [f"{name}_low", f"{name}_high"]] = np.stack([low, high], axis=1)
     return frame
-
-
-def leading(bins: pd.DataFrame) -> Array:
-    """The side of r that is no measure: mean perplexity of segments, mean log perplexity of single tokens."""
-    plain = bins["perplexity"].iloc[0] == SEQUENCE
-    return np.asarray(bins["mean_perplexity" if plain else "mean_nll"].to_numpy(), dtype=np.float64)
-
-
-def _one(bins: pd.DataFrame, y: Array, seed: int) -> dict[str, Any]:
-    nan = float("nan")
-    names = ("pearson", "low", "high", "spearman", "pearson_plain", "pearson_log", "line_r2")
-    x = leading(bins)
-    try:
-        interval = bootstrap_correlation(x, y, seed=seed)
-        others = (
-            correlation(x, y, "spearman"),
-            *(correlation(bins[column].to_numpy(), y) for column in ("mean_perplexity", "mean_nll")),
-        )
-    except GeometryError as error:
-        return {**dict.fromkeys(names, nan), "reason": str(error)}
-    return {**dict(zip(names, (*interval, *others, nan), strict=True)), "reason": ""}

@@ -17,7 +17,7 @@ import re
 import shutil
 import sys
 import tempfile
-import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
@@ -86,6 +86,11 @@ class Units(NamedTuple):
             with np.load(file) as unit:
                 yield unit[key]
 
+    def first(self) -> Unit:
+        """All arrays of the first unit."""
+        with np.load(self.files[0]) as unit:
+            return dict(unit)
+
     def joined(self, key: str) -> NDArray[Any]:
         """The units' arrays, one after the other along their first axis."""
         return np.concatenate(list(self.each(key)))
@@ -105,9 +110,8 @@ class Study:
         processes: Who works on it.
     """
 
-    def __init__(self, folder: Path, quiet: bool = True, processes: Processes | None = None) -> None:
-        self.folder, self.quiet = folder, quiet
-        self.processes = processes or Processes()
+    def __init__(self, folder: Path, quiet: bool = True) -> None:
+        self.folder, self.quiet, self.processes = folder, quiet, Processes()
         self.manifest = read_manifest(folder)
 
     @classmethod
@@ -125,43 +129,48 @@ class Study:
         if processes.first:
             _prepare(folder, kind, json.loads(json.dumps(settings)), names or {})
         processes.wait()
-        return cls(folder, quiet, processes)
+        return cls(folder, quiet)
 
     @property
     def complete(self) -> bool:
         """Whether the results are there."""
         return bool(self.manifest["complete"])
 
-    @property
-    def work_folder(self) -> Path:
-        """Where unfinished work is kept."""
-        return self.folder / "work"
-
-    def once(self, key: str, value: Callable[[], Any]) -> Any:
-        """``value()``, worked out by the first process and kept in the manifest: a resumed study reads it."""
+    def once(self, key: str, value: Any) -> Any:
+        """The first process's ``value``, kept in the manifest: the others and a resumed study read it."""
         if key not in self.manifest:
             if self.processes.first:
-                self.manifest[key] = json.loads(json.dumps(value()))
-                _write_json(self.folder / "manifest.json", self.manifest)
+                self._write({key: value})
             self.processes.wait()
             self.manifest = read_manifest(self.folder)
         return self.manifest[key]
 
     def units(self, name: str, count: int, do: Callable[[int], Unit]) -> Units:
         """Keep the arrays of ``do(unit)`` for every unit; this process does its share of what is not done."""
-        folder = self.work_folder / name
+        from rich.console import Console
+        from rich.progress import Progress
+
+        folder = self.folder / "work" / name
         folder.mkdir(parents=True, exist_ok=True)
         files = [folder / f"{unit}.npz" for unit in range(count)]
         waiting = [unit for unit, file in enumerate(files) if not file.exists()]
         self.processes.wait()  # so that all of them share the same list
         mine = waiting[self.processes.index :: self.processes.count]
-        with self._progress(name, len(mine)) as advance:
+        hidden = self.quiet or not self.processes.first or not sys.stderr.isatty()
+        progress = Progress(console=Console(stderr=True), transient=True, disable=hidden)
+        task, begun = progress.add_task(name, total=len(mine)), time.monotonic()
+        try:
             for unit in mine:
                 part = folder / f"{unit}.part"
                 with part.open("wb") as file:
                     np.savez(file, **do(unit))  # type: ignore[arg-type]
                 part.replace(files[unit])
-                advance()
+                progress.advance(task)
+                if time.monotonic() - begun > _QUIET_FOR:
+                    progress.start()
+        finally:
+            if progress.live.is_started:
+                progress.stop()
         self.processes.wait()
         return Units(files)
 
@@ -170,12 +179,11 @@ class Study:
         self.processes.wait()
         if self.processes.first:
             for name, frame in tables.items():
-                path = self.folder / f"{name}.parquet"
-                frame.to_parquet(path.with_suffix(".part"), index=False)
-                path.with_suffix(".part").replace(path)
-            self.manifest.update(fields, tables=sorted(tables), complete=True)
-            _write_json(self.folder / "manifest.json", self.manifest)
-            shutil.rmtree(self.work_folder, ignore_errors=True)
+                part = self.folder / f"{name}.part"
+                frame.to_parquet(part, index=False)
+                part.replace(part.with_suffix(".parquet"))
+            self._write({**fields, "tables": sorted(tables), "complete": True})
+            shutil.rmtree(self.folder / "work", ignore_errors=True)
         self.processes.wait()
         self.manifest = read_manifest(self.folder)
 
@@ -185,30 +193,11 @@ class Study:
 
     def say(self, sentence: str) -> None:
         """Tell the user something on stderr."""
-        if not self.quiet:
+        if not self.quiet and self.processes.first:
             print(sentence, file=sys.stderr)
 
-    @contextmanager
-    def _progress(self, name: str, total: int) -> Iterator[Callable[[], None]]:
-        """A bar over this process's units that appears only where they take longer than a moment."""
-        if self.quiet or not self.processes.first or not total or not sys.stderr.isatty():
-            yield lambda: None
-            return
-        from rich.console import Console
-        from rich.progress import Progress
-
-        progress = Progress(console=Console(stderr=True), transient=True)
-        task = progress.add_task(name, total=total)
-        shown = threading.Timer(_QUIET_FOR, progress.start)
-        shown.daemon = True
-        shown.start()
-        try:
-            yield lambda: progress.advance(task)
-        finally:
-            shown.cancel()
-            shown.join()
-            if progress.live.is_started:
-                progress.stop()
+    def _write(self, fields: Mapping[str, Any]) -> None:
+        _write_manifest(self.folder, {**self.manifest, **fields})
 
 
 @contextmanager
@@ -220,14 +209,12 @@ def opened(
         with tempfile.TemporaryDirectory(prefix="dispersion-") as temporary:
             yield Study.open(Path(temporary), kind, settings, names=names, quiet=quiet)
         return
-    named = not isinstance(folder, StudyRoot)
-    if isinstance(folder, StudyRoot):
-        key = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
-        folder = folder.root / f"{kind}-{key}"
-    study = Study.open(Path(folder), kind, settings, names=names, quiet=quiet)
+    key = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
+    place = folder.root / f"{kind}-{key}" if isinstance(folder, StudyRoot) else Path(folder)
+    study = Study.open(place, kind, settings, names=names, quiet=quiet)
     yield study
-    if not named and study.processes.first:
-        study.say(f"the study is kept in {folder}")
+    if isinstance(folder, StudyRoot):
+        study.say(f"the study is kept in {place}")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -258,63 +245,47 @@ def read_study(folder: str | Path) -> Study:
 
 
 def _prepare(folder: Path, kind: str, settings: dict[str, Any], names: Mapping[str, Any]) -> None:
+    """Check that ``folder`` holds this study, or begin it there."""
     if (folder / "manifest.json").exists():
         manifest = read_manifest(folder)
         if manifest["kind"] != kind:
             raise UsageError(
                 f"{folder} holds a study of {manifest['kind']}, not of {kind}; pass another --study"
             )
-        if changes := _changes(_flat(manifest["settings"]), _flat(settings)):
+        if changes := _changes(manifest["settings"], settings):
             raise UsageError(
                 f"{folder} holds a study with other settings ({'; '.join(changes)}); pass another --study"
             )
         return
     if folder.exists() and (not folder.is_dir() or any(path.name != "work" for path in folder.iterdir())):
         raise UsageError(f"{folder} exists and holds no study; pass another --study")
-    (folder / "work").mkdir(parents=True, exist_ok=True)
-    versions = {
-        "lmeval_dispersion": __version__,
-        **{name: version(name) for name in ("torch", "transformers")},
+    folder.mkdir(parents=True, exist_ok=True)
+    versions = {name: version(name) for name in ("torch", "transformers")}
+    about = {
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": {"lmeval_dispersion": __version__, **versions},
     }
     started = {"format": FORMAT, "kind": kind, "complete": False, "settings": settings, "names": names}
-    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    _write_json(folder / "manifest.json", {**started, "created": created, "versions": versions})
+    _write_manifest(folder, {**started, **about})
 
 
-# Words for the ends of the keys that hold content.
-_CONTENT = {"weights": "the model's files", "adapter": "the adapter's files", "sha256": "the text's content"}
+def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+    part = folder / "manifest.part"
+    part.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    part.replace(folder / "manifest.json")
 
 
-def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """One phrase a setting that differs."""
-    changes = []
-    for key in sorted(k for k in {*old, *new} if old.get(k) != new.get(k)):
-        content = _CONTENT.get(key.rpartition(".")[2])
-        if content and old.get(key) and new.get(key):
-            before, after = (re.sub(r"([0-9a-f]{10})[0-9a-f]{20,}", r"\1…", v[key]) for v in (old, new))
-            changes.append(f"{content} changed since: {before}, now {after}")
-        else:
-            changes.append(f"{key} {old.get(key)!r}, now {new.get(key)!r}")
-    return changes
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """One phrase a setting that differs; digests are shortened."""
+    return [
+        re.sub(
+            r"([0-9a-f]{10})[0-9a-f]{20,}",
+            r"\1…",
+            f"{_WORDS.get(key, key)} {old.get(key)}, now {new.get(key)}",
+        )
+        for key in sorted({*old, *new})
+        if old.get(key) != new.get(key)
+    ]
 
 
-def _flat(settings: Any, before: str = "") -> dict[str, Any]:
-    """Settings with dotted keys, so that what differs can be named."""
-    if isinstance(settings, list) and any(isinstance(value, dict) for value in settings):
-        settings = {str(number): value for number, value in enumerate(settings)}
-    if not isinstance(settings, dict):
-        return {before[:-1]: settings}
-    return {
-        name: value
-        for key, part in settings.items()
-        for name, value in _flat(part, f"{before}{key}.").items()
-    }
-
-
-def _write_json(path: Path, value: Any) -> None:
-    part = path.with_suffix(".part")
-    with part.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+_WORDS = {"data": "the text", "held_out": "the held-out text", "models": "the models' files"}

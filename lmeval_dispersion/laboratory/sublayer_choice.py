@@ -2,7 +2,7 @@
 
 Draws of N segments, the same ones for every candidate, over several seeds: mean and standard deviation of the
 dispersion of their last-token states. The candidates' difference is taken seed by seed, since a draw moves
-both. ``knn=True`` checks the recommendation: it builds the datastore from each candidate and measures.
+both. ``knn`` checks the recommendation: it builds the datastore from each candidate and measures.
 
 Source: RD section 3.3, table 1, B.3.
 
@@ -10,7 +10,7 @@ The kNN-LM (Khandelwal et al. 2020): keys are a candidate's states, values the n
 nearest ``NEIGHBOURS`` keys (exact, squared Euclidean distance) vote for their values with weight
 softmax(-distance / T); the model's probability and theirs are mixed with a weight. Temperature and weight are
 tuned per candidate on segments of their own, and the perplexity is that of other segments. States are kept on
-disk while the study works; the index holds knn_tokens x width float32.
+disk while the study works; one candidate's, tokens x width float32, and their index are in memory at a time.
 """
 
 from __future__ import annotations
@@ -19,29 +19,66 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lmeval_dispersion.errors import MissingExtraError, UsageError
 from lmeval_dispersion.geometry import dispersion
-from lmeval_dispersion.laboratory import charts
-from lmeval_dispersion.laboratory.analysis import Analysis, DataLike, StudyResult, analyse, records, table
+from lmeval_dispersion.laboratory import frames
+from lmeval_dispersion.laboratory.analysis import Analysis, DataLike, Run, StudyResult, analyse
 from lmeval_dispersion.laboratory.causal_model import CausalModel, last_vectors
-from lmeval_dispersion.laboratory.claims import student_bounds
-from lmeval_dispersion.laboratory.study import Folder, Unit, Units
+from lmeval_dispersion.laboratory.frames import bounded, records, table
+from lmeval_dispersion.laboratory.study import Unit
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.report import Chart, Col, Table
-from lmeval_dispersion.statistics import mean_interval
+from lmeval_dispersion.statistics import LEVEL, Array, mean_interval, student_interval
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 SIZES = (10, 50, 100)
 REPEATS = 10
-
 MARGIN = 2.0  # of the lead, in standard deviations of one draw's
+KNN_TOKENS = 100_000
+NEIGHBOURS = 1024
+EVALUATED = 50  # at most so many segments to tune on, and as many to test on
+WEIGHTS = np.linspace(0.0, 0.95, 20)
+TEMPERATURES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # multiples of the median distance to the nearest key
 
 _POOL = 10  # segments to draw from, as a multiple of the largest draw
+
+_DRAWS = {
+    "layer": Col("Layer"),
+    "segments": Col("Segments", "d"),
+    "mean": Col("Dispersion", ".4f", error="sd", dots="both"),
+    "draws": Col("Draws", "d", drop=1),
+}
+_RECOMMENDED = {
+    "layer": Col("Layer"),
+    "second": Col("Second"),
+    "segments": Col("Segments", "d"),
+    "difference": Col("Difference", "+.4f"),
+    "margin": Col("Margin (SD)", ".2f", hint="difference over the SD of one draw of new text; 2 recommends"),
+    "draws_won": Col("Draws won", "d"),
+    "draws": Col("Draws", "d"),
+    "lowest_perplexity": Col("Lowest kNN-LM perplexity"),
+}
+_MEASURED = {
+    "layer": Col("Layer"),
+    "base_perplexity": Col("Model alone", ".3f"),
+    "perplexity": Col("Perplexity", ".3f"),
+    **bounded("gain", "Gain (nats a token)", ".4f", ("gain_low", "gain_high"), short="Gain"),
+    "keys": Col("Keys", "d", drop=3),
+    "weight": Col("Weight of kNN", ".2f", drop=4),
+    "temperature": Col(
+        "Temperature", ".2g", drop=4, hint="multiple of the median distance to the nearest key"
+    ),
+}
+_PAIRS = {"first": Col("First"), "second": Col("Second"), **bounded("difference", "Difference", "+.4f")}
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,94 +113,38 @@ class SublayersResult(StudyResult):
     def tables(self) -> dict[str, Table]:
         """``draws``: mean and spread a candidate and size; ``recommendation``; with a kNN-LM its measures."""
         tables = {
-            "draws": table(_Draws, self.summary, "Dispersion of draws, mean ± standard deviation"),
-            "recommendation": table(_Recommended, self.recommendation, "Margin"),
+            "draws": table(self.summary, "Dispersion of draws, mean ± standard deviation", _DRAWS),
+            "recommendation": table(self.recommendation, "Margin", _RECOMMENDED),
         }
         if self.knn is not None and self.knn_differences is not None:
-            caption = "On segments that neither built nor tuned it"
-            tables["knn"] = table(_Measured, self.knn, caption)
+            tables["knn"] = table(self.knn, "On segments that neither built nor tuned it", _MEASURED)
             caption = "Difference of the keys in nats a token, first minus second"
-            tables["differences"] = table(_Pair, self.knn_differences, caption)
+            tables["differences"] = table(self.knn_differences, caption, _PAIRS)
         return tables
 
     def charts(self) -> dict[str, Chart]:
         """``draws``: every draw."""
-        draw = partial(charts.sublayer_draws, self.draws)
+        draw = partial(frames.sublayer_draws, self.draws)
         return {"draws": Chart(draw, "Dispersion of every draw", "A tick a draw, a row a candidate.")}
 
     def context(self) -> dict[str, Any]:
         """For the template: the recommended candidate, and what it costs against the others as a key."""
         best = records(self.recommendation)[0]
-        against = [
-            {"layer": pair["second"], **{key: pair[key] for key in ("difference", "low", "high")}}
-            if pair["first"] == best["layer"]
-            else {
-                "layer": pair["first"],
-                "difference": -pair["difference"],
-                "low": -pair["high"],
-                "high": -pair["low"],
-            }
-            for pair in ([] if self.knn_differences is None else records(self.knn_differences))
-            if best["layer"] in (pair["first"], pair["second"])
-        ]
+        against = [] if self.knn_differences is None else _against(best["layer"], self.knn_differences)
         return {**super().context(), "best": best, "against": against}
 
 
-@dataclass(frozen=True)
-class _Draws:
-    """Draws of one size of a candidate."""
-
-    layer: Annotated[str, Col("Layer")]
-    segments: Annotated[int, Col("Segments", "d")]
-    mean: Annotated[float, Col("Dispersion", ".4f", error="sd", dots="both")]
-    sd: float
-    draws: Annotated[int, Col("Draws", "d", drop=1)]
-
-
-@dataclass(frozen=True)
-class _Recommended:
-    """The two candidates of highest mean."""
-
-    layer: Annotated[str, Col("Layer")]
-    second: Annotated[str, Col("Second")]
-    segments: Annotated[int, Col("Segments", "d")]
-    difference: Annotated[float, Col("Difference", "+.4f")]
-    margin: Annotated[
-        float, Col("Margin (SD)", ".2f", hint="difference over the SD of one draw of new text; 2 recommends")
-    ]
-    draws_won: Annotated[int, Col("Draws won", "d")]
-    draws: Annotated[int, Col("Draws", "d")]
-    lowest_perplexity: Annotated[str, Col("Lowest kNN-LM perplexity")] = ""
-
-
-@dataclass(frozen=True)
-class _Measured:
-    """A kNN-LM from one candidate's states."""
-
-    layer: Annotated[str, Col("Layer")]
-    base_perplexity: Annotated[float, Col("Model alone", ".3f")]
-    perplexity: Annotated[float, Col("Perplexity", ".3f")]
-    gain: Annotated[
-        float, Col("Gain (nats a token)", ".4f", dots="both", reach="gain_low gain_high", short="Gain")
-    ]
-    gain_low: Annotated[float, Col("from", ".4f", drop=1)]
-    gain_high: Annotated[float, Col("to", ".4f", drop=1)]
-    keys: Annotated[int, Col("Keys", "d", drop=3)]
-    weight: Annotated[float, Col("Weight of kNN", ".2f", drop=4)]
-    temperature: Annotated[
-        float, Col("Temperature", ".2g", drop=4, hint="multiple of the median distance to the nearest key")
-    ]
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """Two candidates as keys."""
-
-    first: Annotated[str, Col("First")]
-    second: Annotated[str, Col("Second")]
-    difference: Annotated[float, Col("Difference", "+.4f", dots="both", reach="low high")]
-    low: Annotated[float, Col("95 % from", "+.4f", short="from")]
-    high: Annotated[float, Col("to", "+.4f")]
+def _against(layer: str, differences: pd.DataFrame) -> list[dict[str, Any]]:
+    """What a key costs against each other ``layer``: ``difference``, ``low``, ``high``."""
+    rows = []
+    for pair in records(differences):
+        ends = pair["difference"], pair["low"], pair["high"]
+        if pair["second"] == layer:
+            ends = -pair["difference"], -pair["high"], -pair["low"]
+        if layer in (pair["first"], pair["second"]):
+            other = pair["second"] if pair["first"] == layer else pair["first"]
+            rows.append({"layer": other, **dict(zip(("difference", "low", "high"), ends, strict=True))})
+    return rows
 
 
 def sublayers(
@@ -173,14 +154,8 @@ def sublayers(
     layers: str | Sequence[str] = "layer.-1.attn,layer.-1.ffn",
     segment: int = 512,
     sizes: Sequence[int] = SIZES,
-    repeats: int = REPEATS,
-    knn: bool = False,
-    knn_tokens: int = 100_000,
-    pack: bool = False,
-    seed: int = 0,
-    batch: int | None = None,
-    folder: Folder = None,
-    quiet: bool = True,
+    knn: bool | int = False,
+    **run: Unpack[Run],
 ) -> SublayersResult:
     """Dispersion of the candidates' states, the recommended one, and the proof where it is asked for.
 
@@ -190,42 +165,33 @@ def sublayers(
         layers: The candidates; by default both sub-layers of the last block.
         segment: Tokens a segment.
         sizes: Segments a draw; those that the data cannot fill are left out, with a note.
-        repeats: Draws a size, each with a seed of its own.
-        knn: Build a kNN-LM from each candidate and report its interpolated perplexity (needs faiss).
-        knn_tokens: Tokens of the datastore; a tenth as many more tune it, and as many test it.
-        pack: Join the texts to one stream.
-        seed: Of the draws.
-        batch: Segments a forward pass; by memory if None.
-        folder: Where the study is kept and can be resumed; a temporary place if None.
-        quiet: Whether to say nothing on stderr.
+        knn: Build a kNN-LM from each candidate and report its interpolated perplexity: the tokens of its
+            datastore, 100,000 for True; a tenth as many more tune it, and as many test it.
+        **run: ``pack``, ``seed``, ``batch``, ``folder`` and ``quiet``, see
+            :class:`~lmeval_dispersion.laboratory.analysis.Run`.
 
     Raises:
         UsageError: What was asked for does not fit the model (the message lists its sub-layers) or the data.
         MissingExtraError: ``knn`` without faiss.
         NonFiniteStateError: The model produces NaN; names layer and text.
     """
+    if not sizes or min(sizes) < 2:
+        raise UsageError(f"expected draws of at least 2 segments, got {list(sizes)}")
     if knn:
         require_faiss()
-    if not sizes or min(sizes) < 2 or repeats < 2:
-        raise UsageError(
-            f"expected draws of at least 2 segments and 2 repeats, got {list(sizes)} and {repeats}"
-        )
-    settings = {
-        **{"layers": layers, "segment": segment, "sizes": sorted(set(sizes)), "repeats": repeats},
-        **{"knn": knn, "knn_tokens": knn_tokens if knn else None, "pack": pack, "seed": seed},
-    }
-    return analyse(SublayersResult, _measure, [model], data, settings, batch, folder, quiet)
+    tokens = KNN_TOKENS if knn is True else int(knn)
+    settings = {"layers": layers, "segment": segment, "sizes": sorted(set(sizes)), "knn": tokens}
+    return analyse(SublayersResult, _measure, model, data, settings, run)
 
 
 def _measure(analysis: Analysis) -> None:
-    ((label, model),) = analysis.models.items()
-    causal, settings = CausalModel(model), analysis.settings
-    names = causal.layers(settings["layers"])
+    settings = analysis.settings
+    ((_, causal, names),) = analysis.models(losses=bool(settings["knn"]))
     if len(names) < 2:
         raise UsageError(
             f"expected at least two candidates to choose from, got {', '.join(names)}; pass --layer for each"
         )
-    drawn = analysis.segments("pool", causal, count=_POOL * settings["sizes"][-1])
+    drawn = analysis.segments("pool", causal, _POOL * settings["sizes"][-1])
     pool = len(drawn.tokens)
     sizes = [size for size in settings["sizes"] if size <= pool]
     if not sizes:
@@ -233,41 +199,33 @@ def _measure(analysis: Analysis) -> None:
             f"expected at least {settings['sizes'][0]} segments of {settings['segment']} tokens, got {pool}; "
             "pass more text or shorter segments"
         )
-    units = analysis.over("pool", causal, drawn, names, lambda states, _: last_vectors(states))
-    draws = _draws({name: units.joined(name) for name in names}, sizes, settings)
-    tables = {"draws": draws, "summary": _summary(draws), "recommendation": recommendation(draws, pool)}
+    units = analysis.over("pool", causal, drawn, names, last_vectors)
+    draws = _draws({name: units.joined(name) for name in names}, sizes, settings["seed"])
+    grouped = draws.groupby(["layer", "segments"], sort=False)["dispersion"]
+    tables = {
+        "draws": draws,
+        "summary": grouped.agg(mean="mean", sd="std", draws="count").reset_index(),
+        "recommendation": recommendation(draws, pool),
+    }
     if settings["knn"]:
-        tables |= knn_tables(analysis, causal, names)
+        tables |= _knn_tables(analysis, causal, names)
         chosen = tables["recommendation"]
         tables["recommendation"] = chosen.assign(
             lowest_perplexity=tables["knn"].sort_values("perplexity", kind="stable")["layer"].iloc[0],
             knn=agreement(chosen["layer"].item(), tables["knn_differences"]),
         )
     left_out = [size for size in settings["sizes"] if size not in sizes]
-    described = [{"model": label, **causal.summary()}]
-    analysis.study.finish(tables, models=described, pool=pool, left_out_sizes=left_out)
+    analysis.finish(tables, pool=pool, left_out_sizes=left_out)
 
 
-def _draws(
-    vectors: Mapping[str, NDArray[np.float32]], sizes: list[int], settings: Mapping[str, Any]
-) -> pd.DataFrame:
+def _draws(vectors: Mapping[str, NDArray[np.float32]], sizes: list[int], seed: int) -> pd.DataFrame:
     pool = len(next(iter(vectors.values())))
-    records = []
-    for size in sizes:
-        for repeat in range(settings["repeats"]):
-            # The same segments for every candidate, so that a difference is no difference of texts.
-            rng = np.random.default_rng([settings["seed"], size, repeat])
-            chosen = rng.choice(pool, size, replace=False)
-            for name, rows in vectors.items():
-                value = dispersion(rows[chosen])
-                records.append({"layer": name, "segments": size, "draw": repeat, "dispersion": value})
-    return pd.DataFrame.from_records(records)
-
-
-def _summary(draws: pd.DataFrame) -> pd.DataFrame:
-    """Mean and standard deviation over draws, as in the paper's table 1."""
-    grouped = draws.groupby(["layer", "segments"], sort=False)["dispersion"]
-    return grouped.agg(mean="mean", sd="std", draws="count").reset_index()
+    rows = []
+    for size, repeat in itertools.product(sizes, range(REPEATS)):
+        # The same segments for every candidate, so that a difference is no difference of texts.
+        chosen = np.random.default_rng([seed, size, repeat]).choice(pool, size, replace=False)
+        rows += [(name, size, repeat, dispersion(states[chosen])) for name, states in vectors.items()]
+    return pd.DataFrame(rows, columns=["layer", "segments", "draw", "dispersion"])
 
 
 def recommendation(draws: pd.DataFrame, pool: int) -> pd.DataFrame:
@@ -283,7 +241,7 @@ def recommendation(draws: pd.DataFrame, pool: int) -> pd.DataFrame:
     new = 1 - size / pool
     spread = float(np.std(difference, ddof=1)) / np.sqrt(new) if new > 0 else float("nan")
     margin = float(difference.mean()) / spread if spread > 0 else float("nan")
-    record = {
+    row = {
         "layer": best,
         "second": second,
         "segments": size,
@@ -294,15 +252,36 @@ def recommendation(draws: pd.DataFrame, pool: int) -> pd.DataFrame:
         "draws_won": int((difference > 0).sum()),
         "draws": len(difference),
     }
-    return pd.DataFrame([record])
+    return pd.DataFrame([row])
 
 
-NEIGHBOURS = 1024
-EVALUATED = 50  # at most so many segments to tune on, and as many to test on
-WEIGHTS = np.linspace(0.0, 0.95, 20)
-TEMPERATURES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # multiples of the median distance to the nearest key
+def _knn_tables(analysis: Analysis, causal: CausalModel, names: list[str]) -> dict[str, pd.DataFrame]:
+    """The tables ``knn`` and ``knn_differences`` of :class:`SublayersResult`."""
+    store = max(2, analysis.settings["knn"] // analysis.settings["segment"])
+    drawn = analysis.segments("knn", causal, store + 2 * _evaluated(store))
+    n = len(drawn.tokens)
+    if n < 10:
+        raise UsageError(
+            f"expected at least 10 segments for a kNN-LM, got {n}; pass more text or shorter segments"
+        )
+    units = analysis.over("knn", causal, drawn, names, _before_the_last, losses=True)
+    losses, part = units.joined("nll"), _evaluated(n)
+    targets = drawn.tokens[:, 1:]
+    tune, test = slice(0, part), slice(part, 2 * part)
 
-Array = NDArray[np.float64]
+    def one_candidate(which: int) -> Unit:
+        states, values = units.joined(names[which]), targets[2 * part :].ravel()
+        keys = require_faiss().IndexFlatL2(states.shape[-1])
+        keys.add(states[2 * part :].reshape(-1, states.shape[-1]))
+        tuned = Votes(keys, values, states[tune], targets[tune])
+        weight, temperature = tuned.best(np.exp(-losses[tune]))
+        votes = Votes(keys, values, states[test], targets[test], tuned.scale)
+        mixed = votes.losses(np.exp(-losses[test]), weight, temperature)
+        return {"row": np.array([weight, temperature, len(values), *mixed.mean(axis=1)])}
+
+    # One candidate a unit, one at a time in a process.
+    rows = analysis.study.units("knn-search", len(names), one_candidate).stacked("row")
+    return _compared_keys(names, rows, losses[test].mean(axis=1), analysis.settings["seed"])
 
 
 def require_faiss() -> Any:
@@ -314,35 +293,8 @@ def require_faiss() -> Any:
     return faiss
 
 
-def knn_tables(analysis: Analysis, causal: CausalModel, names: list[str]) -> dict[str, pd.DataFrame]:
-    """The tables ``knn`` and ``knn_differences`` of :class:`SublayersResult`."""
-    settings = analysis.settings
-    store = max(2, settings["knn_tokens"] // settings["segment"])
-    drawn = analysis.segments("knn", causal, count=store + 2 * _evaluated(store))
-    n = len(drawn.tokens)
-    if n < 10:
-        raise UsageError(
-            f"expected at least 10 segments for a kNN-LM, got {n}; pass more text or shorter segments"
-        )
-    states = analysis.over(
-        "knn", causal, drawn, names, lambda x, _: x[:, :-1].float().cpu().numpy(), losses=True
-    )
-    targets = np.asarray(drawn.tokens[:, 1:], dtype=np.int64)
-    losses, part = states.joined("nll"), _evaluated(n)
-    tune, test = slice(0, part), slice(part, 2 * part)
-
-    def one_candidate(which: int) -> Unit:
-        evaluated, index = _evaluated_and_index(states, names[which], 2 * part)
-        values = targets[2 * part :].ravel()
-        tuned = _Votes(index, evaluated[tune], values, targets[tune])
-        weight, temperature = tuned.best(np.exp(-losses[tune]))
-        votes = _Votes(index, evaluated[test], values, targets[test], tuned.scale)
-        mixed = votes.losses(np.exp(-losses[test]), weight, temperature)
-        return {"row": np.array([weight, temperature, len(values), *mixed.mean(axis=1)])}
-
-    # One candidate a unit: an index of its own each, one at a time in a process.
-    rows = analysis.study.units("knn-search", len(names), one_candidate).stacked("row")
-    return _tables(names, rows, losses[test].mean(axis=1), settings["seed"])
+def _before_the_last(states: Tensor) -> NDArray[np.float32]:
+    return np.asarray(states[:, :-1].float().cpu().numpy())
 
 
 def _evaluated(segments: int) -> int:
@@ -350,7 +302,7 @@ def _evaluated(segments: int) -> int:
     return max(2, min(segments // 10, EVALUATED))
 
 
-def _tables(names: list[str], rows: Array, base: Array, seed: int) -> dict[str, pd.DataFrame]:
+def _compared_keys(names: list[str], rows: Array, base: Array, seed: int) -> dict[str, pd.DataFrame]:
     measured, pairs = [], []
     for name, (weight, temperature, keys, *mixed) in zip(names, rows, strict=True):
         gain = mean_interval(base - np.array(mixed), seed)
@@ -368,12 +320,14 @@ def _tables(names: list[str], rows: Array, base: Array, seed: int) -> dict[str, 
                 "temperature": temperature,
             }
         )
-    for first, second in itertools.combinations(range(len(names)), 2):
+    couples = list(itertools.combinations(range(len(names)), 2))
+    for first, second in couples:
         difference = rows[first, 3:] - rows[second, 3:]
-        bounds = student_bounds(difference, len(names) * (len(names) - 1) // 2)
-        pair = {"first": names[first], "second": names[second], "difference": float(difference.mean())}
-        pairs.append({**pair, **bounds._asdict()})
-    return {"knn": pd.DataFrame(measured), "knn_differences": pd.DataFrame(pairs)}
+        # Bonferroni: the bounds hold for all pairs together.
+        bounds = student_interval(difference, 1 - (1 - LEVEL) / len(couples))
+        pairs.append((names[first], names[second], float(difference.mean()), *bounds))
+    columns = ["first", "second", "difference", "low", "high"]
+    return {"knn": pd.DataFrame(measured), "knn_differences": pd.DataFrame(pairs, columns=columns)}
 
 
 def agreement(recommended: str, differences: pd.DataFrame) -> str:
@@ -382,47 +336,29 @@ def agreement(recommended: str, differences: pd.DataFrame) -> str:
     ``agrees``: better than every other; ``contradicts``: worse than one of them; ``not told apart`` where
     the bounds of the differences, which hold for all pairs together, leave it open.
     """
-    against: list[tuple[float, float]] = [
-        (row["low"], row["high"]) if row["first"] == recommended else (-row["high"], -row["low"])
-        for row in differences.to_dict("records")
-        if recommended in (row["first"], row["second"])
-    ]
-    if any(low > 0 for low, _ in against):
+    against = _against(recommended, differences)
+    if any(other["low"] > 0 for other in against):
         return "contradicts"
-    return "agrees" if all(high < 0 for _, high in against) else "not told apart"
+    return "agrees" if all(other["high"] < 0 for other in against) else "not told apart"
 
 
-def _evaluated_and_index(states: Units, name: str, first: int) -> tuple[NDArray[np.float32], Any]:
-    """A candidate's states of the first segments, and an exact index of those of all others."""
-    evaluated: list[NDArray[np.float32]] = []
-    index = None
-    for segment in itertools.chain.from_iterable(states.each(name)):
-        if len(evaluated) < first:
-            evaluated.append(segment)
-            continue
-        index = index or require_faiss().IndexFlatL2(segment.shape[-1])
-        index.add(np.ascontiguousarray(segment, dtype=np.float32))
-    return np.stack(evaluated), index
-
-
-class _Votes:
-    """Votes of the nearest keys for every query's next token.
+class Votes:
+    """Votes of the nearest keys, an index of n, with their values (n,), for queries' (s, t, d) next tokens.
 
     Distances are squared, in units of ``scale``: by default the median distance to the nearest key.
     """
 
     def __init__(
         self,
-        index: Any,
+        keys: Any,
+        values: NDArray[Any],
         queries: NDArray[np.float32],
-        values: NDArray[np.int64],
-        targets: NDArray[np.int64],
+        targets: NDArray[Any],
         scale: float | None = None,
     ) -> None:
-        neighbours = min(NEIGHBOURS, len(values))
         distances, right = [], []
         for segment, target in zip(queries, targets, strict=True):
-            far, who = index.search(np.ascontiguousarray(segment, dtype=np.float32), neighbours)
+            far, who = keys.search(segment, min(NEIGHBOURS, len(values)))
             distances.append(far.astype(np.float64))
             right.append(values[who] == target[:, None])
         self.distances, self.right = np.stack(distances), np.stack(right)
@@ -430,7 +366,7 @@ class _Votes:
         self.scale = scale or float(np.median(self.distances[..., 0])) or float(self.distances.mean()) or 1.0
 
     def probability(self, temperature: float) -> Array:
-        """Probability that the neighbours give to each target, shape (segments, t - 1)."""
+        """Probability that the neighbours give to each target, shape (segments, t)."""
         weights = -(self.distances - self.distances.min(axis=-1, keepdims=True)) / (self.scale * temperature)
         weights = np.exp(weights)
         return np.asarray((weights * self.right).sum(axis=-1) / weights.sum(axis=-1))

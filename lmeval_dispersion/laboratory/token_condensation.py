@@ -10,10 +10,10 @@ Source: LD section 2. The released code counts every token's similarity with its
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,24 +22,50 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmeval_dispersion.errors import GeometryError, UsageError
-from lmeval_dispersion.laboratory import charts
-from lmeval_dispersion.laboratory.analysis import Analysis, DataLike, StudyResult, analyse, table
-from lmeval_dispersion.laboratory.causal_model import (
-    CausalModel,
-    as_controls,
-    control_model,
-    token_dispersions,
-    unit_tokens,
-)
-from lmeval_dispersion.laboratory.claims import depth_trend, student_bounds, text_trends
-from lmeval_dispersion.laboratory.study import Folder
+from lmeval_dispersion.laboratory import frames
+from lmeval_dispersion.laboratory.analysis import Analysis, DataLike, Run, StudyResult, analyse
+from lmeval_dispersion.laboratory.causal_model import as_controls, token_dispersions, unit_tokens
+from lmeval_dispersion.laboratory.frames import bounded, table
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.report import Chart, Col, Table
-from lmeval_dispersion.statistics import Array, Interval, mean_interval
+from lmeval_dispersion.statistics import (
+    LEVEL,
+    Array,
+    correlation,
+    mean_interval,
+    rank_correlations,
+    student_interval,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 BINS = 128
 
 _SHOWN = 12  # depths of a default answer
+
+_CONTROL = Col("Control", hint="random weights, or the tokens of each text in random order")
+_DEPTHS = {
+    "model": Col("Model"),
+    "control": _CONTROL,
+    "depth": Col("Depth", "d", hint="0 enters the first block; the last is after the final norm"),
+    "layer": Col("Layer"),
+    **bounded("mean", "Mean", ".4f"),
+}
+_HINT = "of each text's own similarity and depth, averaged"
+_TRENDS = {
+    "model": Col("Model"),
+    "control": _CONTROL,
+    **bounded("trend", "Spearman", "+.2f", ("trend_low", "trend_high"), hint=_HINT),
+}
+_EVERY_TREND = {
+    **_TRENDS,
+    "curve": Col("Curve"),
+    "last_mean": Col("Mean of the last depths", ".3f", short="Last mean", drop=2),
+    "kendall": Col("Kendall of the means", "+.2f", short="Kendall", drop=4),
+    "texts": Col("Texts", "d", drop=3),
+    "reason": Col("Why undefined"),
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,13 +73,13 @@ class CondensationResult(StudyResult):
     """Condensation of one model or several.
 
     Attributes:
-        summary: One row a model and control (empty for the model itself): ``spearman`` and ``kendall`` of
-            the layer mean against depth (+1: tokens grow alike with every layer) with percentiles over
-            resampled texts, ``trend``: the mean over texts of each text's own Spearman, with a Student
-            interval over texts, ``last_mean``: similarity averaged over the last depths.
+        summary: One row a model and control (empty for the model itself): ``trend``: the mean over texts of
+            each text's own Spearman of similarity and depth (+1: tokens grow alike with every layer), with a
+            Student interval over texts; ``spearman`` and ``kendall`` of the layer means against depth;
+            ``last_mean``: similarity averaged over the last depths, with bounds.
         layers: One row a model and depth: ``mean`` similarity over pairs of different tokens with bounds.
         histogram: One row a model, depth and bin of similarity: ``density`` (integrates to 1 over [-1, 1]).
-        texts: One row a model, depth and text: its mean; what comparisons pair on.
+        texts: One row a model, depth and text: its mean.
         manifest: Settings, counts and what was run.
     """
 
@@ -69,26 +95,23 @@ class CondensationResult(StudyResult):
     def tables(self) -> dict[str, Table]:
         """``trends`` a model and control where there are several, else ``some`` depths; ``layers``: all."""
         caption = "Mean cosine similarity of two tokens"
-        tables = {"layers": table(_Depth, self.layers, caption)}
+        tables = {"layers": table(self.layers, caption, _DEPTHS)}
         if len(self.summary) == 1:
-            tables["some"] = table(_Depth, self.layers, caption, most=_SHOWN, hide=("model",))
-        else:
-            curves = {trend.model: trend.curve for trend in self._trends()}
-            known = self.summary.assign(
-                curve=self.summary["model"].map(curves).where(self.summary["control"] == "", ""),
-            )
-            hidden = ("curve", "last_mean", "kendall", "texts")
-            caption = "Spearman of similarity and depth"
-            tables["trends"] = table(_Trend, known, caption, most=_SHOWN, hide=hidden)
-            tables["every_trend"] = table(_Trend, known, caption)
-        return tables
+            columns = {name: column for name, column in _DEPTHS.items() if name != "model"}
+            return {**tables, "some": table(self.layers, caption, columns, most=_SHOWN)}
+        curves = {trend.model: trend.curve for trend in self._trends()}
+        curve = self.summary["model"].map(curves).where(self.summary["control"] == "", "")
+        caption = "Spearman of similarity and depth"
+        return {
+            **tables,
+            "trends": table(self.summary, caption, _TRENDS, most=_SHOWN),
+            "every_trend": table(self.summary.assign(curve=curve), caption, _EVERY_TREND),
+        }
 
     def charts(self) -> dict[str, Chart]:
         """``lines``: mean similarity by depth; ``heat``: its distribution at every depth."""
-        lines, heat = (
-            partial(charts.condensation_lines, self.layers),
-            partial(charts.condensation_heat, self.histogram),
-        )
+        lines = partial(frames.condensation_lines, self.layers)
+        heat = partial(frames.condensation_heat, self.histogram)
         return {
             "lines": Chart(lines, "Mean cosine similarity by depth", "One line a model."),
             "heat": Chart(heat, "How the similarities are distributed at every depth", "A heat map a model."),
@@ -104,58 +127,18 @@ class CondensationResult(StudyResult):
         return [verdict(name, self.texts[self.texts["model"] == name], len(models)) for name in models]
 
 
-@dataclass(frozen=True)
-class _Depth:
-    """Similarity at one depth."""
-
-    model: Annotated[str, Col("Model")]
-    control: Annotated[str, Col("Control", hint="random weights, or the tokens of each text in random order")]
-    depth: Annotated[
-        int, Col("Depth", "d", hint="0 enters the first block; the last is after the final norm")
-    ]
-    layer: Annotated[str, Col("Layer")]
-    mean: Annotated[float, Col("Mean", ".4f", dots="both", reach="low high")]
-    low: Annotated[float, Col("95 % from", ".4f", short="from", drop=1)]
-    high: Annotated[float, Col("to", ".4f", drop=1)]
-
-
-@dataclass(frozen=True)
-class _Trend:
-    """A model's trend with depth, or a control's."""
-
-    model: Annotated[str, Col("Model")]
-    control: Annotated[str, Col("Control", hint="random weights, or the tokens of each text in random order")]
-    trend: Annotated[
-        float,
-        Col(
-            "Spearman",
-            "+.2f",
-            dots="both",
-            reach="trend_low trend_high",
-            hint="of each text's own similarity and depth, averaged",
-        ),
-    ]
-    trend_low: Annotated[float, Col("95 % from", "+.2f", short="from", drop=1)]
-    trend_high: Annotated[float, Col("to", "+.2f", drop=1)]
-    curve: Annotated[str, Col("Curve")]
-    last_mean: Annotated[float, Col("Mean of the last depths", ".3f", short="Last mean", drop=2)]
-    kendall: Annotated[float, Col("Kendall of the means", "+.2f", short="Kendall", drop=4)]
-    texts: Annotated[int, Col("Texts", "d", drop=3)]
-    reason: Annotated[str, Col("Why undefined")] = ""
-
-
 class Verdict(NamedTuple):
     """A model's trend: ``alike``, ``apart``, ``turns``, ``none`` or ``undefined``, and its controls'."""
 
     model: str
     verdict: str
-    value: float
-    low: float
-    high: float
-    curve: str
     controls: dict[str, float]
-    like: list[str]
-    beyond: list[str]
+    value: float = float("nan")
+    low: float = float("nan")
+    high: float = float("nan")
+    curve: str = ""
+    like: tuple[str, ...] = ()
+    beyond: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -175,30 +158,26 @@ def verdict(model: str, texts: pd.DataFrame, claims: int) -> Verdict:
     }
     trends = {control: text_trends(values) for control, values in similarities.items()}
     mine = trends.pop("")
-    others = {
-        control: float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
-        for control, values in trends.items()
-    }
-    known = mine[np.isfinite(mine)]
-    if len(known) < 2:
-        nan = float("nan")
-        return Verdict(model, "undefined", nan, nan, nan, "", others, [], [])
-    low, high = student_bounds(known, claims)
-    trend = float(known.mean()), low, high
+    controls = {control: _mean(values) for control, values in trends.items()}
+    if np.isfinite(mine).sum() < 2:
+        return Verdict(model, "undefined", controls)
+    low, high = _bounds(mine, claims)
+    found = Verdict(model, "none", controls, _mean(mine), low, high)
     sign = 1 if low > 0 else -1 if high < 0 else 0
     if not sign:
-        return Verdict(model, "none", *trend, "", others, [], [])
+        return found
     if turn := _turn(sign * similarities[""], claims):
         words = ("rises", "falls")[::sign]
-        curve = f"{words[0]} to depth {turn} of {similarities[''].shape[1] - 1}, then {words[1]}"
-        return Verdict(model, "turns", *trend, curve, others, [], [])
-    like = []
-    for control, values in trends.items():
-        apart = sign * (mine - values)
-        if not student_bounds(apart[np.isfinite(apart)], claims * len(trends)).low > 0:
-            like.append(control)
+        depths = similarities[""].shape[1] - 1
+        curve = f"{words[0]} to depth {turn} of {depths}, then {words[1]}"
+        return found._replace(verdict="turns", curve=curve)
+    like = tuple(
+        control
+        for control, values in trends.items()
+        if not _bounds(sign * (mine - values), claims * len(trends))[0] > 0
+    )
     word = "alike" if sign > 0 else "apart"
-    return Verdict(model, word, *trend, "", others, like, [] if like else list(trends))
+    return found._replace(verdict=word, like=like, beyond=() if like else tuple(trends))
 
 
 def _turn(values: Array, claims: int) -> int:
@@ -209,7 +188,26 @@ def _turn(values: Array, claims: int) -> int:
         return 0
     fall = values[:, peak] - values[:, peak + 1 :].mean(axis=1)
     # The peak is chosen among all depths, so the bound holds for each of them.
-    return peak if student_bounds(fall[np.isfinite(fall)], claims * last).low > 0 else 0
+    return peak if _bounds(fall, claims * last)[0] > 0 else 0
+
+
+def _bounds(values: Array, claims: int = 1) -> tuple[float, float]:
+    """Student bounds of the mean of the finite values that hold for ``claims`` such means (Bonferroni)."""
+    return student_interval(values[np.isfinite(values)], 1 - (1 - LEVEL) / claims)
+
+
+def _mean(values: Array) -> float:
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else float("nan")
+
+
+def text_trends(per_text: Array) -> Array:
+    """Spearman correlation with depth of every text's own values (n texts, layers); shape (n,), in [-1, 1].
+
+    Texts are independent, so the mean of these has an honest interval also where layers hardly differ; there
+    the bootstrap of the layer means' rank correlation leaves out 0 far too often.
+    """
+    return rank_correlations(np.arange(per_text.shape[1]), per_text)
 
 
 def condensation(
@@ -217,15 +215,10 @@ def condensation(
     data: DataLike,
     *,
     segment: int = 512,
-    texts: int = 100,
-    tokens: int = 512,
+    segments: int = 100,
     last: int = 3,
     control: str | Sequence[str] | None = None,
-    pack: bool = False,
-    seed: int = 0,
-    batch: int | None = None,
-    folder: Folder = None,
-    quiet: bool = True,
+    **run: Unpack[Run],
 ) -> CondensationResult:
     """Similarity of the tokens of a text, layer by layer, of one model or several.
 
@@ -233,58 +226,45 @@ def condensation(
         models: One model or several: a family by size, a training trajectory by revision.
         data: A file or Hub data set, see :mod:`lmeval_dispersion.model.texts`.
         segment: Tokens a text.
-        texts: Texts to draw.
-        tokens: Tokens of a text that are compared; drawn at random, the same ones in all layers, where the
-            text has more.
-        last: How many of the last depths the summary averages.
+        segments: Texts to draw.
+        last: How many of the last depths ``last_mean`` averages.
         control: ``untrained``, ``shuffled`` or both, run beside every model on the same texts.
-        pack: Join the texts to one stream before cutting.
-        seed: Of the draws and the bootstrap.
-        batch: Texts a forward pass; by memory if None.
-        folder: Where the study is kept and can be resumed; a temporary place if None.
-        quiet: Whether to say nothing on stderr.
+        **run: ``pack``, ``seed``, ``batch``, ``folder`` and ``quiet``, see
+            :class:`~lmeval_dispersion.laboratory.analysis.Run`.
 
     Raises:
         UsageError: What was asked for does not fit a model or the data.
         NonFiniteStateError: A model produces NaN; names layer and text.
     """
-    if tokens < 2 or last < 1:
-        raise UsageError(f"expected at least 2 tokens and 1 last layer, got {tokens} and {last}")
-    settings = {
-        **{"segment": segment, "texts": texts, "tokens": min(tokens, segment), "last": last},
-        **{"control": as_controls(control), "pack": pack, "seed": seed},
-    }
-    return analyse(CondensationResult, _measure, models, data, settings, batch, folder, quiet)
+    if last < 1:
+        raise UsageError(f"expected at least 1 last layer, got {last}")
+    settings = {"segment": segment, "segments": segments, "last": last, "layers": "depths"}
+    settings["control"] = as_controls(control)
+    return analyse(CondensationResult, _measure, models, data, settings, run)
 
 
 def _measure(analysis: Analysis) -> None:
     settings = analysis.settings
-    length, kept, seed = settings["segment"], settings["tokens"], settings["seed"]
-
-    def reduce(states: Tensor, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Of each text the mean similarity, then the histogram."""
-        if kept < length:  # a draw that depends on the text's number only, so that layers and models share it
-            draws = [np.random.default_rng([seed, n]).choice(length, kept, replace=False) for n in numbers]
-            states = torch.stack([text[np.sort(draw)] for text, draw in zip(states, draws, strict=True)])
-        return np.column_stack([1 - token_dispersions(states), [similarity_counts(text) for text in states]])
-
     parts: dict[str, list[pd.DataFrame]] = {}
-    described = []
-    for number, (label, model) in enumerate(analysis.models.items()):
-        causal = CausalModel(model)
-        # The places whose states are transformers' ``hidden_states``, in order.
-        names = ["embeddings", *(f"layer.{k}" for k in range(len(causal.decoder) - 1)), "last"]
-        drawn = analysis.segments(f"m{number}.texts", causal, count=settings["texts"])
+    for label, causal, names in analysis.models(losses=False):
+        drawn = analysis.segments(label, causal, settings["segments"])
         for control in ("", *settings["control"]):
-            other = control_model(control, causal, seed)
-            units = analysis.over(f"m{number}{control}", other, drawn, names, reduce, control=control)
+            model = causal.control(control, settings["seed"])
+            units = analysis.over(f"{label}{control}", model, drawn, names, _mean_and_histogram)
             each = np.stack([units.joined(name) for name in names], axis=1)
-            tables = model_tables(label, names, each[..., 0], each[..., 1:].sum(axis=0), settings)
+            tables = model_tables(
+                names, each[..., 0], each[..., 1:].sum(axis=0), settings["seed"], settings["last"]
+            )
             for name, frame in tables.items():
+                frame.insert(0, "model", label)
                 frame.insert(1, "control", control)
                 parts.setdefault(name, []).append(frame)
-        described.append({"model": label, **causal.summary()})
-    analysis.study.finish({name: pd.concat(frames) for name, frames in parts.items()}, models=described)
+    analysis.finish({name: pd.concat(tables) for name, tables in parts.items()})
+
+
+def _mean_and_histogram(states: Tensor) -> Array:
+    """Of each text the mean similarity, then the histogram."""
+    return np.column_stack([1 - token_dispersions(states), [similarity_counts(text) for text in states]])
 
 
 def similarity_counts(states: Tensor) -> NDArray[np.int64]:
@@ -299,67 +279,49 @@ def similarity_counts(states: Tensor) -> NDArray[np.int64]:
 
 
 def model_tables(
-    model: str,
-    names: list[str],
-    means: NDArray[np.float64],
-    counts: NDArray[np.float64],
-    settings: Mapping[str, Any],
+    names: list[str], means: Array, counts: NDArray[Any], seed: int = 0, last: int = 3
 ) -> dict[str, pd.DataFrame]:
-    """The tables of one model, from its texts' means (n, depths) and the histograms (depths, bins)."""
-    seed, last = settings["seed"], settings["last"]
-    depth = np.arange(len(names))
-    bounds = [mean_interval(means[:, place], seed) for place in depth]
-    layers = pd.DataFrame(
-        {
-            "model": model,
-            "depth": depth,
-            "layer": names,
-            "mean": [b.value for b in bounds],
-            "low": [b.low for b in bounds],
-            "high": [b.high for b in bounds],
-        }
-    )
-    edges = np.linspace(-1, 1, counts.shape[1] + 1)
-    histogram = pd.DataFrame(
-        {
-            "model": model,
-            "depth": np.repeat(depth, counts.shape[1]),
-            "low": np.tile(edges[:-1], len(names)),
-            "high": np.tile(edges[1:], len(names)),
-            "density": _density(counts).ravel(),
-        }
-    )
-    texts = pd.DataFrame(
-        {
-            "model": model,
-            "depth": np.tile(depth, len(means)),
-            "text": np.repeat(np.arange(len(means)), len(names)),
-            "mean": means.ravel(),
-        }
-    )
-    summary = pd.DataFrame([_summary(model, means, last, seed)])
-    return {"summary": summary, "layers": layers, "histogram": histogram, "texts": texts}
+    """The tables of one model, from its texts' means (n, depths) and the histograms (depths, bins).
 
-
-def _summary(model: str, means: NDArray[np.float64], last: int, seed: int) -> dict[str, Any]:
-    nan = float("nan")
+    ``trends``, each text's own trend and last mean, is for comparisons.
+    """
+    depth, bins = np.arange(len(names)), counts.shape[1]
+    edges = np.linspace(-1, 1, bins + 1)
+    with np.errstate(invalid="ignore"):
+        density = counts / counts.sum(axis=1, keepdims=True) * bins / 2  # NaN where a layer has none
+    trends, tails = text_trends(means), means[:, -last:].mean(axis=1)
+    layer_means = means.mean(axis=0)
     reason = ""
     try:
-        rho, tau = depth_trend(means, seed)
+        rho, tau = (correlation(depth, layer_means, kind) for kind in ("spearman", "kendall"))
     except GeometryError as error:
-        rho = tau = Interval(nan, nan, nan)
-        reason = str(error)
-    tail = mean_interval(means[:, -last:].mean(axis=1), seed)
-    record: dict[str, Any] = {"model": model, "texts": len(means), "depths": means.shape[1]}
-    each = text_trends(means)
-    each = each[np.isfinite(each)]
-    trend = Interval(float(each.mean()) if len(each) else nan, *student_bounds(each))
-    for name, interval in (("trend", trend), ("spearman", rho), ("kendall", tau), ("last_mean", tail)):
-        record.update({name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high})
-    return {**record, "last": min(last, means.shape[1]), "reason": reason}
-
-
-def _density(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Counts (layers, bins) over [-1, 1] as densities; NaN where a layer has none."""
-    with np.errstate(invalid="ignore"):
-        return np.asarray(counts / counts.sum(axis=1, keepdims=True) * counts.shape[1] / 2)
+        rho, tau, reason = float("nan"), float("nan"), str(error)
+    trend_low, trend_high = _bounds(trends)
+    tail, tail_low, tail_high = mean_interval(tails, seed)
+    summary = {
+        **{"texts": len(means), "depths": len(names)},
+        **{"trend": _mean(trends), "trend_low": trend_low, "trend_high": trend_high},
+        **{"spearman": rho, "kendall": tau},
+        **{"last_mean": tail, "last_mean_low": tail_low, "last_mean_high": tail_high},
+        **{"last": min(last, len(names)), "reason": reason},
+    }
+    layers = [(k, name, *mean_interval(means[:, k], seed)) for k, name in enumerate(names)]
+    histogram = {
+        "depth": np.repeat(depth, bins),
+        "low": np.tile(edges[:-1], len(names)),
+        "high": np.tile(edges[1:], len(names)),
+        "density": density.ravel(),
+    }
+    texts = {
+        "depth": np.tile(depth, len(means)),
+        "layer": np.tile(names, len(means)),
+        "text": np.repeat(np.arange(len(means)), len(names)),
+        "mean": means.ravel(),
+    }
+    return {
+        "summary": pd.DataFrame([summary]),
+        "layers": pd.DataFrame(layers, columns=["depth", "layer", "mean", "low", "high"]),
+        "histogram": pd.DataFrame(histogram),
+        "texts": pd.DataFrame(texts),
+        "trends": pd.DataFrame({"trend": trends, "last_mean": tails}),
+    }

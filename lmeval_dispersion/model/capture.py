@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lmeval_dispersion.errors import CaptureError, UsageError
-from lmeval_dispersion.model.layer_names import NAME
+from lmeval_dispersion.model import NAME
 
 Sink = Callable[[str, Tensor], None]
 _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module")

@@ -1,20 +1,60 @@
-"""Decoder models with their tokenizers, from a Hub id or a folder, with errors that say what to do next."""
+"""Decoder models with their tokenizers: loaded with errors that say what to do next, and their identity.
+
+Identity is what produced a run's vectors, as plain strings: two runs of equal identity ran one model.
+
+====================  ======================================================================================
+``weights``           ``ORG/NAME@COMMIT`` of the Hub, else ``sha256:…`` of a folder's weights, configuration,
+                      tokenizer and code: names, sizes, every byte; retrained weights differ
+``gguf``              name of the GGUF file; ``weights`` is then of this file alone
+``adapter``           the same of a PEFT adapter; ``delta`` of delta weights
+``quantization``      the quantisation's settings as sorted JSON
+``dtype``             dtype of the parameters
+``tokenizer``         name of a tokenizer that is not the model's own
+``add_bos_token``     where the harness was told whether to start with the BOS token
+====================  ======================================================================================
+
+A key that does not apply, or whose value cannot be known (a model that was built in memory), is left out.
+What shaped the prompts goes beside these (docs/reference/store.md has all keys). This module
+imports no torch.
+"""
 
 from __future__ import annotations
 
 import difflib
+import hashlib
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
-from lmeval_dispersion.model.identity import adapter_identity, settings_identity, weights_identity
 
 if TYPE_CHECKING:
     import torch
 
 Quantization = Literal["4bit", "8bit"]
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+
+_BLOCK = 1 << 22
+_COMMIT = 40  # hex digits
+
+# What a folder's model consists of besides its weights; states of optimizers and logs are no part of it.
+_TEXTS = (
+    "config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+    "*.py",
+)
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.pth")
+_ADAPTER = ("adapter_config.json", "adapter_model*")
 
 # Heads that read both ways or write no text: their configurations sit in the causal mapping all the same.
 _OTHER_HEADS = (
@@ -38,10 +78,10 @@ class ModelChoice:
     device: str | None = None
     trust_remote_code: bool = False
 
-    def load(self) -> LoadedModel:
-        """The model, loaded."""
-        options = asdict(self)
-        return load_model(options.pop("name"), **options)
+    def __str__(self) -> str:
+        text = self.name + (f"@{self.revision}" if self.revision else "")
+        text += f" + {self.adapter}" if self.adapter else ""
+        return text + (f" ({self.quantize})" if self.quantize else "")
 
 
 class LoadedModel(NamedTuple):
@@ -65,14 +105,13 @@ class LoadedModel(NamedTuple):
 
     @property
     def identity(self) -> dict[str, str]:
-        """What it is, whatever it is called: see :mod:`lmeval_dispersion.model.identity`."""
+        """What it is, whatever it is called: see the module."""
         adapter = self.choice.adapter
-        found = {
+        files = {
             "weights": weights_identity(self.name, self.revision),
             "adapter": adapter_identity(adapter) if adapter else None,
-            **settings_identity(self.model),
         }
-        return {key: value for key, value in found.items() if value is not None}
+        return {key: v for key, v in {**files, **settings_identity(self.model)}.items() if v is not None}
 
 
 ModelLike = str | Path | ModelChoice | LoadedModel
@@ -82,7 +121,7 @@ def loaded_model(model: ModelLike) -> LoadedModel:
     """``model``, loaded where it is not yet."""
     if isinstance(model, LoadedModel):
         return model
-    return (model if isinstance(model, ModelChoice) else ModelChoice(str(model))).load()
+    return load_model(**asdict(model_choice(model)))
 
 
 def model_choice(model: ModelLike) -> ModelChoice:
@@ -119,7 +158,13 @@ def load_model(
         UsageError: No such model or revision, a gated one, one that is no decoder, an unknown dtype.
         DispersionError: The files cannot be loaded.
     """
-    torch, transformers = _libraries()
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise MissingExtraError(
+            "running a model needs torch and transformers; pip install 'lmeval-dispersion[models]'"
+        ) from error
     if dtype not in DTYPES:
         raise UsageError(f"expected a dtype of {', '.join(DTYPES)}, got {dtype!r}")
     source = _source(name)
@@ -155,28 +200,11 @@ def load_model(
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"the device {place!r} cannot be used: {_first_line(error)}") from error
     model.eval().requires_grad_(False)
-    commit = getattr(config, "_commit_hash", None)
-    choice = ModelChoice(
-        str(name),
-        revision,
-        dtype,
-        quantize,
-        None if adapter is None else str(adapter),
-        device,
-        trust_remote_code,
-    )
-    return LoadedModel(model, tokenizer, str(name), commit or revision, _input_device(model, place), choice)
-
-
-def _libraries() -> tuple[Any, Any]:
-    try:
-        import torch
-        import transformers
-    except ImportError as error:
-        raise MissingExtraError(
-            "running a model needs torch and transformers; pip install 'lmeval-dispersion[models]'"
-        ) from error
-    return torch, transformers
+    adapter = None if adapter is None else str(adapter)
+    choice = ModelChoice(str(name), revision, dtype, quantize, adapter, device, trust_remote_code)
+    inputs = model.get_input_embeddings().weight.device if place == "auto" else torch.device(place)
+    commit = getattr(config, "_commit_hash", None) or revision
+    return LoadedModel(model, tokenizer, str(name), commit, inputs, choice)
 
 
 def _source(name: str | Path) -> str:
@@ -215,6 +243,7 @@ def _near(path: Path) -> str | None:
 
 
 def _explained(source: str, revision: str | None, error: BaseException) -> DispersionError:
+    """What the library raised, in a sentence that says what to do."""
     kinds: set[str] = set()
     cause: BaseException | None = error
     while cause is not None and len(kinds) < 20:
@@ -279,12 +308,99 @@ def _with_adapter(model: Any, adapter: str) -> Any:
         ) from error
 
 
-def _input_device(model: Any, place: str) -> torch.device:
-    import torch
-
-    return torch.device(model.get_input_embeddings().weight.device if place == "auto" else place)
-
-
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def weights_identity(name: str | Path, commit: str | None = None, gguf: str | None = None) -> str | None:
+    """Identity of a checkpoint's files: its commit on the Hub, or a digest of its folder.
+
+    Args:
+        name: Hub id or folder.
+        commit: Commit that was loaded, where known; looked up in the Hub's cache otherwise.
+        gguf: The one weight file of it that was loaded.
+
+    Returns:
+        None where neither can be told.
+    """
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        known = commit if commit and len(commit) == _COMMIT else cached_commit(str(name), commit, gguf)
+        return f"{name}@{known}" if known else None
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        return folder_digest(folder, _ADAPTER)
+    if gguf:
+        return folder_digest(folder, (gguf,))
+    weights = next((kind for kind in _WEIGHTS if _files(folder, (kind,))), None)
+    return folder_digest(folder, (*_TEXTS, weights)) if weights else None
+
+
+def adapter_identity(name: str | Path, commit: str | None = None) -> str | None:
+    """Identity of a PEFT adapter, likewise."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder_digest(folder, _ADAPTER)
+    known = cached_commit(str(name), commit, "adapter_config.json")
+    return f"{name}@{known}" if known else None
+
+
+def cached_commit(name: str, revision: str | None = None, file: str | None = None) -> str | None:
+    """Commit of a Hub model, by the place of its files in the cache; None where it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        path = try_to_load_from_cache(name, file or "config.json", revision=revision)
+    except HFValidationError:
+        return None
+    commit = Path(path).parent.name if isinstance(path, str) else ""
+    return commit if len(commit) == _COMMIT else None
+
+
+def folder_digest(folder: Path, patterns: tuple[str, ...]) -> str | None:
+    """``sha256:…`` over names, sizes and contents of the files that match; None where none does.
+
+    Shards are read side by side.
+    """
+    files = _files(folder, patterns)
+    if not files:
+        return None
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        digests = list(pool.map(file_digest, files))
+    whole = hashlib.sha256()
+    for file, digest in zip(files, digests, strict=True):
+        whole.update(f"{file.name}\0{file.stat().st_size}\0{digest}\n".encode())
+    return f"sha256:{whole.hexdigest()}"
+
+
+def settings_identity(model: Any) -> dict[str, str]:
+    """``dtype`` and ``quantization`` of a transformers model, as it is in memory."""
+    identity = {}
+    if dtype := getattr(model, "dtype", None):
+        identity["dtype"] = str(dtype).removeprefix("torch.")
+    if settings := getattr(getattr(model, "config", None), "quantization_config", None):
+        plain = settings if isinstance(settings, Mapping) else settings.to_dict()
+        identity["quantization"] = json.dumps(dict(plain), sort_keys=True, default=str)
+    return identity
+
+
+def _files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
+    files = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
+    # An adapter beside a whole model is another checkpoint.
+    return sorted(file for file in files if patterns == _ADAPTER or not file.name.startswith("adapter_"))
+
+
+def file_digest(file: Path) -> str:
+    """SHA-256 of a file's bytes, kept for this process's life until the file changes."""
+    about = file.stat()
+    return _content_digest(file, about.st_size, about.st_mtime_ns, about.st_ino)
+
+
+@lru_cache(maxsize=4096)
+def _content_digest(file: Path, _size: int, _modified: int, _inode: int) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

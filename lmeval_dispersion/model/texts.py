@@ -5,7 +5,8 @@ A source is
 - ``*.txt``: paragraphs, which blank lines separate; they belong to one running document;
 - ``*.jsonl`` (also ``.gz``): one JSON object a line, the text under ``column``; every line its own document;
 - ``*.parquet``: the column ``column``; every row its own document;
-- anything else that is not a file: a data set id of the Hugging Face Hub, streamed through ``datasets``.
+- anything else that is not a file: a data set of the Hugging Face Hub, ``ID[:CONFIGURATION][@SPLIT]``,
+  streamed through ``datasets``.
 
 Nothing is read before iteration starts and nothing is kept: a source of any size needs the memory of one
 text. Empty and undecodable texts are skipped and counted, never passed on.
@@ -16,8 +17,10 @@ from __future__ import annotations
 import difflib
 import gzip
 import json
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -26,6 +29,7 @@ from lmeval_dispersion.errors import MissingExtraError, UsageError
 FILE_KINDS = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 
 _PARQUET_ROWS = 1024  # rows decoded at a time
+_HUB = re.compile(r"(?P<id>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[^@]+))?(?:@(?P<split>.+))?")
 
 
 class Text(NamedTuple):
@@ -34,25 +38,23 @@ class Text(NamedTuple):
     Attributes:
         id: Position in the source, from 0, counting skipped texts too: stable whatever is skipped.
         text: The text itself, never empty.
-        document: Texts with the same number continue each other; rows of a data set each have their own.
     """
 
     id: int
     text: str
-    document: int
 
 
 class Texts:
     """A source of texts: iterate over it as often as needed; every pass starts anew.
 
     Args:
-        source: A file (see the module) or a Hub data set id.
+        source: A file or a Hub data set (see the module).
         column: Name of the text's field in JSONL, parquet and Hub data sets.
-        config: Configuration of a Hub data set, where it has several.
-        split: Split of a Hub data set.
-        revision: Branch, tag or commit of a Hub data set.
+        config: Configuration of a Hub data set, where it has several and the source names none.
 
     Attributes:
+        revision: Branch, tag or commit of a Hub data set; None for the main one.
+        read: Texts of the latest pass, skipped ones included.
         skipped: ``{"empty": n, "undecodable": n}`` of the latest pass, as far as it has come. Undecodable
             is a line or a paragraph that is not UTF-8, a line that is not a JSON object with a text, a
             parquet value that is no text.
@@ -61,20 +63,15 @@ class Texts:
         UsageError: The file does not exist, is of another kind, or is a folder.
     """
 
-    def __init__(
-        self,
-        source: str | Path,
-        *,
-        column: str = "text",
-        config: str | None = None,
-        split: str = "train",
-        revision: str | None = None,
-    ) -> None:
-        self.source = str(source)
-        self.column, self.config, self.split, self.revision = column, config, split, revision
-        self.skipped: Counter[str] = Counter(empty=0, undecodable=0)
-        self.read = 0
+    def __init__(self, source: str | Path, *, column: str = "text", config: str | None = None) -> None:
+        self.source, self.column = str(source), column
+        self.revision: str | None = None
+        self.read, self.skipped = 0, Counter[str](empty=0, undecodable=0)
         self.path = _file(self.source)
+        match = None if self.path else _HUB.fullmatch(self.source)
+        parts = match.groupdict() if match else {}
+        self.name: str = parts.get("id") or self.source
+        self.config, self.split = parts.get("config") or config, parts.get("split") or "train"
 
     @property
     def continuous(self) -> bool:
@@ -82,7 +79,7 @@ class Texts:
         return self.path is not None and self.path.suffix == ".txt"
 
     def __iter__(self) -> Iterator[Text]:
-        self.skipped, self.read = Counter(empty=0, undecodable=0), 0
+        self.read, self.skipped = 0, Counter(empty=0, undecodable=0)
         for value in self._values():
             number = self.read
             self.read += 1
@@ -91,7 +88,7 @@ class Texts:
             elif not value.strip():
                 self.skipped["empty"] += 1
             else:
-                yield Text(number, value, 0 if self.continuous else number)
+                yield Text(number, value)
 
     def report(self) -> str | None:
         """What the latest pass skipped, as a sentence for stderr; None where nothing was."""
@@ -99,31 +96,37 @@ class Texts:
         return f"{self.source}: skipped {' and '.join(parts)} of {self.read} texts" if parts else None
 
     def _values(self) -> Iterator[Any]:
+        """Every text, something that is no text where one cannot be decoded."""
         if self.path is None:
-            return self._hub_values()
-        if self.path.suffix == ".parquet":
-            return _parquet_values(self.path, self.column)
-        return _paragraphs(self.path) if self.continuous else self._lines(self.path)
+            yield from self._column(self._hub_rows())
+        elif self.path.suffix == ".parquet":
+            yield from self._parquet_values(self.path)
+        elif self.continuous:
+            with _opened(self.path) as file:
+                for filled, lines in groupby(file, lambda line: bool(line.strip())):
+                    if filled:
+                        yield _decoded(b"".join(lines))
+        else:
+            with _opened(self.path) as file:
+                yield from self._column(_json_object(line) for line in file if line.strip())
 
-    def _lines(self, path: Path) -> Iterator[str | None]:
+    def _column(self, rows: Iterable[dict[str, Any] | None]) -> Iterator[Any]:
+        """The column of every row; None for a row that is none."""
         known: set[str] = set()
-        found = False
-        with _opened(path) as file:
-            for line in file:
-                if not line.strip():
-                    continue
-                value = _json_object(line)
-                if value is None:
-                    yield None
-                    continue
-                known.update(value)
-                found = found or self.column in value
-                text = value.get(self.column)
-                yield text if isinstance(text, str) else None
-        if known and not found:
-            raise UsageError(_no_column(self.source, self.column, sorted(known)))
+        for row in rows:
+            known.update(row or ())
+            yield (row or {}).get(self.column)
+        if known:
+            self._check_column(known)
 
-    def _hub_values(self) -> Iterator[Any]:
+    def _check_column(self, known: Iterable[str]) -> None:
+        if self.column not in known:
+            raise UsageError(
+                f"expected texts under {self.column!r} in {self.source}, which has "
+                f"{', '.join(sorted(known)[:20])}; name the column"
+            )
+
+    def _hub_rows(self) -> Iterator[dict[str, Any]]:
         try:
             import datasets
         except ImportError as error:
@@ -132,18 +135,33 @@ class Texts:
             ) from error
         try:
             rows = datasets.load_dataset(
-                self.source, self.config, split=self.split, revision=self.revision, streaming=True
+                self.name, self.config, split=self.split, revision=self.revision, streaming=True
             )
             for row in rows:
-                if self.column not in row:
-                    raise UsageError(_no_column(self.source, self.column, sorted(row)))
-                yield row[self.column]
+                self._check_column(row)  # a stream may have no end
+                yield row
         except (OSError, ValueError) as error:
-            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UsageError(
                 f"expected a file or a Hub data set with split {self.split!r}, got {self.source!r}: {first}; "
                 "check the id, its configuration and its split, or pass a local file"
             ) from error
+
+    def _parquet_values(self, path: Path) -> Iterator[Any]:
+        try:
+            import pyarrow
+            import pyarrow.parquet as parquet
+        except ImportError as error:
+            raise MissingExtraError(
+                "parquet files need the package pyarrow; pip install 'lmeval-dispersion[models]'"
+            ) from error
+        try:
+            with parquet.ParquetFile(path) as file:
+                self._check_column(file.schema_arrow.names)
+                for batch in file.iter_batches(_PARQUET_ROWS, columns=[self.column]):
+                    yield from batch.column(0).to_pylist()
+        except pyarrow.ArrowInvalid as error:
+            raise UsageError(f"expected a parquet file, got {path}: {str(error).splitlines()[0]}") from error
 
 
 def _file(source: str) -> Path | None:
@@ -159,8 +177,8 @@ def _file(source: str) -> Path | None:
             raise UsageError(f"expected a file of {', '.join(FILE_KINDS)}, got {source}; convert it to one")
         return path
     if known or source.startswith((".", "/", "~")) or source.count("/") > 1:
-        folder = path.parent if path.parent.is_dir() else None
-        near = difflib.get_close_matches(path.name, [p.name for p in folder.iterdir()], n=1) if folder else []
+        names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, names, n=1)
         hint = f"did you mean {path.parent / near[0]}?" if near else "check the path"
         raise UsageError(f"the file {source} does not exist; {hint}")
     return None
@@ -171,19 +189,6 @@ def _opened(path: Path) -> BinaryIO:
         return cast(BinaryIO, gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb"))
     except OSError as error:
         raise UsageError(f"the file {path} cannot be read: {error.strerror or error}") from error
-
-
-def _paragraphs(path: Path) -> Iterator[str | None]:
-    with _opened(path) as file:
-        lines: list[bytes] = []
-        for line in file:
-            if line.strip():
-                lines.append(line)
-            elif lines:
-                yield _decoded(b"".join(lines))
-                lines = []
-        if lines:
-            yield _decoded(b"".join(lines))
 
 
 def _decoded(raw: bytes) -> str | None:
@@ -199,25 +204,3 @@ def _json_object(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):  # bad UTF-8 is a ValueError too
         return None
     return value if isinstance(value, dict) else None
-
-
-def _parquet_values(path: Path, column: str) -> Iterator[Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise MissingExtraError(
-            "parquet files need the package pyarrow; pip install 'lmeval-dispersion[models]'"
-        ) from error
-    try:
-        with parquet.ParquetFile(path) as file:
-            if column not in file.schema_arrow.names:
-                raise UsageError(_no_column(str(path), column, sorted(file.schema_arrow.names)))
-            for batch in file.iter_batches(_PARQUET_ROWS, columns=[column]):
-                yield from batch.column(0).to_pylist()
-    except pyarrow.ArrowInvalid as error:
-        raise UsageError(f"expected a parquet file, got {path}: {str(error).splitlines()[0]}") from error
-
-
-def _no_column(source: str, column: str, known: list[str]) -> str:
-    return f"expected texts under {column!r} in {source}, which has {', '.join(known[:20])}; name the column"

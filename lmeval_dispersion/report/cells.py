@@ -106,9 +106,9 @@ def _size(count: float) -> str:
 
 
 def json_value(value: Any) -> Any:
-    """A value as JSON has it: dataclasses as objects, tuples as lists, null for NaN, infinity and missing."""
+    """A value as JSON has it: public fields of dataclasses, tuples as lists, null for NaN and infinity."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = fields_of(value)
+        value = {name: item for name, item in fields_of(value).items() if not name.startswith("_")}
     value = plain(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None

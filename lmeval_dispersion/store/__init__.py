@@ -5,9 +5,8 @@ A folder holds ``vectors.safetensors`` (float16 unit rows and float32 norms a la
 is a store whose run did not finish. ``docs/reference/store.md`` is the contract. Its modules are private.
 """
 
-from lmeval_dispersion.store.format import COLUMNS
+from lmeval_dispersion.store.format import COLUMNS, begin_store, write_store
 from lmeval_dispersion.store.identity import check_comparable
 from lmeval_dispersion.store.reading import Store, read_store
-from lmeval_dispersion.store.writing import begin_store, write_store
 
 __all__ = ["COLUMNS", "Store", "begin_store", "check_comparable", "read_store", "write_store"]

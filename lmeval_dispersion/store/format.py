@@ -1,12 +1,24 @@
-"""The format of a store: its files, its columns, and the libraries that read and write them."""
+"""The format of a store, and its writer: at every moment a folder is whole or refused as partial."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+from collections.abc import Mapping
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lmeval_dispersion.errors import MissingExtraError
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lmeval_dispersion.errors import StoreError, UsageError, require_extra
+from lmeval_dispersion.geometry import unit_rows, valid_rows
+from lmeval_dispersion.version import __version__
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FORMAT = "dispersion-store/1"
 MANIFEST, VECTORS, DOCUMENTS = "manifest.json", "vectors.safetensors", "documents.parquet"
@@ -41,26 +53,143 @@ def sha256(file: Path) -> str:
     return digest.hexdigest()
 
 
-def pyarrow() -> Any:
-    """The package, or MissingExtraError."""
+def begin_store(folder: Path) -> None:
+    """Mark ``folder`` as a store whose run has not finished, so that a run that is killed leaves no gap."""
+    if (folder / MANIFEST).exists():
+        raise UsageError(
+            f"{folder} holds a finished store already: read it with `dispersion audit`, remove it, or choose "
+            "another place for this run (dispersion_store, -o)"
+        )
     try:
-        import pyarrow as package
-    except ImportError:
-        raise _missing("pyarrow") from None
-    return package
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / DOCUMENTS).touch()
+    except OSError as error:
+        raise UsageError(
+            f"the store {folder} cannot be written: {error.strerror}; choose another place"
+        ) from error
 
 
-def safetensors() -> Any:
-    """The package with its numpy part, or MissingExtraError."""
+def write_store(
+    path: str | Path,
+    *,
+    documents: pd.DataFrame,
+    vectors: Mapping[str, ArrayLike],
+    manifest: Mapping[str, Any],
+) -> Path:
+    """Write one run to the folder ``path``, replacing a store that is there; returns the folder.
+
+    At every moment the folder holds a whole store or one that readers refuse as partial.
+
+    Args:
+        path: The folder.
+        documents: One row a document, with ``doc_id``, ``task`` and any of :data:`COLUMNS`; others are kept.
+        vectors: Layer -> raw rows (n, d), in the order of the documents.
+        manifest: What the manifest says beside what follows from the rest.
+
+    Raises:
+        StoreError: The parts do not fit each other.
+    """
+    require_extra("audit", "a store")
+    import pyarrow.parquet as parquet
+
+    table = _document_table(documents)
+    layers = {name: np.asarray(rows) for name, rows in vectors.items()}
+    if not layers:
+        raise StoreError("expected the vectors of at least one layer, got none")
+    for name, rows in layers.items():
+        if rows.ndim != 2 or rows.shape[0] != len(documents) or rows.shape[1] == 0:
+            raise StoreError(f"expected {len(documents)} vectors of layer {name!r}, got shape {rows.shape}")
+    default = manifest.get("default_layer", next(iter(layers)))
+    if default not in layers:
+        raise StoreError(f"the default layer {default!r} is none of {', '.join(layers)}")
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = {name: folder / f".{name}.{os.getpid()}.tmp" for name in (VECTORS, DOCUMENTS, MANIFEST)}
     try:
-        import safetensors as package
-        import safetensors.numpy
-    except ImportError:
-        raise _missing("safetensors") from None
-    return package
+        _save_vectors(temporary[VECTORS], layers)
+        parquet.write_table(table, temporary[DOCUMENTS], compression="zstd")
+        content = {
+            **manifest,
+            "format": FORMAT,
+            "complete": True,
+            "n": len(documents),
+            "layers": list(layers),
+            "width": {name: int(rows.shape[1]) for name, rows in layers.items()},
+            "default_layer": default,
+            "versions": {"lmeval_dispersion": __version__, **manifest.get("versions", {})},
+            "created": manifest.get("created") or datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "sha256": {name: sha256(temporary[name]) for name in (VECTORS, DOCUMENTS)},
+        }
+        temporary[MANIFEST].write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        # The old manifest goes first: between two stores the folder is partial, never a mixture.
+        (folder / MANIFEST).unlink(missing_ok=True)
+        for name in (VECTORS, DOCUMENTS, MANIFEST):
+            _sync(temporary[name])
+            temporary[name].replace(folder / name)
+        _sync(folder)
+    finally:
+        for file in temporary.values():
+            file.unlink(missing_ok=True)
+    return folder
 
 
-def _missing(package: str) -> MissingExtraError:
-    return MissingExtraError(
-        f"stores need {package}, which is not installed; run: pip install 'lmeval-dispersion[audit]'"
-    )
+def _document_table(documents: pd.DataFrame) -> Any:
+    """The documents as an arrow table with the columns of the format first."""
+    import pyarrow as pa
+
+    missing = [name for name in ("doc_id", "task") if name not in documents]
+    if missing:
+        raise StoreError(f"expected a column {missing[0]!r} in the documents, got {list(documents.columns)}")
+    given = documents.reset_index(drop=True)
+    if "subject" not in given:
+        given = given.assign(subject=given["task"])
+    types = {kind: pa.type_for_alias(kind) for kind in ("int64", "string", "double", "bool")}
+    types["list<double>"] = pa.list_(pa.float64())
+    columns: dict[str, Any] = {}
+    for name, (kind, default) in COLUMNS.items():
+        values = given[name].tolist() if name in given else [default] * len(given)
+        if kind == "double":
+            values = [float("nan") if value is None else float(value) for value in values]
+        elif kind == "string":
+            length = TEXT_LENGTH if name == "text" else None
+            values = [value and value[:length] for value in map(_text_or_none, values)]
+        elif kind == "list<double>":
+            values = [[] if value is None else [float(v) for v in value] for value in values]
+        columns[name] = pa.array(values, type=types[kind])
+    for name in given.columns.difference(list(columns), sort=False):
+        try:
+            columns[str(name)] = pa.Array.from_pandas(given[name])
+        except (pa.ArrowInvalid, pa.ArrowTypeError):  # of mixed types, which parquet does not have
+            columns[str(name)] = pa.array([_text_or_none(value) for value in given[name]], type=pa.string())
+    return pa.table(columns)
+
+
+def _text_or_none(value: object) -> str | None:
+    missing = value is None or (isinstance(value, float) and np.isnan(value))
+    return None if missing else str(value)
+
+
+def _save_vectors(file: Path, layers: Mapping[str, NDArray[Any]]) -> None:
+    """Write raw rows, shape (n, d) a layer, as float16 unit rows and float32 norms."""
+    from safetensors.numpy import save_file
+
+    tensors: dict[str, NDArray[Any]] = {}
+    for name, rows in layers.items():
+        unit = np.full(rows.shape, np.nan, dtype=np.float16)
+        norm = np.empty(len(rows), dtype=np.float32)
+        for i in range(0, len(rows), ROWS):
+            block = rows[i : i + ROWS].astype(np.float64)
+            norm[i : i + ROWS] = np.sqrt(np.einsum("ij,ij->i", block, block))
+            good = valid_rows(block)
+            unit[i : i + ROWS][good] = unit_rows(block[good])
+        tensors[f"{name}.unit"], tensors[f"{name}.norm"] = unit, norm
+    save_file(tensors, file)
+
+
+def _sync(path: Path) -> None:
+    """Flush a file or a folder's entries to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

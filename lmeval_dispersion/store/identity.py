@@ -13,16 +13,7 @@ Identity = Mapping[str, str]
 Part = tuple[Path, Mapping[str, Any]]  # a store's folder and manifest
 
 # The model, and the shape of all prompts of a run: stores that are read as one share these.
-MODEL_KEYS = (
-    "weights",
-    "gguf",
-    "adapter",
-    "delta",
-    "quantization",
-    "dtype",
-    "tokenizer",
-    "add_bos_token",
-)
+MODEL_KEYS = ("weights", "gguf", "adapter", "delta", "quantization", "dtype", "tokenizer", "add_bos_token")
 RUN_KEYS = ("system_prompt", "chat_template", "multiturn")
 # The shape of one task's prompts: tasks of one run may differ here.
 TASK_KEYS = ("prompt_template", "num_fewshot", "fewshot_seed")
@@ -34,19 +25,18 @@ def check_one_model(parts: Sequence[Part]) -> None:
     """Refuse to read stores as one that another model, or the same one otherwise prompted, filled."""
     first_place, first = parts[0]
     for place, manifest in parts[1:]:
+        differing = _differences(first, manifest, ("model", "revision"))
         a, b = first.get("identity"), manifest.get("identity")
-        if (a is None) != (b is None):
+        if not differing and (a is None) != (b is None):
             old = first_place if a is None else place
             raise MixedStoresError(
                 f"{old} was written before stores had an identity, and whether it is of the same model as "
                 "those beside it cannot be told; read it by itself or run it again"
             )
-        if a is None or b is None:
-            continue
-        differing = differences(a, b, (*MODEL_KEYS, *RUN_KEYS))
+        differing |= _differences(a or {}, b or {}, (*MODEL_KEYS, *RUN_KEYS))
         if differing:
             raise MixedStoresError(
-                f"the stores in {first_place.name} and {place.name} differ in {shown(differing)}; read them "
+                f"the stores in {first_place.name} and {place.name} differ in {_shown(differing)}; read them "
                 "one at a time or use `dispersion compare`"
             )
 
@@ -63,35 +53,26 @@ def check_comparable(first: Sequence[Part], other: Sequence[Part]) -> list[str]:
     if a is None or b is None:
         old = first if a is None else other
         return [f"{old[0][0]} was written before stores had an identity: what it ran cannot be checked"]
-    models = differences(a, b, MODEL_KEYS)
-    prompts = _prompt_differences(first, other)
+    models = _differences(a, b, MODEL_KEYS)
+    by_task = {task: manifest for _, manifest in first for task in manifest.get("tasks") or {}}
+    prompts: dict[str, tuple[str, str]] = {}
+    for _, manifest in other:
+        for task in by_task.keys() & (manifest.get("tasks") or {}).keys():
+            ours, theirs = by_task[task].get("identity") or {}, manifest.get("identity") or {}
+            prompts |= _differences(ours, theirs, (*RUN_KEYS, *TASK_KEYS))
     template = prompts.pop("chat_template", None) if models.keys() - {"dtype"} else None
     if prompts:
         raise MixedStoresError(
-            f"the runs were asked in other ways, they differ in {shown(prompts)}; compare runs of one prompt"
+            f"the runs were asked in other ways, they differ in {_shown(prompts)}; compare runs of one prompt"
         )
     notes = []
     if models:
-        notes.append(f"the models differ in {shown(models)}")
+        notes.append(f"the models differ in {_shown(models)}")
     if template:
-        notes.append(f"the runs differ in {shown({'chat_template': template})}: the difference is partly its")
+        notes.append(
+            f"the runs differ in {_shown({'chat_template': template})}: the difference is partly its"
+        )
     return notes
-
-
-def _prompt_differences(first: Sequence[Part], other: Sequence[Part]) -> dict[str, tuple[str, str]]:
-    by_task = {task: manifest for _, manifest in first for task in manifest.get("tasks") or {}}
-    differing: dict[str, tuple[str, str]] = {}
-    for _, manifest in other:
-        for task in manifest.get("tasks") or {}:
-            if task in by_task:
-                a, b = by_task[task].get("identity") or {}, manifest.get("identity") or {}
-                differing |= differences(a, b, (*RUN_KEYS, *TASK_KEYS))
-    return differing
-
-
-def differences(a: Identity, b: Identity, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Key -> both values, of the keys whose values differ; a missing one is ``none``."""
-    return {key: (a.get(key, "none"), b.get(key, "none")) for key in keys if a.get(key) != b.get(key)}
 
 
 def joint_identity(identities: Sequence[Identity]) -> dict[str, str]:
@@ -104,10 +85,16 @@ def joint_identity(identities: Sequence[Identity]) -> dict[str, str]:
     return joint
 
 
-def shown(differing: Mapping[str, tuple[str, str]]) -> str:
+def _differences(a: Identity, b: Identity, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Key -> both values, of the keys whose values differ; a missing one is ``none``."""
+    return {key: (a.get(key, "none"), b.get(key, "none")) for key in keys if a.get(key) != b.get(key)}
+
+
+def _shown(differing: Mapping[str, tuple[str, str]]) -> str:
     """The differing keys with both values, as part of a sentence."""
 
-    def short(value: str) -> str:
-        return value if len(value) <= _SHOWN else f"{value[: _SHOWN - 1]}…"
+    def short(value: object) -> str:
+        text = str(value)
+        return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
     return ", ".join(f"{key} ({short(a)} and {short(b)})" for key, (a, b) in differing.items())

@@ -13,18 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.errors import MixedStoresError, PartialStoreError, StoreError, StoreVersionError
-from lmeval_dispersion.store.format import (
-    COLUMNS,
-    DOCUMENTS,
-    FORMAT,
-    MANIFEST,
-    ROWS,
-    VECTORS,
-    pyarrow,
-    safetensors,
-    sha256,
+from lmeval_dispersion.errors import (
+    MixedStoresError,
+    PartialStoreError,
+    StoreError,
+    StoreVersionError,
+    require_extra,
 )
+from lmeval_dispersion.store.format import COLUMNS, DOCUMENTS, FORMAT, MANIFEST, ROWS, VECTORS, sha256
 from lmeval_dispersion.store.identity import check_one_model, joint_identity
 
 if TYPE_CHECKING:
@@ -32,7 +28,6 @@ if TYPE_CHECKING:
 
 _FROM_THE_END = re.compile(r"layer\.-(\d+)(\.attn)?(?:\.ffn)?")
 _PLACES = ("*", "dispersion_*/*", "*/dispersion_*/*")  # sub-folders that may hold a store
-_SAME = ("model", "revision")  # what stores that are read as one must share
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,24 +83,21 @@ class Store:
         start = 0
         for path, manifest in self.parts:
             _verify(path, manifest, VECTORS)
-            with _open_tensors(path) as tensors:
-                stored = _tensor_slice(tensors, path, f"{name}.unit", (manifest["n"], rows.shape[1]))
-                for i in range(0, manifest["n"], ROWS):
-                    block = stored[i : min(i + ROWS, manifest["n"])].astype(np.float32)
-                    # float16 leaves lengths off by up to 5e-4: rows of length one are what is promised.
-                    block /= np.sqrt(np.einsum("ij,ij->i", block, block))[:, None]
-                    rows[start : start + len(block)] = block
-                    start += len(block)
+            stored = _tensor(path, f"{name}.unit", (manifest["n"], rows.shape[1]))
+            for i in range(0, manifest["n"], ROWS):
+                block = stored[i : min(i + ROWS, manifest["n"])].astype(np.float32)
+                # float16 leaves lengths off by up to 5e-4: rows of length one are what is promised.
+                block /= np.sqrt(np.einsum("ij,ij->i", block, block))[:, None]
+                rows[start : start + len(block)] = block
+                start += len(block)
         return rows
 
     def norms(self, layer: str | None = None) -> NDArray[np.float32]:
         """Lengths of the raw vectors of one layer, shape (n,), float32; 0 or non-finite: no direction."""
         name = self._layer(layer)
-        parts = []
-        for path, manifest in self.parts:
-            with _open_tensors(path) as tensors:
-                parts.append(_tensor_slice(tensors, path, f"{name}.norm", (manifest["n"],))[:])
-        return np.concatenate(parts)
+        return np.concatenate(
+            [_tensor(path, f"{name}.norm", (manifest["n"],))[:] for path, manifest in self.parts]
+        )
 
     def to_numpy(self, layer: str | None = None) -> NDArray[np.float32]:
         """The states of one layer as the model gave them, shape (n, d), float32.
@@ -155,121 +147,57 @@ def read_store(path: str | Path) -> Store:
     Several stores need one model and revision, one identity of model and run, and at least one layer in
     common. Their joint manifest keeps what they agree on; ``prompt_format`` is then a hash over all of
     theirs, and so is what tasks of one run may differ in.
+
+    Raises:
+        StoreError: No store is there, or it is damaged; :class:`PartialStoreError`: its run did not finish;
+            :class:`StoreVersionError`: another format; :class:`MixedStoresError`: stores of several models,
+            or of one task.
     """
-    folder = Path(path)
-    places = _stores(folder)
-    parts = [(place, _read_manifest(place)) for place in places]
-    _same_model(parts)
-    check_one_model(parts)
-    shared = [name for name in parts[0][1]["layers"] if all(name in m["layers"] for _, m in parts)]
-    widths = {name: {m["width"][name] for _, m in parts} for name in shared}
-    mixed = [name for name in shared if len(widths[name]) > 1]
-    if not shared or mixed:
-        raise MixedStoresError(
-            f"the stores in {folder} share no layer of one width; read them one at a time"
-            if not shared
-            else f"layer {mixed[0]!r} has different widths in {folder}; read its stores one at a time"
-        )
+    require_extra("audit", "a store")
     import pandas as pd
 
+    folder = Path(path)
+    parts = [(place, _read_manifest(place)) for place in _places(folder)]
+    check_one_model(parts)
     frames = [_read_documents(place, manifest) for place, manifest in parts]
-    _no_task_twice(places, frames)
+    _no_task_twice([place for place, _ in parts], frames)
     documents = frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
-    return Store(folder, _joint_manifest([m for _, m in parts], shared), documents, parts)
+    return Store(folder, _joint_manifest(folder, [manifest for _, manifest in parts]), documents, parts)
 
 
-def _candidates(folder: Path) -> list[Path]:
-    """Folders at or below ``folder`` that hold a file of a store, sorted by path."""
-    if any((folder / name).exists() for name in (MANIFEST, VECTORS, DOCUMENTS)):
-        return [folder]
-    # Other tools also write a manifest.json: below the named folder it makes no store.
-    files = (folder.glob(f"{place}/{name}") for place in _PLACES for name in (VECTORS, DOCUMENTS))
-    return sorted({file.parent for of_place in files for file in of_place})
-
-
-def _stores(folder: Path) -> list[Path]:
+def _places(folder: Path) -> list[Path]:
+    """The folders at or below ``folder`` that hold a store, sorted by path."""
     if not folder.is_dir():
         hint = (
             "; `dispersion embed MODEL FILE` makes a run of texts" if folder.exists() else "; check the path"
         )
         raise StoreError(f"expected the folder of a run, got {folder}, which is no folder{hint}")
-    places = _candidates(folder)
+    places = [folder]
+    if not any((folder / name).exists() for name in (MANIFEST, VECTORS, DOCUMENTS)):
+        # Other tools also write a manifest.json: below the named folder it makes no store.
+        patterns = [f"{place}/{name}" for place in _PLACES for name in (VECTORS, DOCUMENTS)]
+        places = sorted({file.parent for pattern in patterns for file in folder.glob(pattern)})
     if not places:
         raise StoreError(f"{folder} holds no store, nor does a sub-folder; name the folder of a run")
-    for place in places:
-        if not (place / MANIFEST).exists():
-            raise PartialStoreError(
-                f"the store in {place} is partial: its run did not finish ({MANIFEST} is missing); "
-                "run it again or remove the folder"
-            )
     return places
 
 
-def _same_model(parts: Sequence[tuple[Path, dict[str, Any]]]) -> None:
-    first_place, first = parts[0]
-    for place, manifest in parts[1:]:
-        for key in _SAME:
-            if manifest.get(key) != first.get(key):
-                raise MixedStoresError(
-                    f"expected stores of one model, got {key} {first.get(key)!r} in {first_place.name} and "
-                    f"{manifest.get(key)!r} in {place.name}; read them one at a time or use "
-                    "`dispersion compare`"
-                )
-
-
-def _no_task_twice(places: Sequence[Path], frames: Sequence[pd.DataFrame]) -> None:
-    owner: dict[str, Path] = {}
-    for place, frame in zip(places, frames, strict=True):
-        if frame.duplicated(["task", "doc_id"]).any():
-            row = frame[frame.duplicated(["task", "doc_id"])].iloc[0]
-            raise StoreError(f"{place} holds document {row['doc_id']} of task {row['task']} twice")
-        for task in frame["task"].unique():
-            if task in owner:
-                raise MixedStoresError(
-                    f"task {task!r} is in {owner[task]} and in {place}; remove one of them"
-                )
-            owner[task] = place
-
-
-def _joint_manifest(manifests: Sequence[dict[str, Any]], layers: list[str]) -> dict[str, Any]:
-    if len(manifests) == 1:
-        return dict(manifests[0])
-    first = manifests[0]
-    joint = {
-        key: value for key, value in first.items() if all(m.get(key, None) == value for m in manifests[1:])
-    }
-    default = joint.get("default_layer", first["default_layer"])
-    formats = sorted({str(m.get("prompt_format")) for m in manifests})
-    identities = [m["identity"] for m in manifests if m.get("identity") is not None]
-    if identities:
-        joint["identity"] = joint_identity(identities)
-    joint.update(
-        n=sum(m["n"] for m in manifests),
-        layers=layers,
-        width={name: first["width"][name] for name in layers},
-        default_layer=default if default in layers else layers[0],
-        tasks={task: version for m in manifests for task, version in (m.get("tasks") or {}).items()},
-        prompt_format=formats[0]
-        if len(formats) == 1
-        else hashlib.sha256("\n".join(formats).encode()).hexdigest(),
-        sha256={},
-        created=max(str(m.get("created", "")) for m in manifests),
-    )
-    return joint
-
-
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    """The checked ``manifest.json`` of one store. Raises StoreError, PartialStoreError, StoreVersionError."""
+    """The checked ``manifest.json`` of one store."""
     file = folder / MANIFEST
+    if not file.exists():
+        raise PartialStoreError(
+            f"the store in {folder} is partial: its run did not finish ({MANIFEST} is missing); "
+            "run it again or remove the folder"
+        )
     try:
         manifest = json.loads(file.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{file} is not JSON ({error}); run it again") from None
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), str):
-        raise StoreError(f"{file} is not the manifest of a store; expected a `format` of {FORMAT!r}")
-    if not manifest["format"].startswith("dispersion-store/"):
+    if not isinstance(manifest, dict) or not str(manifest.get("format")).startswith("dispersion-store/"):
+        held = manifest.get("format", "something else") if isinstance(manifest, dict) else "something else"
         raise StoreError(
-            f"{folder} holds {manifest['format']!r}, which is no store; name the folder of a harness run, "
+            f"{file} is not the manifest of a store, it holds {held!r}; name the folder of a harness run, "
             "or one that `dispersion embed` made"
         )
     if manifest["format"] != FORMAT:
@@ -289,36 +217,75 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _read_documents(folder: Path, manifest: dict[str, Any]) -> pd.DataFrame:
-    """The documents of one store, checked against the manifest. Raises StoreError."""
+    """The documents of one store, checked against the manifest."""
     import pandas as pd
 
     _verify(folder, manifest, DOCUMENTS)
-    pyarrow()
     frame = pd.read_parquet(folder / DOCUMENTS, engine="pyarrow")
     missing = [name for name in COLUMNS if name not in frame]
     if missing or len(frame) != manifest["n"]:
-        what = f"no column {missing[0]!r}" if missing else f"{len(frame)} rows instead of {manifest['n']}"
-        raise StoreError(f"{folder / DOCUMENTS} has {what}; the store is damaged, run it again")
+        defect = f"no column {missing[0]!r}" if missing else f"{len(frame)} rows instead of {manifest['n']}"
+        raise StoreError(f"{folder / DOCUMENTS} has {defect}; the store is damaged, run it again")
     return frame
 
 
-def _tensor_slice(tensors: Any, folder: Path, name: str, shape: tuple[int, ...]) -> Any:
-    """A lazily read tensor of an open file, with its shape checked. Raises StoreError."""
-    if name not in tensors.keys():  # noqa: SIM118 (a safetensors handle is no mapping)
-        raise StoreError(f"{folder / VECTORS} has no tensor {name!r}; the store is damaged, run it again")
-    stored = tensors.get_slice(name)
+def _no_task_twice(places: Sequence[Path], frames: Sequence[pd.DataFrame]) -> None:
+    owner: dict[str, Path] = {}
+    for place, frame in zip(places, frames, strict=True):
+        twice = frame[frame.duplicated(["task", "doc_id"])]
+        if len(twice):
+            row = twice.iloc[0]
+            raise StoreError(f"{place} holds document {row['doc_id']} of task {row['task']} twice")
+        for task in frame["task"].unique():
+            if owner.setdefault(task, place) != place:
+                raise MixedStoresError(
+                    f"task {task!r} is in {owner[task]} and in {place}; remove one of them"
+                )
+
+
+def _joint_manifest(folder: Path, manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    first = manifests[0]
+    if len(manifests) == 1:
+        return dict(first)
+    layers = [name for name in first["layers"] if all(name in m["layers"] for m in manifests)]
+    if not layers:
+        raise MixedStoresError(f"the stores in {folder} share no layer; read them one at a time")
+    for name in layers:
+        if len({m["width"][name] for m in manifests}) > 1:
+            raise MixedStoresError(
+                f"layer {name!r} has different widths in {folder}; read its stores one at a time"
+            )
+    joint = {key: value for key, value in first.items() if all(m.get(key) == value for m in manifests)}
+    default = joint.get("default_layer", first["default_layer"])
+    formats = sorted({str(m.get("prompt_format")) for m in manifests})
+    if first.get("identity") is not None:
+        joint["identity"] = joint_identity([m["identity"] for m in manifests])
+    return joint | {
+        "n": sum(m["n"] for m in manifests),
+        "layers": layers,
+        "width": {name: first["width"][name] for name in layers},
+        "default_layer": default if default in layers else layers[0],
+        "tasks": {task: version for m in manifests for task, version in (m.get("tasks") or {}).items()},
+        "prompt_format": formats[0]
+        if len(formats) == 1
+        else hashlib.sha256("\n".join(formats).encode()).hexdigest(),
+        "sha256": {},
+        "created": max(str(m.get("created", "")) for m in manifests),
+    }
+
+
+def _tensor(folder: Path, name: str, shape: tuple[int, ...]) -> Any:
+    """A tensor of a store's vectors, with its shape checked; read where it is sliced."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        tensors: Any = safe_open(str(folder / VECTORS), framework="numpy")
+        stored = tensors.get_slice(name)
+    except (OSError, SafetensorError) as error:
+        raise StoreError(f"{folder / VECTORS} cannot be read ({error}); run it again") from None
     if tuple(stored.get_shape()) != shape:
         raise StoreError(f"{folder / VECTORS}: {name} is {stored.get_shape()}, expected {list(shape)}")
     return stored
-
-
-def _open_tensors(folder: Path) -> Any:
-    """A store's vectors, opened for reading parts of them. Raises StoreError."""
-    package = safetensors()
-    try:
-        return package.safe_open(str(folder / VECTORS), framework="numpy")
-    except (OSError, package.SafetensorError) as error:
-        raise StoreError(f"{folder / VECTORS} cannot be read ({error}); run it again") from None
 
 
 def _verify(folder: Path, manifest: dict[str, Any], name: str) -> None:

@@ -16,24 +16,9 @@ BASE = "base"
 
 @dataclass(frozen=True)
 class Trained:
-    """One way of training on one domain, over its seeds.
+    """One way of training on one domain: means over its seeds."""
 
-    Attributes:
-        loss: The loss's name, or ``base``.
-        domain: The texts' last name.
-        seeds: How many seeds.
-        perplexity: On the held-out texts after training, mean over seeds.
-        sd: Standard deviation of that over seeds; None for one.
-        versus_base: Mean over seeds of 100 log(perplexity / base's with the same seed); None for base.
-        versus_base_sd: Its standard deviation over seeds.
-        half: Half of the interval of ``versus_base``; all intervals of a comparison together hold with 95 %.
-        before: Perplexity before training.
-        tokens: Dispersion between the tokens of a block, last layer, after training.
-        tokens_before: The same before it.
-        texts: Dispersion between blocks at their last position that predicts a token, likewise.
-    """
-
-    loss: Annotated[str, Col("Loss")]
+    loss: Annotated[str, Col("Loss")]  # or base
     domain: Annotated[str, Col("Domain", drop=3)]
     seeds: Annotated[int, Col("Seeds")]
     perplexity: Annotated[float, Col("Perplexity", ".2f", error="sd", hint="± standard deviation over seeds")]
@@ -45,16 +30,21 @@ class Trained:
         ),
     ]
     versus_base_sd: float | None
-    half: float | None
+    half: float | None  # of the interval of versus_base
     before: Annotated[float, Col("Perplexity", ".2f")]
     tokens: Annotated[float, Col("Token dispersion", ".3f", short="Tokens", drop=1)]
     tokens_before: Annotated[float, Col("Token dispersion", ".3f")]
     texts: Annotated[float | None, Col("Text dispersion", ".3f", short="Texts", drop=2)]
 
     @property
-    def told(self) -> str:
-        """The comparison with base in words."""
-        low, high = self.versus_base - self.half, self.versus_base + self.half  # type: ignore[operator]
+    def interval(self) -> tuple[float, float] | None:
+        """Of ``versus_base``; those of a comparison hold together with 95 %."""
+        if self.versus_base is None or self.half is None:
+            return None
+        return self.versus_base - self.half, self.versus_base + self.half
+
+    def __str__(self) -> str:
+        low, high = self.interval or (math.nan, math.nan)
         return f"{self.loss} on {self.domain}, {self.versus_base:+.2f} % ({low:+.2f} to {high:+.2f})"
 
 
@@ -75,12 +65,7 @@ class Comparison(Report):
 
     @classmethod
     def of(cls, results: Sequence[Mapping[str, Any]], domains: Sequence[str]) -> Comparison:
-        """The comparison of what trainings left behind.
-
-        Args:
-            results: Their ``result.json``.
-            domains: The texts that they were trained on, in order.
-        """
+        """The comparison of trainings, by their ``result.json``; ``domains`` are their texts, in order."""
         names = [domain.replace("\\", "/").rstrip("/").split("/")[-1] for domain in domains]
         names = names if len(set(names)) == len(names) else list(domains)
         rows = []
@@ -117,13 +102,12 @@ class Comparison(Report):
 
     def charts(self) -> dict[str, Chart]:
         """The differences from base with their intervals."""
-        rows = [row for row in self.trained if row.versus_base is not None and row.half is not None]
+        rows = [(row, row.interval) for row in self.trained if row.interval]
         if not rows:
             return {}
         data = [
-            {"name": f"{row.loss} · {row.domain}", "difference": row.versus_base}
-            | {"low": row.versus_base - row.half, "high": row.versus_base + row.half}  # type: ignore[operator]
-            for row in rows
+            {"name": f"{row.loss} · {row.domain}", "difference": row.versus_base, "low": low, "high": high}
+            for row, (low, high) in rows
         ]
         name = {"field": "name", "type": "nominal", "sort": None, "title": None}
         axis = {"type": "quantitative", "title": "Perplexity against base, %"}
@@ -138,18 +122,17 @@ class Comparison(Report):
                 {"mark": "point", "encoding": {"y": name, "x": {"field": "difference", **axis}}},
             ],
         }
-        told = "; ".join(row.told for row in rows)
-        return {"against_base": Chart(chart, "Perplexity against base, 95 % intervals", f"{told}.")}
+        text = "; ".join(str(row) for row, _ in rows)
+        return {"against_base": Chart(chart, "Perplexity against base, 95 % intervals", f"{text}.")}
 
     def context(self) -> dict[str, Any]:
         """The comparisons by their outcome."""
-        rows = [row for row in self.trained if row.versus_base is not None]
-        known = [row for row in rows if row.half is not None]
+        known = [(row, row.interval) for row in self.trained if row.interval]
         return {
-            "single": [] if known else rows,
-            "better": [row.told for row in known if row.versus_base + row.half < 0],  # type: ignore[operator]
-            "worse": [row.told for row in known if row.versus_base - row.half > 0],  # type: ignore[operator]
-            "open": [row.told for row in known if abs(row.versus_base) <= row.half],  # type: ignore[arg-type,operator]
+            "single": [] if known else [row for row in self.trained if row.versus_base is not None],
+            "better": [str(row) for row, (_, high) in known if high < 0],
+            "worse": [str(row) for row, (low, _) in known if low > 0],
+            "open": [str(row) for row, (low, high) in known if low <= 0 <= high],
         }
 
 

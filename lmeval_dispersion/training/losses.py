@@ -30,31 +30,27 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from lmeval_dispersion.errors import GeometryError, UsageError
-from lmeval_dispersion.training.closed_forms import (
-    AXES,
-    Axis,
-    cross_domain_cosine,
-    mean_cosine,
-    squared_correlations,
-)
-from lmeval_dispersion.training.pairing import (
+from lmeval_dispersion.training.pairs import (
     Pairs,
     Points,
-    group_counts,
-    group_sums,
-    layer_means,
-    layers_of,
-    like_given,
+    angular_exponentials,
+    angular_hinges,
+    cross_domain_cosine,
+    distance_exponentials,
+    mean_cosine,
+    median_distance,
     points,
+    squared_correlations,
 )
-from lmeval_dispersion.training.pairwise import Angular, Hinge, angular, euclidean, median_distance
+
+Axis = Literal["features", "tokens"]
 
 SMALLEST_TAU = 0.02  # below it exp(-1/tau) leaves float32
 
@@ -86,9 +82,9 @@ def push_away(
         raise UsageError(f"expected pairs of batch with across_ranks, got {pairs!r}")
     if across_ranks and not (dist.is_available() and dist.is_initialized()):
         raise UsageError("expected a process group with across_ranks, got none; launch with torchrun")
-    p = points(layers_of(z), **_common(mask, segments, pairs, max_tokens, generator))
+    p = points(z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator)
     cosine, counted = mean_cosine(p, across_ranks=across_ranks)
-    return like_given(z, layer_means(p, cosine - 1.0, counted))
+    return _by_layer(z, p, cosine - 1.0, counted)
 
 
 def squeeze(z: Tensor, **options: Any) -> Tensor:
@@ -114,14 +110,13 @@ def cross_domain_push_away(
 
     Source: RD section 3.4.
     """
-    stack = layers_of(z)
-    if domains.shape != stack.shape[1:2]:
+    if domains.shape != z.shape[-3:-2]:
         raise GeometryError(
-            f"expected `domains` of shape (b,) = ({stack.shape[1]},), got {tuple(domains.shape)}"
+            f"expected `domains` of shape (b,) = ({z.shape[-3]},), got {tuple(domains.shape)}"
         )
-    p = points(stack, **_common(mask, None, "sequence", max_tokens, generator))
+    p = points(z, mask=mask, max_tokens=max_tokens, generator=generator)
     cosine, counted = cross_domain_cosine(p, domains)
-    return like_given(z, torch.where(counted, cosine - 1.0, 0.0))
+    return _by_layer(z, p, cosine - 1.0, counted)
 
 
 def angular_spread(
@@ -144,8 +139,8 @@ def angular_spread(
     Source: LD, angular spread.
     """
     _positive("tau", tau, SMALLEST_TAU)
-    p = points(layers_of(z), **_common(mask, segments, pairs, max_tokens, generator))
-    return like_given(z, layer_means(p, *angular(p, Angular(tau))))
+    p = points(z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator)
+    return _by_layer(z, p, *angular_exponentials(p, tau))
 
 
 def orthogonalization(
@@ -165,8 +160,8 @@ def orthogonalization(
     """
     if not 0.0 < margin <= 1.0:
         raise UsageError(f"expected a margin in (0, 1], got {margin}; 0.5 is a right angle")
-    p = points(layers_of(z), **_common(mask, segments, pairs, max_tokens, generator))
-    return like_given(z, layer_means(p, *angular(p, Hinge(margin))))
+    p = points(z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator)
+    return _by_layer(z, p, *angular_hinges(p, margin))
 
 
 def l2_repel(
@@ -194,15 +189,16 @@ def l2_repel(
     """
     if norm_weight < 0:
         raise UsageError(f"expected a norm_weight of at least 0, got {norm_weight}")
-    p = points(layers_of(z), **_common(mask, segments, pairs, max_tokens, generator))
+    p = points(z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator)
     if tau == "median":
         median = median_distance(p)
         rate = torch.where(median > 0, median.clamp(min=1e-30).reciprocal(), 0.0)
     else:
         _positive("tau", tau, 1e-30)
         rate = torch.full((p.groups,), 1.0 / float(tau), dtype=p.z.dtype, device=p.z.device)
-    value, counted = euclidean(p, rate)
-    return like_given(z, layer_means(p, value + norm_weight * _mean_square(p), counted))
+    value, counted = distance_exponentials(p, rate)
+    mean_square = p.sums(p.z.square().mean(-1)) / p.counts(p.real).clamp(min=1.0)
+    return _by_layer(z, p, value + norm_weight * mean_square, counted)
 
 
 def decorrelation(
@@ -222,10 +218,10 @@ def decorrelation(
 
     Source: LD, decorrelation; the sum there is a mean here.
     """
-    if axis not in AXES:
-        raise UsageError(f"expected an axis of {', '.join(AXES)}, got {axis!r}")
-    p = points(layers_of(z), **_common(mask, segments, pairs, max_tokens, generator))
-    return like_given(z, layer_means(p, *squared_correlations(p, axis)))
+    if axis not in get_args(Axis):
+        raise UsageError(f"expected an axis of {', '.join(get_args(Axis))}, got {axis!r}")
+    p = points(z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator)
+    return _by_layer(z, p, *squared_correlations(p, of_tokens=axis == "tokens"))
 
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
@@ -309,14 +305,10 @@ def loss_named(name: str, **options: Any) -> DispersionLoss:
     return DispersionLoss(name, **options)
 
 
-def _mean_square(p: Points) -> Tensor:
-    """Mean of z^2 over points and features of each group, (groups,)."""
-    ok = torch.ones(p.z.shape[:2], dtype=torch.bool, device=p.z.device) if p.valid is None else p.valid
-    return group_sums(p, p.z.square().mean(-1)) / group_counts(p, ok).clamp(min=1.0)
-
-
-def _common(*given: Any) -> dict[str, Any]:
-    return dict(zip(("mask", "segments", "pairs", "max_tokens", "generator"), given, strict=True))
+def _by_layer(z: Tensor, p: Points, values: Tensor, counted: Tensor) -> Tensor:
+    """A scalar where ``z`` was one layer, a loss a layer where it was a stack."""
+    means = p.layer_means(values, counted)
+    return means[0] if z.dim() == 3 else means
 
 
 def _positive(name: str, value: float, least: float) -> None:

@@ -13,6 +13,7 @@ any checkpoint or compiled graph. :meth:`DispersionRegularizer.measured` watches
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
@@ -22,10 +23,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lmeval_dispersion.errors import CaptureError, GeometryError, NonFiniteLossError, UsageError
+from lmeval_dispersion.model import states_after_blocks
 from lmeval_dispersion.model.capture import Decoder, unwrapped
-from lmeval_dispersion.model.layer_names import states_after_blocks
 from lmeval_dispersion.training.losses import DispersionLoss, loss_named, push_away
-from lmeval_dispersion.training.pairing import NO_DIRECTION
+from lmeval_dispersion.training.pairs import NO_DIRECTION
 
 Mode = Literal["add", "inject"]
 # Arguments of a forward pass that say which tokens are real and which documents they belong to.
@@ -46,9 +47,8 @@ class Layout(NamedTuple):
 def layout(arguments: dict[str, Any], b: int, t: int) -> Layout:
     """The layout of states (b, t, d) from the arguments that the decoder was called with.
 
-    ``attention_mask`` gives the mask; a mask over a cache or a prefix too is cut to the last t columns.
-    Documents are those of ``seq_idx``, else of ``cu_seq_lens_q``, else they begin wherever ``position_ids``
-    is 0.
+    A mask over a cache or a prefix too is cut to the last t columns. Documents are those of ``seq_idx``, else
+    of ``cu_seq_lens_q``, else they begin wherever ``position_ids`` is 0.
 
     Raises:
         GeometryError: An argument has a shape that says neither; pass the layout yourself.
@@ -77,7 +77,7 @@ class DispersionRegularizer:
         model: A causal decoder of transformers, bare or wrapped.
         loss: Name of a loss, see :mod:`lmeval_dispersion.training.losses`, or a loss of :func:`loss_named`.
         layers: States after blocks, by the names, words and indices of
-            :mod:`lmeval_dispersion.model.layer_names`: ``last`` (after the final norm), ``all``,
+            :mod:`lmeval_dispersion.model`: ``last`` (after the final norm), ``all``,
             ``early_half``, ``late_half``, ``layer.3``, ``[0, -1]``, ...
         weight: Factor of the loss, at least 0; may be changed between steps.
         mode: ``add``: :meth:`pop` gives what to add to the loss. ``inject``: the gradient is added at the
@@ -120,15 +120,15 @@ class DispersionRegularizer:
         self.weight, self.mode, self.loss_scale, self.step = float(weight), mode, 1.0, 0
         self.values: dict[str, Tensor] = {}
         self._armed, self._forward = False, "none"
+        self._idle = False  # inside a forward pass that is not a training one
         self._states: dict[str, Tensor] = {}
-        self._arguments: dict[str, Any] = {}
+        self._arguments: dict[str, Any] = {}  # of the latest training pass
         self._idle_arguments: dict[str, Any] = {}
-        self._told: dict[str, Tensor | None] = {}  # of the next pass
+        self._next: dict[str, Tensor | None] = {}  # what was described of the next pass
         self._described: dict[str, Tensor | None] = {}  # of the latest
         self._latest: tuple[Tensor, Tensor | None] | None = None
         self._measured: dict[str, TokenDispersion] | None = None  # while evaluation is measured
-        self._idle = False  # inside a forward pass that is not a training one
-        self._watch = _FiniteWatch()
+        self._unchecked: list[tuple[Tensor, Any, list[str], int]] = []  # losses on their way from a GPU
         self._model, self._decoder = model, decoder
         self._handles: list[RemovableHandle] = []
         self.attach()
@@ -189,7 +189,7 @@ class DispersionRegularizer:
             segments: (b, t), document ids of packed rows.
             domains: (b,), for the cross-domain loss.
         """
-        self._told = {"mask": mask, "segments": segments, "domains": domains}
+        self._next = {"mask": mask, "segments": segments, "domains": domains}
 
     @property
     def value(self) -> Tensor | None:
@@ -263,7 +263,7 @@ class DispersionRegularizer:
                 self._forward = "unlearned"
             return
         self._armed, self._forward = True, "training"
-        self._states, self._described, self._told = {}, self._told, {}
+        self._states, self._described, self._next = {}, self._next, {}
         self._arguments = arguments
 
     def _leave(self, _root: nn.Module, _args: Any, _output: Any) -> None:
@@ -274,33 +274,34 @@ class DispersionRegularizer:
             self._armed = False
 
     def _hook(self, name: str) -> Any:
-        def collect(_module: nn.Module, _args: Any, output: Any) -> None:
+        def collect(state: Tensor) -> Tensor:
+            if self._armed:
+                self._states[name] = state
+            return state
+
+        def inject(state: Tensor) -> Any:
+            if self._armed and torch.is_grad_enabled() and state.requires_grad:
+                return self._with_gradient(name, state)
+            return state
+
+        see = collect if self.mode == "add" else inject
+
+        def hook(_module: nn.Module, _args: Any, output: Any) -> Any:
+            state: Tensor = output if isinstance(output, Tensor) else output[0]
             if self._idle:
-                self._measure(name, output)
-            elif self._armed:
-                self._states[name] = output if isinstance(output, Tensor) else output[0]
-
-        def inject(_module: nn.Module, _args: Any, output: Any) -> Any:
-            if self._idle:
-                self._measure(name, output)
+                if self._measured is not None:
+                    self._measure(self._measured[name], state)
                 return None
-            state = output if isinstance(output, Tensor) else output[0]
-            if not (self._armed and torch.is_grad_enabled() and state.requires_grad):
+            seen = see(state)
+            if seen is state:
                 return None
-            pushed = self._with_gradient(name, state)
-            return pushed if isinstance(output, Tensor) else (pushed, *output[1:])
+            return seen if isinstance(output, Tensor) else (seen, *output[1:])
 
-        return collect if self.mode == "add" else inject
-
-    def _measure(self, name: str, output: Any) -> None:
-        if self._measured is not None:
-            self._add_measured(name, output if isinstance(output, Tensor) else output[0])
+        return hook
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _add_measured(self, name: str, state: Tensor) -> None:
-        if self._measured is not None:
-            shape = layout(self._idle_arguments, state.shape[0], state.shape[1])
-            self._measured[name].add(state, shape.mask)
+    def _measure(self, measured: TokenDispersion, state: Tensor) -> None:
+        measured.add(state, layout(self._idle_arguments, state.shape[0], state.shape[1]).mask)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _with_gradient(self, name: str, state: Tensor) -> Tensor:
@@ -321,8 +322,6 @@ class DispersionRegularizer:
     def _losses(self, states: list[Tensor], shape: Layout, first: int = 0) -> Tensor:
         """The loss of each of ``states``, (layers,), as many layers at once as are worth it."""
         given = {**shape._asdict(), "domains": self._described.get("domains")}
-        if not self.loss.needs_domains:
-            given["domains"] = None
         values: list[Tensor] = []
         most = _STACKED_NUMBERS_CPU if states[0].device.type == "cpu" else _STACKED_NUMBERS
         alike = all(z.shape == states[0].shape and z.device == states[0].device for z in states)
@@ -330,21 +329,32 @@ class DispersionRegularizer:
         for start in range(0, len(states), size):
             group = states[start : start + size]
             self.loss.calls = self.step * len(self.layers) + first + start
-            if len(group) == 1:
-                values.append(self.loss(group[0], **given).unsqueeze(0))
-            else:
-                values.append(self.loss(torch.stack(group), **given))
+            stack = torch.stack(group) if group[1:] else group[0].unsqueeze(0)
+            values.append(self.loss(stack, **given))
         return torch.cat([v.to(values[-1].device) for v in values])
 
     def _layout(self, state: Tensor) -> Layout:
-        told = {name: self._described.get(name) for name in ("mask", "segments")}
-        if any(value is not None for value in told.values()):
-            return Layout(told["mask"], told["segments"])
-        return layout(self._arguments, state.shape[0], state.shape[1])
+        mask, segments = (self._described.get(name) for name in ("mask", "segments"))
+        if mask is None and segments is None:
+            return layout(self._arguments, state.shape[0], state.shape[1])
+        return Layout(mask, segments)
 
     def _note(self, values: dict[str, Tensor]) -> None:
+        """Keep the losses of layers, and raise for one that is not finite: on a GPU when it has arrived."""
         self.values.update(values)
-        self._watch.look(values, self.step)
+        layers = list(values)
+        losses = torch.stack([value.to(values[layers[-1]].device) for value in values.values()])
+        if losses.device.type != "cuda":
+            _check_finite(losses, layers, self.step)
+            return
+        while self._unchecked and self._unchecked[0][1].query():
+            arrived, _, earlier_layers, step = self._unchecked.pop(0)
+            _check_finite(arrived, earlier_layers, step)
+        host = torch.empty(losses.shape, dtype=losses.dtype, pin_memory=True)
+        host.copy_(losses, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        self._unchecked.append((host, event, layers, self.step))
 
 
 class TokenDispersion:
@@ -376,44 +386,14 @@ class TokenDispersion:
     def mean(self) -> float:
         """The dispersion in [0, n/(n - 1)]; NaN for fewer than two tokens. Source: RD eq. 1."""
         if self.sums is None:
-            return float("nan")
+            return math.nan
         total, n = self.sums[:-1], float(self.sums[-1])
-        return 1 - (float(total @ total) - n) / (n * (n - 1)) if n > 1 else float("nan")
+        return 1 - (float(total @ total) - n) / (n * (n - 1)) if n > 1 else math.nan
 
 
-class _FiniteWatch:
-    """Raises for the first non-finite loss: at once on the CPU, at a later look on a GPU.
-
-    There the values are copied in the background and read when the copy has arrived.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: list[tuple[Tensor, Any, list[str], int]] = []
-
-    def look(self, values: dict[str, Tensor], step: int) -> None:
-        """Check the losses of layers at a step, and those of earlier steps that have arrived.
-
-        Raises:
-            NonFiniteLossError: One is NaN or infinite.
-        """
-        layers = list(values)
-        losses = torch.stack([value.to(values[layers[-1]].device) for value in values.values()])
-        if losses.device.type != "cuda":
-            _raise_for(losses, layers, step)
-            return
-        while self._waiting and self._waiting[0][1].query():
-            arrived, _, before, when = self._waiting.pop(0)
-            _raise_for(arrived, before, when)
-        host = torch.empty(losses.shape, dtype=losses.dtype, pin_memory=True)
-        host.copy_(losses, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        self._waiting.append((host, event, layers, step))
-
-
-def _raise_for(losses: Tensor, layers: list[str], step: int) -> None:
+def _check_finite(losses: Tensor, layers: list[str], step: int) -> None:
     for layer, value in zip(layers, losses.tolist(), strict=True):
-        if value != value or value in (float("inf"), float("-inf")):
+        if not math.isfinite(value):
             raise NonFiniteLossError(layer, step)
 
 

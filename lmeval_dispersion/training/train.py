@@ -11,20 +11,20 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import TrainingError, UsageError
 from lmeval_dispersion.geometry import Dispersion
-from lmeval_dispersion.model.layer_names import states_after_blocks
+from lmeval_dispersion.model import states_after_blocks
 from lmeval_dispersion.model.texts import Texts
-from lmeval_dispersion.options import Output, add_examples, add_output, command_parser, write_whole
+from lmeval_dispersion.options import Output, add_column, add_examples, add_output, write_whole
 from lmeval_dispersion.report import render
 from lmeval_dispersion.training.comparison import BASE, Comparison
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from lmeval_dispersion.training.trainer import DispersionConfig
 
 Blocks = NDArray[np.int32]
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_HELD_OUT_TOKENS = 50_000  # of each domain, at most
 # Written out, not taken from the table of losses: `--help` does without torch.
 LOSS_NAMES = (
     "push_away",
@@ -45,95 +47,92 @@ LOSS_NAMES = (
 
 
 def number(text: str) -> int:
-    """A whole number such as ``200M``, ``1.5k``, ``2e6`` or ``4096``.
-
-    >>> number("200M")
-    200000000
-    """
+    """A whole number such as ``200M``, ``1.5k`` or ``4096``."""
     factor = {"k": 10**3, "m": 10**6, "b": 10**9}.get(text[-1:].lower(), 1)
     return int(float(text[:-1] if factor > 1 else text) * factor)
 
 
-def _option(metavar: str, text: str, default: Any = None, *, least: int | None = None) -> Any:
-    return field(default=default, metadata={"metavar": metavar, "help": text, "least": least})
-
-
 @dataclass(frozen=True)
 class Settings:
-    """One comparison: base and every loss, with every seed. Field names are the flags' with underscores.
+    """One comparison: base and every loss, with every seed. The fields are the options of the command."""
 
-    Tuples are flags that may be repeated, lists in a settings file.
-    """
-
-    model: str = _option("MODEL", "base model: Hub id or folder")
-    data: tuple[str, ...] = _option(
-        "FILE|HUB_ID",
-        "texts to train on: .txt, .jsonl, .parquet or a Hub data set; repeated: domains, mixed one to one",
-        (),
-    )
-    output_dir: str = _option(
-        "FOLDER", "folder of the trained models; the same command goes on in it after an interruption"
-    )
-    eval_data: tuple[str, ...] = _option(
-        "FILE|HUB_ID", "held-out texts, for each --data in its order (default: the end of --data)", ()
-    )
-    loss: tuple[str, ...] = _option("", "loss to train with; may be repeated", ("angular_spread",))
-    seed: tuple[int, ...] = _option("N", "train all once with this seed; may be repeated", (0,), least=0)
-    tokens: int = _option("N", "tokens that each model sees, such as 200M", 200_000_000)
-    block: int = _option("N", "tokens of a sequence", 512, least=2)
-    batch_size: int = _option("N", "sequences of a micro-batch, in each process", 8, least=1)
-    accumulate: int = _option("N", "micro-batches of an optimizer step", 1, least=1)
-    lr: float = _option("X", "peak learning rate; 5 %% linear warm-up, then linear decay to 0", 5e-5, least=0)
-    weight: float = _option("X", "weight of the loss", 0.1, least=0)
-    layer: tuple[str, ...] = _option(
-        "LAYER", "last, all, early_half, late_half, layer.3 or 3, ...; may be repeated", ("last",)
-    )
-    max_tokens: int = _option("N", "tokens drawn of each sequence for the loss; 0: all", 256, least=0)
-    from_scratch: bool = _option("", "start from random weights with the model's configuration", False)
-    bf16: bool = _option("", "train under bf16 autocast", False)
-    eval_tokens: int = _option("N", "tokens of each domain to evaluate on", 50_000, least=1)
-    save_every: int = _option("N", "steps between checkpoints", 200, least=1)
-    column: str = _option("FIELD", "field of the text in JSONL, parquet and Hub data sets", "text")
-    data_config: str | None = _option("NAME", "configuration of Hub data sets")
-    # How many processes train together: no flag, the launcher (torchrun, accelerate) says it.
-    processes: int = 1
-
-    @property
-    def step_tokens(self) -> int:
-        """Tokens of an optimizer step, over all processes."""
-        return self.block * self.batch_size * self.accumulate * self.processes
+    model: str
+    data: Sequence[str]
+    output_dir: str
+    eval_data: Sequence[str] = ()
+    loss: Sequence[str] = ("angular_spread",)
+    seed: Sequence[int] = (0,)
+    tokens: int = 200_000_000
+    block: int = 512
+    batch_size: int = 8
+    lr: float = 5e-5
+    weight: float = 0.1
+    layer: Sequence[str] = ("last",)
+    max_tokens: int = 256
+    from_scratch: bool = False
+    column: str = "text"
+    processes: int = 1  # that train together: no option, the launcher (torchrun, accelerate) says it
 
     @property
     def steps(self) -> int:
         """Optimizer steps of a training."""
-        return self.tokens // self.step_tokens
+        return self.tokens // (self.block * self.batch_size * self.processes)
+
+    def texts(self, source: str) -> Texts:
+        """The texts of a file or a Hub data set."""
+        name, colon, config = source.partition(":")
+        if colon and not Path(source).expanduser().exists():
+            return Texts(name, column=self.column, config=config)
+        return Texts(source, column=self.column)
 
 
-_FLAGS = {setting.name: setting for setting in fields(Settings) if setting.metadata}
+def _at_least(least: float, convert: Callable[[str], float]) -> Callable[[str], float]:
+    def checked(text: str) -> float:
+        value = convert(text)
+        if not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"expected at least {least} and finite, got {text}")
+        return value
+
+    checked.__name__ = "number"
+    return checked
+
+
+_OPTIONS: tuple[tuple[str, str | None, Callable[[str], Any], str], ...] = (
+    ("--model", "MODEL", str, "base model: Hub id or folder"),
+    ("--data", "FILE|HUB_ID", str, "texts: a file, or a Hub data set ID[:CONFIGURATION]; repeated: domains"),
+    ("--output-dir", "FOLDER", str, "folder of the models, where the same command goes on if interrupted"),
+    ("--eval-data", "FILE|HUB_ID", str, "held-out texts, for each --data (default: the end of --data)"),
+    ("--loss", None, str, "loss to train with; may be repeated (default: angular_spread)"),
+    ("--seed", "N", _at_least(0, int), "train all once with this seed; may be repeated (default: 0)"),
+    ("--tokens", "N", _at_least(1, number), "tokens that each model sees (default: 200M)"),
+    ("--block", "N", _at_least(2, int), "tokens of a sequence (default: 512)"),
+    ("--batch-size", "N", _at_least(1, int), "sequences of a step, in each process (default: 8)"),
+    ("--lr", "X", _at_least(0, float), "peak learning rate of linear warm-up and decay (default: 5e-05)"),
+    ("--weight", "X", _at_least(0, float), "weight of the loss (default: 0.1)"),
+    ("--layer", "LAYER", str, "last, all, early_half, late_half, layer.3; may be repeated (default: last)"),
+    ("--max-tokens", "N", _at_least(0, int), "tokens drawn of each sequence; 0: all (default: 256)"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``dispersion train``."""
-    parser.add_argument(
-        "--settings", metavar="FILE", help="YAML file of the options below; flags win (default: none)"
-    )
-    for name, setting in _FLAGS.items():
-        flag, text, default = "--" + name.replace("_", "-"), setting.metadata["help"], setting.default
-        first = default[0] if isinstance(default, tuple) and default else default
-        if isinstance(default, bool):
-            parser.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=text)
-            continue
-        if "(default" not in text and name not in ("model", "data", "output_dir"):
-            text += f" (default: {'none' if first is None else first})"
+    """Declare the options of ``dispersion train``; those that are not given are not in the result."""
+    settings = {setting.name: setting for setting in fields(Settings)}
+    for flag, metavar, convert, text in _OPTIONS:
+        setting = settings[flag[2:].replace("-", "_")]
         parser.add_argument(
             flag,
-            type=number if isinstance(first, int) else type(first) if isinstance(first, float) else str,
-            choices=LOSS_NAMES if name == "loss" else None,
-            metavar=setting.metadata["metavar"] or None,
-            action="append" if isinstance(default, tuple) else "store",
-            default=argparse.SUPPRESS,
+            metavar=metavar,
+            type=convert,
             help=text,
+            choices=LOSS_NAMES if flag == "--loss" else None,
+            action="append" if str(setting.type).startswith("Sequence") else "store",
+            required=setting.default is MISSING,
+            default=argparse.SUPPRESS,
         )
+    parser.add_argument(
+        "--from-scratch", action="store_true", help="start from random weights with the model's configuration"
+    )
+    add_column(parser)
     add_output(parser)
     add_examples(
         parser,
@@ -143,62 +142,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def given_settings(args: argparse.Namespace) -> Settings:
-    """The settings of the flags, and of the YAML file that they name where there is no flag.
+    """The settings of the options, checked together.
 
     Raises:
-        UsageError: The file cannot be read, or a value cannot be used.
+        UsageError: A value cannot be used.
     """
-    given = {name: value for name, value in vars(args).items() if name in _FLAGS}
-    if args.settings is not None:
-        parser = command_parser(f"dispersion train, {args.settings}", "")
-        add_arguments(parser)
-        given = {**vars(parser.parse_args(_words(args.settings))), **given}
-    given = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items() if name in _FLAGS}
-    missing = [
-        f"--{name.replace('_', '-')}" for name in ("model", "data", "output_dir") if not given.get(name)
-    ]
-    if missing:
-        raise UsageError(f"expected {', '.join(missing)}; see `dispersion train --help`")
-    settings = Settings(**given, processes=int(os.environ.get("WORLD_SIZE", "1")))
-    _check(settings)
-    return settings
-
-
-def _words(file: str) -> list[str]:
-    """The flags that a YAML file stands for."""
-    try:
-        content = yaml.safe_load(Path(file).expanduser().read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"the settings file {file} cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise UsageError(f"expected YAML in {file}: {str(error).splitlines()[0]}") from error
-    if not isinstance(content, dict):
-        raise UsageError(f"expected names and values in {file}, got {type(content).__name__}")
-    flags = {f"--{str(name).replace('_', '-')}": value for name, value in content.items()}
-    several = {name: value if isinstance(value, list) else [value] for name, value in flags.items()}
-    words = [(name, value) for name, values in several.items() for value in values if value is not False]
-    return [name if value is True else f"{name}={value}" for name, value in words]
-
-
-def _check(s: Settings) -> None:
-    for name, setting in _FLAGS.items():
-        values, least = getattr(s, name), setting.metadata["least"]
-        for value in values if isinstance(values, tuple) else [values]:
-            if least is not None and not least <= value < math.inf:
-                raise UsageError(f"expected {name} of at least {least} and finite, got {value}")
+    names = {setting.name for setting in fields(Settings)}
+    given = {name: value for name, value in vars(args).items() if name in names}
+    s = Settings(**given, processes=int(os.environ.get("WORLD_SIZE", "1")))
     if s.max_tokens == 1:
-        raise UsageError("expected max_tokens of at least 2, which make a pair, or 0 for all, got 1")
+        raise UsageError("expected --max-tokens of at least 2, which make a pair, or 0 for all, got 1")
     states_after_blocks(s.layer)
     if len(set(s.loss)) < len(s.loss) or len(set(s.seed)) < len(s.seed):
-        raise UsageError("expected each loss and each seed once")
+        raise UsageError("expected each --loss and each --seed once")
     if not s.steps:
-        raise UsageError(f"expected tokens for at least one step of {s.step_tokens}, got {s.tokens}")
+        least = s.block * s.batch_size * s.processes
+        raise UsageError(f"expected --tokens for at least one step of {least}, got {s.tokens}")
     if s.eval_data and len(s.eval_data) != len(s.data):
-        raise UsageError(f"expected eval_data for each of {len(s.data)} data, got {len(s.eval_data)}")
+        raise UsageError(f"expected --eval-data for each of {len(s.data)} --data, got {len(s.eval_data)}")
     if "cross_domain_push_away" in s.loss and len(s.data) < 2:
         raise UsageError("expected two --data with cross_domain_push_away, whose pairs are of two domains")
     for source in (*s.data, *s.eval_data):
-        Texts(source, column=s.column, config=s.data_config)
+        s.texts(source)
+    return s
 
 
 def run(args: argparse.Namespace) -> int:
@@ -232,7 +198,7 @@ def run(args: argparse.Namespace) -> int:
         for name, form in (("comparison.json", "json"), ("comparison.md", "markdown")):
             (folder / name).write_text(render(document, form))
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in _FULL:
             raise
         raise TrainingError(
             f"expected room for checkpoints in {settings.output_dir}, got a full disk; free some, and the "
@@ -246,14 +212,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def checked_tokenizer(settings: Settings) -> Any:
-    """The tokenizer of the base model, once that, the losses and the layers are known to fit each other.
-
-    The model is built without weights, so that they are tried on its real structure.
-
-    Raises:
-        UsageError: There is no such model or tokenizer, or they do not fit the block, a layer or a loss.
-        CaptureError: The model is no decoder.
-    """
+    """The tokenizer of the base model, once losses and layers were tried on the structure of that."""
     import torch
     import transformers
 
@@ -287,11 +246,7 @@ def checked_tokenizer(settings: Settings) -> Any:
 
 
 def claimed_folder(settings: Settings) -> Path:
-    """The folder of the models, with the settings in it.
-
-    Raises:
-        UsageError: It holds models of other settings, or files that are none of ours, or cannot be written.
-    """
+    """The folder of the models, with the settings in it; refused where it holds others."""
     folder = Path(settings.output_dir).expanduser()
     path = folder / "settings.json"
     ours = json.loads(json.dumps(dataclasses.asdict(settings) | {"output_dir": ""}))
@@ -299,18 +254,19 @@ def claimed_folder(settings: Settings) -> Path:
         before = json.loads(path.read_text()) if path.is_file() else None
         if before is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"expected a new or empty folder, got {folder}; choose another --output-dir")
+        if before == ours:
+            return folder
         # A start that failed before anything was trained must not block the next one.
         if before is not None and any(file.is_file() for file in folder.glob("*-seed*/**/*")):
-            other = [f"{k} {before.get(k)!r} -> {v!r}" for k, v in ours.items() if before.get(k) != v]
-            if other:
-                changed = "; ".join(other)
-                raise UsageError(f"{folder} holds models of other settings ({changed}); name another folder")
-        elif before != ours:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "blocks.npz").unlink(missing_ok=True)
-            path.write_text(json.dumps(ours, indent=1) + "\n")
+            changed = "; ".join(
+                f"{k} {before.get(k)!r} -> {v!r}" for k, v in ours.items() if before.get(k) != v
+            )
+            raise UsageError(f"{folder} holds models of other settings ({changed}); name another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "blocks.npz").unlink(missing_ok=True)
+        path.write_text(json.dumps(ours, indent=1) + "\n")
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in _FULL:
             raise
         raise UsageError(
             f"expected --output-dir where folders and files can be made, got {folder}: "
@@ -322,16 +278,12 @@ def claimed_folder(settings: Settings) -> Path:
 def domain_blocks(settings: Settings, folder: Path, tokenizer: Any) -> list[tuple[Blocks, Blocks]]:
     """Training and held-out blocks of each domain, (n, block) and (m, block) int32.
 
-    No more texts are read than a training needs. They are kept in the folder, so that a resumed training sees
-    the same ones.
-
-    Raises:
-        UsageError: A source cannot be read, or is too short for one block of each kind.
+    No more texts are read than a training needs; they are kept, so that a resumed one sees the same.
     """
     path = folder / "blocks.npz"
     if not path.is_file():
         need = -(-(settings.tokens // len(settings.data) + 1) // settings.block)
-        held = -(-settings.eval_tokens // settings.block)
+        held = -(-_HELD_OUT_TOKENS // settings.block)
         parts: dict[str, Blocks] = {}
         for number, source in enumerate(settings.data):
             if settings.eval_data:
@@ -356,19 +308,15 @@ def domain_blocks(settings: Settings, folder: Path, tokenizer: Any) -> list[tupl
 
 
 def text_blocks(settings: Settings, source: str, tokenizer: Any, most: int) -> Blocks:
-    """The first blocks of a source, at most ``most`` of them, (n, settings.block) int32.
-
-    Documents are joined by the end-of-text token and cut without regard to their ends, as in the papers.
-    """
+    """The first blocks of a source: documents joined by the end-of-text token and cut, as in the papers."""
     end = tokenizer.eos_token_id
     ids: list[int] = []
-    document = None
-    for text in Texts(source, column=settings.column, config=settings.data_config):
-        if document is not None and text.document == document:
+    texts = settings.texts(source)
+    for number, text in enumerate(texts):
+        if number and texts.continuous:
             ids += tokenizer("\n\n", add_special_tokens=False)["input_ids"]
-        elif document is not None and end is not None:
+        elif number and end is not None:
             ids.append(end)
-        document = text.document
         ids += tokenizer(text.text, add_special_tokens=False, verbose=False)["input_ids"]
         if len(ids) >= most * settings.block:
             break
@@ -395,12 +343,9 @@ def _all_trained(settings: Settings, folder: Path, tokenizer: Any, output: Outpu
         for seed in settings.seed:
             for arm in (BASE, *settings.loss):
                 task = progress.add_task(f"{arm}, seed {seed}", total=settings.steps)
-
-                def on_step(step: int, task: Any = task) -> None:
-                    progress.update(task, completed=step)
-
+                on_step = partial(progress.update, task)
                 results.append(trained(settings, folder, arm, seed, domains, tokenizer, on_step))
-                progress.update(task, completed=settings.steps)
+                on_step(completed=settings.steps)
     return results
 
 
@@ -411,7 +356,7 @@ def trained(
     seed: int,
     domains: list[tuple[Blocks, Blocks]],
     tokenizer: Any,
-    on_step: Callable[[int], None],
+    on_step: Callable[..., None],
 ) -> dict[str, Any]:
     """Train base or a loss, or go on from the last whole checkpoint, and write ``result.json``; its contents.
 
@@ -424,48 +369,43 @@ def trained(
 
     from lmeval_dispersion.training.trainer import DispersionTrainer
 
-    class Progress(transformers.TrainerCallback):  # type: ignore[misc]
+    class Steps(transformers.TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            on_step(state.global_step)
+            on_step(completed=state.global_step)
 
     here = folder / f"{arm}-seed{seed}"
     if (here / "result.json").is_file():
         return json.loads((here / "result.json").read_text())  # type: ignore[no-any-return]
-    processes = PartialState()
+    processes, gpu = PartialState(), torch.cuda.is_available()
     with processes.main_process_first():
         here.mkdir(exist_ok=True)
         checkpoint = _last_whole(here, settings.steps)
-    warmup = max(1, settings.steps // 20)
-    try:
-        arguments = transformers.TrainingArguments(
-            output_dir=str(here),
-            max_steps=settings.steps,
-            per_device_train_batch_size=settings.batch_size,
-            gradient_accumulation_steps=settings.accumulate,
-            learning_rate=settings.lr,
-            lr_scheduler_type="linear",
-            warmup_steps=warmup,
-            seed=seed,
-            data_seed=seed,
-            bf16=settings.bf16,
-            # A divisor of the steps between checkpoints: resuming forgets half a mean.
-            logging_steps=math.gcd(settings.save_every, max(1, min(10, settings.steps // 10))),
-            save_steps=settings.save_every,
-            save_total_limit=2,
-            # Without this transformers refuses bf16 where there is no accelerator.
-            use_cpu=processes.device.type == "cpu",
-            ddp_find_unused_parameters=False if settings.processes > 1 else None,
-            report_to="none",
-            disable_tqdm=True,
-            dataloader_pin_memory=torch.cuda.is_available(),
-        )
-    except ValueError as error:  # such as bf16 on a device that has none
-        raise UsageError(f"transformers refuses to train so: {str(error).splitlines()[0]}") from error
+    save_every = max(1, min(200, settings.steps // 4))
+    arguments = transformers.TrainingArguments(
+        output_dir=str(here),
+        max_steps=settings.steps,
+        per_device_train_batch_size=settings.batch_size,
+        learning_rate=settings.lr,
+        lr_scheduler_type="linear",
+        warmup_steps=max(1, settings.steps // 20),
+        seed=seed,
+        data_seed=seed,
+        bf16=gpu and torch.cuda.is_bf16_supported(including_emulation=False),
+        # A divisor of the steps between checkpoints: resuming forgets half a mean.
+        logging_steps=math.gcd(save_every, max(1, min(10, settings.steps // 10))),
+        save_steps=save_every,
+        save_total_limit=2,
+        use_cpu=processes.device.type == "cpu",
+        ddp_find_unused_parameters=False if settings.processes > 1 else None,
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=gpu,
+    )
     trainer = DispersionTrainer(
         model=start_model(settings, seed),
         args=arguments,
         train_dataset=mixed([train for train, _ in domains]),
-        callbacks=[Progress()],
+        callbacks=[Steps()],
         dispersion=None if arm == BASE else _dispersion(settings, arm, seed),
     )
     trainer.remove_callback(transformers.PrinterCallback)  # its table on stdout is not ours
@@ -478,8 +418,8 @@ def trained(
         tokenizer.save_pretrained(here / "model")
         log = [entry for entry in trainer.state.log_history if "loss" in entry]
         write_whole(here / "result.json", json.dumps(result | {"log": log}, indent=1).encode())
-        for left in here.glob("checkpoint-*"):
-            shutil.rmtree(left)
+        for checkpoint in here.glob("checkpoint-*"):
+            shutil.rmtree(checkpoint)
     processes.wait_for_everyone()
     return result
 
@@ -495,18 +435,12 @@ def mixed(domains: list[Blocks]) -> list[dict[str, Any]]:
 
 
 def evaluated(model: Any, blocks: Blocks, batch: int) -> dict[str, Any]:
-    """Perplexity and dispersion by layer of ``model`` on ``blocks`` (n, t), in float32.
+    """Perplexity and dispersion of ``model`` on ``blocks`` (n, t), in float32.
 
-    The model's mode and the random states stay as they are.
-
-    Returns:
-        ``perplexity``: exp of the mean negative log-likelihood over all predicted tokens, n (t - 1) of them.
-        ``tokens``: for each layer the mean cosine distance between the tokens of a block, averaged over
-        blocks (1 - it is LD's condensation). ``texts``: for each layer the dispersion over blocks (RD eq. 1)
-        of the state at the last position that predicts a token, None for one block: the very last has no
-        label in training, so that there a loss on states alone decides. Layers are the outputs of the
-        blocks of the model, the last one after the final norm. LD and RD are the papers of
-        :mod:`lmeval_dispersion.training.losses`.
+    By layer, the last one after the final norm: ``tokens``, the mean cosine distance between the tokens of a
+    block, averaged over blocks (1 - LD's condensation); ``texts``, the dispersion over blocks (RD eq. 1) at
+    the last position that predicts a token, None for one block. The very last has no label in training, so
+    that there a loss on states alone decides.
     """
     import torch
     from torch.nn.functional import cross_entropy
@@ -567,10 +501,9 @@ def _dispersion(settings: Settings, loss: str, seed: int) -> DispersionConfig:
 
 
 def _last_whole(here: Path, steps: int) -> Path | None:
-    """The newest checkpoint before the last step that was written to its end; others are removed.
+    """The newest whole checkpoint before the last step, from which the Trainer would take one step too many.
 
-    A training that is killed after its last checkpoint and before its result does the steps since the one
-    before again: the Trainer would take one step too many from the last.
+    Others are removed.
     """
     whole = {}
     for path in here.glob("checkpoint-*"):

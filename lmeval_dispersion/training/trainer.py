@@ -9,10 +9,9 @@ Evaluation and prediction are the parent's own, with the dispersion of every cho
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,8 +20,7 @@ from transformers import Trainer, TrainerCallback
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.training.regularizer import DispersionRegularizer
 
-Schedule = Literal["constant", "linear", "cosine"]
-
+_Parent: Any = object  # a trainer
 DOMAINS = "domains"  # column of the training data with each sequence's domain, for cross_domain_push_away
 
 
@@ -33,9 +31,7 @@ class DispersionConfig:
     Attributes:
         loss: Name of a loss, see :mod:`lmeval_dispersion.training.losses`.
         layers: As in :class:`~lmeval_dispersion.training.regularizer.DispersionRegularizer`.
-        weight: Factor of the loss, at the height of its schedule.
-        schedule: ``constant``, ``linear`` or ``cosine``, over optimizer steps.
-        warmup: Steps of the schedule's rise.
+        weight: Factor of the loss; a callback may change ``trainer.regularizer.weight`` between steps.
         seed: Seed of the draw of tokens.
         options: Options of the loss, such as ``{"max_tokens": 256}``.
     """
@@ -43,41 +39,11 @@ class DispersionConfig:
     loss: str = "angular_spread"
     layers: str | Sequence[str | int] = "last"
     weight: float = 0.1
-    schedule: Schedule = "constant"
-    warmup: int = 0
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def weight_factor(step: int, total: int, schedule: Schedule = "constant", warmup: int = 0) -> float:
-    """Factor of the weight at a step, in [0, 1].
-
-    Args:
-        step: Number of the step, from 0.
-        total: Number of steps of the run.
-        schedule: ``constant``: 1. ``linear``: rises over ``warmup`` steps from 1/warmup to 1 and stays
-            (warmup 0: over the whole run). ``cosine``: the same rise over ``warmup`` steps, then down to 0
-            along half a cosine.
-        warmup: Steps of the rise; ignored by ``constant``.
-
-    Raises:
-        UsageError: There is no such schedule.
-
-    >>> [weight_factor(step, 4, "linear", 2) for step in range(4)]
-    [0.5, 1.0, 1.0, 1.0]
-    """
-    if schedule == "constant":
-        return 1.0
-    if schedule == "linear":
-        return min(1.0, (step + 1) / (warmup or total))
-    if schedule == "cosine":
-        if step < warmup:
-            return (step + 1) / warmup
-        return 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, total - warmup))))
-    raise UsageError(f"expected a schedule of {', '.join(get_args(Schedule))}, got {schedule!r}")
-
-
-class DispersionTrainerMixin:
+class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
     """Adds the loss to ``compute_loss`` and its parts to the training log.
 
     Logged beside ``loss``, as means over the same steps: ``ce_loss`` (the parent's own loss),
@@ -94,43 +60,40 @@ class DispersionTrainerMixin:
         kwargs: The parent trainer's.
 
     Raises:
-        UsageError: The loss, a layer, the weight or the schedule is not usable, or several GPUs are driven by
-            one process (``DataParallel``), which shares no hooks.
+        UsageError: The loss, a layer or the weight is not usable, or several GPUs are driven by one process
+            (``DataParallel``), which shares no hooks.
     """
 
     def __init__(self, *args: Any, dispersion: DispersionConfig | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        trainer: Any = self
         self.dispersion = dispersion
         self.regularizer: DispersionRegularizer | None = None
         self._sums: dict[str, Tensor] = {}
         self._summed_to = 0
-        trainer.add_callback(_Resumed(self))
+        self.add_callback(_Resumed(self))
         if dispersion is None:
             return
-        if trainer.args.n_gpu > 1:
-            raise UsageError(f"expected one GPU a process, got {trainer.args.n_gpu}; launch with torchrun")
-        weight_factor(0, 1, dispersion.schedule, dispersion.warmup)
-        self._regularize(trainer.model)
+        if self.args.n_gpu > 1:
+            raise UsageError(f"expected one GPU a process, got {self.args.n_gpu}; launch with torchrun")
+        self._regularize(self.model, dispersion)
 
     def call_model_init(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's new model, of ``model_init``, with the loss on it."""
-        parent: Any = super()
-        model = parent.call_model_init(*args, **kwargs)
-        if getattr(self, "regularizer", None) is not None:  # not yet while the parent is made
-            self._regularize(model)
+        model = super().call_model_init(*args, **kwargs)
+        chosen = getattr(self, "dispersion", None)  # not yet while the parent is made
+        if chosen is not None:
+            self._regularize(model, chosen)
         return model
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's; no hook stays on the model afterwards, however it ends."""
-        if self.regularizer is not None:
-            self.regularizer.attach()
-        parent: Any = super()
+        if self.regularizer is None:
+            return super().train(*args, **kwargs)
+        self.regularizer.attach()
         try:
-            return parent.train(*args, **kwargs)
+            return super().train(*args, **kwargs)
         finally:
-            if self.regularizer is not None:
-                self.regularizer.detach()
+            self.regularizer.detach()
 
     def compute_loss(
         self,
@@ -140,30 +103,23 @@ class DispersionTrainerMixin:
         num_items_in_batch: Any = None,
     ) -> Any:
         """The parent's loss, plus the weighted dispersion loss while training."""
-        trainer: Any = self
         inputs = dict(inputs)
         domains = inputs.pop(DOMAINS, None)
         reg = self.regularizer if model.training else None
         if reg is not None and domains is not None:
             reg.describe(domains=domains)
-        parent: Any = super()
-        found = parent.compute_loss(
-            model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
-        )
+        options = {"return_outputs": return_outputs, "num_items_in_batch": num_items_in_batch}
+        result = super().compute_loss(model, inputs, **options)
         if not model.training:
-            return found
-        loss, outputs = found if return_outputs else (found, None)
+            return result
+        loss, outputs = result if return_outputs else (result, None)
         # A loss that is summed over the whole accumulated batch is not divided by the steps any more; ours is
         # a mean over micro-batches either way.
-        steps = getattr(trainer, "current_gradient_accumulation_steps", None)
-        share = 1.0 / (steps or trainer.args.gradient_accumulation_steps)
+        steps = getattr(self, "current_gradient_accumulation_steps", None)
+        share = 1.0 / (steps or self.args.gradient_accumulation_steps)
         whole = self._is_scaled(num_items_in_batch)
         self._add("ce_loss", loss.detach() * (1.0 if whole else share))
-        if reg is not None and self.dispersion is not None:
-            chosen = self.dispersion
-            reg.weight = chosen.weight * weight_factor(
-                trainer.state.global_step, trainer.state.max_steps, chosen.schedule, chosen.warmup
-            )
+        if reg is not None:
             extra = reg.pop()
             if reg.value is not None:
                 self._add("dispersion_loss", reg.value.to(loss.device) * share)
@@ -172,58 +128,51 @@ class DispersionTrainerMixin:
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's, and the dispersion of the chosen layers among its metrics."""
-        trainer: Any = self
-        parent: Any = super()
         if self.regularizer is None:
-            return parent.evaluation_loop(*args, **kwargs)
+            return super().evaluation_loop(*args, **kwargs)
         name = f"{kwargs.get('metric_key_prefix', 'eval')}_dispersion"
         with self.regularizer.measured() as layers:
-            found = parent.evaluation_loop(*args, **kwargs)
+            result = super().evaluation_loop(*args, **kwargs)
         for layer, measured in layers.items():
             if measured.sums is not None:
-                here = measured.sums.to(trainer.accelerator.device)
-                measured.sums = trainer.accelerator.reduce(here, "sum")
-                found.metrics[f"{name}/{layer}"] = found.metrics[name] = measured.mean()
-        return found
+                here = measured.sums.to(self.accelerator.device)
+                measured.sums = self.accelerator.reduce(here, "sum")
+                result.metrics[f"{name}/{layer}"] = result.metrics[name] = measured.mean()
+        return result
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """The parent's log, with the parts of the loss beside ``loss``."""
-        trainer: Any = self
         if "loss" in logs and self._sums:
-            steps = max(1, trainer.state.global_step - self._summed_to)
+            steps = max(1, self.state.global_step - self._summed_to)
             for name, total in self._sums.items():
-                logs[name] = float(trainer.accelerator.gather(total.reshape(1)).mean()) / steps
+                logs[name] = self._mean_of_processes(total) / steps
             if self.regularizer is not None and (measured := self.regularizer.dispersion()) is not None:
-                here = torch.tensor([measured], device=trainer.accelerator.device)
-                logs["dispersion"] = float(trainer.accelerator.gather(here).mean())
-            self._sums, self._summed_to = {}, trainer.state.global_step
-        parent: Any = super()
-        parent.log(logs, *args, **kwargs)
+                logs["dispersion"] = self._mean_of_processes(torch.tensor(measured))
+            self._sums, self._summed_to = {}, self.state.global_step
+        super().log(logs, *args, **kwargs)
 
-    def _regularize(self, model: Any) -> None:
-        chosen = self.dispersion
+    def _mean_of_processes(self, value: Tensor) -> float:
+        return float(self.accelerator.gather(value.reshape(1).to(self.accelerator.device)).mean())
+
+    def _regularize(self, model: Any, chosen: DispersionConfig) -> None:
         if self.regularizer is not None:
             self.regularizer.detach()
-        if chosen is not None:
-            self.regularizer = DispersionRegularizer(
-                model, chosen.loss, chosen.layers, chosen.weight, seed=chosen.seed, **chosen.options
-            )
+        self.regularizer = DispersionRegularizer(
+            model, chosen.loss, chosen.layers, chosen.weight, seed=chosen.seed, **chosen.options
+        )
 
     def _set_signature_columns_if_needed(self) -> None:
-        parent: Any = super()
-        parent._set_signature_columns_if_needed()
-        trainer: Any = self
-        if trainer._signature_columns is not None and DOMAINS not in trainer._signature_columns:
-            trainer._signature_columns.append(DOMAINS)
+        super()._set_signature_columns_if_needed()
+        if self._signature_columns is not None and DOMAINS not in self._signature_columns:
+            self._signature_columns.append(DOMAINS)
 
     def _is_scaled(self, num_items_in_batch: Any) -> bool:
         """Whether the parent's loss is already divided by the whole accumulated batch's tokens."""
-        trainer: Any = self
-        told = getattr(trainer, "loss_is_scaled_for_ga", None)
-        if told is not None:
-            return bool(told)
-        accepts = trainer.model_accepts_loss_kwargs and num_items_in_batch is not None
-        return bool(accepts or trainer.compute_loss_func is not None)
+        scaled = getattr(self, "loss_is_scaled_for_ga", None)
+        if scaled is not None:
+            return bool(scaled)
+        accepts = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+        return bool(accepts or self.compute_loss_func is not None)
 
     def _add(self, name: str, value: Tensor) -> None:
         before = self._sums.get(name)

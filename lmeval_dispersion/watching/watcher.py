@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from lmeval_screener.ranking.gap import Gap, gap
-from lmeval_screener.tokens.resolution import Resolution, resolve
-from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.figures import Gap, gap
+from lmeval_screener.tokens import Resolution, load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback
 
 from lmeval_dispersion.errors import GeometryError, UsageError
 from lmeval_dispersion.geometry import dispersion, effective_rank
 from lmeval_dispersion.model.capture import Decoder, capture, head, unwrapped
-from lmeval_dispersion.watching.records import FORMAT, append_record
+from lmeval_dispersion.watching.report import FORMAT, append_record
 
 # The fixed batch where none is given: short, of several kinds, the same for every run.
 TEXTS = (
@@ -39,14 +39,17 @@ _TOKENS = 32  # of a text
 
 
 class Watcher:
-    """Measures a model every so often, and keeps a line for each measurement.
+    """Measures a model of a loop of your own every so often, and keeps a line for each measurement.
+
+    >>> watcher = watch(model, tokenizer, domains=["math"], folder="run", every=50)  # doctest: +SKIP
+    >>> logs = watcher.step(saved=step % 1000 == 0)  # doctest: +SKIP
 
     Args:
         model: A causal decoder, bare or wrapped.
         tokenizer: Its tokenizer, as transformers has it.
         domains: Token sets as ``--domain`` of the screener takes them.
         reference: The everyday token set, likewise.
-        texts: The fixed batch; default: eight short sentences of the module. Empty: G alone.
+        texts: The fixed batch; default: eight short sentences. Empty: G alone.
         folder: Where ``dispersion_watch.jsonl`` is written; None writes nothing.
         every: Steps between two measurements of :meth:`step`.
 
@@ -92,7 +95,7 @@ class Watcher:
         self._steps = 0
         # States after the final norm need no logits; a few models have no such norm.
         self._place = "norm" if "norm" in Decoder.of(model).names() else "last"
-        self._rows({0})  # what cannot be read is told before the first step
+        self._rows([0])  # what cannot be read is told before the first step
 
     def step(self, *, saved: bool = False) -> dict[str, float] | None:
         """Count a step of the loop and measure at every ``every``-th, and where a checkpoint was ``saved``.
@@ -116,30 +119,22 @@ class Watcher:
         start = time.perf_counter()
         gaps = self.gaps()
         spread = self.spread() if self._batch else {}
-        seconds = time.perf_counter() - start
-        record: dict[str, Any] = {
-            "format": FORMAT,
-            "step": step,
-            "saved": saved,
-            "seconds": round(seconds, 6),
-            "domains": {name: self._domain(name, gap) for name, gap in gaps.items()},
-            **spread,
-        }
+        seconds = round(time.perf_counter() - start, 6)
         if write and self.folder is not None:
-            append_record(self.folder, record)
-        logs = {f"watch/gap_{name}": gap.mean for name, gap in gaps.items()}
-        logs |= {f"watch/gap_{name}_se": gap.se for name, gap in gaps.items()}
-        return {**logs, **{f"watch/{name}": value for name, value in spread.items()}}
+            domains = {name: self._domain(name, gap) for name, gap in gaps.items()}
+            record = {"format": FORMAT, "step": step, "saved": saved, "seconds": seconds, "domains": domains}
+            append_record(self.folder, record | spread)
+        logs = {f"gap_{name}": gap.mean for name, gap in gaps.items()}
+        logs |= {f"gap_{name}_se": gap.se for name, gap in gaps.items()}
+        return {f"watch/{name}": value for name, value in {**logs, **spread}.items()}
 
     def gaps(self) -> dict[str, Gap]:
         """G of every domain on the head as it is now, by the screener's formula (cosine)."""
-        tokens = self.resolutions
-        rows = self._rows({i for sides in tokens.values() for i in (*sides.domain_ids, *sides.reference_ids)})
-
-        def picked(ids: Sequence[int]) -> NDArray[np.float64]:
-            return np.stack([rows[i] for i in ids])
-
-        return {name: gap(picked(t.domain_ids), picked(t.reference_ids)) for name, t in tokens.items()}
+        sides = {name: (t.domain_ids, t.reference_ids) for name, t in self.resolutions.items()}
+        ids = sorted({i for pair in sides.values() for side in pair for i in side})
+        rows = self._rows(ids)
+        places = {name: [np.searchsorted(ids, side) for side in pair] for name, pair in sides.items()}
+        return {name: gap(rows[domain], rows[reference]) for name, (domain, reference) in places.items()}
 
     def spread(self) -> dict[str, float]:
         """Of the fixed batch's last states: dispersion and effective rank of texts and tokens, condensation.
@@ -148,10 +143,9 @@ class Watcher:
         tokens of one text averaged over texts, ``effective_rank`` that of all tokens together.
         """
         texts = list(self._states())
-        similar = [1 - dispersion(states) for states in texts]
         return {
             "dispersion": dispersion(np.stack([states[-1] for states in texts])),
-            "condensation": float(np.mean(similar)),
+            "condensation": float(np.mean([1 - dispersion(states) for states in texts])),
             "effective_rank": effective_rank(np.concatenate(texts)),
         }
 
@@ -174,8 +168,8 @@ class Watcher:
                 )
             yield state
 
-    def _rows(self, ids: set[int]) -> dict[int, NDArray[np.float64]]:
-        """Rows of the output projection, in float64."""
+    def _rows(self, ids: Sequence[int]) -> NDArray[np.float64]:
+        """Rows of the output projection, of ascending ids."""
         projection = head(unwrapped(self.model))
         weight = None if projection is None else getattr(projection, "weight", None)
         if not isinstance(weight, Tensor) or weight.ndim != 2:
@@ -184,18 +178,16 @@ class Watcher:
                 f"got {type(self.model).__name__} without one; watch a causal language model that is not "
                 "sharded as flat parameters"
             )
-        order = sorted(ids)
-        if order[-1] >= weight.shape[0]:
+        if ids[-1] >= weight.shape[0]:
             raise UsageError(
-                f"the tokenizer names row {order[-1]} and the output projection has {weight.shape[0]}; pass "
+                f"the tokenizer names row {ids[-1]} and the output projection has {weight.shape[0]}; pass "
                 "the tokenizer of this model"
             )
-        picked = weight.detach()
-        if hasattr(picked, "full_tensor"):  # a DTensor: gathered by all processes
-            picked = picked.full_tensor()
-        picked = picked[torch.tensor(order, device=picked.device)]
-        matrix = picked.to("cpu", torch.float64).numpy()
-        return dict(zip(order, matrix, strict=True))
+        weight = weight.detach()
+        if hasattr(weight, "full_tensor"):  # a DTensor: gathered by all processes
+            weight = weight.full_tensor()
+        rows = weight[torch.tensor(ids, device=weight.device)]
+        return np.asarray(rows.to("cpu", torch.float64).numpy())
 
     def _domain(self, name: str, gap: Gap) -> dict[str, Any]:
         tokens = self.resolutions[name]
@@ -212,13 +204,71 @@ class Watcher:
         }
 
 
-def watch(model: nn.Module, tokenizer: Any, domains: Sequence[str] = ("math",), **options: Any) -> Watcher:
-    """A :class:`Watcher` for a loop of your own; its options.
+class DispersionCallback(TrainerCallback):  # type: ignore[misc]
+    """Measures at every step at which the trainer logs, evaluates or saves.
 
-    >>> watcher = watch(model, tokenizer, domains=["math"], folder="run", every=50)  # doctest: +SKIP
-    >>> logs = watcher.step(saved=step % 1000 == 0)  # doctest: +SKIP
+    ``watch/gap_DOMAIN`` (with ``_se``), ``watch/dispersion``, ``watch/condensation`` and
+    ``watch/effective_rank`` go to whatever the trainer reports to, and to its ``log_history``;
+    ``dispersion_watch.jsonl`` in the folder has more. What is measured at a save is what the saved checkpoint
+    has. Add it to the trainer that it is given::
+
+        trainer.add_callback(DispersionCallback(trainer, domains=["math"]))
+
+    Args:
+        trainer: transformers' Trainer or one derived from it.
+        domains, reference, texts: As of :func:`~lmeval_dispersion.watch`.
+        processing_class: The tokenizer; default: the trainer's own.
+        folder: Of the JSONL; default: the trainer's output folder.
+
+    Raises:
+        UsageError: The trainer has no tokenizer, or the model no output projection.
+        ScreeningError: The tokenizer lacks too many of the words.
     """
-    return Watcher(model, tokenizer, domains, **options)
+
+    def __init__(
+        self,
+        trainer: Any,
+        domains: Sequence[str] = ("math",),
+        *,
+        reference: str = "reference",
+        texts: Sequence[str] = TEXTS,
+        processing_class: Any = None,
+        folder: str | Path | None = None,
+    ) -> None:
+        if not isinstance(trainer, Trainer):
+            raise UsageError(
+                f"expected a Trainer to watch, got {type(trainer).__name__}; see watch() for loops"
+            )
+        processing = trainer.processing_class if processing_class is None else processing_class
+        self.trainer = trainer
+        self.watcher = Watcher(
+            trainer.model,
+            getattr(processing, "tokenizer", processing),  # a processor of several kinds of input has one
+            domains,
+            reference=reference,
+            texts=texts,
+            folder=trainer.args.output_dir if folder is None else folder,
+        )
+        self._measured = -1
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Measure where the trainer is about to log, evaluate or save."""
+        wanted = control.should_log or control.should_evaluate or control.should_save
+        if not wanted or state.global_step == self._measured:
+            return
+        self._measured = state.global_step
+        self.watcher.model = (
+            self.trainer.model_wrapped if self.trainer.is_fsdp_enabled else self.trainer.model
+        )
+        write = bool(state.is_world_process_zero)
+        logs = self.watcher.measure(state.global_step, saved=bool(control.should_save), write=write)
+        # The base class's log: those of TRL would empty their averages into this entry. A log unsets the flag
+        # for the trainer's own, which is still to come.
+        should_log = control.should_log
+        Trainer.log(self.trainer, dict(logs))
+        control.should_log = should_log
+
+    on_epoch_end = on_step_end
 
 
 @contextmanager

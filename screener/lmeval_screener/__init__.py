@@ -4,6 +4,7 @@
 Neither imports torch or transformers. Its modules are private.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,20 +13,11 @@ if TYPE_CHECKING:
     from lmeval_screener.screening import screen
 
 __all__ = ["Failed", "Group", "Result", "Screened", "screen"]
+_MODULES = {"screen": "screening", "Result": "result"}
 
 
 def __getattr__(name: str) -> Any:
     # Loaded on first use: `screen-checkpoints --help` and `import lmeval_screener` stay light.
-    if name == "screen":
-        from lmeval_screener.screening import screen
-
-        return screen
-    if name == "Result":
-        from lmeval_screener.result import Result
-
-        return Result
-    if name in __all__:
-        from lmeval_screener import screened
-
-        return getattr(screened, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"lmeval_screener.{_MODULES.get(name, 'screened')}"), name)

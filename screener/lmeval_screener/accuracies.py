@@ -1,6 +1,7 @@
-"""Supplied accuracies: read from lm-eval's results, a CSV file or the Hub, matched by name.
+"""Supplied accuracies, matched by name, and whether gaps rank checkpoints as they do.
 
-They are read and matched before anything is screened, so that a name that fits nothing costs no request.
+Accuracies are read from lm-eval's results, a CSV file or the Hub, and matched before anything is screened, so
+that a name that fits nothing costs no request.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ import csv
 import fnmatch
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.geometry import Metric
+from lmeval_dispersion.statistics import rank_agreement
+from lmeval_screener.screened import Group
 from lmeval_screener.targets import Target, label, labelled, run_and_step
 from lmeval_screener.yaml_fields import nearest
 
@@ -24,6 +28,7 @@ HUB = "hub:"
 _METRICS = ("acc", "exact_match", "em", "pass@1", "pass_at_1", "acc_norm", "prompt_level_strict_acc")
 _FILTERS = ("none", "strict-match")
 _SEARCHES = 8  # repositories asked for their results at a time
+_LABELS = ("repo", "checkpoint", "name", "label")  # headings of the column that names checkpoints
 
 
 @dataclass(frozen=True)
@@ -62,21 +67,25 @@ class Accuracies:
     complete: bool = True
 
     def check(self, targets: Sequence[Target]) -> None:
-        """Make sure that they fit what is to be screened; a glob of revisions fits what it matches."""
+        """Make sure that they fit what is to be screened; a glob of revisions fits what it matches.
+
+        Raises:
+            UsageError: An accuracy fits nothing, or several checkpoints, or one that has another.
+        """
         taken: dict[str, Rated] = {}
-        index, any_fits = _Index(targets), False
+        names, any_fits = _Names(targets), False
         for rated in self.rated:
-            fitting = index.matches(rated, expanded=False)
+            fitting = names.matches(rated, expanded=False)
             any_fits |= bool(fitting)
+            name = label(rated.name, rated.revision)
             if len(fitting) > 1:
-                names = ", ".join(target.label for target in fitting[:4])
                 raise UsageError(
-                    f"{rated.place}: {label(rated.name, rated.revision)} is screened "
-                    f"{len(fitting)} times, as {names}{', …' if len(fitting) > 4 else ''}; "
-                    "name one of them, a revision in `revision`"
+                    f"{rated.place}: {name} is screened {len(fitting)} times, as "
+                    f"{_listed([target.label for target in fitting], 4)}; name one of them, a revision in "
+                    "`revision`"
                 )
             if not fitting and self.complete:
-                name, known = label(rated.name, rated.revision), _labels(targets)
+                known = [target.label for target in labelled(targets)]
                 raise UsageError(
                     f"{rated.place}: expected a checkpoint that is screened, got {name!r}"
                     f"{nearest(name, known)}; screened: {_listed(known)}"
@@ -88,15 +97,15 @@ class Accuracies:
                     )
         if not any_fits:
             raise UsageError(
-                f"expected accuracies of what is screened ({_listed(_labels(targets))}), got those of "
-                f"{_listed([label(rated.name, rated.revision) for rated in self.rated])}"
+                f"expected accuracies of what is screened ({_listed([t.label for t in labelled(targets)])}), "
+                f"got those of {_listed([label(rated.name, rated.revision) for rated in self.rated])}"
             )
 
     def of(self, targets: Sequence[Target]) -> list[Target]:
         """The targets, globs expanded, each with its accuracy of this source and of no other."""
-        index = _Index(targets)
-        matches = ((rated, index.matches(rated)) for rated in self.rated)
-        accuracies = {places[0].label: rated.accuracy for rated, places in matches if len(places) == 1}
+        names = _Names(targets)
+        matches = ((rated, names.matches(rated)) for rated in self.rated)
+        accuracies = {fitting[0].label: rated.accuracy for rated, fitting in matches if len(fitting) == 1}
         return [replace(target, accuracy=accuracies.get(target.label)) for target in targets]
 
 
@@ -123,22 +132,21 @@ def find_accuracies(source: str, targets: Sequence[Target]) -> Accuracies:
 # --- names ----------------------------------------------------------------------------------------------
 
 
-class _Index:
+class _Names:
     """Targets by every name that may mean them, so that ten thousand results are matched at once."""
 
     def __init__(self, targets: Sequence[Target]) -> None:
         self._labels: dict[str, list[Target]] = {}
-        self._names: dict[str, list[Target]] = {}
         self._paths: dict[str, list[Target]] = {}
+        self._names: dict[str, list[Target]] = {}
         self._globs = [target for target in targets if target.is_glob]
-        several = (target for target in targets if _is_several(target) and not target.on_hub)
-        self._several = next(several, None)
+        self._several = [target for target in targets if _is_several(target) and not target.on_hub][:1]
         for target, item in zip(targets, labelled(targets), strict=True):
             for text in {target.label, target.name, item.label}:
                 self._labels.setdefault(text, []).append(target)
             if not target.on_hub:
                 self._paths.setdefault(str(Path(target.repo).resolve()), []).append(target)
-            for name in _names_of(target):
+            for name in () if target.is_glob else _names_of(target):
                 self._names.setdefault(name, []).append(target)
 
     def matches(self, rated: Rated, *, expanded: bool = True) -> list[Target]:
@@ -146,40 +154,57 @@ class _Index:
 
         Before an address is expanded its steps are unknown: the name may be any step's.
         """
-        fitting = self._fitting(rated, expanded)
+        fitting = self._fitting(rated)
+        if not fitting and not expanded and (run_and_step(rated.name) or rated.name.startswith("models:/")):
+            fitting = self._several
         if rated.file is None or len(fitting) < 2:
             return fitting
         return [t for t in fitting if t.file and t.file.lower() in rated.file.lower()] or fitting
 
-    def _fitting(self, rated: Rated, expanded: bool) -> list[Target]:
-        for text in (rated.label, label(rated.name, rated.revision)):
+    def _fitting(self, rated: Rated) -> list[Target]:
+        name = label(rated.name, rated.revision)
+        for text in (rated.label, name):
             if text is not None and (exact := self._labels.get(text)):
                 return exact
-        if rated.revision is None and (
-            there := self._paths.get(str(Path(rated.name).expanduser().resolve()))
-        ):
-            return there  # run1/final and run2/final have one name, and are two folders
-        repo = rated.name.rsplit("@", 1)[0] if rated.revision is None else rated.name
-        keys = {rated.name, repo, *_folder_names(repo)}
-        near = dict.fromkeys(target for key in keys for target in self._names.get(key, ()))
-        matching = [target for target in (*near, *self._globs) if _may_mean(rated, target)]
-        if not matching and not expanded and (run_and_step(rated.name) or rated.name.startswith("models:/")):
-            matching = [self._several] if self._several else []
-        return matching
+        names = [name]
+        if rated.revision is None:
+            path = str(Path(rated.name).expanduser().resolve())
+            if there := self._paths.get(path):
+                return there  # run1/final and run2/final have one name, and are two folders
+            names += [path, *_far_names(rated.name)]
+        near = dict.fromkeys(target for text in names for target in self._names.get(text, ()))
+        return [*near, *(target for target in self._globs if _in_glob(name, target))]
 
 
 def _names_of(target: Target) -> set[str]:
-    """Names that may stand for a target, without its revision; a revision alone may too."""
-    if target.is_glob:
-        return set()  # looked at one by one
-    names = {target.repo, target.repo.rpartition("/")[2], target.revision or target.repo}
-    if not target.on_hub:
-        # As the tables print a folder: its last part, or its step in a training run.
-        path = Path(target.repo)
-        names |= {path.name, str(path.resolve())}
-        if run := run_and_step(target.repo):
-            names |= {run[1], f"{Path(run[0]).name}/{run[1]}"}
+    """Names that may stand for a target, also without its revision; a revision alone may too."""
+    last = target.repo.rpartition("/")[2]
+    if target.on_hub:
+        revision = target.revision or "main"
+        alone = {target.revision} if target.revision and "/" not in target.revision else set()
+        return {target.repo, last, f"{target.repo}@{revision}", f"{last}@{revision}"} | alone
+    # As the tables print a folder: its last part, or its step in a training run.
+    names = {target.repo, last, Path(target.repo).name, str(Path(target.repo).resolve())}
+    if run := run_and_step(target.repo):
+        names |= {run[1], f"{Path(run[0]).name}/{run[1]}"}
     return names
+
+
+def _far_names(name: str) -> list[str]:
+    """The name of a folder wherever it lies now: lm-eval's results keep the path of another machine."""
+    if not name.startswith(("/", ".", "~")):
+        return []
+    run = run_and_step(name)
+    return [f"{Path(run[0]).name}/{run[1]}" if run else Path(name).name]
+
+
+def _in_glob(name: str, target: Target) -> bool:
+    """Whether a name, or a revision alone, is one of those that a glob of revisions stands for."""
+    repo, mark, revision = name.rpartition("@")
+    if not mark:
+        return "/" not in name and fnmatch.fnmatchcase(name, target.revision or "")
+    named = repo in (target.repo, target.repo.rpartition("/")[2])
+    return named and fnmatch.fnmatchcase(revision, target.revision or "")
 
 
 def _is_several(target: Target) -> bool:
@@ -187,83 +212,49 @@ def _is_several(target: Target) -> bool:
     return target.is_glob or target.scheme is not None
 
 
-def _may_mean(rated: Rated, target: Target) -> bool:
-    repo, revision = rated.name, rated.revision
-    if revision is None and "@" in repo:
-        repo, revision = repo.rsplit("@", 1)
-    names = {target.repo, target.repo.rpartition("/")[2]}
-    if not target.on_hub:
-        names = _names_of(target)
-        return revision is None and (repo in names or bool(_folder_names(repo) & names))
-    if revision is None:
-        is_revision = "/" not in repo and fnmatch.fnmatchcase(repo, target.revision or "")
-        return is_revision or (repo in names and not target.is_glob)
-    return repo in names and fnmatch.fnmatchcase(revision, target.revision or "main")
-
-
-def _folder_names(name: str) -> set[str]:
-    """Names of a folder wherever it lies now: lm-eval's results keep the path of another machine."""
-    path = Path(name).expanduser()
-    if not name.startswith(("/", ".", "~")):
-        return {str(path.resolve())}
-    run = run_and_step(name)
-    return {str(path.resolve()), f"{Path(run[0]).name}/{run[1]}" if run else path.name}
-
-
-def _labels(targets: Sequence[Target]) -> list[str]:
-    return [item.label for item in labelled(targets)]
-
-
 def _listed(names: Sequence[str], most: int = 12) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
-# --- a CSV file -----------------------------------------------------------------------------------------
+# --- sources --------------------------------------------------------------------------------------------
 
 
 def _from_csv(path: Path) -> Accuracies:
-    rated = [
-        Rated(
-            row["repo"],
-            row.get("revision") or None,
-            _number(row["accuracy"], place),
-            place,
-            label=row.get("label"),
-        )
-        for place, row in _rows(path)
-    ]
+    rated = []
+    for line, row in _rows(path):
+        place = f"{path}: line {line}"
+        accuracy = _number(row["accuracy"], place)
+        rated.append(Rated(row["repo"], row.get("revision") or None, accuracy, place, label=row.get("label")))
     if not rated:
         raise UsageError(f"{path}: expected a line for each checkpoint, got none")
     return Accuracies(tuple(rated), str(path))
 
 
-def _rows(path: Path) -> list[tuple[str, dict[str, str]]]:
+def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
+    """The rows with their lines; the column that names checkpoints is ``repo``."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restkey="", restval="")
             heads = [name.strip().lower() for name in reader.fieldnames or ()]
-            names = next((name for name in ("repo", "checkpoint", "name", "label") if name in heads), "")
+            names = next((name for name in _LABELS if name in heads), "")
+            if not names or "accuracy" not in heads:
+                raise UsageError(
+                    f"{path}: expected a first line with label or repo, accuracy and optionally revision, "
+                    f"got {', '.join(heads) or 'nothing'}"
+                )
             reader.fieldnames = ["repo" if name == names else name for name in heads]
-            for column in ("repo", "accuracy"):
-                if column not in reader.fieldnames:
-                    raise UsageError(
-                        f"{path}: expected a first line with label or repo, accuracy and optionally "
-                        f"revision, got {', '.join(heads) or 'nothing'}"
-                    )
-            rows = []
-            for row in reader:
-                place = f"{path}: line {reader.line_num}"
-                if "" in row:
-                    raise UsageError(f"{place}: expected {len(reader.fieldnames)} values")
-                rows.append((place, {key: value.strip() for key, value in row.items()}))
-            return rows
+            rows = [(reader.line_num, row) for row in reader]
     except OSError as error:
         raise UsageError(
             f"{path}: expected a readable CSV file, got {error.strerror or error}; check the path"
         ) from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path}: expected a CSV file in UTF-8, got: {error}") from error
+    for line, row in rows:
+        if "" in row:
+            raise UsageError(f"{path}: line {line}: expected {len(heads)} values")
+    return [(line, {key: value.strip() for key, value in row.items()}) for line, row in rows]
 
 
 def _number(value: object, place: str) -> float:
@@ -276,33 +267,26 @@ def _number(value: object, place: str) -> float:
     return number
 
 
-# --- lm-eval's results ----------------------------------------------------------------------------------
-
-
 def _from_results(path: Path, task: str) -> Accuracies:
+    """One task of lm-eval's results, the latest of each model."""
     files = sorted(path.rglob("results_*.json")) if path.is_dir() else [path]
     if not files:
         raise UsageError(f"{path}: expected lm-eval's results_*.json in the folder, found none")
-    runs = [(file, _results(file)) for file in files]
-    tasks = {name: None for _, run in runs for name in _tasks(run)}
-    if not task:
-        if len(tasks) != 1:
-            raise UsageError(
-                f"{path} holds {len(tasks)} tasks ({_listed(list(tasks))}); name one: {path}:TASK"
-            )
-        task = next(iter(tasks))
-    chosen = [(file, run) for file, run in runs if task in run["results"]]
+    runs = {file: _results(file) for file in files}
+    tasks = list(dict.fromkeys(name for run in runs.values() for name in _tasks(run)))
+    if not task and len(tasks) != 1:
+        raise UsageError(f"{path} holds {len(tasks)} tasks ({_listed(tasks)}); name one: {path}:TASK")
+    task = task or tasks[0]
+    chosen = {file: run for file, run in runs.items() if task in run["results"]}
     if not chosen:
-        raise UsageError(
-            f"{path}: expected the task {task}, got {_listed(list(tasks))}{nearest(task, tasks)}"
-        )
-    metric = _metric(task, [run["results"][task] for _, run in chosen], path)
+        raise UsageError(f"{path}: expected the task {task}, got {_listed(tasks)}{nearest(task, tasks)}")
+    metric = _metric(task, [run["results"][task] for run in chosen.values()], path)
     latest: dict[tuple[str, str | None, str | None], Rated] = {}
-    for file, run in sorted(chosen, key=lambda pair: (_date(pair[1]), str(pair[0]))):
+    for file, run in sorted(chosen.items(), key=lambda pair: (_date(pair[1]), str(pair[0]))):
         name, revision, weights = _model(run, file)
         value = _number(run["results"][task][metric], str(file))
         latest[name, revision, weights] = Rated(name, revision, value, str(file), weights)
-    count = f"{len(chosen)} of lm-eval's result files" if len(chosen) > 1 else chosen[0][0].name
+    count = f"{len(chosen)} of lm-eval's result files" if len(chosen) > 1 else next(iter(chosen)).name
     return Accuracies(tuple(latest.values()), f"{task}, {metric} ({count})", complete=False)
 
 
@@ -342,6 +326,7 @@ def _metric(task: str, results: Sequence[Mapping[str, Any]], path: Path) -> str:
 
 
 def _model(run: Mapping[str, Any], file: Path) -> tuple[str, str | None, str | None]:
+    """Name, revision and GGUF file of the model that was evaluated."""
     arguments = (run.get("config") or {}).get("model_args") or {}
     if isinstance(arguments, str):
         arguments = dict(part.partition("=")[::2] for part in arguments.split(","))
@@ -354,9 +339,6 @@ def _model(run: Mapping[str, Any], file: Path) -> tuple[str, str | None, str | N
 def _date(run: Mapping[str, Any]) -> float:
     date = run.get("date")
     return float(date) if isinstance(date, (int, float)) else 0.0
-
-
-# --- the Hub --------------------------------------------------------------------------------------------
 
 
 def _from_hub(task: str, targets: Sequence[Target]) -> Accuracies:
@@ -385,30 +367,109 @@ def _from_hub(task: str, targets: Sequence[Target]) -> Accuracies:
 
     try:
         with ThreadPoolExecutor(_SEARCHES) as pool:
-            entries = dict(zip(repos, pool.map(published, repos), strict=True))
+            results = dict(zip(repos, pool.map(published, repos), strict=True))
     except Exception as error:  # huggingface_hub lets those of its HTTP library through, whichever that is
         raise UsageError(f"{HUB}{task}: the Hub gave no results ({error}); supply a CSV file") from error
-    wanted = task.casefold()
-    rated: list[Rated] = []
-    kinds: set[str] = set()
-    for repo, results in entries.items():
-        for entry in results:
-            if wanted in _called(entry):
-                kinds.add(f"{entry.dataset_id}/{entry.task_id}")
-                place = f".eval_results of {repo}"
-                rated.append(Rated(repo, "main", _number(entry.value, place), place))
-    if len(kinds) > 1:
-        raise UsageError(f"{HUB}{task} may be {_listed(sorted(kinds))}; name one of them after {HUB}")
-    if not rated:
-        have = sorted({f"{e.dataset_id}/{e.task_id}" for results in entries.values() for e in results})
+    entries = [(repo, entry) for repo in repos for entry in results[repo]]
+    wanted = [(repo, entry) for repo, entry in entries if task.casefold() in _task_names(entry)]
+    if not wanted:
         raise UsageError(
             f"{HUB}{task}: none of the {len(repos)} repositories publishes it; they publish "
-            f"{_listed(have) or 'no results'}"
+            f"{_listed(_kinds(entry for _, entry in entries)) or 'no results'}"
         )
-    return Accuracies(tuple(rated), f"{next(iter(kinds))}, as {len(rated)} repositories publish it", False)
+    kinds = _kinds(entry for _, entry in wanted)
+    if len(kinds) > 1:
+        raise UsageError(f"{HUB}{task} may be {_listed(kinds)}; name one of them after {HUB}")
+    places = [(repo, entry.value, f".eval_results of {repo}") for repo, entry in wanted]
+    rated = tuple(Rated(repo, "main", _number(value, place), place) for repo, value, place in places)
+    return Accuracies(rated, f"{kinds[0]}, as {len(rated)} repositories publish it", complete=False)
 
 
-def _called(entry: Any) -> set[str]:
+def _kinds(entries: Iterable[Any]) -> list[str]:
+    return sorted({f"{entry.dataset_id}/{entry.task_id}" for entry in entries})
+
+
+def _task_names(entry: Any) -> set[str]:
     """Names by which a published result may be asked for."""
-    names = (entry.task_id, entry.dataset_id, entry.dataset_id.rpartition("/")[2])
-    return {name.casefold() for name in (*names, f"{entry.dataset_id}/{entry.task_id}")}
+    names = (entry.task_id, entry.dataset_id, entry.dataset_id.rpartition("/")[2], *_kinds([entry]))
+    return {name.casefold() for name in names}
+
+
+# --- agreement ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far two orders of the same checkpoints agree.
+
+    Attributes:
+        scope: ``group`` (one group), ``within groups`` (all groups, compared only inside each), ``overall``
+            (across groups, which the published evidence does not support).
+        group: The group's name; empty for the other scopes.
+        n: Checkpoints that have both a gap and an accuracy.
+        spearman: Rank correlation in [-1, 1]: 1 same order, 0 no relation, -1 opposite. NaN where undefined.
+            *Within groups*: the same sum of products over ranks inside the groups.
+        spearman_p: Two-sided: the share of all orders of the accuracies whose |Spearman| is at least as
+            large. Two checkpoints always give 1, three give at least 1/3: it is reported as it is.
+        exact: All orders were enumerated (groups of up to nine). Otherwise ``permutations`` were drawn with a
+            fixed seed, and p = (1 + as large) / (1 + drawn).
+        permutations: Orders that were enumerated or drawn.
+        reason: Why the figures are NaN; empty where they are not.
+    """
+
+    scope: Literal["group", "within groups", "overall"]
+    group: str
+    n: int
+    spearman: float = math.nan
+    spearman_p: float = math.nan
+    exact: bool = True
+    permutations: int = 0
+    reason: str = ""
+
+    @classmethod
+    def of(cls, scope: Any, group: str, strata: Sequence[tuple[list[float], list[float]]]) -> Agreement:
+        """The agreement of gaps with accuracies, which are permuted inside each stratum."""
+        n = sum(len(gaps) for gaps, _ in strata)
+        figures = rank_agreement(strata)
+        if figures is not None:
+            return cls(scope, group, n, **figures._asdict())
+        if all(len(gaps) < 2 for gaps, _ in strata):
+            return cls(scope, group, n, reason="fewer than two checkpoints to compare")
+        equal = "gaps" if all(len(set(gaps)) < 2 for gaps, _ in strata) else "accuracies"
+        return cls(scope, group, n, reason=f"all {equal} are equal")
+
+
+def agreement(gaps: Sequence[float], accuracies: Sequence[float], groups: Sequence[str]) -> list[Agreement]:
+    """Agreement of gaps with accuracies, per group and overall.
+
+    Returns:
+        One line per group in order of appearance; with more than one group also *within groups* and
+        *overall*.
+
+    >>> [line.spearman for line in agreement([1.0, 2.0, 3.0], [10, 30, 20], ["7B"] * 3)]
+    [0.5]
+    """
+    members: dict[str, tuple[list[float], list[float]]] = {group: ([], []) for group in groups}
+    for gap, accuracy, group in zip(gaps, accuracies, groups, strict=True):
+        if math.isfinite(gap) and math.isfinite(accuracy):
+            members[group][0].append(gap)
+            members[group][1].append(accuracy)
+    lines = [Agreement.of("group", group, [pair]) for group, pair in members.items()]
+    if len(members) > 1:
+        everything = (
+            [gap for xs, _ in members.values() for gap in xs],
+            [accuracy for _, ys in members.values() for accuracy in ys],
+        )
+        lines.append(Agreement.of("within groups", "", list(members.values())))
+        lines.append(Agreement.of("overall", "", [everything]))
+    return lines
+
+
+def agreements(groups: Sequence[Group], metric: Metric) -> list[Agreement]:
+    """Agreement of G with the supplied accuracies, per group and overall; empty without any."""
+    rated = [(group.name, c) for group in groups for c in group.checkpoints if c.accuracy is not None]
+    return agreement(
+        [c.gaps[metric].mean for _, c in rated],
+        [float(c.accuracy or 0.0) for _, c in rated],
+        [name for name, _ in rated],
+    )

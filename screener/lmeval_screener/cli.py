@@ -1,4 +1,4 @@
-"""The command ``screen-checkpoints``: parse, screen, print, exit.
+"""The commands ``screen-checkpoints`` (``dispersion screen``) and ``verify``: parse, screen, print, exit.
 
 Only the standard library is imported before the arguments are known, so that ``--help`` answers at once.
 """
@@ -10,54 +10,48 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_dispersion.options import Output, add_examples, add_output, add_version, command_parser
-from lmeval_dispersion.report import FORMATS
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.options import Output, add_examples, add_output, add_version, command_parser, finished
+from lmeval_dispersion.report import Column, Document, Section, Table
 from lmeval_screener.planning import add_limit_options, allowance_of
-from lmeval_screener.registry.options import add_registry_options
-from lmeval_screener.shortlist.command import (
-    add_shortlist_options,
-    add_verify_arguments,
-    check_shortlist_options,
-    print_names,
-    run_verify,
-    shortlist_of,
-)
+from lmeval_screener.registry import add_registry_options
 from lmeval_screener.targets.selection import add_selection_options
 
 if TYPE_CHECKING:
-    from lmeval_screener.reading import Reading
-    from lmeval_screener.screened import Failed
+    from lmeval_screener.result import Result
+    from lmeval_screener.screened import Failed, Reading
     from lmeval_screener.screening import OnDone
+    from lmeval_screener.shortlist import Shortlist
 
+_GUIDE = "docs/reference/token-sets.md"
 _PATIENCE = 1.0  # seconds without progress
+_EVERY = 30.0  # seconds between two lines of progress
 _ABOUT = (
-    "Rank checkpoints by how well their output rows tell a domain's tokens apart: no labels, no data, no "
-    "GPU, and only the few rows that are needed are read."
+    "Rank checkpoints by how far apart their output rows keep a domain's tokens: no labels, no data, no GPU, "
+    "and only the few rows that are needed are read."
 )
 _MORE = """
 checkpoints:
-  ORG/NAME                  a repository on the Hub
-  ORG/NAME@REVISION         a branch, tag or commit of it
-  'ORG/NAME@step*'          every branch and tag that matches: a training trajectory
-  path/to/folder            a local folder in transformers' layout
-  ORG/NAME:Q4_K_M           a GGUF model of it; also FOLDER:Q8_0 and path/to/FILE.gguf
-  path/to/run               a training run: its checkpoint-*, step_*, iter_* or global_step* folders
-  'ORG/*'                   all models of an organisation; 'ORG/NAME-*' those whose name matches
-  https://huggingface.co/…  a model's page on the Hub, of a revision or not
-  -                         a list from standard input, as with --from
-  path/to/FILE.safetensors  a file of weights, also pytorch_model.bin; --tokenizer for what lies alone
-  's3://BUCKET/RUN/step*'   folders, runs and files in S3; likewise gs://, az://, abfss:// (extra cloud)
-  https://HOST/FOLDER       a folder or a file of a web server
-  hf://buckets/ORG/NAME/RUN folders, runs and files in a bucket of the Hub
-  models:/NAME/3            a model of an MLflow registry; also NAME, NAME@ALIAS, 'NAME/*' (extra mlflow)
+  ORG/NAME, ORG/NAME@REVISION        a repository on the Hub; a branch, tag or commit of it
+  'ORG/NAME@step*'                   every branch and tag that matches: a training trajectory
+  'ORG/*', 'ORG/NAME-*'              all models of an organisation; those whose name matches
+  path/to/folder                     in transformers' layout, or a training run: its checkpoint-*, step_*,
+                                     iter_* or global_step* folders
+  ORG/NAME:Q4_K_M, path/FILE.gguf    a GGUF model; a file of weights, also .safetensors and pytorch_model.bin
+  's3://BUCKET/RUN/step*'            in S3; likewise gs://, az://, abfss:// (extra cloud), https://HOST/FOLDER,
+                                     hf://buckets/ORG/NAME/RUN, models:/NAME/3 (extra mlflow)
+  -                                  a list from standard input, as with --from
 
 HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and HF_HOME work as in huggingface_hub; AWS_*, GOOGLE_* and AZURE_*
 as in the tools of these services, MLFLOW_* as in MLflow.
+
 exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed, 4 below the checkpoint of --fail-if-below.
 """
 
@@ -75,20 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     declare(parser)
     parser.set_defaults(command=command)
     args = parser.parse_args(words)
-    try:
-        return work(args)
-    except DispersionError as error:
-        if os.environ.get("DISPERSION_DEBUG"):
-            raise
-        print(f"{name}: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("screen-checkpoints: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # `screen-checkpoints ... | head -1`: the reader has what it wants.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return finished(name, lambda: work(args))
+
+
+# --- screen ---------------------------------------------------------------------------------------------
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,12 +80,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = _ABOUT
     parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help="what to screen, see below")
     what = parser.add_argument_group("what to screen")
-    what.add_argument("--family", metavar="NAME", help="all checkpoints of a family (default: none)")
     what.add_argument(
-        "--families", metavar="FILE", help="a family file of your own (default: the bundled one)"
+        "--family",
+        metavar="NAME",
+        help="all checkpoints of a family; FILE:NAME for one of your own (default: none)",
     )
-    what.add_argument("--list-families", action="store_true", help="print the families and stop")
-    what.add_argument("--list-domains", action="store_true", help="print the bundled token sets and stop")
+    what.add_argument(
+        "--list", choices=("families", "domains"), help="print what is bundled and stop (default: no)"
+    )
     what.add_argument("--demo", action="store_true", help="screen the bundled tiny models; needs no network")
     add_selection_options(parser.add_argument_group("what to select on the Hub"))
     how = parser.add_argument_group("how")
@@ -120,8 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--tokenizer",
         metavar="SOURCE",
-        help="tokenizer of checkpoints that store none: what may be written for a checkpoint, or a "
-        "tokenizer's file (default: none)",
+        help="tokenizer of checkpoints that store none: a checkpoint or a tokenizer's file (default: none)",
     )
     how.add_argument(
         "--metric",
@@ -135,26 +120,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_limit_options(how)
     add_registry_options(how)
     show = parser.add_argument_group("what to show")
-    add_output(show, (*FORMATS, "jsonl"))
-    show.add_argument(
-        "--show-tokens",
-        action="store_true",
-        help="list the pieces and rows of T and R (the JSON always does)",
-    )
+    add_output(show)
     show.add_argument(
         "--accuracy",
         metavar="SOURCE",
-        help="how well the ranking agrees with accuracies: lm-eval's results_*.json or a folder of them "
-        "(PATH:TASK where they hold several), a CSV file with the columns repo,accuracy, or hub:TASK "
-        "(default: none)",
+        help="how well the ranking agrees with accuracies: lm-eval's results (PATH:TASK), a CSV file with "
+        "the columns repo,accuracy, or hub:TASK (default: none)",
     )
     show.add_argument(
         "--fail-if-below",
         metavar="CHECKPOINT",
-        help="end with status 4 if a checkpoint of its group is clearly below this one, which is screened "
-        "too; without a clear order it passes (default: none)",
+        help="end with status 4 if a checkpoint of its group is clearly below this one (default: none)",
     )
-    add_shortlist_options(parser)
+    group = parser.add_argument_group("short list")
+    group.add_argument(
+        "--shortlist",
+        type=int,
+        metavar="K",
+        help="only the K best of each group and those tied with the K-th, at most 2 K: their names, or a "
+        "report with --format or --output (default: all)",
+    )
+    group.add_argument(
+        "--audit-sample",
+        type=int,
+        default=0,
+        metavar="N",
+        help="add N others of each group at random: only they show what the list missed (default: 0)",
+    )
+    group.add_argument(
+        "--emit",
+        type=Path,
+        metavar="FOLDER",
+        help="write there what lm-eval needs to evaluate the list (default: nothing)",
+    )
+    group.add_argument(
+        "--tasks", metavar="NAME,NAME", help="lm-eval's tasks for --emit (default: those of the domain)"
+    )
     add_version(parser)
     add_examples(
         parser,
@@ -173,53 +174,32 @@ def run(args: argparse.Namespace) -> int:
     if "numpy" not in sys.modules:
         # A hundred rows need one thread; a pool that spins for them is five times slower on a busy machine.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    if args.list_families or args.list_domains:
-        from lmeval_screener.reports.listings import domains_document, families_document
-
-        Output.of(args).write(families_document(args.families) if args.list_families else domains_document())
+    if args.list is not None:
+        Output.of(args).write(_families() if args.list == "families" else _domains())
         return 0
-    check_shortlist_options(args)
-    lines = args.format == "jsonl" or (args.format is None and str(args.output or "").endswith(".jsonl"))
-    if lines and args.shortlist is not None:
-        raise UsageError(
-            "expected --format jsonl without --shortlist, got both; its last line has every rank"
-        )
-    if args.registry is not None and args.since is not None and (lines or args.shortlist is not None):
-        raise UsageError(
-            "expected --since with --registry without --shortlist and --format jsonl: it answers what is new"
-        )
-    output = Output.of(argparse.Namespace(**vars(args) | {"format": "json"}) if lines else args)
+    _check(args)
+    output = Output.of(args)
 
-    from lmeval_screener.registry.options import kept_in, reader_type_of
-    from lmeval_screener.reports.answer import not_screened
-    from lmeval_screener.reports.progress import JsonLines
-    from lmeval_screener.screening import Screening, screen_targets
-    from lmeval_screener.targets.selection import demo_targets, load_family, select_targets, selection_of
-    from lmeval_screener.tokens.sets import load_token_set
+    from lmeval_screener.registry import kept_in, reader_type_of
+    from lmeval_screener.screening import Screening, add_named, reference_among, screen_targets
+    from lmeval_screener.targets.selection import select_targets, selection_of
+    from lmeval_screener.tokens import load_token_set
 
     allowance = allowance_of(args)
     selected = select_targets(
         args.checkpoints, selection_of(args), args.lists, allowance=allowance, tokenizer=args.tokenizer
     )
-    if selected.sentence and not args.quiet:
-        print(f"screen-checkpoints: {selected.sentence}", file=sys.stderr)
-    targets = selected.targets
-    if args.family is not None:
-        targets += load_family(args.family, args.families).checkpoints
-    elif args.families is not None:
-        raise UsageError("expected --family NAME with --families, got no name; --list-families shows them")
-    if args.demo:
-        targets += demo_targets()
-    named = list(targets)
+    if selected.sentence:
+        output.say(f"screen-checkpoints: {selected.sentence}")
+    file, _, family = (args.family or "").rpartition(":")
+    add_named(selected, family or None, file or None, demo=args.demo)
+    named = list(selected.targets)
     if args.fail_if_below is not None:
-        from lmeval_screener.ranking.gate import reference_among
-
-        gate = reference_among(targets, args.fail_if_below, args.tokenizer)
-        named += [gate] if gate not in targets else []
+        named = list(dict.fromkeys([*named, reference_among(named, args.fail_if_below, args.tokenizer)]))
     domain, reference = load_token_set(args.domain, "domain"), load_token_set(args.reference, "reference")
     tasks: tuple[str, ...] = ()
     if args.emit is not None:
-        from lmeval_screener.shortlist.emit import check_emit
+        from lmeval_screener.shortlist.manifest import check_emit
 
         tasks = check_emit(args.emit, args.tasks, domain.name, named)
     if args.dry_run:
@@ -232,20 +212,10 @@ def run(args: argparse.Namespace) -> int:
         from lmeval_screener.accuracies import read_accuracies
 
         accuracies = read_accuracies(args.accuracy, named)
-    reader_type = reader_type_of(args.engine, targets)
-    written = JsonLines(args.output) if lines else None
+    reader_type = reader_type_of(args.engine, selected.targets)
+    since, news = None, None
     run_of = {"metric": args.metric, "refresh": args.refresh, "command": args.command}
-    with (
-        kept_in(args.registry, domain, reference, **run_of) as session,
-        _progress(args.quiet) as show,
-    ):
-
-        def on_done(outcome: Reading | Failed, done: int, count: int) -> None:
-            if written is not None:
-                written.on_done(outcome)
-            show(outcome, done, count)
-
-        since = None
+    with kept_in(args.registry, domain, reference, **run_of) as session, _progress(args.quiet) as show:
         if session is not None and args.since is not None:
             from lmeval_screener.registry.queries import since_time
 
@@ -264,42 +234,63 @@ def run(args: argparse.Namespace) -> int:
             selected=selected,
             keep_on_interrupt=True,
         )
-        result = screen_targets(targets, settings, on_done)
-        if session is not None:
-            session.finish(result)
-        news = None
+
+        result = screen_targets(selected.targets, settings, show)
         if session is not None and since is not None:
-            from lmeval_screener.registry.reports import diff
+            from lmeval_screener.registry.queries import diff
 
             news = diff(session.connection, session.tokens, since, args.metric)
     if not result.checkpoints and news is None and output.format not in ("json", "csv"):
+        from lmeval_screener.answer import not_screened
+
         # Programs get the failures as data; for readers there is nothing to report.
         print(f"screen-checkpoints: {not_screened(result.failed)}", file=sys.stderr)
         return 1
     if session is not None and session.reused:
         output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.registry}")
-    chosen = shortlist_of(args, result)
+    chosen = None
+    if args.shortlist is not None:
+        chosen = result.shortlist(args.shortlist, audit_sample=args.audit_sample)
     if chosen is not None and args.emit is not None and chosen.chosen:
-        from lmeval_screener.shortlist.emit import emit
+        from lmeval_screener.shortlist.manifest import emit
 
-        manifest = emit(args.emit, result.head(), chosen, tasks=tasks, command=vars(args).get("command", ""))
+        manifest = emit(args.emit, result.head(), chosen, tasks=tasks, command=args.command)
         output.say(f"wrote {manifest}; evaluate with: bash {args.emit / 'run.sh'}")
     only_names = chosen is not None and args.format is None and output.format == "table"
-    if written is not None:
-        written.finish(result)
-    elif news is not None:
-        output.write(news.document())
+    if news is not None:
+        output.write(news)
     elif chosen is not None and only_names:
-        print_names(chosen, output)
+        _print_names(chosen, output)
     else:
         meaning = accuracies.meaning if accuracies else "measured when the demo was trained" * args.demo
-        output.write(result.shown(chosen, accuracy=meaning, tokens=args.show_tokens).document())
+        output.write(result.shown(chosen, accuracy=meaning).document())
     if only_names or output.format == "csv":
         # These forms have no place for failures, and nothing may be lost silently.
         for failed in result.failed:
             print(f"screen-checkpoints: {failed.label}: {failed.error}: {failed.message}", file=sys.stderr)
     if any(failed.error == "Interrupted" for failed in result.failed):
         output.say("stopped; the same command goes on from here")
+    return _status(result)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse, before anything is screened, options that do not go together."""
+    if args.shortlist is None:
+        for option in ("audit_sample", "emit", "tasks"):
+            if vars(args)[option]:
+                option = f"--{option.replace('_', '-')}"
+                raise UsageError(f"expected --shortlist K with {option}, got no --shortlist")
+    elif args.shortlist < 1:
+        raise UsageError(f"expected --shortlist of at least 1, got {args.shortlist}")
+    elif args.registry is not None and args.since is not None:
+        raise UsageError("expected --since with --registry without --shortlist: it answers what is new")
+    if args.audit_sample < 0:
+        raise UsageError(f"expected --audit-sample of at least 0, got {args.audit_sample}")
+    if args.tasks is not None and args.emit is None:
+        raise UsageError("expected --emit FOLDER with --tasks, got no --emit")
+
+
+def _status(result: Result) -> int:
     if result.gate is not None and result.gate.exit_code is not None:
         return result.gate.exit_code
     if not result.failed:
@@ -307,33 +298,35 @@ def run(args: argparse.Namespace) -> int:
     return 3 if result.checkpoints else 1
 
 
+def _print_names(chosen: Shortlist, output: Output) -> None:
+    """The names of the list as a user writes them; how it came about goes to stderr, past any pipe."""
+    for choice in chosen.groups:
+        audit = f" ({', '.join(c.label for c in choice.audit)})" if choice.audit else ""
+        print(f"{choice.group.title}: {choice.sentence()}{audit}", file=sys.stderr, flush=True)
+    output.write_text("".join(f"{c.name}\n" for c in chosen.chosen))
+
+
 @contextmanager
 def _progress(quiet: bool) -> Iterator[OnDone]:
     """A bar on a terminal's standard error, which disappears when all is read; elsewhere lines.
 
-    Either comes after a second only, when the total is known.
+    The bar comes after a second only, when the total is known.
     """
     if quiet:
         yield lambda outcome, done, count: None
         return
     if not sys.stderr.isatty():
-        from lmeval_screener.reports.progress import Lines
-
-        yield Lines(lambda text: print(f"screen-checkpoints: {text}", file=sys.stderr, flush=True)).on_done
+        yield progress_lines(lambda text: print(f"screen-checkpoints: {text}", file=sys.stderr, flush=True))
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    from lmeval_screener.screening import label_of
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    bar = Bar(*columns, console=Console(stderr=True), transient=True)
-    task = bar.add_task("")
-    start = time.monotonic()
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task, start = bar.add_task(""), time.monotonic()
 
     def update(outcome: Reading | Failed, done: int, count: int) -> None:
-        bar.update(task, completed=done, total=count, description=label_of(outcome))
+        bar.update(task, completed=done, total=count, description=outcome.label)
         if time.monotonic() - start > _PATIENCE:
             bar.start()
 
@@ -343,4 +336,117 @@ def _progress(quiet: bool) -> Iterator[OnDone]:
         bar.stop()
 
 
-COMMANDS = {"screen": (add_arguments, run)}
+def progress_lines(say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> OnDone:
+    """Says in lines for logs how many have ended, how long it still takes, and what failed."""
+    start = last = clock()
+    failed: Counter[str] = Counter()
+
+    def update(outcome: Reading | Failed, done: int, count: int) -> None:
+        nonlocal last
+        if error := getattr(outcome, "error", None):
+            failed[error] += 1
+        now = clock()
+        if now - last < _EVERY or done == count:
+            return
+        last = now
+        left = timedelta(seconds=round((now - start) * (count - done) / done))
+        errors = ", ".join(f"{number} {code}" for code, number in failed.most_common())
+        say(f"{done} of {count}, about {left} left" + (f"; failed: {errors}" if errors else ""))
+
+    return update
+
+
+def _families() -> Document:
+    """The bundled families."""
+    from lmeval_screener.targets.selection import load_families
+
+    rows = [
+        {
+            "family": name,
+            "entries": len(family.checkpoints),
+            "scales": ", ".join(family.scales),
+            "note": family.note or None,
+        }
+        for name, family in load_families().items()
+    ]
+    headings = {"family": "Family", "entries": "Checkpoints", "scales": "Scales", "note": "Note"}
+    return _listing("Families", f"{len(rows)} families; `--family NAME` screens one.", rows, headings)
+
+
+def _domains() -> Document:
+    """The bundled token sets, a row for each of their groups."""
+    from lmeval_screener.tokens import bundled_token_sets, described_groups
+
+    names = bundled_token_sets()
+    rows = [
+        {
+            "set": name,
+            "group": key,
+            "role": role,
+            "words": len(group.items),
+            "default": taken,
+            "examples": " ".join(group.items[:5]),
+        }
+        for name in names
+        for role, key, group, taken in described_groups(name)
+    ]
+    headings = {"set": "Set", "group": "Group", "role": "Role", "words": "Words", "default": "Taken"}
+    answer = (
+        f"{len(names)} token sets; `--domain SET` and `--reference SET` take one, `SET:GROUP` its groups."
+    )
+    return _listing("Token sets", answer, rows, headings | {"examples": "Such as"})
+
+
+def _listing(title: str, answer: str, rows: list[dict[str, Any]], headings: dict[str, str]) -> Document:
+    # Where there is no room the last columns go first.
+    columns = [
+        Column(key, heading, drop=max(place - 1, 0)) for place, (key, heading) in enumerate(headings.items())
+    ]
+    sections = [Section("", [Table(rows, columns, "", name="listing")])]
+    return Document(title, answer=[answer], sections=sections, rows=rows, guide=_GUIDE)
+
+
+# --- verify ---------------------------------------------------------------------------------------------
+
+
+def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``dispersion verify``, which is also ``screen-checkpoints verify``."""
+    parser.description = (
+        "Say whether the screen works for you: the short list of `screen-checkpoints --shortlist K --emit "
+        "FOLDER` against the results that came back."
+    )
+    parser.add_argument("manifest", type=Path, metavar="MANIFEST", help="manifest.json, or its folder")
+    parser.add_argument(
+        "results",
+        nargs="+",
+        metavar="RESULTS",
+        help="lm-eval's results_*.json, or folders of them (PATH:TASK where they hold several tasks); a CSV "
+        "file with the columns repo,accuracy; or hub:TASK",
+    )
+    parser.add_argument(
+        "--hours-per-model",
+        type=float,
+        metavar="X",
+        help="GPU hours that evaluating one model costs you: says what was saved (default: not said)",
+    )
+    add_output(parser)
+    add_version(parser)
+    add_examples(
+        parser, "list list/results", "list/manifest.json accuracy.csv --hours-per-model 1.5 -o verdict.html"
+    )
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    """Run ``dispersion verify``; returns the exit code."""
+    output = Output.of(args)
+    if args.hours_per_model is not None and not 0 < args.hours_per_model < float("inf"):
+        raise UsageError(f"expected --hours-per-model above 0, got {args.hours_per_model}")
+
+    from lmeval_screener.shortlist.manifest import read_manifest
+    from lmeval_screener.shortlist.verdict import verify
+
+    output.write(verify(read_manifest(args.manifest), args.results, hours=args.hours_per_model).document())
+    return 0
+
+
+COMMANDS = {"screen": (add_arguments, run), "verify": (add_verify_arguments, run_verify)}

@@ -5,35 +5,43 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lmeval_dispersion.geometry import METRICS, PairMean
-from lmeval_screener.ranking.ties import ALL_PAIRS
+from lmeval_dispersion.geometry import METRICS
+from lmeval_screener.figures import PARTS
+from lmeval_screener.ranking import ALL_PAIRS
 from lmeval_screener.screened import Group, Screened
 
-_PARTS = ("within_domain", "between", "within_reference")
 _NAMES = ("label", "repo", "requested_revision", "revision", "family", "scale", "rank")
 _COST = ("bytes_read", "requests", "seconds")
 
 
 def entry(c: Screened, group: Group) -> dict[str, Any]:
     """One checkpoint of the JSON contract, a member of a group."""
+    tokens = c.resolution
     row: dict[str, Any] = {name: getattr(c, name) for name in _NAMES} | {
         "tied_with": tied_with(c, group),
         "next": None if c.next is None else c.next._asdict(),
         "gap": {metric: {"mean": gap.mean, "se": gap.se} for metric, gap in c.gaps.items()},
         "ratio": {
-            "mean": c.ratio and c.ratio.mean,
-            "se": c.ratio and c.ratio.se,
-            "rounding": c.ratio and c.ratio.rounding,
-            "rank": group.ratio_rank(c),
+            **{name: c.ratio and getattr(c.ratio, name) for name in ("mean", "se", "rounding")},
+            "rank": group.ratio_ranks.get(c),
             "reason": c.no_ratio or None,
         },
-        **{part: {m: _part(getattr(gap, part)) for m, gap in c.gaps.items()} for part in _PARTS},
-        "tensor": {name: getattr(c.tensor, name) for name in ("name", "file", "dtype", "shape", "tied")},
+        **{
+            name: {
+                metric: {figure: getattr(getattr(gap, name), figure) for figure in ("mean", "se", "se_pairs")}
+                for metric, gap in c.gaps.items()
+            }
+            for name in PARTS
+        },
+        "tensor": {
+            "name": c.tensor,
+            **{name: getattr(c, name) for name in ("file", "dtype", "shape", "tied")},
+        },
         "tokens": {
-            "domain": c.tokens.domain,
-            "reference": c.tokens.reference,
-            "dropped": [word.strip() for word in (*c.tokens.dropped, *c.tokens.dropped_reference)],
-            "digit_scheme": c.tokens.digit_scheme,
+            "domain": len(tokens.domain),
+            "reference": len(tokens.reference),
+            "dropped": [word.strip() for word in (*tokens.dropped, *tokens.dropped_reference)],
+            "digit_scheme": tokens.digit_scheme,
         },
         "accuracy": c.accuracy,
         "notes": list(c.notes),
@@ -48,7 +56,7 @@ def entry(c: Screened, group: Group) -> dict[str, Any]:
 def tied_with(c: Screened, group: Group) -> list[Any]:
     """The ranks without a clear order; of a group of more than `ALL_PAIRS` runs of ranks as first and last.
 
-    One by one, those of ten thousand would take a gigabyte.
+    Each by itself, those of ten thousand would take a gigabyte.
     """
     if len(group.checkpoints) <= ALL_PAIRS:
         return list(c.tied_with)
@@ -57,9 +65,10 @@ def tied_with(c: Screened, group: Group) -> list[Any]:
 
 def flat_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """An entry as a row of CSV: one value in each column."""
-    flat = {name: row[name] for name in _NAMES} | {"tied_with": _spaced(row["tied_with"])}
+    ties = ["-".join(map(str, rank)) if isinstance(rank, list) else str(rank) for rank in row["tied_with"]]
+    flat = {name: row[name] for name in _NAMES} | {"tied_with": " ".join(ties)}
     for metric in METRICS:
-        for part in ("gap", *_PARTS):
+        for part in ("gap", *PARTS):
             figure = row[part][metric]
             flat |= {f"{part}_{metric}": figure["mean"], f"{part}_{metric}_se": figure["se"]}
     ratio, tensor, tokens = row["ratio"], row["tensor"], row["tokens"]
@@ -80,11 +89,3 @@ def flat_row(row: Mapping[str, Any]) -> dict[str, Any]:
         "notes": "; ".join(row["notes"]),
         **{name: row[name] for name in ("chosen", "inclusion_probability") if name in row},
     }
-
-
-def _spaced(ranks: list[Any]) -> str:
-    return " ".join("-".join(map(str, r)) if isinstance(r, list) else str(r) for r in ranks)
-
-
-def _part(part: PairMean) -> dict[str, float]:
-    return {"mean": part.mean, "se": part.se, "se_pairs": part.se_pairs}

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-from lmeval_dispersion.errors import UsageError
 
 if TYPE_CHECKING:
     from lmeval_dispersion.report import Document
     from lmeval_screener.checkpoints.limits import Allowance
     from lmeval_screener.targets import Target
     from lmeval_screener.targets.selection import Selected
-    from lmeval_screener.tokens.sets import TokenSet
+    from lmeval_screener.tokens import TokenSet
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)b?", re.IGNORECASE)
 #: The Hub's quotas as it documents them (autumn 2026), requests in 300 s: anonymous, with a token.
 QUOTAS = {"api": (500, 1000), "resolvers": (3000, 5000)}
-WINDOW = 300.0
+_WINDOW = 300.0  # seconds
 #: Bytes of a checkpoint beside its rows: header, configuration, index.
 _BESIDE = 40_000
 _SLACK = 1.2
@@ -34,11 +30,8 @@ def add_limit_options(parser: argparse._ActionsContainer) -> None:
         "--max-requests",
         type=int,
         metavar="N",
-        help="stop before more requests to the Hub, which its quota counts; give each of several processes "
-        "its share (default: no limit)",
-    )
-    parser.add_argument(
-        "--max-bytes", metavar="SIZE", help="stop before more is read, such as 500M or 2G (default: no limit)"
+        help="begin no checkpoint after so many requests to the Hub, as its quota counts; those begun "
+        "come to their end; give each of several processes its share (default: no limit)",
     )
     parser.add_argument(
         "--dry-run",
@@ -51,17 +44,11 @@ def allowance_of(args: argparse.Namespace) -> Allowance:
     """The limits of a run by its options."""
     from lmeval_screener.checkpoints.limits import Allowance
 
-    size = None
-    if args.max_bytes is not None:
-        if not (match := _SIZE.fullmatch(args.max_bytes)):
-            raise UsageError(f"expected --max-bytes such as 500M or 2G, got {args.max_bytes!r}")
-        size = int(float(match[1]) * 1000 ** " kmg".index(match[2].lower() or " "))
-
     def notice(name: str, seconds: float) -> None:
         message = f"the server's quota of {name} is used up; going on in {seconds:.0f} s"
         print(f"screen-checkpoints: {message}", file=sys.stderr, flush=True)
 
-    return Allowance(args.max_requests, size, None if args.quiet else notice)
+    return Allowance(args.max_requests, None if args.quiet else notice)
 
 
 def plan_document(
@@ -75,14 +62,17 @@ def plan_document(
     words = sum(len(group.texts()) for tokens in (domain, reference) for group in tokens.groups.values())
     rows = [_planned(target, words, has_token) for target in targets]
     kinds = Counter(row["what"] for row in rows)
-    totals = {name: sum(row[name] for row in rows) for name in ("api", "resolvers", "bytes")}
-    seconds = {name: _waiting(totals[name], QUOTAS[name][has_token]) for name in QUOTAS}
-    slowest = max(seconds, key=lambda name: seconds[name])
-    wait = f"The quota of {slowest} makes it at least {seconds[slowest] / 60:.0f} min."
+    api, resolvers, size = (sum(row[name] for row in rows) for name in ("api", "resolvers", "bytes"))
+    waits = {
+        name: (math.ceil(requests / QUOTAS[name][has_token]) - 1) * _WINDOW / 60
+        for name, requests in (("api", api), ("resolvers", resolvers))
+    }
+    slowest = max(waits, key=lambda name: waits[name])
+    wait = f"The quota of {slowest} makes it at least {waits[slowest]:.0f} min."
+    wait = wait if waits[slowest] > 0 else "No quota binds."
     answer = [
-        f"{kinds.pop('to read', 0)} of {len(rows)} checkpoints to read: at most about {totals['resolvers']} "
-        f"resolver and {totals['api']} API requests, {totals['bytes'] / 1e6:.0f} MB. "
-        + (wait if seconds[slowest] else "No quota binds.")
+        f"{kinds.pop('to read', 0)} of {len(rows)} checkpoints to read: at most about {resolvers} resolver "
+        f"and {api} API requests, {size / 1e6:.0f} MB. " + wait
     ]
     if kinds:
         answer.append(f"Without a request: {', '.join(f'{kinds[kind]} {kind}' for kind in sorted(kinds))}.")
@@ -102,22 +92,14 @@ def plan_document(
 
 def _planned(target: Target, words: int, has_token: bool) -> dict[str, Any]:
     """The most that a checkpoint costs."""
-    listing = target.listing
+    listed = target.listed
     row = {"checkpoint": target.label, "what": "to read", "api": 0, "resolvers": 0, "bytes": 0}
     if target.refused is not None or target.local:
         return row | {"what": "refused" if target.refused else "local"}
-    if listing is not None and listing.gated and not has_token:
+    if listed is not None and listed.gated and not has_token:
         return row | {"what": "gated"}
     # Rows of two bytes a number, of a width that fits the parameters.
-    width = 1.85 * ((listing.parameters if listing else None) or 7e9) ** (1 / 3)
-    sharded = listing is not None and "model.safetensors" not in listing.files
-    return row | {
-        "api": int(listing is None),
-        "resolvers": 4 if sharded else 3,
-        "bytes": int(words * width * 2 * _SLACK) + _BESIDE,
-    }
-
-
-def _waiting(requests: int, quota: int) -> float:
-    """Seconds of windows that have to end before the last request may leave."""
-    return max(math.ceil(requests / quota) - 1, 0) * WINDOW
+    width = 1.85 * ((listed.parameters if listed else None) or 7e9) ** (1 / 3)
+    sharded = listed is not None and "model.safetensors" not in listed.files
+    size = int(words * width * 2 * _SLACK) + _BESIDE
+    return row | {"api": 1, "resolvers": 4 if sharded else 3, "bytes": size}

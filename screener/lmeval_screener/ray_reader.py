@@ -1,8 +1,9 @@
 """``--engine ray``: checkpoints in folders and buckets are read by the tasks of a Ray cluster.
 
 Only a process of its own speaks with Ray, whose client waits for a lost cluster without limit, holds signals
-back, and may end the process that it lives in. That process gets checkpoints, gives back what was read of
-them, and says every second that some node lives; when it falls silent, or nobody waits any more, it is ended.
+back, and may end the process that it lives in. That process says every second that some node lives and how
+many tasks it has room for, gets blocks of checkpoints for them, and gives back what was read. When it falls
+silent, or nobody waits any more, it is ended.
 """
 
 from __future__ import annotations
@@ -13,9 +14,7 @@ import logging
 import math
 import multiprocessing
 import os
-import queue
 import signal
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,11 +27,10 @@ from lmeval_screener.checkpoints import Meter
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.reading import Reader, Reading
+from lmeval_screener.reading import Reader
+from lmeval_screener.screened import Reading
 from lmeval_screener.targets import Target
-from lmeval_screener.tokens.cache import ResolutionCache
-from lmeval_screener.tokens.resolution import Resolution
-from lmeval_screener.tokens.sets import TokenSet
+from lmeval_screener.tokens import Resolution, ResolutionCache, TokenSet
 
 _BLOCK = 100  # checkpoints of a task, at most
 _RETRIES = 3  # of a task whose worker or node was lost
@@ -44,6 +42,8 @@ _SLACK = 60.0  # seconds for a block's way to a worker and back
 Outcome = Reading | tuple[str, str]
 #: Number of a checkpoint, the checkpoint, its seconds.
 _Asked = tuple[int, Target, float]
+#: A sign of life with the room for tasks; what was read; why Ray failed; None for nothing within a second.
+_Message = int | tuple[dict[int, Outcome], Meter] | str | None
 
 
 def check_ray(targets: Sequence[Target]) -> None:
@@ -71,17 +71,16 @@ class RayReader(Reader):
 
     def __init__(self, hub: Hub, domain: TokenSet, reference: TokenSet, *others: Any) -> None:
         super().__init__(hub, domain, reference, *others)
+        self._settings = domain, reference, os.getcwd()
         self._address = os.environ.get("RAY_ADDRESS") or "local"
         self._process: multiprocessing.process.BaseProcess | None = None
-        self._connection: Connection | None = None
-        self._waiting: dict[int, asyncio.Future[Outcome | None]] = {}
+        self._listening: asyncio.Task[None] | None = None
+        self._asked: list[_Asked] = []
+        self._waiting: dict[int, asyncio.Future[Outcome]] = {}
         self._numbers = count()
         self._openings = asyncio.Semaphore(Reader.side_by_side)
         self._lost: DispersionError | None = None
-        self._alive = self._progressed = (
-            0.0  # when it last gave a sign of life, when something to show for it
-        )
-        self._connected = self._some_read = False
+        self._some_read = False
         self._patience = 0.0  # seconds in which a block must come back
 
     async def read(self, target: Target, budget: Budget, *, over: Resolution | None = None) -> Reading:
@@ -93,8 +92,10 @@ class RayReader(Reader):
                 known = (await budget.bounded(self._opened(target, budget, ask=True)))[-1]
             if known is not None:
                 return known
-        if self._connection is None:
-            self._connection = self._started()
+        if self._lost is not None:
+            raise self._lost
+        if self._listening is None:
+            self._listening = asyncio.create_task(self._listen())
         place, tokenizer = target.repo, target.tokenizer
         if target.local:
             place = os.path.abspath(os.path.expanduser(place))
@@ -103,88 +104,73 @@ class RayReader(Reader):
         rounds = math.ceil(_BLOCK / Reader.side_by_side)
         self._patience = max(self._patience, rounds * budget.seconds + _SLACK)
         number = next(self._numbers)
-        outcome: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = outcome
+        self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._asked.append((number, replace(target, repo=place, tokenizer=tokenizer), budget.seconds))
         try:
-            if self._lost is None:
-                asked = number, replace(target, repo=place, tokenizer=tokenizer), budget.seconds
-                with contextlib.suppress(OSError):  # what ended is noticed where it is heard
-                    self._connection.send(asked)
-            read = await outcome if self._lost is None else None
+            outcome = await self._waiting[number]
         finally:
             del self._waiting[number]
-        if isinstance(read, Reading):
-            return replace(read, target=target, repo=target.repo if target.local else read.repo)
-        if read is not None:
-            raise ScreeningError(*read)
-        raise self._lost or TypeError("nothing was read, and no cluster lost")
+        if isinstance(outcome, Reading):
+            return replace(outcome, target=target, repo=target.repo if target.local else outcome.repo)
+        raise ScreeningError(*outcome)
 
     def close(self) -> None:
         """End the process that speaks with Ray, and with it a cluster that it started."""
-        if self._process is not None and self._connection is not None:
-            asyncio.get_running_loop().remove_reader(self._connection.fileno())
-            self._connection.close()
+        if self._listening is not None:
+            self._listening.cancel()
+        if self._process is not None:
             self._process.kill()  # Ray's own goodbye would wait for a cluster that is lost
             self._process.join()
 
-    def _started(self) -> Connection:
-        here, there = multiprocessing.Pipe()
+    async def _listen(self) -> None:
+        """Start the process that speaks with Ray, give it blocks, and take in what it says."""
+        connection, there = multiprocessing.Pipe()
         # Spawned: a fork of a process that has threads may never wake.
         self._process = multiprocessing.get_context("spawn").Process(
-            target=_speak_with_ray,
-            args=(there, self._address, self._domain, self._reference, os.getcwd()),
-            daemon=True,
+            target=_speak_with_ray, args=(there, self._address, *self._settings), daemon=True
         )
         self._process.start()
         there.close()
-        loop = asyncio.get_running_loop()
-        self._alive = self._progressed = time.monotonic()
-        loop.add_reader(here.fileno(), self._hear, here)
-        loop.call_later(1, self._watch)
-        return here
+        alive = progressed = time.monotonic()
+        limit = _START if self._address == "local" else _SILENCE
+        connected = False
+        with connection, contextlib.suppress(EOFError, OSError, asyncio.TimeoutError):
+            while True:
+                message: _Message = await asyncio.to_thread(_next_message, connection)
+                now = time.monotonic()
+                if isinstance(message, str):
+                    return self._lose(message)
+                if message is not None:
+                    alive, limit = now, _SILENCE
+                if isinstance(message, tuple):
+                    progressed = now
+                    self._take(*message)
+                elif message is not None:
+                    progressed, connected = (progressed if connected else now), True
+                    await self._deal(connection, message)
+                if now - alive > limit:
+                    return self._lose(f"no node of the Ray cluster has answered for {limit:.0f} s")
+                if self._waiting and now - progressed > self._patience:
+                    return self._lose(f"the Ray cluster has read nothing for {self._patience:.0f} s")
+        self._lose("Ray's client ended")
 
-    def _hear(self, connection: Connection) -> None:
-        """Take in what the other process says: an error, a sign of life, or what was read."""
-        try:
-            while self._lost is None and connection.poll():
-                said = connection.recv()
-                if isinstance(said, str):
-                    self._lose(said)
-                    return
-                self._alive = time.monotonic()
-                if not self._connected:
-                    self._connected, self._progressed = True, self._alive
-                if said is not None:
-                    self._take(*said)
-        except (EOFError, OSError):
-            self._lose("Ray's client ended")
+    async def _deal(self, connection: Connection, room: int) -> None:
+        """Give blocks to so many tasks; small lists are dealt out to all."""
+        size = max(1, min(_BLOCK, math.ceil(len(self._asked) / max(room, 1))))
+        for _ in range(room):
+            block, self._asked = self._asked[:size], self._asked[size:]
+            if block:
+                await asyncio.wait_for(asyncio.to_thread(connection.send, block), _SILENCE)
 
-    def _take(self, read: dict[int, Outcome], meter: Meter) -> None:
-        self._progressed, self._some_read = self._alive, True
+    def _take(self, outcomes: dict[int, Outcome], meter: Meter) -> None:
+        self._some_read = True
         self.meters.append(meter)
-        for number, outcome in read.items():
+        for number, outcome in outcomes.items():
             if (waiting := self._waiting.get(number)) is not None and not waiting.done():
                 waiting.set_result(outcome)
 
-    def _watch(self) -> None:
-        """Look once a second whether the cluster lives and gets anywhere."""
-        if self._lost is not None or self._connection is None or self._connection.closed:
-            return
-        now = time.monotonic()
-        limit = _SILENCE if self._connected or self._address != "local" else _START
-        if now - self._alive > limit:
-            self._lose(f"no node of the Ray cluster has answered for {limit:.0f} s")
-        elif self._waiting and now - self._progressed > self._patience:
-            self._lose(f"the Ray cluster has read nothing for {self._patience:.0f} s")
-        else:
-            asyncio.get_running_loop().call_later(1, self._watch)
-
     def _lose(self, reason: str) -> None:
         """End all that waits, for one reason."""
-        if self._connection is not None:
-            asyncio.get_running_loop().remove_reader(
-                self._connection.fileno()
-            )  # its end is readable for ever
         if self._some_read:
             self._lost = ScreeningError(
                 "Interrupted", f"{reason}; what was read is kept, run the same command again"
@@ -194,9 +180,13 @@ class RayReader(Reader):
                 f"--engine ray: {reason}; check RAY_ADDRESS ({self._address}) with `ray status`, or leave "
                 "--engine out"
             )
-        for outcome in self._waiting.values():
-            if not outcome.done():
-                outcome.set_result(None)
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(self._lost)
+
+
+def _next_message(connection: Connection) -> Any:
+    return connection.recv() if connection.poll(1) else None
 
 
 def _speak_with_ray(
@@ -207,8 +197,6 @@ def _speak_with_ray(
     if not os.environ.get("DISPERSION_DEBUG"):
         for stream in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    asked: queue.SimpleQueue[_Asked] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(connection, asked), daemon=True).start()
     try:
         import ray
 
@@ -216,7 +204,9 @@ def _speak_with_ray(
         # Without an address Ray would join the cluster that somebody started last on this machine.
         extra = {"include_dashboard": False} if address == "local" else {}
         ray.init(address=address, log_to_driver=False, configure_logging=False, **extra)
-        _spread(connection, asked, (domain, reference, folder))
+        _spread(connection, (domain, reference, folder))
+    except (EOFError, BrokenPipeError):
+        os._exit(0)
     except Exception as error:
         with contextlib.suppress(OSError):
             sentence = str(error).strip().partition("\n")[0]
@@ -224,42 +214,20 @@ def _speak_with_ray(
         os._exit(1)
 
 
-def _receive(connection: Connection, asked: queue.SimpleQueue[_Asked]) -> None:
-    """Take in what is asked at once, so that nobody waits; end with the process that asks."""
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            asked.put(connection.recv())
-    os._exit(0)
-
-
-def _spread(connection: Connection, asked: queue.SimpleQueue[_Asked], settings: tuple[Any, ...]) -> None:
+def _spread(connection: Connection, settings: tuple[Any, ...]) -> None:
     """Give blocks to tasks, two for each core of the cluster, and send back what they read."""
     import ray
 
     task = ray.remote(num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD")(read_block)
-    waiting: list[_Asked] = []
     running: dict[Any, list[int]] = {}
-    cores, looked = 0, 0.0
+    told = 0.0
     while True:
-        if time.monotonic() - looked > 1:
-            nodes = ray.nodes()
-            cores = int(sum(node["Resources"].get("CPU", 0) for node in nodes if node["Alive"]))
-            looked = time.monotonic()
-            if cores:
-                connection.send(None)
-        with contextlib.suppress(queue.Empty):
-            while True:
-                waiting.append(asked.get_nowait())
-        # Small lists are dealt out to all.
-        size = max(1, min(_BLOCK, math.ceil(len(waiting) / max(2 * cores, 1))))
-        while waiting and len(running) < 2 * cores:
-            block, waiting = waiting[:size], waiting[size:]
+        while connection.poll(0 if running else 0.2):
+            block: list[_Asked] = connection.recv()
             answer = task.remote([item[1:] for item in block], *settings)
             running[answer] = [number for number, *_ in block]
-        if not running:
-            time.sleep(0.05)
-            continue
-        for answer in ray.wait(list(running), timeout=0.2)[0]:
+        done = ray.wait(list(running), timeout=0.2)[0] if running else []
+        for answer in done:
             numbers = running.pop(answer)
             try:
                 outcomes, meter = ray.get(answer)
@@ -267,6 +235,12 @@ def _spread(connection: Connection, asked: queue.SimpleQueue[_Asked], settings: 
                 lost = f"its workers were lost ({type(error).__name__}); run the same command again"
                 outcomes, meter = [("Interrupted", lost)] * len(numbers), Meter()
             connection.send((dict(zip(numbers, outcomes, strict=True)), meter))
+        if done or time.monotonic() - told > 1:
+            nodes = ray.nodes()
+            cores = int(sum(node["Resources"].get("CPU", 0) for node in nodes if node["Alive"]))
+            told = time.monotonic()
+            if cores:
+                connection.send(max(0, 2 * cores - len(running)))
 
 
 def read_block(
@@ -297,7 +271,6 @@ def read_block(
                     return reading
 
             outcomes = await asyncio.gather(*(read(*item) for item in block))
-            meters = [hub.meter, *reader.meters]
-        return outcomes, Meter(sum(m.bytes_read for m in meters), sum(m.requests for m in meters))
+        return outcomes, Meter(hub.meter.bytes_read, hub.meter.requests)
 
     return asyncio.run(read_all())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import GeometryError, printable
@@ -15,68 +15,16 @@ from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.ranking.gap import Gap, gaps
-from lmeval_screener.ranking.ratio import Ratio, ratio
+from lmeval_screener.figures import Gap, Ratio, gaps, ratio
+from lmeval_screener.screened import Reading
 from lmeval_screener.targets import REPOSITORY, Target, parse_target
-from lmeval_screener.tokens.cache import ResolutionCache
-from lmeval_screener.tokens.resolution import Resolution, resolve
-from lmeval_screener.tokens.sets import TokenSet
+from lmeval_screener.tokens import Resolution, ResolutionCache, TokenSet, resolve
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
-from lmeval_screener.weights.projection import (
-    OutputProjection,
-    find_projection,
-    read_rows_and_norm,
-)
+from lmeval_screener.weights.projection import OutputProjection, find_projection, read_rows_and_norm
 from lmeval_screener.weights.rows import PiecedRows, sliced
 
 if TYPE_CHECKING:
     from lmeval_screener.weights.adapters import Adapter
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Reading:
-    """What was read of one checkpoint, before it is known which others it may be compared with.
-
-    Attributes:
-        target: What was asked for.
-        repo: Repository after renames, or the folder.
-        revision: The commit that was read; None for a folder.
-        tensor: Name of the output projection.
-        file: Where it is stored.
-        dtype: Its element type as stored.
-        shape: Rows and columns.
-        tied: Whether it is the input embedding.
-        parameters: All parameters as stored; None if not to be known.
-        tokenizer: Digest of the tokenizer's file.
-        resolution: The rows of T and R; checkpoints of one tokenizer share it.
-        gaps: The gap in every metric.
-        warnings: What a reader of the number should know.
-        bytes_read: Bytes that travelled, those of an adapter's base included.
-        requests: Requests likewise.
-        seconds: From the first request to the last row.
-        ratio: The second figure; None where the final norm is not known.
-        no_ratio: Why there is none, one clause; empty where there is one.
-    """
-
-    target: Target
-    repo: str
-    revision: str | None
-    tensor: str
-    file: str
-    dtype: str
-    shape: tuple[int, int]
-    tied: bool
-    parameters: int | None
-    tokenizer: str
-    resolution: Resolution
-    gaps: Mapping[Metric, Gap]
-    warnings: tuple[str, ...]
-    bytes_read: int
-    requests: int
-    seconds: float
-    ratio: Ratio | None = None
-    no_ratio: str = ""
-
 
 #: What is known of a checkpoint as it was opened, an adapter with its base, so that it need not be read; None
 #: for nothing.
@@ -94,7 +42,7 @@ class Reader:
         known: Asked for every checkpoint that was opened; may raise a `ScreeningError` that is known too.
 
     Attributes:
-        meters: What travelled for each checkpoint that was opened.
+        meters: What travelled past the hub, for a reader that reads elsewhere.
         reached: Whether any repository was.
         side_by_side: Checkpoints to read at once: their requests share one pool of connections.
     """
@@ -128,31 +76,21 @@ class Reader:
         snapshot, adapter, base, known = await self._opened(target, budget, ask=over is None)
         if known is not None:
             return known
-        if adapter is not None and base is not None:
-            from lmeval_screener.weights.adapters import adapted_projection
-
-            projection = await adapted_projection(adapter, base)
-            holder = snapshot if any(name in snapshot.files for name in TOKENIZER_FILES) else base
-            file, digest = _tokenizer(holder)
-            resolution = over or await self._resolution(digest, lambda: _vocabulary(holder, file))
-        elif _is_gguf(snapshot, target):
+        if base is None and _is_gguf(snapshot, target):
             from lmeval_screener.weights.gguf import choose_files, read_gguf
 
             model = await read_gguf(snapshot, choose_files(list(snapshot.files), target.file, snapshot.repo))
             projection, digest = model.projection, model.tokenizer
-            resolution = over or await self._resolution(digest, model.vocabulary)
+            resolution = await self._resolution(digest, model.vocabulary, over)
         else:
-            if not any(name in snapshot.files for name in TOKENIZER_FILES):
-                # An adapter comes without a tokenizer too: then that is what to say.
-                await find_projection(snapshot)
-            file, digest = _tokenizer(snapshot)
-            if over is not None:
-                projection, resolution = await find_projection(snapshot), over
-            else:
-                projection, resolution = await _both(
-                    find_projection(snapshot),
-                    self._resolution(digest, lambda: _vocabulary(snapshot, file)),
-                )
+            holder = snapshot if base is None or _tokenizer_file(snapshot) else base
+            if _tokenizer_file(holder) is None:
+                await _projection(snapshot, adapter, base)  # where there are no weights, that is what to say
+            file, digest = _tokenizer(holder)
+            projection, resolution = await all_or_none(
+                _projection(snapshot, adapter, base),
+                self._resolution(digest, lambda: _vocabulary(holder, file), over),
+            )
         gaps, ratio, no_ratio = await _read_figures(projection, resolution)
         meters = [place.meter for place in (snapshot, base) if place is not None]
         return Reading(
@@ -192,15 +130,18 @@ class Reader:
 
     async def _open(self, target: Target, budget: Budget) -> Snapshot:
         snapshot = await self.sources.snapshot(target, budget)
-        self.meters.append(snapshot.meter)
         self.reached |= snapshot.revision is not None
         return snapshot
 
     def close(self) -> None:
         """End what reads elsewhere: nothing here."""
 
-    async def _resolution(self, digest: str, vocabulary: Callable[[], Awaitable[Vocabulary]]) -> Resolution:
+    async def _resolution(
+        self, digest: str, vocabulary: Callable[[], Awaitable[Vocabulary]], known: Resolution | None = None
+    ) -> Resolution:
         """By the tokenizer's hash where it is known, else from its vocabulary, which is read once for all."""
+        if known is not None:
+            return known
         # One lock a tokenizer, not one shared task: where the repository that came first fails, the next one
         # tries for itself.
         async with self._locks.setdefault(digest, asyncio.Lock()):
@@ -241,17 +182,14 @@ async def _read_figures(
         ) from error
 
 
-async def _both(
-    first: Coroutine[Any, Any, OutputProjection], second: Coroutine[Any, Any, Resolution]
-) -> tuple[OutputProjection, Resolution]:
-    """Both side by side; when one fails the other is stopped, not left running behind."""
-    tasks = asyncio.create_task(first), asyncio.create_task(second)
+async def all_or_none(*work: Coroutine[Any, Any, Any]) -> list[Any]:
+    """The results of all, side by side; when one fails the others are stopped, not left running behind."""
+    tasks = [asyncio.create_task(item) for item in work]
     try:
-        await asyncio.gather(*tasks)
+        return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
-    return tasks[0].result(), tasks[1].result()
 
 
 def _is_gguf(snapshot: Snapshot, target: Target) -> bool:
@@ -278,19 +216,31 @@ def _base_target(adapter: Adapter, target: Target) -> Target:
     return Target(adapter.base, adapter.revision)
 
 
+async def _projection(snapshot: Snapshot, adapter: Adapter | None, base: Snapshot | None) -> OutputProjection:
+    if adapter is None or base is None:
+        return await find_projection(snapshot)
+    from lmeval_screener.weights.adapters import adapted_projection
+
+    return await adapted_projection(adapter, base)
+
+
 async def _vocabulary(snapshot: Snapshot, file: str) -> Vocabulary:
     return Vocabulary.from_file(file, await snapshot.small_file(file))
 
 
+def _tokenizer_file(snapshot: Snapshot) -> str | None:
+    return next((name for name in TOKENIZER_FILES if name in snapshot.files), None)
+
+
 def _tokenizer(snapshot: Snapshot) -> tuple[str, str]:
     """Name and digest of the file that has the vocabulary."""
-    for name in TOKENIZER_FILES:
-        if name in snapshot.files:
-            # Without a hash, only the very file is known to be itself.
-            return name, snapshot.files[name].digest or f"{snapshot.repo}@{snapshot.revision}:{name}"
-    raise ScreeningError(
-        "TokenizerNotFound",
-        f"cannot be screened because it has no {' or '.join(TOKENIZER_FILES)}, which tells the tokens' rows; "
-        "name another place of it with --tokenizer, or save it with "
-        "`AutoTokenizer.from_pretrained(...).save_pretrained(...)` and screen that folder",
-    )
+    name = _tokenizer_file(snapshot)
+    if name is None:
+        raise ScreeningError(
+            "TokenizerNotFound",
+            f"cannot be screened because it has no {' or '.join(TOKENIZER_FILES)}, which tells the tokens' "
+            "rows; name another place of it with --tokenizer, or save it with "
+            "`AutoTokenizer.from_pretrained(...).save_pretrained(...)` and screen that folder",
+        )
+    # Without a hash, only the very file is known to be itself.
+    return name, snapshot.files[name].digest or f"{snapshot.repo}@{snapshot.revision}:{name}"

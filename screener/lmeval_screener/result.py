@@ -5,77 +5,75 @@ The JSON contract, ``screen-checkpoints/3``, is documented in docs/reference/scr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from lmeval_dispersion.geometry import Metric
-from lmeval_dispersion.report import Chart, Col, Report, Row, Table
+from lmeval_dispersion.report import Chart, Col, Column, Report, Row, Table
 from lmeval_dispersion.report.cells import json_value, shown
-from lmeval_screener.agreement import Agreement, agreements
+from lmeval_screener import answer
 from lmeval_screener.contract import entry, flat_row
-from lmeval_screener.ranking.gap import difference
-from lmeval_screener.reports import answer, charts
-from lmeval_screener.screened import Failed, Gate, Group, Screened, TokenInfo
-from lmeval_screener.shortlist.choice import Shortlist, shortlist
+from lmeval_screener.figures import difference
+from lmeval_screener.screened import Failed, Group, Screened
 
 if TYPE_CHECKING:
+    from lmeval_screener.accuracies import Agreement
+    from lmeval_screener.shortlist import Shortlist
     from lmeval_screener.shortlist.verdict import Verdict
 
 SCHEMA = "screen-checkpoints/3"
 #: What every standard error of a gap is of. Not of training: runs that differ in their seed alone differ too.
 SE_COVERS = "choice of tokens"
+#: Exit status where a checkpoint is below that of ``--fail-if-below``.
+EXIT_BELOW = 4
 _SCOPES = {"within groups": "all, inside groups", "overall": "all, across groups (not supported)"}
+_DRAWN = 40  # checkpoints of a group that a chart shows
 _LONG = 40  # rows of a group that a terminal shows whole
 _TOP, _BOTTOM = 15, 3  # rows that it shows of a longer one, beside those tied with the last of the top
 
 
 @dataclass(frozen=True)
-class RankedRow:
-    """A checkpoint in the table of its group."""
+class Gate:
+    """Whether any checkpoint is clearly below the one that none may fall behind.
 
-    rank: Annotated[int, Col("Rank", "d", short="#")]
-    label: Annotated[str, Col("Checkpoint")]
-    G: Annotated[float, Col("G", ".3f", dots="below", reach="reach")]
-    reach: float | None
-    ratio: Annotated[float | None, Col("Ratio", ".3f")]
-    no_clear_order_with: Annotated[str, Col("No clear order with", short="No clear order", drop=1)]
-    chosen: Annotated[str | None, Col("Chosen", drop=2)]
-    accuracy: Annotated[float | None, Col("Accuracy", ".3f", short="Acc.", drop=3)]
+    Attributes:
+        reference: Label of that one.
+        below: Labels of those that are clearly below it, all pairs of the group counted.
+        compared: Checkpoints of its group beside it.
+        not_compared: Checkpoints of another tokenizer or scale, or that failed.
+        failed: Code of the reference's own failure; None where it was screened.
+    """
 
+    reference: str
+    below: tuple[str, ...]
+    compared: int
+    not_compared: int
+    failed: str | None = None
 
-@dataclass(frozen=True)
-class FiguresRow:
-    """Both figures of a checkpoint with their errors, and the parts of G."""
+    @classmethod
+    def of(cls, groups: Sequence[Group], failed: Sequence[Failed], reference: str) -> Gate:
+        """The gate of a screening, by the label of its reference."""
+        others = sum(len(group.checkpoints) for group in groups) + len(failed) - 1
+        for group in groups:
+            for held in group.checkpoints:
+                if held.label == reference:
+                    behind = [c for c in group.checkpoints if c.rank > held.rank and not held.tied_to(c.rank)]
+                    compared = len(group.checkpoints) - 1
+                    return cls(reference, tuple(c.label for c in behind), compared, others - compared)
+        return cls(reference, (), 0, others, next(f.error for f in failed if f.label == reference))
 
-    label: Annotated[str, Col("Checkpoint")]
-    G: Annotated[float, Col("G", ".3f", error="G_se")]
-    G_se: float
-    delta: Annotated[float | None, Col("Δ to next", ".4f", error="delta_se", short="Δ", drop=2)]
-    delta_se: float | None
-    ratio: Annotated[float | None, Col("Ratio", ".3f", error="ratio_se")]
-    ratio_se: float | None
-    within_T: Annotated[float, Col("within(T)", ".3f", error="within_T_se", drop=3)]
-    within_T_se: float
-    between: Annotated[float, Col("between(T, R)", ".3f", error="between_se", short="T, R", drop=3)]
-    between_se: float
-    within_R: Annotated[float, Col("within(R), control", ".3f", error="within_R_se", short="in R", drop=3)]
-    within_R_se: float
+    @property
+    def passed(self) -> bool:
+        """Whether something was compared, and nothing is below."""
+        return not self.below and self.compared > 0
 
-
-@dataclass(frozen=True)
-class ReadRow:
-    """What a checkpoint was computed from, and what that cost."""
-
-    label: Annotated[str, Col("Checkpoint")]
-    revision: Annotated[str, Col("Commit", drop=3)]
-    matrix: Annotated[str, Col("Rows of", drop=2)]
-    dtype: Annotated[str, Col("Type", drop=1)]
-    bytes_read: Annotated[int, Col("Read", "bytes")]
-    requests: Annotated[int, Col("Requests", "d")]
-    seconds: Annotated[float, Col("Seconds", ".2f", short="s")]
+    @property
+    def exit_code(self) -> int | None:
+        """Exit status that it asks for; None for the screening's own."""
+        return EXIT_BELOW if self.below else None if self.passed else 1
 
 
 @dataclass(frozen=True)
@@ -121,11 +119,9 @@ class Result(Report):
         seconds: Wall time of the whole.
         bytes_read: Bytes that travelled, those of failed checkpoints and of listings included.
         requests: Requests likewise.
-        domain_words: Words of T as they were looked up, a leading space included.
         gate: What ``--fail-if-below`` found; None where it was not asked for.
         chosen: The short list that the report shows; None for all checkpoints.
         accuracy: What the supplied accuracies are, in words; empty where nothing says.
-        show_tokens: Whether the report lists the pieces and rows of T and R.
     """
 
     template: ClassVar[str] = "screening.jinja"
@@ -141,11 +137,9 @@ class Result(Report):
     seconds: float
     bytes_read: int
     requests: int
-    domain_words: tuple[str, ...] = ()
     gate: Gate | None = None
     chosen: Shortlist | None = None
     accuracy: str = ""
-    show_tokens: bool = False
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -175,6 +169,8 @@ class Result(Report):
         Raises:
             UsageError: ``k`` below 1, or ``audit_sample`` below 0.
         """
+        from lmeval_screener.shortlist import shortlist
+
         return shortlist(self.groups, self.metric, k, audit_sample=audit_sample, seed=seed)
 
     def verify(self, *results: str | Path) -> Verdict:
@@ -194,22 +190,31 @@ class Result(Report):
         content = manifest_dict(self.head(), chosen, tasks=(), command="")
         return verify(manifest_of(content, "the screening"), [str(source) for source in results])
 
-    def shown(self, chosen: Shortlist | None, *, accuracy: str = "", tokens: bool = False) -> Result:
-        """The same result as a report shows it: a short list, in words what accuracies are, all tokens."""
+    def shown(self, chosen: Shortlist | None, *, accuracy: str = "") -> Result:
+        """The same result as a report shows it: a short list, and in words what accuracies are."""
         checkpoints = self.checkpoints
         if chosen is not None:
             checkpoints = tuple(
                 replace(c, chosen=chosen.why(c), inclusion_probability=chosen.probability(c))
                 for c in checkpoints
             )
-        return replace(self, checkpoints=checkpoints, chosen=chosen, accuracy=accuracy, show_tokens=tokens)
+        return replace(self, checkpoints=checkpoints, chosen=chosen, accuracy=accuracy)
+
+    @cached_property
+    def agreement(self) -> list[Agreement]:
+        """Agreement of G with the supplied accuracies, per group and overall; empty without any."""
+        if all(c.accuracy is None for c in self.checkpoints):
+            return []
+        from lmeval_screener.accuracies import agreements
+
+        return agreements(self.groups, self.metric)
 
     # --- forms for programs -----------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract ``screen-checkpoints/3`` as plain Python values."""
         content = self.head() | {"answer": self.answer()}
-        content["checkpoints"] = self._entries
+        content["checkpoints"] = [entry for entries in self._entries.values() for entry in entries.values()]
         if self.agreement:
             content["agreement"] = json_value(self.agreement)
         if self.chosen is not None:
@@ -227,8 +232,7 @@ class Result(Report):
             "checkpoints": [],
             "tokens": self._tokens(),
             "failed": [
-                {"label": f.label, "repo": f.repo, "revision": f.revision}
-                | {"error": f.error, "message": f.message}
+                {name: getattr(f, name) for name in ("label", "repo", "revision", "error", "message")}
                 for f in self.failed
             ],
             "totals": {
@@ -237,168 +241,70 @@ class Result(Report):
                 "requests": self.requests,
                 "seconds": round(self.seconds, 3),
             },
-            **({} if self.gate is None else {"gate": self.gate.to_dict()}),
+            **({} if self.gate is None else {"gate": json_value(self.gate) | {"passed": self.gate.passed}}),
         }
 
     @cached_property
-    def _entries(self) -> list[dict[str, Any]]:
-        """Of all that is shown: the short list where there is one."""
-        return [entry(c, group) for group in self.groups for c in self._members(group)]
+    def _entries(self) -> dict[Group, dict[Screened, dict[str, Any]]]:
+        """Of all that is shown: the short list where there is one; a training in the order of its steps."""
+        return {
+            group: {
+                c: entry(c, group)
+                for c in (group.steps and group.trajectory) or group.checkpoints
+                if self.chosen is None or c.chosen is not None
+            }
+            for group in self.groups
+        }
 
     def rows(self) -> Sequence[Row]:
         """The rows of CSV and of the data frame: one checkpoint each."""
-        return [flat_row(row) for row in self._entries]
+        return [flat_row(entry) for entries in self._entries.values() for entry in entries.values()]
 
     def _tokens(self) -> list[dict[str, Any]]:
         """T and R of each tokenizer group, once: the members compare the same pieces at the same rows."""
-        first = {c.family: c.tokens for c in reversed(self.checkpoints)}
+        first = {c.family: c.resolution for c in reversed(self.checkpoints)}
         return [
             {"family": family}
             | {
-                side: {"variants": info.variants(tokens), "pieces": {t.piece: t.id for t in tokens}}
-                for side, tokens in (
-                    ("domain", info.domain_tokens),
-                    ("reference", info.reference_tokens),
-                )
+                side: {
+                    "variants": sorted({"space" if t.text.startswith(" ") else "bare" for t in tokens}),
+                    "pieces": {token.piece: token.id for token in tokens},
+                }
+                for side, tokens in (("domain", resolution.domain), ("reference", resolution.reference))
             }
-            for family, info in reversed(first.items())
+            for family, resolution in reversed(first.items())
         ]
 
     # --- the report -------------------------------------------------------------------------------------
 
-    @cached_property
-    def agreement(self) -> list[Agreement]:
-        """Agreement of G with the supplied accuracies, per group and overall; empty without any."""
-        return agreements(self.groups, self.metric)
-
-    def _members(self, group: Group) -> tuple[Screened, ...]:
-        """The members that are shown, in the order of the table: a training in that of its steps."""
-        members = (group.trajectory if group.steps else None) or group.checkpoints
-        return members if self.chosen is None else tuple(c for c in members if c.chosen is not None)
-
     def tables(self) -> Mapping[str, Table]:
         """The rankings of the groups, their figures, what failed, what was read."""
         tables = {"failed": Table.of(_failures(self.failed), "", name="failed")}
-        for place, group in enumerate(self.groups):
-            members = self._members(group)
-            name = group.anchor
-            excerpt = _excerpt(members, training=bool(group.steps))
-            rows = [self._ranked_row(c, group) for c in members]
-            headings = {"label": "Step"} if group.steps else {}
-            ranking = Table.of(rows, "", name=f"ranking-{name}", excerpt=excerpt, headings=headings)
-            figures = Table.of(
-                [self._figures_row(c, group) for c in members],
-                "",
-                name=f"figures-{name}",
-                excerpt=excerpt,
-                headings=headings | ({"delta": "Δ from previous"} if group.steps else {}),
-            )
-            shares = 3 if all((c.accuracy or 0) <= 1 for c in members) else 1
-            places = answer.digits(members, self.metric) if members else 3
-            tables |= {
-                f"ranking{place}": _with_decimals(ranking, G=places, accuracy=shares),
-                f"figures{place}": _with_decimals(figures, G=places),
+        everyone: list[Row] = []
+        for place, (group, entries) in enumerate(self._entries.items()):
+            rows = [flat_row(entries[c]) | self._shown(c, group) for c in entries]
+            everyone += rows
+            excerpt = _excerpt(list(entries), training=bool(group.steps))
+            decimals = answer.digits(list(entries), self.metric) if entries else 3
+            shares = all((c.accuracy or 0) <= 1 for c in entries)
+            columns = {
+                "ranking": _ranking(self.metric, decimals, ".3f" if shares else ".1f", group),
+                "figures": _figures(self.metric, decimals, group),
             }
-        everyone = [c for group in self.groups for c in self._members(group)]
-        tables["read"] = Table.of([_read_row(c) for c in everyone], "", name="read")
-        tables["agreement"] = Table.of(
-            [_agreement_row(line) for line in self.agreement], "", name="agreement"
-        )
-        tables["tokens"] = Table.of(self._token_rows() if self.show_tokens else [], "", name="tokens")
-        return tables
-
-    def charts(self) -> Mapping[str, Chart]:
-        """G of each group, its parts, and accuracy against G."""
-        drawn: dict[str, Chart] = {}
-        for place, group in enumerate(self.groups):
-            if not self._members(group):
-                continue
-            draw = charts.steps_chart if group.steps else charts.dots_chart
-            drawn[f"ranking{place}"] = draw(group, self.metric)
-            if group.steps and (ratio := charts.ratio_chart(group)) is not None:
-                drawn[f"ratio{place}"] = ratio
-            drawn[f"parts{place}"] = charts.parts_chart(group, self.metric)
-        if self.agreement:
-            drawn["accuracy"] = charts.accuracy_chart(self.groups, self.metric)
-        return drawn
-
-    def context(self) -> Mapping[str, Any]:
-        """The sentences of each group, notes, and the words of T."""
-        groups = self.groups
-        members = [c for group in groups for c in self._members(group)]
-        notes: dict[str, list[str]] = {}
-        for c in members:
-            for note in c.notes:
-                notes.setdefault(note, []).append(c.label)
-        unknown: dict[str, list[str]] = {}
-        for c in members:
-            if c.ratio is None:
-                unknown.setdefault(c.no_ratio or "it was not read", []).append(c.label)
-        tokens = self.checkpoints[0].tokens if self.checkpoints else None
-        dropped = {word for c in self.checkpoints for word in c.tokens.dropped}
-        whole = [line for line in self.agreement if line.scope != "group"] or self.agreement
-        return {
-            "sentences": [
-                answer.sentences(group, self.metric, self.domain) for group in groups[: answer.GROUPS]
-            ],
-            "most_failed": len(self.failed) > len(self.checkpoints),
-            "failures": answer.failures(self.failed, len(self.checkpoints)) if self.failed else "",
-            "shown_groups": [(i, group) for i, group in enumerate(groups) if self._members(group)],
-            "notes": {note: _who(labels) for note, labels in notes.items()},
-            "unknown": {reason: _who(labels, len(members)) for reason, labels in unknown.items()},
-            "agreed": whole[0] if whole else None,
-            "facts_of_all": self._facts(tokens) if tokens is not None else {},
-            "words": "  ".join(w.replace(" ", "␣") for w in self.domain_words if w not in dropped),
-        }
-
-    def _facts(self, tokens: TokenInfo) -> dict[str, str]:
-        facts = {
-            "Tokens": f"T: {tokens.domain} of {self.domain}, R: {tokens.reference} of {self.reference}; "
-            f"digit scheme: {tokens.digit_scheme}",
-            "Words of T that are no single token": ", ".join(word.strip() for word in tokens.dropped),
-            "Words of R that are no single token": ", ".join(w.strip() for w in tokens.dropped_reference),
-            "Read": f"{len(self.checkpoints)} screened, {len(self.failed)} failed; "
-            f"{shown(self.bytes_read, 'bytes')} in {self.requests} requests, {self.seconds:.2f} s",
-        }
-        return {name: text for name, text in facts.items() if text}
-
-    def _ranked_row(self, c: Screened, group: Group) -> RankedRow:
-        reach = self._change(c, group)
-        return RankedRow(
-            c.rank,
-            group.names[c],
-            c.gaps[self.metric].mean,
-            None if reach is None else 2 * reach[1],
-            None if c.ratio is None else c.ratio.mean,
-            answer.ranks_of(c.ties),
-            c.chosen,
-            c.accuracy,
-        )
-
-    def _change(self, c: Screened, group: Group) -> tuple[float, float] | None:
-        """The difference to the next rank and its error; along a training, from the step before."""
-        steps = group.steps
-        if not steps:
-            return None if c.next is None else (c.next.difference, c.next.se)
-        if c not in steps or c is steps[0]:
-            return None
-        change = difference(c.gaps[self.metric], steps[steps.index(c) - 1].gaps[self.metric])
-        return change.mean, change.se
-
-    def _figures_row(self, c: Screened, group: Group) -> FiguresRow:
-        gap, change = c.gaps[self.metric], self._change(c, group) or (None, None)
-        inside, across, control = gap.within_domain, gap.between, gap.within_reference
-        return FiguresRow(
-            group.names[c],
-            gap.mean,
-            gap.se,
-            *change,
-            *((None, None) if c.ratio is None else (c.ratio.mean, c.ratio.se)),
-            *(number for part in (inside, across, control) for number in (part.mean, part.se)),
-        )
-
-    def _token_rows(self) -> list[TokensRow]:
-        return [
+            for name, shown_columns in columns.items():
+                table = _table(rows, shown_columns, f"{name}-{group.anchor}", excerpt)
+                tables[f"{name}{place}"] = table
+        lines = [
+            AgreementRow(
+                line.group or _SCOPES[line.scope],
+                line.n,
+                line.spearman,
+                line.spearman_p,
+                line.reason or f"{'all' if line.exact else 'drawn'}: {line.permutations:,}",
+            )
+            for line in self.agreement
+        ]
+        tokens = [
             TokensRow(
                 tokens["family"],
                 name,
@@ -408,20 +314,162 @@ class Result(Report):
             for tokens in self._tokens()
             for side, name in (("domain", f"T, {self.domain}"), ("reference", f"R, {self.reference}"))
         ]
+        return tables | {
+            "read": _table(everyone, _READ, "read"),
+            "agreement": Table.of(lines, "", name="agreement"),
+            "tokens": Table.of(tokens, "", name="tokens"),
+        }
+
+    def _shown(self, c: Screened, group: Group) -> dict[str, Any]:
+        """The cells of a row that only readers need."""
+        change, error = self._change(c, group)
+        return {
+            "called": group.names[c],
+            "reach": None if error is None else 2 * error,
+            "delta": change,
+            "delta_se": error,
+            "no_clear_order_with": answer.ranks_of(c.ties),
+            "chosen": c.chosen,
+            "commit": c.revision[:12] if c.revision else "a folder",
+        }
+
+    def _change(self, c: Screened, group: Group) -> tuple[float | None, float | None]:
+        """The difference to the next rank and its error; along a training, from the step before."""
+        steps = group.steps
+        if not steps:
+            return (c.next.difference, c.next.se) if c.next else (None, None)
+        if c not in steps[1:]:
+            return None, None
+        change = difference(c.gaps[self.metric], steps[steps.index(c) - 1].gaps[self.metric])
+        return change.mean, change.se
+
+    def charts(self) -> Mapping[str, Chart]:
+        """G of each group, along a training the ratio too, and accuracy against G."""
+        drawn: dict[str, Chart] = {}
+        for place, (group, entries) in enumerate(self._entries.items()):
+            if not entries:
+                continue
+            best, count = group.names[group.checkpoints[0]], len(group.checkpoints)
+            if group.steps:
+                caption = f"G along the training of {group.title}"
+                description = f"G against the training step; largest at {best}."
+            else:
+                caption = "G of each checkpoint" + (
+                    f", the {_DRAWN} best of {count}" if count > _DRAWN else ""
+                )
+                description = f"Dots of G, best first, from {best}."
+            draw = self._drawing("steps" if group.steps else "dots", group)
+            drawn[f"ranking{place}"] = Chart(draw, caption, description, name=f"gap-{group.anchor}")
+            if any(c.ratio for c in group.steps):
+                drawn[f"ratio{place}"] = Chart(
+                    self._drawing("ratios", group),
+                    f"Ratio along the training of {group.title}",
+                    "within(T) / within(R) of rows times the final norm, against the training step.",
+                    name=f"ratio-{group.anchor}",
+                )
+        if self.agreement:
+            drawn["accuracy"] = Chart(
+                self._drawing("accuracies", self.groups),
+                "Accuracy against G",
+                "One point a checkpoint with an accuracy, by group.",
+                name="accuracy",
+            )
+        return drawn
+
+    def _drawing(self, name: str, of: Group | Sequence[Group]) -> Callable[[], dict[str, Any]]:
+        """A function of `lmeval_screener.charts` that is imported only where a page is drawn."""
+
+        def draw() -> dict[str, Any]:
+            from lmeval_screener import charts
+
+            specification: dict[str, Any] = getattr(charts, name)(of, self.metric)
+            return specification
+
+        return draw
+
+    def context(self) -> Mapping[str, Any]:
+        """The sentences of each group, notes, and facts of all."""
+        members = [c for entries in self._entries.values() for c in entries]
+        whole = [line for line in self.agreement if line.scope != "group"] or self.agreement
+        return {
+            "sentences": [
+                answer.sentences(group, self.metric, self.domain) for group in self.groups[: answer.GROUPS]
+            ],
+            "most_failed": len(self.failed) > len(self.checkpoints),
+            "failures": answer.failures(self.failed, len(self.checkpoints)),
+            "shown_groups": [(i, group) for i, group in enumerate(self.groups) if self._entries[group]],
+            "references": list(dict.fromkeys("step before" if g.steps else "next rank" for g in self.groups)),
+            "notes": _who((note, c) for c in members for note in c.notes),
+            "unknown": _who(
+                ((c.no_ratio or "it was not read", c) for c in members if c.ratio is None), len(members)
+            ),
+            "agreed": whole[0] if whole else None,
+            "facts_of_all": self._facts() if self.checkpoints else {},
+        }
+
+    def _facts(self) -> dict[str, str]:
+        tokens = self.checkpoints[0].resolution
+        facts = {
+            "Tokens": f"T: {len(tokens.domain)} of {self.domain}, R: {len(tokens.reference)} of "
+            f"{self.reference}; digit scheme: {tokens.digit_scheme}",
+            "Words of T that are no single token": ", ".join(word.strip() for word in tokens.dropped),
+            "Words of R that are no single token": ", ".join(w.strip() for w in tokens.dropped_reference),
+            "Read": f"{len(self.checkpoints)} screened, {len(self.failed)} failed; "
+            f"{shown(self.bytes_read, 'bytes')} in {self.requests} requests, {self.seconds:.2f} s",
+        }
+        return {name: text for name, text in facts.items() if text}
 
 
-def _who(labels: Sequence[str], everyone: int = 0) -> str:
-    if len(labels) == 1:
-        return labels[0]
-    return f"all {everyone}" if len(labels) == everyone else f"{len(labels)} checkpoints"
+# --- tables: columns over the rows of CSV ---------------------------------------------------------------
 
 
-def _with_decimals(table: Table, **places: int) -> Table:
-    columns = [
-        replace(column, format=f".{places[column.key]}f") if column.key in places else column
-        for column in table.columns
+def _ranking(metric: Metric, decimals: int, accuracy: str, group: Group) -> list[Column]:
+    return [
+        Column("rank", "Rank", "d", short="#"),
+        Column("called", "Step" if group.steps else "Checkpoint"),
+        Column(f"gap_{metric}", "G", f".{decimals}f", dots="below", reach="reach"),
+        Column("ratio", "Ratio", ".3f"),
+        Column("no_clear_order_with", "No clear order with", short="No clear order", drop=1),
+        Column("chosen", "Chosen", drop=2),
+        Column("accuracy", "Accuracy", accuracy, short="Acc.", drop=3),
     ]
-    return replace(table, columns=columns)
+
+
+def _figures(metric: Metric, decimals: int, group: Group) -> list[Column]:
+    """Both figures with their errors, and the parts of G."""
+    parts = {
+        "within_domain": ("within(T)", ""),
+        "between": ("between(T, R)", "T, R"),
+        "within_reference": ("within(R), control", "in R"),
+    }
+    change = "Δ from previous" if group.steps else "Δ to next"
+    return [
+        Column("called", "Step" if group.steps else "Checkpoint"),
+        Column(f"gap_{metric}", "G", f".{decimals}f", f"gap_{metric}_se"),
+        Column("delta", change, ".4f", "delta_se", short="Δ", drop=2),
+        Column("ratio", "Ratio", ".3f", "ratio_se"),
+        *(
+            Column(f"{name}_{metric}", heading, ".3f", f"{name}_{metric}_se", short=short, drop=3)
+            for name, (heading, short) in parts.items()
+        ),
+    ]
+
+
+_READ = [
+    Column("label", "Checkpoint"),
+    Column("commit", "Commit", drop=3),
+    Column("tensor", "Rows of", drop=2),
+    Column("dtype", "Type", drop=1),
+    Column("bytes_read", "Read", "bytes"),
+    Column("requests", "Requests", "d"),
+    Column("seconds", "Seconds", ".2f", short="s"),
+]
+
+
+def _table(rows: Sequence[Row], columns: Sequence[Column], name: str, excerpt: Sequence[int] = ()) -> Table:
+    """Rows under the columns of which some cell is filled."""
+    filled = [column for column in columns if any(row[column.key] not in (None, "") for row in rows)]
+    return Table(rows, filled, "", name, excerpt=excerpt)
 
 
 def _excerpt(members: Sequence[Screened], *, training: bool) -> tuple[int, ...]:
@@ -437,26 +485,13 @@ def _excerpt(members: Sequence[Screened], *, training: bool) -> tuple[int, ...]:
     return tuple(sorted({*range(_TOP), *cut[: _LONG - _TOP - _BOTTOM], *range(count - _BOTTOM, count)}))
 
 
-def _agreement_row(line: Agreement) -> AgreementRow:
-    return AgreementRow(
-        line.group or _SCOPES[line.scope],
-        line.n,
-        line.spearman,
-        line.spearman_p,
-        line.reason or f"{'all' if line.exact else 'drawn'}: {line.permutations:,}",
-    )
-
-
-def _read_row(c: Screened) -> ReadRow:
-    return ReadRow(
-        c.label,
-        c.revision[:12] if c.revision else "a folder",
-        c.tensor.name,
-        c.tensor.dtype,
-        c.bytes_read,
-        c.requests,
-        c.seconds,
-    )
+def _who(said: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, str]:
+    """Of whom each thing is said: the label of a single one, else how many."""
+    labels: dict[str, list[str]] = {}
+    for text, c in said:
+        labels.setdefault(text, []).append(c.label)
+    who = {text: of[0] if len(of) == 1 else f"{len(of)} checkpoints" for text, of in labels.items()}
+    return who | {text: f"all {everyone}" for text, of in labels.items() if len(of) == everyone > 1}
 
 
 def _failures(failed: Sequence[Failed]) -> list[FailedRow]:
@@ -467,8 +502,9 @@ def _failures(failed: Sequence[Failed]) -> list[FailedRow]:
         equal.setdefault((f.error, message), []).append(f)
     rows = []
     for (error, message), alike in equal.items():
+        if len(alike) == 1:
+            rows.append(FailedRow(alike[0].label, error, alike[0].message))
+            continue
         some = ", ".join(f.label for f in alike[:3]) + (", …" if len(alike) > 3 else "")
-        alone = len(alike) == 1
-        label = alike[0].label if alone else f"{len(alike)} checkpoints: {some}"
-        rows.append(FailedRow(label, error, alike[0].message if alone else message))
+        rows.append(FailedRow(f"{len(alike)} checkpoints: {some}", error, message))
     return rows

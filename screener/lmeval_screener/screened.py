@@ -1,144 +1,193 @@
-"""One ranked checkpoint, one that failed, the group in which it is compared, and what a gate found."""
+"""The types of a screening: what was read of a checkpoint, how it ranks, what failed, and who is compared."""
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
+
+import numpy as np
 
 from lmeval_dispersion.geometry import Metric
-from lmeval_screener.ranking.gap import Gap, difference
-from lmeval_screener.ranking.ratio import Ratio
-from lmeval_screener.ranking.ties import Next, Ranks
-from lmeval_screener.targets import label, step_key, training_and_step
-from lmeval_screener.tokens.resolution import Token
-
-#: Exit status where a checkpoint is below.
-EXIT_BELOW = 4
-_SHOWN = 5
+from lmeval_screener.figures import Gap, Ratio, difference, ranks
+from lmeval_screener.targets import Target, label, step_key, training_and_step
+from lmeval_screener.tokens import Resolution
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """The matrix that the rows came from: name, file, stored dtype, shape (v, d), tied or not."""
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What was read of one checkpoint, before it is known which others it may be compared with.
 
-    name: str
+    Attributes:
+        target: What was asked for.
+        repo: Repository after renames, or the folder.
+        revision: The commit that was read, 40 hex digits; None for a folder.
+        tensor: Name of the output projection.
+        file: Where it is stored.
+        dtype: Its element type as stored.
+        shape: Rows and columns.
+        tied: Whether it is the input embedding.
+        parameters: All parameters as stored; None if not to be known.
+        tokenizer: Digest of the tokenizer's file.
+        resolution: The rows of T and R; checkpoints of one tokenizer share it.
+        gaps: The gap in every metric.
+        warnings: What a reader of the number should know.
+        bytes_read: Bytes that travelled, those of an adapter's base included; from a cache 0.
+        requests: Requests likewise.
+        seconds: From the first request to the last row.
+        ratio: The second figure; None where the final norm is not known, and G stands alone.
+        no_ratio: Why there is none, one clause; empty where there is one.
+    """
+
+    target: Target
+    repo: str
+    revision: str | None
+    tensor: str
     file: str
     dtype: str
     shape: tuple[int, int]
     tied: bool
-
-
-@dataclass(frozen=True)
-class TokenInfo:
-    """How many tokens of each set were compared, and what was not.
-
-    Attributes:
-        domain: Tokens of T.
-        reference: Tokens of R.
-        dropped: Words of T that are no single piece of the tokenizer.
-        dropped_reference: Words of R likewise.
-        digit_scheme: How the tokenizer writes numbers.
-        domain_tokens: The tokens of T: surface form, piece, id, group.
-        reference_tokens: Those of R.
-    """
-
-    domain: int
-    reference: int
-    dropped: tuple[str, ...]
-    dropped_reference: tuple[str, ...]
-    digit_scheme: str
-    domain_tokens: tuple[Token, ...] = ()
-    reference_tokens: tuple[Token, ...] = ()
-
-    @staticmethod
-    def variants(tokens: Sequence[Token]) -> list[str]:
-        """How the words of a set are looked up: ``bare``, ``space``, or both."""
-        return sorted({"space" if token.text.startswith(" ") else "bare" for token in tokens})
-
-
-@dataclass(frozen=True, eq=False, repr=False, slots=True)
-class Screened:
-    """One checkpoint that was screened.
-
-    Attributes:
-        repo: Repository after renames, or the folder.
-        requested_revision: What the user asked for, None for the default branch.
-        revision: The commit that was read, 40 hex digits; None for a folder.
-        family: Family, or the tokenizer's short hash where checkpoints were given by name.
-        scale: Size as the field names it.
-        gaps: The gap in every metric.
-        tensor: Which matrix was read.
-        tokens: Which tokens were read.
-        bytes_read: Bytes that travelled, headers and small files included; from a cache 0.
-        requests: Requests that were made.
-        seconds: From the first request to the last row.
-        notes: What a reader of the number should know (contradictory configuration and the like).
-        accuracy: Accuracy that somebody supplied, None otherwise.
-        negative_control: Whether it is known not to have learned what the others learned.
-        rank: Rank within (family, scale), 1 for the largest G; equal means share the better rank.
-        ties: Ranks that it is not told apart from by G and ratio together (`ranking.ties`): at most one group
-            in twenty has a pair told apart by the choice of tokens alone.
-        next: The difference from the next in rank; None for the last.
-        ratio: The second figure; None where the final norm is not known, and G stands alone.
-        no_ratio: Why there is none; empty where there is one.
-        file: The GGUF file or quantisation that the user chose; None for the checkpoint's own weights.
-        labelled: What reports call it, where that is settled.
-        chosen: Why it is on a short list: ``rank``, ``tied`` or ``audit``; None where it is not.
-        inclusion_probability: With which it was to be on it; None without a short list.
-    """
-
-    repo: str
-    requested_revision: str | None
-    revision: str | None
-    family: str
-    scale: str
+    parameters: int | None
+    tokenizer: str
+    resolution: Resolution
     gaps: Mapping[Metric, Gap]
-    tensor: TensorInfo
-    tokens: TokenInfo
+    warnings: tuple[str, ...]
     bytes_read: int
     requests: int
     seconds: float
-    notes: tuple[str, ...] = ()
-    accuracy: float | None = None
-    negative_control: bool = False
-    rank: int = 0
-    ties: Ranks = field(default_factory=Ranks)
-    next: Next | None = None
     ratio: Ratio | None = None
     no_ratio: str = ""
-    file: str | None = None
-    labelled: str | None = None
-    chosen: str | None = None
-    inclusion_probability: float | None = None
+
+    @property
+    def requested_revision(self) -> str | None:
+        """What the user asked for; None for the default branch."""
+        return self.target.revision
 
     @property
     def name(self) -> str:
         """``repo``, ``repo@revision`` or ``repo:file``, as the user would write it."""
-        return label(self.repo, self.requested_revision, self.file)
+        return label(self.repo, self.target.revision, self.target.file)
 
     @property
     def label(self) -> str:
         """What reports call it; unique among those that were screened together."""
-        return self.labelled or self.name
+        return self.target.labelled or self.name
+
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy that somebody supplied, None otherwise."""
+        return self.target.accuracy
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the number should know: contradictory configuration, words that were dropped."""
+        tokens, notes = self.resolution, list(self.warnings)
+        if tokens.never_made:
+            more = len(tokens.never_made) - 5
+            notes.append(
+                "words dropped because the tokenizer never makes their piece: "
+                + ", ".join(tokens.never_made[:5])
+                + (f" and {more} more" if more > 0 else "")
+            )
+        if tokens.one_row:
+            notes.append(f"counted once because they share a row: {', '.join(tokens.one_row)}")
+        if tokens.vocabulary > self.shape[0]:
+            notes.append(
+                f"the tokenizer names {tokens.vocabulary} rows, {self.tensor} has only {self.shape[0]}"
+            )
+        return tuple(notes)
+
+
+class Next(NamedTuple):
+    """G of a checkpoint minus G of the next in rank.
+
+    Attributes:
+        difference: In the metric that ranks, 0 or more.
+        se: Paired jackknife standard error over the choice of tokens.
+        separated: Whether the order of the two is clear once all pairs of the group are counted.
+    """
+
+    difference: float
+    se: float
+    separated: bool
+
+
+class Ranks:
+    """Ranks of a group, ascending: a bit each, as those of a large group would not fit into memory.
+
+    >>> list(Ranks([8, 6, 6])), 6 in Ranks([6]), Ranks([5, 2, 3]).runs()
+    ([6, 8], True, [(2, 3), (5, 5)])
+    """
+
+    __slots__ = ("_bits",)
+
+    def __init__(self, ranks: Iterable[int] = ()) -> None:
+        places = np.fromiter(ranks, dtype=np.int64)
+        flags = np.zeros(places.max(initial=-1) + 1, dtype=bool)
+        flags[places] = True
+        self._bits = np.packbits(flags).tobytes()
+
+    def __iter__(self) -> Iterator[int]:
+        """Each rank."""
+        return iter(np.flatnonzero(self._flags()).tolist())
+
+    def __contains__(self, rank: int) -> bool:
+        """Whether a rank is among them."""
+        return rank >> 3 < len(self._bits) and bool(self._bits[rank >> 3] & 128 >> (rank & 7))
+
+    def runs(self) -> list[tuple[int, int]]:
+        """First and last of every run of ranks."""
+        edges = np.flatnonzero(np.diff(self._flags().astype(np.int8), prepend=0, append=0))
+        return [(int(begin), int(end) - 1) for begin, end in edges.reshape(-1, 2)]
+
+    def _flags(self) -> np.ndarray:
+        return np.unpackbits(np.frombuffer(self._bits, np.uint8))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Screened(Reading):
+    """One checkpoint that was screened: what was read of it, and where it stands in its group.
+
+    Attributes:
+        family: Family, or the tokenizer's short hash where checkpoints were given by name.
+        scale: Size as the field names it.
+        rank: Rank within (family, scale), 1 for the largest G; equal means share the better rank.
+        ties: Ranks with which it has no clear order by G and ratio together (`lmeval_screener.ranking`): at
+            most one group in twenty has a pair that is ordered by the choice of tokens alone.
+        next: The difference from the next in rank; None for the last.
+        chosen: Why it is on a short list: ``rank``, ``tied`` or ``audit``; None where it is not.
+        inclusion_probability: With which it was to be on it; None without a short list.
+    """
+
+    family: str = ""
+    scale: str = ""
+    rank: int = 0
+    ties: Ranks = field(default_factory=Ranks)
+    next: Next | None = None
+    chosen: str | None = None
+    inclusion_probability: float | None = None
 
     @property
     def tied_with(self) -> tuple[int, ...]:
-        """The ranks of the group that it is not told apart from, ascending; empty where there are none."""
+        """The ranks of the group with which it has no clear order, ascending."""
         return tuple(self.ties)
 
     def tied_to(self, rank: int) -> bool:
-        """Whether it is not told apart from the checkpoints of a rank."""
+        """Whether it has no clear order with the checkpoints of a rank."""
         return rank in self.ties
+
+    @property
+    def training_and_step(self) -> tuple[str, str | None]:
+        """The training that it is of, and the name of its step; the checkpoint itself and None for none."""
+        return training_and_step(self.repo, self.target.revision, local=self.revision is None)
 
     @property
     def step(self) -> str | None:
         """The name of its step in a training; None for none."""
-        return training_and_step(self.repo, self.requested_revision, local=self.revision is None)[1]
+        return self.training_and_step[1]
 
     def __repr__(self) -> str:
         gaps = ", ".join(f"{metric} G {gap.mean:.3f} ± {gap.se:.3f}" for metric, gap in self.gaps.items())
@@ -147,19 +196,26 @@ class Screened:
 
 @dataclass(frozen=True)
 class Failed:
-    """One checkpoint that was not screened: a stable word and a sentence."""
+    """One checkpoint that was not screened: what was asked for, a stable word, and a sentence."""
 
-    repo: str
-    revision: str | None
+    target: Target
     error: str
     message: str
-    file: str | None = None
-    labelled: str | None = None
+
+    @property
+    def repo(self) -> str:
+        """Repository or folder, as it was asked for."""
+        return self.target.shown
+
+    @property
+    def revision(self) -> str | None:
+        """Revision as it was asked for; None for the default branch."""
+        return self.target.revision
 
     @property
     def label(self) -> str:
         """What reports call it."""
-        return self.labelled or label(self.repo, self.revision, self.file)
+        return self.target.label
 
 
 @dataclass(frozen=True, repr=False)
@@ -171,35 +227,41 @@ class Group:
     checkpoints: tuple[Screened, ...]
 
     def __repr__(self) -> str:
-        return f"<Group> {self.family}, {self.scale}: {', '.join(c.label for c in self.checkpoints[:5])}" + (
-            f" and {len(self.checkpoints) - 5} more" if len(self.checkpoints) > 5 else ""
-        )
+        more = f" and {len(self.checkpoints) - 5} more" if len(self.checkpoints) > 5 else ""
+        return f"<Group> {self.name}: {', '.join(c.label for c in self.checkpoints[:5])}{more}"
 
     @cached_property
-    def trajectory(self) -> tuple[Screened, ...] | None:
-        """The members in the order of their steps where all are of one training, else None.
+    def trajectory(self) -> tuple[Screened, ...]:
+        """The members in the order of their steps where all are of one training, else none.
 
         They are revisions of one repository, or folders of one local run, whose own folder holds the last.
         """
-        training: str | None = None
-        steps: dict[Screened, str | None] = {}
-        for c in self.checkpoints:
-            run, step = training_and_step(c.repo, c.requested_revision, local=c.revision is None)
-            if training is not None and run != training:
-                return None
-            training, steps[c] = run, step
-        if len(steps) < 2 or not any(steps.values()):
-            return None
-        return tuple(sorted(steps, key=lambda c: (steps[c] is None, step_key(steps[c] or ""))))
+        of_training = {c: c.training_and_step for c in self.checkpoints}
+        if len(of_training) < 2 or len({training for training, _ in of_training.values()}) > 1:
+            return ()
+        steps = {c: step for c, (_, step) in of_training.items()}
+        members = sorted(steps, key=lambda c: (steps[c] is None, step_key(steps[c] or "")))
+        return tuple(members) if steps[members[0]] else ()
+
+    @cached_property
+    def steps(self) -> tuple[Screened, ...]:
+        """The members of a training that have a step, in order; empty where the group is no training."""
+        members = tuple(c for c in self.trajectory if c.step is not None)
+        return members if len(members) > 1 else ()
+
+    @property
+    def name(self) -> str:
+        """Family and scale."""
+        return f"{self.family} · {self.scale}"
 
     @property
     def title(self) -> str:
         """What reports call it; a training by its model and never by a path."""
-        if members := self.trajectory:
-            local = members[0].revision is None
-            training, _ = training_and_step(members[0].repo, None, local=local)
-            return Path(training).resolve().name if local else training.rpartition("/")[2]
-        return f"{self.family} · {self.scale}"
+        if not self.trajectory:
+            return self.name
+        training, _ = self.trajectory[0].training_and_step
+        local = self.trajectory[0].revision is None
+        return Path(training).resolve().name if local else training.rpartition("/")[2]
 
     @property
     def anchor(self) -> str:
@@ -209,90 +271,22 @@ class Group:
     @cached_property
     def names(self) -> dict[Screened, str]:
         """What its tables call each member: the step of a training, else the label."""
-        if members := self.trajectory:
-            return {c: c.step or ("default branch" if c.revision else "final model") for c in members}
+        if self.trajectory:
+            last = "default branch" if self.trajectory[0].revision else "final model"
+            return {c: c.step or last for c in self.trajectory}
         return {c: c.label for c in self.checkpoints}
 
     @cached_property
-    def steps(self) -> tuple[Screened, ...]:
-        """The members of a training that have a step, in order; empty where the group is no training."""
-        members = tuple(c for c in self.trajectory or () if c.step is not None)
-        return members if len(members) > 1 else ()
+    def ratio_ranks(self) -> dict[Screened, int]:
+        """Rank of each member by the ratio, 1 for the largest, of those that have one."""
+        rated = {c: c.ratio.mean for c in self.checkpoints if c.ratio is not None}
+        return dict(zip(rated, ranks(list(rated.values())), strict=True))
 
     def rival(self, metric: Metric) -> Screened | None:
         """The best by the ratio, where that is another one than by G and either figure is sure of it."""
-        rated = [c for c in self.checkpoints if c.ratio is not None]
-        if len(rated) < 2 or rated[0] is not self.checkpoints[0]:
-            return None
-        first, best = rated[0], max(rated, key=lambda c: c.ratio.mean if c.ratio else 0.0)
-        if best is first or first.ratio is None or best.ratio is None or not best.ratio.above(first.ratio):
+        first = self.checkpoints[0]
+        best = min(self.ratio_ranks, key=self.ratio_ranks.__getitem__, default=first)
+        if first.ratio is None or best.ratio is None or not best.ratio.above(first.ratio):
             return None
         sure = difference(first.gaps[metric], best.gaps[metric]).separated
         return best if sure or best.ratio.minus(first.ratio).separated else None
-
-    def ratio_rank(self, checkpoint: Screened) -> int | None:
-        """Rank of a member by the ratio, 1 for the largest; None where it has none."""
-        if checkpoint.ratio is None:
-            return None
-        return 1 + len(self._ratios) - bisect_right(self._ratios, checkpoint.ratio.mean)
-
-    @cached_property
-    def _ratios(self) -> list[float]:
-        return sorted(c.ratio.mean for c in self.checkpoints if c.ratio is not None)
-
-
-@dataclass(frozen=True)
-class Gate:
-    """What a gate found.
-
-    Attributes:
-        reference: Label of the checkpoint that none may fall below.
-        below: Labels of those that are clearly below it, all pairs of the group counted.
-        compared: Checkpoints of its group beside it.
-        not_compared: Checkpoints of another tokenizer or scale, or that failed.
-        failed: Code of the reference's own failure; empty where it was screened.
-    """
-
-    reference: str
-    below: tuple[str, ...]
-    compared: int
-    not_compared: int
-    failed: str = ""
-
-    @property
-    def passed(self) -> bool:
-        """Whether something was compared, and nothing is below."""
-        return not self.below and self.compared > 0
-
-    @property
-    def exit_code(self) -> int | None:
-        """Exit status that it asks for; None for the screening's own."""
-        return EXIT_BELOW if self.below else None if self.passed else 1
-
-    @property
-    def sentence(self) -> str:
-        """The answer of the gate."""
-        rest = f" {self.not_compared} not compared with it." if self.not_compared else ""
-        if self.failed:
-            return f"The gate cannot be judged: {self.reference} was not screened ({self.failed})."
-        if not self.compared:
-            return (
-                f"The gate cannot be judged: no other checkpoint has the tokenizer and scale of "
-                f"{self.reference}.{rest}"
-            )
-        if not self.below:
-            return f"Passed: none of {self.compared} is clearly below {self.reference}.{rest}"
-        shown = ", ".join(self.below[:_SHOWN])
-        more = f" and {len(self.below) - _SHOWN} more" if len(self.below) > _SHOWN else ""
-        return f"Failed: {shown}{more} clearly below {self.reference} ({self.compared} compared).{rest}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The gate in the JSON."""
-        return {
-            "reference": self.reference,
-            "passed": self.passed,
-            "below": list(self.below),
-            "compared": self.compared,
-            "not_compared": self.not_compared,
-            "failed": self.failed or None,
-        }

@@ -11,30 +11,28 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.geometry import METRICS, Metric
-from lmeval_screener.accuracies import Accuracies, read_accuracies
-from lmeval_screener.checkpoints import Meter
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Allowance, Budget
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.ranking.gate import judged, reference_among
-from lmeval_screener.ranking.groups import common_tokenizers, mismatch, ranked
-from lmeval_screener.reading import Reader, Reading
-from lmeval_screener.result import Result
-from lmeval_screener.screened import Failed
-from lmeval_screener.targets import Target, labelled
-from lmeval_screener.targets.selection import Selected, Selection, demo_targets, load_family, select_targets
-from lmeval_screener.tokens.cache import ResolutionCache
-from lmeval_screener.tokens.sets import TokenSet, load_token_set
+from lmeval_screener.ranking import common_tokenizers, mismatch, ranked
+from lmeval_screener.reading import Reader
+from lmeval_screener.result import Gate, Result
+from lmeval_screener.screened import Failed, Reading
+from lmeval_screener.targets import Target, labelled, parse_targets
+from lmeval_screener.targets.selection import Selected, Selection, select_targets
+from lmeval_screener.tokens import ResolutionCache, TokenSet, load_token_set
 
 if TYPE_CHECKING:
+    from lmeval_screener.accuracies import Accuracies
     from lmeval_screener.registry.database import Session
 
 T = TypeVar("T")
@@ -131,17 +129,18 @@ def screen(
     Raises:
         UsageError: A name, a file or a combination that cannot be used as given.
     """
-    from lmeval_screener.registry.options import kept_in
+    from lmeval_screener.registry import kept_in
 
     names = [checkpoints] if isinstance(checkpoints, str) else list(checkpoints)
-    selected = _in_a_loop_or_not(
+    selected = run_sync(
         lambda: select_targets(names, selection or Selection(), allowance=allowance, tokenizer=tokenizer)
     )
-    targets = selected.targets
-    if family is not None:
-        targets += load_family(family, families).checkpoints
-    if demo:
-        targets += demo_targets()
+    add_named(selected, family, families, demo=demo)
+    accuracies = None
+    if accuracy is not None:
+        from lmeval_screener.accuracies import read_accuracies
+
+        accuracies = read_accuracies(str(accuracy), selected.targets)
     sets = load_token_set(domain, "domain"), load_token_set(reference, "reference")
     place = None if registry is None else Path(registry)
     with kept_in(place, *sets, metric=metric, refresh=refresh, command="screen()") as session:
@@ -150,70 +149,77 @@ def screen(
             metric=metric,
             timeout=timeout,
             tokenizer=tokenizer,
-            accuracies=None if accuracy is None else read_accuracies(str(accuracy), targets),
+            accuracies=accuracies,
             session=session,
             allowance=allowance,
             selected=selected,
         )
         report = progress or (lambda done, count, label: None)
-        result = screen_targets(
-            targets, settings, lambda outcome, done, count: report(done, count, label_of(outcome))
+        return screen_targets(
+            selected.targets, settings, lambda outcome, done, count: report(done, count, outcome.label)
         )
-        if session is not None:
-            session.finish(result)
-    return result
 
 
-def label_of(outcome: Reading | Failed) -> str:
-    """What a checkpoint that ended is called."""
-    return outcome.label if isinstance(outcome, Failed) else outcome.target.label
+def add_named(selected: Selected, family: str | None, families: str | Path | None, *, demo: bool) -> None:
+    """Add the checkpoints of a family and of the demo to a selection."""
+    if family is not None:
+        from lmeval_screener.targets.selection import load_family
+
+        selected.targets += load_family(family, families).checkpoints
+    if demo:
+        from lmeval_screener.targets.selection import demo_targets
+
+        selected.targets += demo_targets()
 
 
 def screen_targets(targets: Sequence[Target], settings: Screening, on_done: OnDone | None = None) -> Result:
     """:func:`screen` for targets and token sets that are already at hand."""
     if not targets:
-        raise UsageError("expected at least one checkpoint or a family, got none; see --list-families")
+        raise UsageError("expected at least one checkpoint or a family, got none; see --list families")
     if settings.metric not in METRICS:
         raise UsageError(f"expected a metric of {', '.join(METRICS)}, got {settings.metric!r}")
     if not settings.timeout > 0:
         raise UsageError(f"expected a timeout above 0 seconds, got {settings.timeout}")
-
-    async def screened() -> Result:
-        start = time.perf_counter()
-        domain, reference, session = settings.domain, settings.reference, settings.session
-        async with Hub(offline=_at_hand(targets) or None, allowance=settings.allowance) as hub:
-            known = session.find if session is not None else None
-            reader = settings.reader_type(hub, domain, reference, ResolutionCache(hub.cache), known)
-            with contextlib.closing(reader):
-                run = _Run(reader, settings, on_done)
-                checkpoints = ranked(await run.comparable(targets), settings.metric)
-        selected = settings.selected
-        listed = Meter(selected.bytes_read, selected.requests) if selected else Meter()
-        meters = [hub.meter, listed, *reader.meters]
-        result = Result(
-            domain=domain.name,
-            reference=reference.name,
-            metric=settings.metric,
-            checkpoints=tuple(checkpoints),
-            failed=run.failed,
-            seconds=time.perf_counter() - start,
-            bytes_read=sum(meter.bytes_read for meter in meters),
-            requests=sum(meter.requests for meter in meters),
-            domain_words=tuple(text for group in domain.groups.values() for text in group.texts()),
-        )
-        if run.reference is None:
-            return result
-        return replace(result, gate=judged(result.groups, result.failed, run.reference.label))
-
     results: list[Result] = []
 
-    async def kept() -> None:
+    async def screened() -> None:
         # Not returned: asyncio.run prints its task's result when it puts the signal handler back, which
         # takes 0.1 s for the arrays of a family.
-        results.append(await screened())
+        results.append(await _screened(targets, settings, on_done))
 
-    _in_a_loop_or_not(lambda: asyncio.run(kept()))
+    run_sync(lambda: asyncio.run(screened()))
+    if settings.session is not None:
+        settings.session.finish(results[0])
     return results[0]
+
+
+async def _screened(targets: Sequence[Target], settings: Screening, on_done: OnDone | None) -> Result:
+    start = time.perf_counter()
+    session, selected = settings.session, settings.selected
+    async with Hub(offline=_at_hand(targets) or None, allowance=settings.allowance) as hub:
+        known = session.find if session is not None else None
+        sets = settings.domain, settings.reference
+        reader = settings.reader_type(hub, *sets, ResolutionCache(hub.cache), known)
+        with contextlib.closing(reader):
+            run = _Run(reader, settings, on_done)
+            readings = await run.readings(await run.expanded(targets))
+            checkpoints = ranked(await run.comparable(readings), settings.metric)
+    meters = [hub.meter, *reader.meters]
+    if selected is not None:
+        meters.append(selected.meter)
+    result = Result(
+        domain=settings.domain.name,
+        reference=settings.reference.name,
+        metric=settings.metric,
+        checkpoints=tuple(checkpoints),
+        failed=tuple(run.failed[target] for target in run.order if target in run.failed),
+        seconds=time.perf_counter() - start,
+        bytes_read=sum(meter.bytes_read for meter in meters),
+        requests=sum(meter.requests for meter in meters),
+    )
+    if run.reference is None:
+        return result
+    return replace(result, gate=Gate.of(result.groups, result.failed, run.reference.label))
 
 
 def _at_hand(targets: Sequence[Target]) -> bool:
@@ -224,7 +230,7 @@ def _at_hand(targets: Sequence[Target]) -> bool:
     )
 
 
-def _in_a_loop_or_not(act: Callable[[], T]) -> T:
+def run_sync(act: Callable[[], T]) -> T:
     """Result of something that runs a loop of its own, also where a notebook's thread already runs one."""
     try:
         asyncio.get_running_loop()
@@ -234,33 +240,156 @@ def _in_a_loop_or_not(act: Callable[[], T]) -> T:
         return pool.submit(act).result()
 
 
+def reference_among(targets: Sequence[Target], text: str, tokenizer: str | None = None) -> Target:
+    """The checkpoint that ``--fail-if-below`` names: by its label in the report, or as any other is named."""
+    by_label = next((item for item in labelled(targets) if item.label == text), None)
+    if by_label is not None:
+        return by_label
+    wanted = parse_targets([text], tokenizer)
+    if len(wanted) != 1 or wanted[0].is_glob:
+        raise UsageError(f"expected one checkpoint with --fail-if-below, got {text!r}, which names several")
+
+    def place(target: Target) -> tuple[str, str | None, str | None]:
+        repo = str(Path(target.repo).resolve()) if target.local else target.repo
+        return repo, target.revision, target.file
+
+    return next((item for item in targets if place(item) == place(wanted[0])), wanted[0])
+
+
 class _Run:
+    """One screening on its way.
+
+    Attributes:
+        order: All checkpoints as they were asked for, with their labels.
+        failed: Those that could not be screened.
+        reference: The one that none may fall behind; None where that was not asked for.
+    """
+
     def __init__(self, reader: Reader, settings: Screening, on_done: OnDone | None) -> None:
+        self.order: list[Target] = []
+        self.failed: dict[Target, Failed] = {}
         self.reference: Target | None = None
         self._reader, self._settings, self._on_done = reader, settings, on_done
         self._session = settings.session
-        # Words and sentences, not exceptions: those hold on to every frame that they passed.
-        self._errors: dict[Target, tuple[str, str]] = {}
-        self._order: list[Target] = []
         self._scouts: list[Budget] = []
         self._unreachable: list[str] = []
         self._stopped = False
+        self._done = 0
 
-    @property
-    def failed(self) -> tuple[Failed, ...]:
-        """Those that could not be screened, in the order in which they were asked for."""
-        return tuple(
-            _failed(target, *self._errors[target]) for target in self._order if target in self._errors
-        )
+    async def expanded(self, targets: Sequence[Target]) -> list[Target]:
+        """The targets with globs replaced by the revisions that they stand for, each one once."""
+        lists = await asyncio.gather(*map(self._revisions, targets))
+        expanded = list(dict.fromkeys(target for revisions in lists for target in revisions))
+        if self._settings.accuracies is not None:
+            expanded = self._settings.accuracies.of(expanded)
+        if self._settings.fail_if_below is not None:
+            reference = reference_among(expanded, self._settings.fail_if_below, self._settings.tokenizer)
+            expanded = list(dict.fromkeys([*expanded, reference]))
+            self.reference = labelled(expanded)[expanded.index(reference)]
+        self.order = labelled(expanded)
+        return self.order
 
-    async def comparable(self, targets: Sequence[Target]) -> list[tuple[Reading, Reading]]:
-        """All that could be read and compared, as asked for, each with the one of its common tokenizer."""
-        expanded = await self._expanded(targets)
+    async def _revisions(self, target: Target) -> list[Target]:
+        budget = Budget(self._settings.timeout)
+        try:
+            return await budget.bounded(self._reader.sources.expand(target, budget)) or [target]
+        except ScreeningError as error:
+            return [replace(target, refused=(error.code, str(error)))]  # fails when it is read
+
+    async def readings(self, targets: Sequence[Target]) -> list[Reading]:
+        """What could be read, in the order of the targets, some side by side.
+
+        What goes wrong with one, or an interrupt, costs no other.
+        """
+        # Who waits for a quota holds a slot; those that need another quota or none have slots of their own.
+        slots = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(self._reader.side_by_side))
+
+        async def work(target: Target) -> Reading | None:
+            try:
+                async with slots[_needs(target)]:
+                    outcome: Reading | ScreeningError = await self._read(target)
+            except ScreeningError as error:
+                outcome = error
+            except asyncio.CancelledError:
+                if not self._stopped:
+                    raise
+                kept = "cached" if self._session is None else "in the registry"
+                outcome = ScreeningError(
+                    "Interrupted",
+                    f"stopped before it was read; what was read is {kept}, run the same command again",
+                )
+            except DispersionError:
+                raise  # of all of them, not of this one
+            except Exception as error:
+                # An unexpected error fails this checkpoint only.
+                if os.environ.get("DISPERSION_DEBUG"):
+                    raise
+                outcome = ScreeningError(
+                    "InternalError",
+                    f"{type(error).__name__}: {error}; please report it (DISPERSION_DEBUG=1 shows where)",
+                )
+            self._report(target, outcome, len(targets))
+            return outcome if isinstance(outcome, Reading) else None
+
+        tasks = [asyncio.create_task(work(target)) for target in targets]
+
+        def stop() -> None:
+            self._stopped = True
+            for task in tasks:
+                task.cancel()
+
+        try:
+            with _on_interrupt(stop) if self._settings.keep_on_interrupt else contextlib.nullcontext():
+                return [reading for reading in await asyncio.gather(*tasks) if reading is not None]
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _read(self, target: Target) -> Reading:
+        if self._session is not None and (known := self._session.pinned(target)) is not None:
+            return known
+        budget = Budget(self._settings.timeout)
+        if target.on_hub and target.refused is None:
+            await self._hub_answers(budget)
+        return await self._reader.read(target, budget)
+
+    def _report(self, target: Target, outcome: Reading | ScreeningError, count: int) -> None:
+        """Keep what came of a checkpoint and say so."""
+        self._done += 1
+        if self._session is not None and target.refused is None:
+            self._session.keep(target, outcome)
+        ended = self._fail(target, outcome) if isinstance(outcome, ScreeningError) else outcome
         if self._on_done is not None:
-            for nothing in self.failed:  # a glob that matched nothing counts as ended
-                self._on_done(nothing, 0, len(expanded))
+            self._on_done(ended, self._done, count)
+
+    def _fail(self, target: Target, error: ScreeningError) -> Failed:
+        if error.code == "Unreachable" and target.on_hub:
+            self._unreachable.append(str(error))
+        # Words and sentences, not exceptions: those hold on to every frame that they passed.
+        self.failed[target] = Failed(target, error.code, str(error))
+        return self.failed[target]
+
+    async def _hub_answers(self, budget: Budget) -> None:
+        """Wait while nothing of the Hub was reached and the first checkpoints have trouble reaching it."""
+        if len(self._scouts) < _SCOUTS:
+            self._scouts.append(budget)
+            return
+        start = time.monotonic()
+        while not self._reader.reached:
+            if len(self._unreachable) >= _SCOUTS:
+                raise ScreeningError(
+                    "Unreachable", f"not tried, as {_SCOUTS} others failed: {self._unreachable[0]}"
+                )
+            troubles = [scout.trouble for scout in self._scouts]
+            failing = all(trouble is not None and trouble.code == "Unreachable" for trouble in troubles)
+            if not failing and time.monotonic() - start > _PATIENCE:
+                return
+            await asyncio.sleep(0.01)
+
+    async def comparable(self, readings: Sequence[Reading]) -> list[tuple[Reading, Reading]]:
+        """Those that can be compared, each with the one of its common tokenizer."""
         families: dict[str | None, list[Reading]] = {}
-        for reading in await self._read_all(expanded):
+        for reading in readings:
             families.setdefault(reading.target.family, []).append(reading)
         comparable = []
         for family, members in families.items():
@@ -293,167 +422,12 @@ class _Run:
             seconds=again.seconds + reading.seconds,
         )
 
-    async def _expanded(self, targets: Sequence[Target]) -> list[Target]:
-        """The targets with globs replaced by the revisions that they stand for, each one once."""
-        order: dict[Target, None] = {}
-        lists = await asyncio.gather(*(self._revisions(target) for target in targets))
-        for target, revisions in zip(targets, lists, strict=True):
-            order.update(dict.fromkeys(revisions or [target]))
-        expanded = list(order)
-        if self._settings.accuracies is not None:
-            rated = self._settings.accuracies.of(expanded)
-            self._errors |= {
-                new: self._errors[old]
-                for new, old in zip(rated, expanded, strict=True)
-                if old in self._errors
-            }
-            expanded = rated
-        text, reference = self._settings.fail_if_below, None
-        if text is not None:
-            reference = reference_among(expanded, text, self._settings.tokenizer)
-            expanded += [reference] if reference not in expanded else []
-        self._order = labelled(expanded)
-        if reference is not None:
-            self.reference = self._order[self._order.index(reference)]
-        return [target for target in self._order if target not in self._errors]
 
-    async def _revisions(self, target: Target) -> list[Target]:
-        try:
-            budget = Budget(self._settings.timeout)
-            return await budget.bounded(self._reader.sources.expand(target, budget))
-        except ScreeningError as error:
-            self._fail(target, error)
-            return []
-
-    def _interrupted(self) -> ScreeningError:
-        kept = "cached" if self._session is None else "in the registry"
-        return ScreeningError(
-            "Interrupted", f"stopped before it was read; what was read is {kept}, run the same command again"
-        )
-
-    async def _read_all(self, targets: Sequence[Target]) -> list[Reading]:
-        """What could be read, in the order of the targets, some side by side.
-
-        What goes wrong with one, or an interrupt, costs no other.
-        """
-        readings: dict[int, Reading] = {}
-        done = 0
-        running: set[asyncio.Task[Reading]] = set()
-        # Who waits for a quota holds a slot; those that need another quota or none have slots of their own.
-        queues: dict[str, list[int]] = {}
-        for place, target in enumerate(targets):
-            queues.setdefault(_needs(target), []).append(place)
-
-        async def worker(waiting: Iterator[int]) -> None:
-            nonlocal done
-            for place in waiting:
-                outcome: Reading | ScreeningError
-                try:
-                    if self._stopped:
-                        raise asyncio.CancelledError
-                    # A task of its own, so that an interrupt stops the reading and not the worker.
-                    task = asyncio.create_task(self._read(targets[place]))
-                    running.add(task)
-                    try:
-                        outcome = readings[place] = await task
-                    finally:
-                        task.cancel()
-                        running.discard(task)
-                except ScreeningError as error:
-                    outcome = error
-                except asyncio.CancelledError:
-                    if not self._stopped:
-                        raise
-                    outcome = self._interrupted()
-                except DispersionError:
-                    raise  # of all of them, not of this one
-                except Exception as error:
-                    # An unexpected error fails this checkpoint only.
-                    if os.environ.get("DISPERSION_DEBUG"):
-                        raise
-                    outcome = ScreeningError(
-                        "InternalError",
-                        f"{type(error).__name__}: {error}; please report it (DISPERSION_DEBUG=1 shows where)",
-                    )
-                done += 1
-                self._report(targets[place], outcome, done, len(targets))
-
-        def stop() -> None:
-            self._stopped = True
-            for task in running:
-                task.cancel()
-
-        with _on_interrupt(stop) if self._settings.keep_on_interrupt else contextlib.nullcontext():
-            await _all_or_none(
-                worker(waiting)
-                for places in queues.values()
-                for waiting in [iter(places)]
-                for _ in range(min(self._reader.side_by_side, len(places)))
-            )
-        return [readings[place] for place in sorted(readings)]
-
-    async def _read(self, target: Target) -> Reading:
-        if self._session is not None and (known := self._session.pinned(target)) is not None:
-            return known
-        budget = Budget(self._settings.timeout)
-        if target.on_hub:
-            await self._hub_answers(budget)
-        return await self._reader.read(target, budget)
-
-    def _report(self, target: Target, outcome: Reading | ScreeningError, done: int, count: int) -> None:
-        """Keep what came of a checkpoint and say so."""
-        if self._session is not None:
-            self._session.keep(target, outcome)
-        if isinstance(outcome, ScreeningError):
-            self._fail(target, outcome)
-        if self._on_done is not None:
-            if isinstance(outcome, ScreeningError):
-                self._on_done(_failed(target, outcome.code, str(outcome)), done, count)
-            else:
-                self._on_done(outcome, done, count)
-
-    async def _hub_answers(self, budget: Budget) -> None:
-        """Wait while nothing of the Hub was reached and the first checkpoints have trouble reaching it."""
-        if len(self._scouts) < _SCOUTS:
-            self._scouts.append(budget)
-            return
-        start = time.monotonic()
-        while not self._reader.reached:
-            if len(self._unreachable) >= _SCOUTS:
-                raise ScreeningError(
-                    "Unreachable", f"not tried, as {_SCOUTS} others failed: {self._unreachable[0]}"
-                )
-            troubles = [scout.trouble for scout in self._scouts]
-            failing = all(trouble is not None and trouble.code == "Unreachable" for trouble in troubles)
-            if not failing and time.monotonic() - start > _PATIENCE:
-                return
-            await asyncio.sleep(0.01)
-
-    def _fail(self, item: Target, error: ScreeningError) -> None:
-        self._errors[item] = error.code, str(error)
-        if error.code == "Unreachable" and item.on_hub:
-            self._unreachable.append(str(error))
-
-
-def _failed(target: Target, code: str, message: str) -> Failed:
-    return Failed(target.shown, target.revision, code, message, target.file, target.labelled)
-
-
-def _needs(item: Target) -> str:
+def _needs(target: Target) -> str:
     """Which quotas a checkpoint may wait for: of the Hub's resolver, of its API too, or none of the Hub's."""
-    if not item.on_hub:
+    if not target.on_hub:
         return "none"
-    return "resolver" if item.listing is not None else "api"
-
-
-async def _all_or_none(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Wait for all; when one fails the others are stopped, not left running behind."""
-    tasks = [asyncio.create_task(item) for item in work]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
+    return "resolver" if target.listed is not None else "api"
 
 
 @contextlib.contextmanager

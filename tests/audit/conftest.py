@@ -1,9 +1,20 @@
-"""Runs that several tests of the audit read and none changes."""
+"""Runs that several tests of the audit read and none changes; the paper's protocol with two splits of ten."""
+
+from functools import partial
 
 import pytest
 from synthetic import planted_store
 
+from lmeval_dispersion.auditing.paper import paper_protocol
 from lmeval_dispersion.auditing.run import read_run
+
+
+@pytest.fixture(scope="session", autouse=True)
+def two_splits():
+    """Forests take most of the time of an audit, and the protocol has tests of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lmeval_dispersion.auditing.report.paper_protocol", partial(paper_protocol, seeds=2))
+        yield
 
 
 @pytest.fixture(scope="session")

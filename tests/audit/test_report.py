@@ -25,10 +25,10 @@ def test_noise_is_no_better_than_the_trivial_predictor(noise):
     assert "no better than the trivial predictor" in verdicts[0].sentence
     assert not report.calibration.better
     assert "no better than the trivial predictor" in report.answer()[3]
-    ours = report.ranking["signals"][0]
-    assert abs(ours["auroc"] - 0.5) < 4 * ours["auroc_se"]
+    ours = report.ranking.signals[0]
+    assert abs(ours.auroc - 0.5) < 4 * ours.auroc_se
     assert "no better than chance" in report.answer()[2]
-    assert "not told apart" in report.answer()[1]
+    assert "do not differ clearly" in report.answer()[1]
 
 
 def test_same_store_and_seed_same_bytes(planted, tmp_path):
@@ -65,9 +65,9 @@ def test_all_right_or_all_wrong_leaves_the_slices(tmp_path, correct):
     run = read_run(planted_store(tmp_path, n=300, correct=correct))
     report = audit_report(run)
     assert missing_parts(report) == {"mixtures", "calibration", "paper_protocol", "ranking"}
-    assert "all 300 were answered" in report.mixtures["missing"]
-    assert len(report.slices["subject"]["rows"]) == 6
-    assert "same accuracy" in report.slices["subject"]["association"]["missing"]
+    assert "all 300 were answered" in report.mixtures.missing
+    assert len(report.slices["subject"].rows) == 6
+    assert "same accuracy" in report.slices["subject"].association.missing
     render(report.document(), "json")
 
 
@@ -75,22 +75,22 @@ def test_no_labels_leave_dispersion_and_the_tail(tmp_path):
     run = read_run(planted_store(tmp_path, n=300, correct=np.nan))
     report = audit_report(run)
     assert missing_parts(report) == {"mixtures", "calibration", "paper_protocol", "ranking"}
-    assert "none of these has a label" in report.ranking["missing"]
-    assert report.overall["dispersion"] > 0
-    assert np.isnan(report.overall["accuracy"])
+    assert "none of these has a label" in report.ranking.missing
+    assert report.overall.dispersion > 0
+    assert np.isnan(report.overall.accuracy)
 
 
 def test_one_document_is_a_report_of_reasons(tmp_path):
     report = audit_report(read_run(planted_store(tmp_path, n=1)))
     assert missing_parts(report) == {"mixtures", "calibration", "paper_protocol", "ranking", "hard_tail"}
-    assert report.overall["reason"] == "one document has no pair to be distant from"
+    assert report.overall.reason == "one document has no pair to be distant from"
     assert json.loads(render(report.document(), "json"))["overall"]["dispersion"] is None
 
 
 def test_two_documents_have_a_dispersion_without_an_error(tmp_path):
     report = audit_report(read_run(planted_store(tmp_path, n=2, subjects=None)))
-    assert report.overall["reason"] == "two documents give no error bar"
-    assert report.overall["dispersion"] > 0
+    assert report.overall.reason == "two documents give no error bar"
+    assert report.overall.dispersion > 0
 
 
 def test_documents_without_direction_are_left_out_and_counted(tmp_path):
@@ -104,7 +104,7 @@ def test_documents_without_direction_are_left_out_and_counted(tmp_path):
     assert report.run["documents"] == 198
     assert report.run["without_direction"] == 2
     assert "2 of 200 documents have a zero or non-finite vector" in report.notes[0]
-    assert report.overall["dispersion"] == pytest.approx(dispersion(np.delete(x, [3, 50], 0)), rel=1e-3)
+    assert report.overall.dispersion == pytest.approx(dispersion(np.delete(x, [3, 50], 0)), rel=1e-3)
     assert 3 not in [document.doc_id for document in ranked_documents(run)]
 
 
@@ -118,7 +118,7 @@ def test_fractional_scores_and_missing_confidences_are_said(tmp_path):
     names = {row.estimator for row in report.paper_protocol.errors}
     assert "ATC" not in names
     assert set(report.calibration.features) == {"dispersion", "log_perplexity", "prompt_tokens"}
-    assert {row["signal"] for row in report.ranking["signals"]}.isdisjoint({"margin", "top probability"})
+    assert {row.signal for row in report.ranking.signals}.isdisjoint({"margin", "top probability"})
     assert "confidence" not in report.slices
 
 
@@ -127,6 +127,6 @@ def test_partly_labelled_runs_use_the_labels_they_have(tmp_path):
     labels = np.where(rng.random(1200) < 0.5, (rng.random(1200) < 0.5).astype(float), np.nan)
     report = audit_report(read_run(planted_store(tmp_path, n=1200, correct=labels)))
     assert report.run["labelled"] == int((~np.isnan(labels)).sum())
-    assert report.ranking["documents"] == report.run["labelled"]
+    assert report.ranking.documents == report.run["labelled"]
     assert any("have no label" in note for note in report.notes)
     assert missing_parts(report) == set()

@@ -1,4 +1,4 @@
-"""A run as the audit sees it: confidence by hand, and stores that cannot be read."""
+"""A run as the audit sees it: confidence by hand, stores that cannot be read, documents by an expression."""
 
 import math
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from synthetic import documents, planted_store
 
-from lmeval_dispersion.auditing.run import confidences, read_run
-from lmeval_dispersion.errors import StoreError
+from lmeval_dispersion.auditing.run import confidences, labels_of, read_run, rows_where
+from lmeval_dispersion.errors import StoreError, UsageError
 from lmeval_dispersion.store import write_store
 
 
@@ -53,3 +53,53 @@ def test_no_vector_at_all_is_one_sentence(tmp_path):
 def test_scores_outside_the_unit_interval_are_refused(tmp_path):
     with pytest.raises(StoreError, match=r"scores in \[0, 1\] .* got 50 outside"):
         read_run(planted_store(tmp_path, n=50, correct=70.0))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return read_run(planted_store(tmp_path_factory.mktemp("run") / "s", n=300))
+
+
+def test_expressions_choose_rows(run):
+    subject, tokens = run.documents["subject"], run.documents["prompt_tokens"]
+    for expression, expected in {
+        "subject in ('subject 1', 'subject 4')": subject.isin(["subject 1", "subject 4"]),
+        "prompt_tokens < 100 and not subject == 'subject 0'": (tokens < 100) & (subject != "subject 0"),
+        "doc_id % 2 == 0 or doc_id >= 290": (np.arange(300) % 2 == 0) | (np.arange(300) >= 290),
+        "20 <= doc_id < 30": (np.arange(300) >= 20) & (np.arange(300) < 30),
+    }.items():
+        assert rows_where(run, expression).tolist() == np.flatnonzero(expected).tolist()
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("", "invalid syntax"),
+        ("subject ==", "invalid syntax"),
+        ("subjct == 'a'", "there is no column 'subjct'; did you mean subject"),
+        ("subject", "not true or false for every document"),
+        ("doc_id + 1", "not true or false for every document"),
+        ("subject < 3", "--where"),
+        ("doc_id < 'a'", "--where"),
+        ("doc_id < -1", "no document satisfies"),
+        ("@run.score > 0", "invalid syntax"),
+        ("__import__('os').getcwd() == ''", "not allowed"),
+        ("subject.str.len() > 2", "not allowed"),
+        ("subject[0] == 'a'", "subscript is not allowed"),
+        ("(lambda: 1)", "lambda is not allowed"),
+        ("doc_id ** 9999 > 1", "pow is not allowed"),
+        ("doc_id == 1; doc_id == 2", "invalid syntax"),
+        ("x := 3", "invalid syntax"),
+    ],
+)
+def test_what_is_no_comparison_of_columns_is_one_sentence(run, expression, message):
+    with pytest.raises(UsageError) as caught:
+        rows_where(run, expression)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_only_chosen_documents_keep_their_labels(run):
+    part = labels_of(run, np.arange(10, 20))
+    assert part.labelled.tolist() == list(range(10, 20))
+    assert len(run.labelled) == 300

@@ -1,6 +1,7 @@
 """Slices: which documents belong to which, their numbers against loops, and their order."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,18 +35,18 @@ def test_values_slice_by_name_and_missing_ones_belong_nowhere():
 
 
 def test_slice_rows_are_those_of_a_loop(planted):
-    table = slice_table(planted, slicings(planted)["subject"])["rows"]
+    table = slice_table(planted, slicings(planted)["subject"]).rows
     u = planted.vectors.rows.astype(np.float64) + planted.vectors.mean
     frame = planted.documents
-    assert [row["slice"] for row in table] == sorted(set(frame["subject"]))
+    assert [row.slice for row in table] == sorted(set(frame["subject"]))
     for row in table:
-        mask = (frame["subject"] == row["slice"]).to_numpy()
+        mask = (frame["subject"] == row.slice).to_numpy()
         estimate = dispersion_estimate(u[mask])
-        assert row["dispersion"] == pytest.approx(estimate.mean, rel=1e-6)
-        assert row["dispersion_se"] == pytest.approx(estimate.se, rel=1e-4)
-        assert row["accuracy"] == pytest.approx(frame["correct"][mask].mean())
-        assert row["query_perplexity"] == pytest.approx(frame["query_perplexity"][mask].mean())
-        assert row["documents"] == mask.sum()
+        assert row.dispersion == pytest.approx(estimate.mean, rel=1e-6)
+        assert row.dispersion_se == pytest.approx(estimate.se, rel=1e-4)
+        assert row.accuracy == pytest.approx(frame["correct"][mask].mean())
+        assert row.query_perplexity == pytest.approx(frame["query_perplexity"][mask].mean())
+        assert row.documents == mask.sum()
 
 
 def test_slices_can_be_any_column_and_unusable_ones_are_refused(planted, tmp_path):
@@ -63,22 +64,22 @@ def test_slices_can_be_any_column_and_unusable_ones_are_refused(planted, tmp_pat
 
 def test_association_over_slices():
     def table(pairs, n=50):
-        return [{"dispersion": d, "accuracy": a, "documents": n, "labelled": n} for d, a in pairs]
+        return [SimpleNamespace(dispersion=d, accuracy=a, documents=n, labelled=n) for d, a in pairs]
 
     rng = np.random.default_rng(0)
     x = rng.random(30)
     noisy = table(zip(x, x + 0.2 * rng.random(30), strict=True))
     found = association(noisy)
-    expected = spearmanr([r["dispersion"] for r in noisy], [r["accuracy"] for r in noisy]).statistic
-    assert found["spearman"] == pytest.approx(expected)
-    assert 0.5 < found["low"] < found["spearman"] < found["high"] <= 1
+    expected = spearmanr([r.dispersion for r in noisy], [r.accuracy for r in noisy]).statistic
+    assert found.spearman == pytest.approx(expected)
+    assert 0.5 < found.low < found.spearman < found.high <= 1
     null = association(table(zip(rng.random(30), rng.random(30), strict=True)))
-    assert null["low"] < 0 < null["high"]
+    assert null.low < 0 < null.high
     few = association(noisy[:7])
-    assert np.isnan(few["low"])
-    assert not np.isnan(few["spearman"])
-    assert "4 slices" in association(noisy[:3])["missing"]
-    assert "same accuracy" in association(table([(k, 0.5) for k in range(6)]))["missing"]
+    assert np.isnan(few.low)
+    assert not np.isnan(few.spearman)
+    assert "4 slices" in association(noisy[:3]).missing
+    assert "same accuracy" in association(table([(k, 0.5) for k in range(6)])).missing
 
 
 def test_slices_have_the_spectrum_of_their_own_vectors(tmp_path):
@@ -89,11 +90,11 @@ def test_slices_have_the_spectrum_of_their_own_vectors(tmp_path):
     write_store(tmp_path, documents=frame, vectors={"last": x}, manifest={})
     run = read_run(tmp_path)
     np.testing.assert_allclose(run.raw_vectors, x, rtol=0, atol=2e-3 * np.abs(x).max())  # float16 rows
-    rows = slice_table(run, by_column(run, "subject"), run.raw_vectors)["rows"]
+    rows = slice_table(run, by_column(run, "subject"), run.raw_vectors).rows
     expected = spectrum(x[frame["subject"] == "subject 2"])
-    assert [rows[2][name] for name in Spectrum._fields] == pytest.approx(expected, rel=1e-3)
-    assert all(np.isnan(rows[-1][name]) for name in Spectrum._fields)
-    assert "rankme" not in slice_table(run, by_column(run, "subject"))["rows"][0]
+    assert [getattr(rows[2], name) for name in Spectrum._fields] == pytest.approx(expected, rel=1e-3)
+    assert all(np.isnan(getattr(rows[-1], name)) for name in Spectrum._fields)
+    assert not hasattr(slice_table(run, by_column(run, "subject")).rows[0], "rankme")
     run.vectors.rows = run.vectors.rows[:-1]
     with pytest.raises(StoreError, match="lengths"):
         _ = run.raw_vectors

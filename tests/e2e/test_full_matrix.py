@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from checkpoints import write_checkpoint
 from hub_client import FORMATS, full_matrix
-from lmeval_screener.tokens.resolution import resolve
-from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.tokens import load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from lmeval_screener.weights.architectures import EMBEDDINGS, HEADS, WRAPPERS
 

@@ -21,10 +21,10 @@ from threadpoolctl import threadpool_limits
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.laboratory.comparison import compared
+from lmeval_dispersion.laboratory import compare_studies
 
 LAW = ("--segment", "24", "--bins", "6", "--bin-size", "10", "--layer", "all", "--contexts", "8")
-WHOLE = ("law", "model", "--data", "text.jsonl", *LAW, "--batch-size", "1")
+WHOLE = ("law", "model", "--data", "text.jsonl", *LAW)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def whole(place):
         patch.chdir(place)
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             assert run_here(*arguments) == 0, err.getvalue()
-    assert "600 of 600 segments from 600 texts" in err.getvalue()
+    assert "600 segments from 600 texts" in err.getvalue()
     first = out.getvalue().splitlines()[0]
     assert first.startswith("Whole segments: r of perplexity and dispersion is ")
     return place / "whole"
@@ -104,7 +104,7 @@ def test_an_interrupted_study_resumes_to_the_identical_result(place, whole, monk
     def interrupted(file, **arrays):
         savez(file, **arrays)
         saved.append(file)
-        if len(saved) == 4:
+        if len(saved) == 5:
             raise KeyboardInterrupt
 
     with threadpool_limits(1):
@@ -112,7 +112,7 @@ def test_an_interrupted_study_resumes_to_the_identical_result(place, whole, monk
             patch.setattr(np, "savez", interrupted)
             assert run_here(*arguments) == 130
         with pytest.raises(UsageError, match="is not complete; give its command again to resume it"):
-            compared(whole, place / "cut")
+            compare_studies(whole, place / "cut")
         assert run_here(*arguments) == 0
     same(whole, place / "cut")
 
@@ -137,7 +137,7 @@ def test_a_killed_study_resumes_to_the_identical_result(place, whole, monkeypatc
     process.wait()
     assert not (place / "killed" / "work" / "data" / "18.npz").exists()
     with pytest.raises(UsageError, match="is not complete; give its command again to resume it"):
-        compared(whole, place / "killed")
+        compare_studies(whole, place / "killed")
     # All that it knows lies in the folder, so it may go on in this process.
     monkeypatch.chdir(place)
     with threadpool_limits(1):
@@ -164,7 +164,7 @@ def run_here(*arguments):
 
 def test_a_comparison_pairs_on_the_same_text(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
-    options = ("--data", "few.jsonl", "--segment", 24, "--texts", 50)
+    options = ("--data", "few.jsonl", "--segment", 24, "--segments", 50)
     for model in ("model", "tuned"):
         folder = f"condensation-{model}"
         assert run_here("condensation", model, *options, "--study", folder, "-o", f"{model}.html") == 0
@@ -176,11 +176,11 @@ def test_a_comparison_pairs_on_the_same_text(place, monkeypatch, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["schema"] == "dispersion-lab-comparison/2"
     rows = found["rows"]
-    early = [row for row in rows if row["figure"] == "mean" and row["depth"] in ("0", "1", "2")]
+    early = [row for row in rows if row["figure"] == "mean" and row["layer"] != "last"]
     assert len(early) == 3
     # Paired on the texts: where nothing changed, nothing is uncertain.
     assert all(row["difference"] == row["low"] == row["high"] == 0 for row in early)
-    last = next(row for row in rows if row["figure"] == "mean" and row["depth"] == "3")
+    last = next(row for row in rows if row["figure"] == "mean" and row["layer"] == "last")
     means = [tables(place / f"condensation-{m}")["layers"]["mean"].iloc[-1] for m in ("model", "tuned")]
     assert last["difference"] == pytest.approx(means[1] - means[0])
     assert last["low"] < last["difference"] < last["high"]
@@ -195,7 +195,7 @@ def test_every_kind_of_study_can_be_compared(place, whole, kind, monkeypatch, ca
     options = {
         "law": LAW,
         "sublayers": ("--segment", 24, "--sizes", "10,20"),
-        "clusters": ("--ngram", 1, "--occurrences", 30, "--contexts", 20, "--context", 5, "--layer", "all"),
+        "clusters": ("--ngram", 1, "--occurrences", 20, "--segment", 5, "--layer", "all"),
     }[kind]
     for model in ("model", "tuned"):
         where = ("--study", f"{kind}-{model}", "--format", "csv")

@@ -22,8 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoints import slow_gap, write_checkpoint
-from lmeval_screener.tokens.resolution import resolve
-from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.tokens import load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 
 TOKENIZER = Path(__file__).parent.parent / "data" / "tokenizers" / "gpt2.json"

@@ -19,8 +19,7 @@ import numpy as np
 import pytest
 from checkpoints import slow_gap, write_checkpoint, write_qwen_7b
 from hub_faults import stalled, status
-from lmeval_screener.tokens.resolution import resolve
-from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.tokens import load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 
 TOKENIZERS = Path(__file__).parent.parent / "data" / "tokenizers"
@@ -148,7 +147,7 @@ def test_a_differing_tokenizer_is_left_out_of_a_family_with_the_reason(command, 
     families = tmp_path / "mine.yaml"
     entries = "".join(f"      - {{repo: org/{x}, scale: 1B, kind: base}}\n" for x in "abc")
     families.write_text(f"schema: 1\nfamilies:\n  ours:\n    checkpoints:\n{entries}")
-    done = command("--families", families, "--family", "ours", "--format", "json")
+    done = command("--family", f"{families}:ours", "--format", "json")
     assert done.returncode == 3, done.stderr
     document = json.loads(done.stdout)
     assert {c["repo"] for c in document["checkpoints"]} == {"org/a", "org/b"}
@@ -381,7 +380,7 @@ def test_ctrl_c_keeps_and_prints_what_is_done(small, hub, tmp_path):
         (("org/a", "--output", "nowhere/x.json"), "existing folder"),
         (("org/a", "--output", "x.xlsx"), ".json, .html"),
         (("org/a", "--across-scales"), "--across-scales"),
-        (("--families", "x.yaml"), "--family NAME"),
+        (("--family", "x.yaml:ours"), "x.yaml"),
         (("org/a", "--metric", "manhattan"), "cosine"),
     ],
 )
@@ -393,10 +392,10 @@ def test_wrong_usage_is_exit_2_with_the_next_step(command, args, message):
 
 
 def test_families_and_domains_are_listed_as_tables(command):
-    done = command("--list-families")
+    done = command("--list", "families")
     assert done.returncode == 0
     assert re.search(r"^qwen2.5 +36 ", done.stdout, re.M)
-    rows = csv.DictReader(io.StringIO(command("--list-domains", "--format", "csv").stdout))
+    rows = csv.DictReader(io.StringIO(command("--list", "domains", "--format", "csv").stdout))
     taken = {(row["set"], row["group"]): row["default"] for row in rows}
     assert taken["math", "digits"] == "True"
     assert taken["math", "operators"] == "False"
@@ -434,7 +433,7 @@ def test_a_tokenizer_with_more_words_is_ranked_on_the_common_ones(command, small
     families = tmp_path / "mine.yaml"
     entries = "".join(f"      - {{repo: org/{x}, scale: 1B, kind: base}}\n" for x in "abc")
     families.write_text(f"schema: 1\nfamilies:\n  ours:\n    checkpoints:\n{entries}")
-    done = command("--families", families, "--family", "ours", "--format", "json")
+    done = command("--family", f"{families}:ours", "--format", "json")
     assert done.returncode == 0, done.stdout
     tokens = {c["repo"]: c["tokens"] for c in json.loads(done.stdout)["checkpoints"]}
     assert {t["reference"] for t in tokens.values()} == {104}

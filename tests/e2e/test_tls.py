@@ -13,8 +13,7 @@ from checkpoints import write_qwen_7b
 from hub_faults import status, truncated
 from hub_server import HubServer
 from lmeval_screener.checkpoints import http
-from lmeval_screener.tokens.resolution import resolve
-from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.tokens import load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 
 TOKENIZER = Path(__file__).parent.parent / "data" / "tokenizers" / "qwen2.5.json"

@@ -75,13 +75,11 @@ def arguments(base, out, **options):
         "batch_size": 4,
         "lr": 5e-3,
         "tokens": 16 * 4 * 12,
-        "eval_tokens": 160,
-        "save_every": 3,
     } | options
     given = [
-        (name, one)
+        (name, each)
         for name, value in values.items()
-        for one in (value if isinstance(value, list) else [value])
+        for each in (value if isinstance(value, list) else [value])
     ]
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in given if value is not True]
     flags += [f"--{name.replace('_', '-')}" for name, value in values.items() if value is True]
@@ -114,16 +112,6 @@ def weights(out):
     return load_file(out / "angular_spread-seed0" / "model" / "model.safetensors")
 
 
-def test_bf16_trains_where_there_is_no_gpu(base, tmp_path):
-    shared = {"model": base / "undropped", "from_scratch": True}
-    for name, options in {"plain": shared, "bf16": shared | {"bf16": True}}.items():
-        assert main(arguments(base, tmp_path / name, **options)) == 0
-    plain, rounded = weights(tmp_path / "plain"), weights(tmp_path / "bf16")
-    moved = [float((plain[name] - rounded[name]).abs().max()) for name in plain]
-    # The same steps but for the rounding: Adam's are of 5e-3 each.
-    assert 0 < max(moved) < 0.03
-
-
 def test_an_interrupted_run_goes_on_to_the_same_numbers(base, tmp_path, capsys, monkeypatch):
     """The quick form of the next: interrupted in this process, after a checkpoint."""
     steps, show = [], Progress.update
@@ -150,7 +138,7 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(base, tmp_path, capsys, 
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_numbers(base, tmp_path, capsys):
-    options = {"max_tokens": 6, "tokens": 16 * 4 * 60, "save_every": 5}
+    options = {"max_tokens": 6, "tokens": 16 * 4 * 60}
     killed = started(base, tmp_path / "killed", **options)
     run = tmp_path / "killed" / "base-seed0"
     deadline = time.monotonic() + 200
@@ -242,14 +230,14 @@ def test_mistakes_are_one_sentence(base, tmp_path, capsys, options, code, said):
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        ({"weight": "inf"}, 2, "expected weight of at least 0 and finite"),
-        ({"weight": "-1"}, 2, "expected weight"),
+        ({"weight": "inf"}, 2, "expected --weight of at least 0 and finite"),
+        ({"weight": "-1"}, 2, "expected --weight"),
         ({"loss": "cross_domain_push_away"}, 2, "two --data"),
         ({"data": ["BASE/prose.txt", "/nowhere.jsonl"]}, 2, "does not exist"),
         ({"eval_data": "/nowhere.jsonl"}, 2, "does not exist"),
-        ({"eval_data": ["BASE/prose.txt", "BASE/prose.txt"]}, 2, "eval_data for each of 1 data, got 2"),
+        ({"eval_data": ["BASE/prose.txt", "BASE/prose.txt"]}, 2, "--eval-data for each of 1 --data, got 2"),
         ({"max_tokens": "1"}, 2, "make a pair"),
-        ({"seed": "-1"}, 2, "expected seed of at least 0"),
+        ({"seed": "-1"}, 2, "expected --seed of at least 0"),
         ({"lr": "fast"}, 2, "argument --lr: invalid float value: 'fast'"),
         ({"model": "BASE/reader"}, 2, "expected a causal language model"),
         ({"output_dir": "BASE/prose.txt"}, 2, "new or empty folder"),
@@ -340,29 +328,17 @@ def test_a_failed_start_blocks_nothing_and_a_full_disk_is_one_sentence(base, tmp
     assert "block 8 -> 16" in capsys.readouterr().err
 
 
-def test_another_comparisons_folder_is_refused_and_settings_files_are_read(base, tmp_path, capsys):
-    file, text = tmp_path / "settings.yaml", base / "prose.txt"
+def test_another_comparisons_folder_is_refused(base, tmp_path):
     assert set(LOSSES) == set(LOSS_NAMES)
 
-    def settings(content, *words):
-        file.write_text(f"model: {base / 'model'}\n{content}\n")
-        return given_settings(parser_of("train")[0].parse_args(["--settings", str(file), *words]))
+    def claimed(out, **options):
+        words = arguments(base, out, **options)[1:]
+        return claimed_folder(given_settings(parser_of("train")[0].parse_args(words)))
 
-    for content, said in (("blok: 4", "did you mean --block?"), ("bf16: 'no'", "--bf16"), ("lr: x", "--lr")):
-        with pytest.raises(SystemExit):
-            settings(content)
-        shown = capsys.readouterr().err
-        assert said in shown
-        assert "settings.yaml" in shown
-    words = ("--output-dir", str(tmp_path / "out"), "--data", str(text))
-    content = "data: x.txt\ntokens: 2M\nseed: [1, 2]\nbf16: true\nfrom_scratch: false"
-    found = settings(content, *words)
-    assert (found.tokens, found.seed, found.data) == (2_000_000, (1, 2), (str(text),))
-    assert (found.bf16, found.from_scratch) == (True, False)
-    begun = claimed_folder(found) / "base-seed1"
+    begun = claimed(tmp_path / "out") / "base-seed1"
     begun.mkdir()
     (begun / "trainer_state.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"lr 5e-05 -> 0\.1"):
-        claimed_folder(settings(content, *words, "--lr", "0.1"))
+    with pytest.raises(UsageError, match=r"lr 0\.005 -> 0\.1"):
+        claimed(tmp_path / "out", lr=0.1)
     with pytest.raises(UsageError, match="empty folder"):
-        claimed_folder(settings(content, *words, "--output-dir", str(tmp_path)))
+        claimed(tmp_path)

@@ -157,7 +157,7 @@ def check_vectors(lm: Any, results: Any, task: str, layer: str = "last", within:
     samples = results["samples"][task]
     assert samples
     for sample in samples:
-        state = sample["dispersion"].state
+        state, query = sample["dispersion"].state, sample["dispersion"].columns["text"]
         context, continuation = sample["arguments"][0]
         vector, logprobs = reference(lm, context, continuation, layer)
         assert state.vectors[layer].shape == (1, len(vector))
@@ -166,10 +166,10 @@ def check_vectors(lm: Any, results: Any, task: str, layer: str = "last", within:
             continue
         np.testing.assert_allclose(state.vectors[layer][0], vector, atol=1e-5, rtol=0)
         assert state.prompt_tokens == [len(logprobs) + 1] or state.truncated == [True]
-        if state.query:
-            tokens = len(lm.tok_encode(context.rstrip()[: context.rindex(state.query)] or ""))
+        if query:
+            tokens = len(lm.tok_encode(context.rstrip()[: context.rindex(query)] or ""))
             own = logprobs[max(tokens, 1) - 1 :]
-            if state.truncated == [False] and context.rstrip().endswith(state.query.rstrip()):
+            if state.truncated == [False] and context.rstrip().endswith(query.rstrip()):
                 assert state.perplexity[0] == pytest.approx(math.exp(-float(np.mean(own))), rel=1e-4)
 
 

@@ -57,12 +57,11 @@ def test_a_server_gives_the_store_of_transformers(
     logged = stock(*tasks, families=("mmlu", "gsm8k", "wikitext"), **settings)
     given = arguments(model_folder)
 
-    def store(name: str, backend: str, **options: Any) -> Path:
-        options = {"base_url": server, **options} if backend != "hf" else options
-        return stores_from_samples(logged, given, tmp_path / name, backend=backend, **options)
+    def store(name: str, base_url: str | None = server, **options: Any) -> Path:
+        return stores_from_samples(logged, given, tmp_path / name, base_url=base_url, **options)
 
-    store("hf", "hf", layers="last+norm")
-    store("vllm", "vllm")
+    store("hf", None, layers="last+norm")
+    store("vllm")
     for task in tasks:
         expected = read_store(tmp_path / "hf" / f"{task}_dispersion")
         found = read_store(tmp_path / "vllm" / f"{task}_dispersion")
@@ -86,7 +85,7 @@ def test_a_server_gives_the_store_of_transformers(
     assert truncated.any()
 
     for defect, message in (
-        ("unit", r"differ by up to \d+.*the server divides states by their length.*vllm serve"),
+        ("unit", r"differ by up to \d+.*it divides them by their length.*vllm serve"),
         ("before-norm", r"vllm does not give the states of transformers: \d+ states"),
         ("below", r"vllm does not give the states of transformers: \d+ states"),
         ("shifted", r"another model, precision, layer or tokenizer; start it with `vllm"),
@@ -94,26 +93,17 @@ def test_a_server_gives_the_store_of_transformers(
         ("none/other", r"status 404\): .*Not Found"),
     ):
         with pytest.raises(HarnessError, match=message):
-            store("refused", "vllm", base_url=f"{server}/{defect}", tasks=["mmlu_anatomy"])
+            store("refused", f"{server}/{defect}", tasks=["mmlu_anatomy"])
         assert not list((tmp_path / "refused").rglob("manifest.json"))
-    store("forced", "vllm", base_url=f"{server}/unit", tasks=["mmlu_anatomy"], force=True)
+    store("forced", f"{server}/unit", tasks=["mmlu_anatomy"], force=True)
     notes = read_store(tmp_path / "forced").manifest["samples"]["notes"]
     assert any("does not give the states of transformers" in note for note in notes)
     with pytest.raises(UsageError, match="vllm gives the layer 'norm' alone, not 'last'"):
-        store("refused", "vllm", layers="last")
-    with pytest.raises(UsageError, match="expected --base-url beside --backend vllm; start a server"):
-        store("refused", "vllm", base_url=None)
+        store("refused", layers="last")
     with pytest.raises(UsageError, match="other samples, another model or other layers"):
-        store("vllm", "hf", layers="norm")
+        store("vllm", None, layers="norm")
     with pytest.raises(HarnessError, match=r"no server answers at http://127\.0\.0\.1:9/v1/models"):
-        stores_from_samples(
-            logged,
-            given,
-            tmp_path / "refused",
-            backend="vllm",
-            base_url="http://127.0.0.1:9",
-            tasks=["gsm8k"],
-        )
+        store("refused", "http://127.0.0.1:9", tasks=["gsm8k"])
 
 
 def test_the_tolerance_is_fixed_by_the_precision() -> None:

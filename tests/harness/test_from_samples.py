@@ -17,7 +17,7 @@ import transformers
 from harness_world import arguments, environment, evaluate, from_folder, tiny_llama
 
 from lmeval_dispersion.errors import HarnessError, UsageError
-from lmeval_dispersion.harness import prefill, requests
+from lmeval_dispersion.harness import from_samples, requests
 from lmeval_dispersion.harness.from_samples import stores_from_samples
 from lmeval_dispersion.store import read_store
 
@@ -29,11 +29,11 @@ LAYERS = "last+layer.0.attn"
 def counted(run: Callable[..., Any], sizes: list[int], stop_after: int = 99) -> Callable[..., Any]:
     """``requests.prefilled`` that notes how many prompts it runs, and is interrupted after some calls."""
 
-    def noted(lm: Any, instances: Any) -> Any:
+    def noted(lm: Any, kind: str, prompts: Any, recorders: Any) -> None:
         if len(sizes) == stop_after:
             raise KeyboardInterrupt
-        sizes.append(len(instances))
-        return run(lm, instances)
+        sizes.append(len(prompts))
+        run(lm, kind, prompts, recorders)
 
     return noted
 
@@ -113,7 +113,7 @@ def test_a_killed_run_goes_on_and_equal_prompts_run_once(
     lines[1] = {**lines[0], "doc_id": 1}
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     ran: list[int] = []
-    monkeypatch.setattr(prefill, "_PART", 3)
+    monkeypatch.setattr(from_samples, "_PART", 3)
     prefilled = requests.prefilled
     monkeypatch.setattr(requests, "prefilled", counted(prefilled, ran, stop_after=1))
     with pytest.raises(KeyboardInterrupt):
@@ -126,7 +126,7 @@ def test_a_killed_run_goes_on_and_equal_prompts_run_once(
     store = read_store(tmp_path / "s")
     assert len(store.documents) == len(lines)
     np.testing.assert_array_equal(store.vectors()[0], store.vectors()[1])
-    assert not list((tmp_path / "s").rglob("*.npz"))
+    assert not list((tmp_path / "s").rglob(".parts"))
     rest.clear()
     stores_from_samples(logged, arguments(model_folder), tmp_path / "s")
     assert not rest  # finished stores are kept
@@ -217,11 +217,11 @@ import time
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.harness import prefill
 prefill._PART = 3
-save = prefill._save
+save = from_samples._save
 def once(*given):
     save(*given)
     time.sleep(600)
-prefill._save = once
+from_samples._save = once
 raise SystemExit(main())
 """
 
@@ -231,15 +231,15 @@ def test_an_interrupted_run_loses_no_finished_part(
 ) -> None:
     """The quick form of the next."""
     logged = stock("arc_easy", families=("arc",))
-    monkeypatch.setattr(prefill, "_PART", 3)
-    save = prefill._save
+    monkeypatch.setattr(from_samples, "_PART", 3)
+    save = from_samples._save
 
     def interrupted(*given: Any) -> None:
         save(*given)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(prefill, "_save", interrupted)
+        patch.setattr(from_samples, "_save", interrupted)
         with pytest.raises(KeyboardInterrupt):
             stores_from_samples(logged, arguments(model_folder), tmp_path / "cut")
     assert not list((tmp_path / "cut").rglob("manifest.json"))
@@ -255,19 +255,19 @@ def test_a_process_that_is_killed_loses_no_finished_part(
 ) -> None:
     logged = stock("arc_easy", families=("arc",))
     stores_from_samples(logged, arguments(model_folder), tmp_path / "whole")
-    command = [sys.executable, "-W", "ignore", "-c", HALTED, "embed", "--from-samples", str(logged)]
-    command += ["--model", str(model_folder), "--dtype", "float32"]
+    command = [sys.executable, "-W", "ignore", "-c", HALTED, "embed", str(model_folder)]
+    command += ["--from-samples", str(logged), "--dtype", "float32"]
     command += ["--device", "cpu", "-o", str(tmp_path / "killed")]
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     while process.poll() is None and not [
-        file for file in (tmp_path / "killed").rglob("*.npz") if ".tmp." not in file.name
+        file for file in (tmp_path / "killed").rglob("*.safetensors") if file.parent.name == ".parts"
     ]:
         time.sleep(0.02)
     process.kill()
     output, _ = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL, output  # it ran when the signal came
     assert not list((tmp_path / "killed").rglob("manifest.json"))
-    monkeypatch.setattr(prefill, "_PART", 3)
+    monkeypatch.setattr(from_samples, "_PART", 3)
     ran: list[int] = []
     monkeypatch.setattr(requests, "prefilled", counted(requests.prefilled, ran))
     stores_from_samples(logged, arguments(model_folder), tmp_path / "killed")
@@ -278,7 +278,7 @@ def test_a_process_that_is_killed_loses_no_finished_part(
     assert left == {"documents.parquet", "manifest.json", "vectors.safetensors"}
 
 
-def test_several_launched_processes_are_refused_unless_they_hold_the_model_between_them(
+def test_several_launched_processes_are_refused(
     stock: Callable[..., Path], model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logged = stock("arc_easy", families=("arc",), limit=2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,7 @@ import pytest
 import torch
 import transformers
 from harness_world import (
-    arguments,
     check_vectors,
-    environment,
     evaluate,
     hflm,
     records,
@@ -23,45 +19,11 @@ from harness_world import (
 )
 
 from lmeval_dispersion.errors import HarnessError
-from lmeval_dispersion.harness.from_samples import stores_from_samples
 from lmeval_dispersion.model.loading import load_model
-from lmeval_dispersion.store import read_store
 
 pytestmark = pytest.mark.usefixtures("in_world")
 
 HERE = Path(__file__).resolve().parent
-
-
-@pytest.mark.slow
-def test_a_model_that_two_processes_hold_gives_the_same_store(
-    stock: Callable[..., Path], model_folder: Path, tmp_path: Path
-) -> None:
-    logged = stock("arc_easy", families=("arc",), num_fewshot=2)
-    stores_from_samples(logged, arguments(model_folder), tmp_path / "one", layers="last+layer.0.attn")
-    (tmp_path / "codes").mkdir()
-    launch = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [
-            *(*launch, "--nproc-per-node", "2", str(HERE / "tensor_parallel.py"), str(tmp_path / "codes")),
-            *("embed", "--from-samples", str(logged), "--model", str(model_folder), "--dtype", "float32"),
-            *("--model-args", "tp_plan=auto", "--layer", "last", "--layer", "layer.0.attn"),
-            *("-o", str(tmp_path / "two")),
-        ],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert [(tmp_path / "codes" / rank).read_text() for rank in "01"] == ["0", "0"]
-    one, two = (read_store(tmp_path / name / "arc_easy_dispersion") for name in ("one", "two"))
-    for layer in one.layers:
-        np.testing.assert_allclose(two.vectors(layer), one.vectors(layer), atol=1e-3)  # float16
-        np.testing.assert_allclose(two.norms(layer), one.norms(layer), rtol=1e-4)
-    np.testing.assert_allclose(
-        two.documents["query_perplexity"], one.documents["query_perplexity"], rtol=1e-4
-    )
 
 
 def hooks(model: torch.nn.Module) -> list[Any]:
@@ -190,18 +152,9 @@ def test_models_with_eyes_read_texts(seeing_model: Path, task_manager: Callable[
     lm = HFMultimodalLM(str(seeing_model), device="cpu", dtype="float32", batch_size=3, max_length=512)
     results = evaluate(lm, ["arc_easy_dispersion"], task_manager(), limit=4)
     check_vectors(lm, results, "arc_easy_dispersion")
-    from lm_eval.api.instance import Instance
-
-    from lmeval_dispersion.harness import requests
+    from lmeval_dispersion.harness.records import Prompt
 
     arguments = ("<image> What is it?", {"until": ["\n"], "max_gen_toks": 4}, {"visual": [None]})
     for kind in ("loglikelihood", "generate_until"):
-        request = Instance(
-            request_type=requests.REQUEST_TYPES[kind],
-            doc={},
-            arguments=arguments,
-            idx=0,
-            metadata=("t", 0, 1),
-        )
         with pytest.raises(HarnessError, match="t has images in its prompts, whose states cannot be kept"):
-            getattr(lm, request.request_type)([request])
+            getattr(lm, f"dispersion_{kind}")([Prompt(arguments, None, "t", ("last",))])

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
-from lmeval_dispersion.harness.prompts import PromptShape, source_text
-from lmeval_dispersion.harness.saving import model_identity
+from lmeval_dispersion.harness.saving import model_identity, prompt_manifest, source_text
 
-SHAPE = PromptShape(
-    doc_to_text="{{question}}\nAnswer:",
-    description="Questions about high school biology.\n\n",
-    subject="high_school_biology",
-    delimiters=(" ", "\n\n"),
-    num_fewshot=2,
-    fewshot_seed=1,
-    chat_template="c",
-    multiturn=False,
-    system="Be brief.",
-)
+CONFIG = {
+    "doc_to_text": "{{question}}\nAnswer:",
+    "description": "Questions about high school biology.\n\n",
+    "dataset_name": "high_school_biology",
+    "target_delimiter": " ",
+    "fewshot_delimiter": "\n\n",
+    "num_fewshot": 2,
+}
+OPTIONS = {"fewshot_seed": 1, "chat_template": "c", "multiturn": False, "system": "Be brief."}
+
+
+def asked(**change: Any) -> Any:
+    config = {key: change.get(key, value) for key, value in CONFIG.items()}
+    return prompt_manifest(config, **{key: change.get(key, value) for key, value in OPTIONS.items()})
 
 
 def render(doc: Any) -> str:
@@ -39,7 +40,7 @@ def test_functions_are_their_source_and_never_an_address() -> None:
     assert "doc[" in source_text(render)
     assert "Renderer" in source_text(Renderer())
     assert source_text(partial(render, option=1)) != source_text(partial(render, option=2))
-    assert replace(SHAPE, doc_to_text=render).format == replace(SHAPE, doc_to_text=source_text(render)).format
+    assert asked(doc_to_text=render) == asked(doc_to_text=source_text(render))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_functions_are_their_source_and_never_an_address() -> None:
     [
         ({"doc_to_text": "{{question}}"}, "prompt_template"),
         ({"description": "Other.\n\n"}, "prompt_template"),
-        ({"delimiters": ("", "\n\n")}, "prompt_template"),
+        ({"target_delimiter": ""}, "prompt_template"),
         ({"num_fewshot": 3}, "num_fewshot"),
         ({"fewshot_seed": 2}, "fewshot_seed"),
         ({"chat_template": "d"}, "chat_template"),
@@ -56,14 +57,13 @@ def test_functions_are_their_source_and_never_an_address() -> None:
     ],
 )
 def test_each_change_is_seen_in_its_own_key(change: dict[str, Any], key: str) -> None:
-    other = replace(SHAPE, **change).identity
-    assert {k for k in other if other[k] != SHAPE.identity[k]} == {key}
+    other, base = asked(**change)["identity"], asked()["identity"]
+    assert {k for k in other if other[k] != base[k]} == {key}
 
 
 def test_subjects_of_one_benchmark_have_one_template() -> None:
-    other = replace(SHAPE, subject="anatomy", description="Questions about anatomy.\n\n")
-    assert other.identity == SHAPE.identity
-    bare = replace(SHAPE, num_fewshot=0, chat_template=None, system=None).identity
+    assert asked(dataset_name="anatomy", description="Questions about anatomy.\n\n") == asked()
+    bare = asked(num_fewshot=0, chat_template=None, system=None)["identity"]
     assert bare.keys() == {"prompt_template", "num_fewshot"}
 
 

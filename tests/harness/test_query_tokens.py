@@ -1,4 +1,4 @@
-"""The query's tokens: decoded they are the query, on every pre-tokenizer at hand, fast and slow."""
+"""The query's tokens: decoded they are the query, on every pre-tokenizer at hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import transformers
 from datasets_layout import DATA
 from tokenizers import Tokenizer, models, trainers
 
-from lmeval_dispersion.harness.query_tokens import _by_decoding, query_tokens
+from lmeval_dispersion.harness.recording import query_tokens
 
 REAL = sorted((Path(__file__).parents[1] / "data/tokenizers").glob("*.json"))
 WHOLE = sorted(Path(os.environ.get("WHOLE_TOKENIZERS", os.devnull)).glob("*/tokenizer.json"))
@@ -51,15 +51,6 @@ def trained(file: Path) -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=core)
 
 
-class Slow:
-    """A tokenizer in Python: texts to tokens and back, no offsets."""
-
-    is_fast = False
-
-    def __init__(self, fast: Any) -> None:
-        self.decode = fast.decode
-
-
 def tokenizers() -> list[Any]:
     return [pytest.param(file, id=file.stem) for file in REAL] + [
         pytest.param(file, id=f"whole {file.parent.name}") for file in WHOLE
@@ -74,15 +65,11 @@ def tokenizer(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.parametrize("name", PROMPTS)
-@pytest.mark.parametrize("slow", [False, True], ids=["fast", "slow"])
-def test_the_tokens_hold_the_query_and_the_tokens_beside_them_none_of_it(
-    tokenizer: Any, name: str, slow: bool
-) -> None:
+def test_the_tokens_hold_the_query_and_the_tokens_beside_them_none_of_it(tokenizer: Any, name: str) -> None:
     before, query, after = PROMPTS[name]
     prompt = before + query + after
     context = tokenizer(prompt.rstrip())["input_ids"]
-    lm = SimpleNamespace(tokenizer=Slow(tokenizer) if slow else tokenizer)
-    start, stop = query_tokens(lm, prompt, query, context)
+    start, stop = query_tokens(tokenizer, prompt, query, context)
     assert 0 <= start < stop <= len(context)
 
     def text(tokens: list[int]) -> str:
@@ -97,12 +84,12 @@ def test_the_tokens_hold_the_query_and_the_tokens_beside_them_none_of_it(
 
 
 def test_what_is_not_there_and_what_cannot_be_told(tokenizer: Any) -> None:
-    lm = SimpleNamespace(tokenizer=tokenizer)
     context = tokenizer("some words")["input_ids"]
-    assert query_tokens(lm, "some words", None, context) == (0, len(context))
-    assert query_tokens(lm, "some words", "others", context) == (0, len(context))
-    assert query_tokens(lm, "some words", "  ", context) == (0, len(context))
+    assert query_tokens(tokenizer, "some words", None, context) == (0, len(context))
+    assert query_tokens(tokenizer, "some words", "others", context) == (0, len(context))
+    assert query_tokens(tokenizer, "some words", "  ", context) == (0, len(context))
     # Tokens that are not the prompt's: no figure rather than a wrong one.
     other = tokenizer("quite another text")["input_ids"]
-    assert query_tokens(lm, "some words", "words", other) == (0, 0)
-    assert _by_decoding(tokenizer, "some words", 5, 10, other) == (0, 0)
+    assert query_tokens(tokenizer, "some words", "words", other) == (0, 0)
+    slow = SimpleNamespace(is_fast=False)
+    assert query_tokens(slow, "some words", "words", context) == (0, 0)

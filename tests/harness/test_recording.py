@@ -90,8 +90,7 @@ def test_truncated_few_shot_and_chat_prompts(
         results = evaluate(lm, ["mmlu_astronomy_dispersion"], task_manager(), **settings)
         check_vectors(lm, results, "mmlu_astronomy_dispersion")
         for record in records(results, "mmlu_astronomy_dispersion"):
-            assert record.state.query is not None
-            assert record.state.query.endswith("\nAnswer:")
+            assert record.columns["text"].endswith("\nAnswer:")
 
 
 def test_generation_is_seen_after_the_prompt(tokenizer: Any, task_manager: Callable[..., Any]) -> None:

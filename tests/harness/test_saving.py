@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from harness_world import check_vectors, evaluate, hflm, tiny_llama
 
@@ -75,39 +71,6 @@ def test_a_full_disk_costs_the_store_and_not_the_run(
         read_store(folder)
 
 
-FULL_DISK = """
-import resource, sys
-from pathlib import Path
-from types import SimpleNamespace
-import numpy as np
-from lmeval_dispersion.harness import saving
-from lmeval_dispersion.harness.seams import Surroundings
-from lmeval_dispersion.harness.metrics import TaskMetrics
-from lmeval_dispersion.harness.records import DocRecord, DocState
-resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # as a disk with 50 kB left
-rows = np.random.default_rng(0).normal(size=(2000, 1, 32)).astype(np.float32)
-states = [DocState(i, {"last": row}, [3], [False], [2.0], "h") for i, row in enumerate(rows)]
-records = [DocRecord(s, s.doc_id, 1.0, None, None, [], "d", None) for s in states]
-config = SimpleNamespace(doc_to_text="", num_fewshot=0, target_delimiter=" ", fewshot_delimiter="")
-task = SimpleNamespace(task_name="t", VERSION=1, config=config)
-run = saving.begin("t", {"dispersion_store": sys.argv[1]}, Surroundings(), {})
-assert run.folder == Path(sys.argv[1]) / "t"
-assert saving.save(run, task, TaskMetrics("t", records, ["last"]), {}) is None
-assert saving.failures == [run.folder]
-"""
-
-
-def test_a_store_that_does_not_fit_is_partial(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path / "store")], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert "could not be written" in done.stderr
-    assert not list((tmp_path / "store/t").glob("*.tmp"))
-    with pytest.raises(UsageError, match="partial"):
-        read_store(tmp_path / "store")
-
-
 def test_the_judge_may_be_a_filters_metric(
     tokenizer: Any, task_manager: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,58 +129,3 @@ def test_a_function_may_judge_by_the_name_of_what_it_gives(
         store = read_store(tmp_path / judge)
         assert store.manifest["figures"]["correct_by"].endswith("pass@1")
         assert store.documents["correct"].tolist() == [0.0]
-
-
-@pytest.mark.parametrize("task", ["arc_easy_dispersion", "gsm8k_dispersion", "wikitext_dispersion"])
-def test_a_cache_that_keeps_plain_answers_only_loses_no_states(
-    task: str,
-    tokenizer: Any,
-    task_manager: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    import lm_eval.api.model
-
-    from lmeval_dispersion.harness.seams import plain
-
-    kept: dict[str, str] = {}
-
-    class JsonCache:
-        """A response cache for every request type, whose answers go through JSON."""
-
-        def __init__(self, lm: Any, _: str) -> None:
-            self.lm = lm
-
-        def __getattr__(self, name: str) -> Any:
-            found = getattr(self.lm, name)
-            if not name.startswith("dispersion_"):
-                return found
-
-            def cached(requests: Any) -> list[Any]:
-                keys = [json.dumps([name, request.args]) for request in requests]
-                if any(key not in kept for key in keys):
-                    answers = found(requests)
-                    kept.update(zip(keys, (json.dumps(plain(a)) for a in answers), strict=True))
-                return [json.loads(kept[key]) for key in keys]
-
-            return cached
-
-    lm = hflm(tiny_llama(tokenizer), tokenizer, batch_size=3, max_length=512)
-    settings = {"limit": 3, "gen_kwargs": {"max_gen_toks": 4}} if "gsm8k" in task else {"limit": 3}
-    evaluate(lm, [task], task_manager(dispersion_store=str(tmp_path / "plain")), **settings)
-    monkeypatch.setattr(lm_eval.api.model, "CachingLM", JsonCache)
-    expected = read_store(tmp_path / "plain")
-    for run in ("filling", "filled"):
-        caplog.clear()
-        manager = task_manager(dispersion_store=str(tmp_path / run))
-        evaluate(lm, [task], manager, use_cache="anywhere", **settings)
-        store = read_store(tmp_path / run)
-        assert "answers came from a cache without states" in caplog.text
-        assert store.documents["correct"].equals(expected.documents["correct"])
-        assert store.documents["prediction"].equals(expected.documents["prediction"])
-        assert store.documents["prompt_tokens"].equals(expected.documents["prompt_tokens"])
-        first, second = store.documents["logprobs"], expected.documents["logprobs"]
-        assert [list(v) for v in first] == [list(v) for v in second]
-        np.testing.assert_allclose(store.vectors(), expected.vectors(), atol=1e-3)
-    assert kept

@@ -9,7 +9,7 @@ import torch
 
 from lmeval_dispersion.errors import DispersionError, NonFiniteStateError, UsageError
 from lmeval_dispersion.laboratory import condensation, law, sublayers
-from lmeval_dispersion.laboratory.causal_model import CausalModel
+from lmeval_dispersion.laboratory.causal_model import CausalModel, Segments, last_vectors
 from lmeval_dispersion.model.loading import LoadedModel, ModelChoice
 
 
@@ -19,7 +19,7 @@ def test_nan_states_are_told_with_layer_and_text(place, data):
         broken.model.embed_tokens.weight[tiny_models.VOCABULARY["w1"], 0] = float("inf")
     path = tiny_models.saved(place / "broken", broken)
     with pytest.raises(NonFiniteStateError, match=r"at embeddings in text \d+ of .*; check the checkpoint"):
-        condensation(path, data, segment=30, texts=20)
+        condensation(path, data, segment=30, segments=20)
     with pytest.raises(NonFiniteStateError, match=r"at layer\.2\.(attn|ffn) in text \d+"):
         sublayers(path, data, segment=30, sizes=(10,))
 
@@ -67,27 +67,19 @@ OUT_OF_MEMORY = [
 ]
 
 
+TOKENS = np.random.default_rng(0).integers(3, 90, (5, 12)).astype(np.uint32)
+SEGMENTS = Segments(TOKENS, np.zeros((5, 2), dtype=np.int64), "planted")
+EVERY = np.arange(5)
+
+
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["cuda", "cpu", "python"])
 def test_a_batch_that_does_not_fit_is_run_in_halves(model, monkeypatch, error):
-    causal = CausalModel(model)
-    tokens = np.random.default_rng(0).integers(3, 90, (5, 8)).astype(np.uint32)
+    causal = CausalModel(model, batch=64)
 
-    def found():
-        def reduce(_layer, states, first):
-            return list(range(first, first + len(states))), states.numpy()
+    def run():
+        return causal.run(SEGMENTS, EVERY, ["layer.1"], lambda states: states.numpy(), losses=True)
 
-        reduced, losses = causal.run(tokens, ["layer.1"], reduce, batch=64, losses=True)
-        rows, states = zip(*reduced["layer.1"], strict=True)
-        assert np.concatenate(rows).tolist() == [
-            0,
-            1,
-            2,
-            3,
-            4,
-        ]  # each text is kept once, failed passes or not
-        return np.concatenate(states), losses
-
-    whole = found()
+    whole = run()
     # The memory runs out at the end of the pass, when its states have been seen.
     norm, sizes = causal.loaded.model.model.norm, []
     forward = norm.forward
@@ -100,14 +92,14 @@ def test_a_batch_that_does_not_fit_is_run_in_halves(model, monkeypatch, error):
 
     monkeypatch.setattr(norm, "forward", short_of_memory)
     most = 2
-    halved = found()
+    halved = run()
     assert sizes == [5, 2, 3, 1, 2]
-    for a, b in zip(whole, halved, strict=True):
-        assert np.abs(a).min(axis=-1).max() > 0
-        assert np.allclose(a, b, atol=1e-5)
+    for name, values in whole.items():  # each text is kept once, failed passes or not
+        assert np.abs(values).min(axis=-1).max() > 0
+        assert np.allclose(values, halved[name], atol=1e-5)
     most = 0
-    with pytest.raises(DispersionError, match="one segment of 8 tokens does not fit on cpu"):
-        found()
+    with pytest.raises(DispersionError, match="one segment of 12 tokens does not fit on cpu"):
+        run()
 
 
 def test_other_errors_of_a_pass_are_not_taken_for_memory(model, monkeypatch):
@@ -118,20 +110,10 @@ def test_other_errors_of_a_pass_are_not_taken_for_memory(model, monkeypatch):
 
     monkeypatch.setattr(causal.loaded.model.model.norm, "forward", broken)
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        causal.run(np.ones((2, 8), dtype=np.uint32), ["layer.1"], lambda *_: None, batch=2)
+        causal.run(SEGMENTS, EVERY, ["layer.1"], last_vectors)
 
 
-def _losses(causal, tokens):
-    return causal.run(tokens, [], lambda *_: None, batch=2, losses=True)[1]
-
-
-def _slow_losses(causal, tokens):
-    ids = torch.tensor(tokens.astype(np.int64))
-    logp = causal.loaded.model(ids).logits.double().log_softmax(-1)
-    return -logp[:, :-1].gather(2, ids[:, 1:, None])[..., 0].numpy()
-
-
-def _capped():
+def capped():
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -139,24 +121,18 @@ def _capped():
     return tiny_models.model(Gemma2Config, Gemma2ForCausalLM, **shape)
 
 
-@pytest.mark.parametrize("stretch", [1, 3, 10**6])
-def test_losses_in_stretches_are_those_of_whole_logits(model, monkeypatch, stretch):
-    causal = CausalModel(model)
-    assert causal.bare_head
-    monkeypatch.setattr("lmeval_dispersion.laboratory.causal_model._LOGITS", stretch * tiny_models.SIZE)
-    tokens = np.random.default_rng(0).integers(3, 90, (3, 12)).astype(np.uint32)
-    assert np.abs(_losses(causal, tokens) - _slow_losses(causal, tokens)).max() < 1e-5
+@pytest.mark.parametrize("build", [tiny_models.llama, capped])
+def test_losses_are_those_of_the_models_own_logits(tmp_path, build):
+    causal = CausalModel(tiny_models.saved(tmp_path / "model", build()), batch=2)
+    found = causal.run(SEGMENTS, EVERY, [], last_vectors, losses=True)["nll"]
+    ids = torch.tensor(TOKENS.astype(np.int64))
+    logp = causal.loaded.model(ids).logits.double().log_softmax(-1)
+    expected = -logp[:, :-1].gather(2, ids[:, 1:, None])[..., 0].numpy()
+    assert np.abs(found - expected).max() < 1e-5
 
 
-def test_a_model_that_caps_its_logits_keeps_its_own(place):
-    causal = CausalModel(tiny_models.saved(place / "capped", _capped()))
-    assert not causal.bare_head
-    tokens = np.random.default_rng(0).integers(3, 90, (3, 12)).astype(np.uint32)
-    assert np.abs(_losses(causal, tokens) - _slow_losses(causal, tokens)).max() < 1e-5
-
-
-def test_logits_are_computed_only_where_tokens_are_scored(model, monkeypatch):
-    causal = CausalModel(model)
+def test_no_logits_are_computed_where_no_token_is_scored(model, monkeypatch):
+    causal = CausalModel(model, batch=5)
     head, rows = causal.decoder.head, []
     forward = head.forward
 
@@ -165,10 +141,9 @@ def test_logits_are_computed_only_where_tokens_are_scored(model, monkeypatch):
         return forward(states)
 
     monkeypatch.setattr(head, "forward", counted)
-    tokens = np.random.default_rng(0).integers(3, 90, (3, 12)).astype(np.uint32)
-    seen, _ = causal.run(tokens, ["layer.0", "last"], lambda _name, states, _first: states, batch=3)
+    seen = causal.run(SEGMENTS, EVERY, ["layer.0", "last"], lambda states: states.numpy())
     assert rows == []
-    assert seen["last"][0].shape == (3, 12, causal.width)
-    _losses(causal, tokens)
-    assert sum(rows) == 3 * 12  # each token once; the model's own pass put out none
+    assert seen["last"].shape == (5, 12, causal.width)
+    causal.run(SEGMENTS, EVERY, [], last_vectors, losses=True)
+    assert rows == [12]
     assert head.forward is counted

@@ -7,54 +7,44 @@ import pandas as pd
 import pytest
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.laboratory.comparison import compared
+from lmeval_dispersion.laboratory import compare_studies
 from lmeval_dispersion.laboratory.study import Study
+from lmeval_dispersion.laboratory.token_condensation import model_tables
+
+
+def compared(first, second):
+    return compare_studies(first, second).differences
+
 
 FIRST, SECOND = np.array([0.5, 0.52, 0.47, 0.55]), np.array([0.6, 0.58, 0.55, 0.69])
 
 
-def sublayers_study(folder, values, sha256="same", seed=0, layer="layer.0"):
-    study = Study.open(folder, "sublayers", {"seed": seed, "repeats": len(values)})
-    study.once("segments.pool", lambda: {"sha256": sha256})
+def sublayers_study(folder, values, sha256="same", layer="layer.0"):
+    study = Study.open(folder, "sublayers", {})
+    study.once("segments.pool", {"sha256": sha256})
     draws = pd.DataFrame({"layer": layer, "segments": 10, "draw": range(len(values)), "dispersion": values})
     study.finish({"draws": draws})
     return folder
 
 
-def test_draws_of_the_same_segments_are_paired(tmp_path):
-    a, b = sublayers_study(tmp_path / "a", FIRST), sublayers_study(tmp_path / "b", SECOND)
+@pytest.mark.parametrize("sha256", ["same", "another"])
+def test_draws_of_the_same_segments_are_paired(tmp_path, sha256):
+    a, b = sublayers_study(tmp_path / "a", FIRST), sublayers_study(tmp_path / "b", SECOND, sha256)
     row = compared(a, b).iloc[0]
-    assert row["paired"]
+    assert row["paired"] == (sha256 == "same")
     assert row["difference"] == pytest.approx(SECOND.mean() - FIRST.mean())
     spread = np.std(SECOND - FIRST, ddof=1)
-    assert (row["high"] - row["low"]) / 2 == pytest.approx(1.959963984540054 * spread)
-
-
-@pytest.mark.parametrize("other", [{"sha256": "another"}, {"seed": 1}])
-def test_draws_of_other_segments_are_independent(tmp_path, other):
-    a, b = sublayers_study(tmp_path / "a", FIRST), sublayers_study(tmp_path / "b", SECOND, **other)
-    row = compared(a, b).iloc[0]
-    assert not row["paired"]
-    spread = np.sqrt(FIRST.var(ddof=1) + SECOND.var(ddof=1))
+    if sha256 == "another":
+        spread = np.sqrt(FIRST.var(ddof=1) + SECOND.var(ddof=1))
     assert (row["high"] - row["low"]) / 2 == pytest.approx(1.959963984540054 * spread)
 
 
 def condensation_study(folder, model, means, sha256="same"):
-    study = Study.open(folder, "condensation", {"last": 2})
-    study.once("segments.m0.texts", lambda: {"sha256": sha256})
-    texts, depths = means.shape
-    study.finish(
-        {
-            "texts": pd.DataFrame(
-                {
-                    "model": model,
-                    "depth": np.tile(np.arange(depths), texts),
-                    "text": np.repeat(np.arange(texts), depths),
-                    "mean": means.ravel(),
-                }
-            )
-        }
-    )
+    study = Study.open(folder, "condensation", {})
+    study.once(f"segments.{model}", {"sha256": sha256})
+    names = [f"layer.{k}" for k in range(means.shape[1])]
+    tables = model_tables(names, means, np.ones((len(names), 4)))
+    study.finish({name: frame.assign(model=model, control="") for name, frame in tables.items()})
     return folder
 
 
@@ -68,7 +58,7 @@ def test_the_same_texts_take_their_own_variation_out(tmp_path):
     assert len(rows) == 5
     for column in ("difference", "low", "high"):
         assert rows[column].to_numpy() == pytest.approx(0.1)
-    assert paired[paired["figure"] == "spearman"]["difference"].item() == 0
+    assert paired[paired["figure"] == "trend"]["difference"].item() == 0
     apart = compared(a, condensation_study(tmp_path / "c", "m", shifted, "another"))
     rows = apart[apart["figure"] == "mean"]
     assert not rows["paired"].any()
@@ -77,6 +67,7 @@ def test_the_same_texts_take_their_own_variation_out(tmp_path):
     assert widths == pytest.approx(2 * 1.96 * np.sqrt(2 / 40), rel=0.35)
     renamed = compared(a, condensation_study(tmp_path / "d", "n", shifted))
     assert set(renamed["model"]) == {"m → n"}
+    assert renamed["paired"].all()
 
 
 def test_what_cannot_be_compared_is_said(tmp_path):

@@ -12,19 +12,17 @@ from slow_states import hidden_states, token_ids
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import cluster_distances
 from lmeval_dispersion.laboratory import clusters
-from lmeval_dispersion.laboratory.context_clusters import recurring_contexts, write_corpus
+from lmeval_dispersion.laboratory.context_clusters import recurring_contexts
 from lmeval_dispersion.model.texts import Texts
 
 
-def test_clusters_are_geometrys_distances(model, repeating, tmp_path):
-    options = {"ngram": 4, "occurrences": 20, "contexts": 12, "context": 6, "layers": "layer.1,last"}
-    found = clusters(model, repeating, batch=5, **options)
-    write_corpus(tmp_path, Texts(repeating), tiny_models.tokenizer(), pack=False)
-    settings = {"ngram": 4, "occurrences": 20, "contexts": 12, "context": 6, "clusters": 500, "seed": 0}
-    contexts = recurring_contexts(tmp_path, tiny_models.tokenizer(), **settings)
-    labels = np.repeat(np.arange(len(contexts.tokens)), 12)
+def test_clusters_are_geometrys_distances(model, repeating):
+    options = {"ngram": 4, "occurrences": 20, "segment": 6}
+    found = clusters(model, repeating, batch=5, layers="layer.1,last", **options)
+    contexts = recurring_contexts(Texts(repeating), tiny_models.tokenizer(), clusters=500, **options)
+    labels = np.repeat(np.arange(len(contexts["ngrams"])), 20)
     for depth, layer in ((2, "layer.1"), (3, "last")):
-        vectors = [hidden_states(model, c)[depth][-1] for group in contexts.tokens.tolist() for c in group]
+        vectors = [hidden_states(model, context)[depth][-1] for context in contexts["tokens"].tolist()]
         expected = cluster_distances(np.array(vectors), labels)
         row = found.summary[found.summary["layer"] == layer].iloc[0]
         assert row["within"] == pytest.approx(expected.within, abs=1e-5)
@@ -38,14 +36,14 @@ def test_clusters_are_geometrys_distances(model, repeating, tmp_path):
 
 def test_clusters_need_recurrence_and_one_tokenizer(model, repeating, place):
     with pytest.raises(UsageError, match=r"at least 2 9-grams that occur 20 times .* lower --ngram"):
-        clusters(model, repeating, ngram=9, occurrences=20, contexts=12, context=6)
-    with pytest.raises(UsageError, match=r"as many occurrences as contexts"):
-        clusters(model, repeating, ngram=4, occurrences=20, contexts=30, context=6)
+        clusters(model, repeating, ngram=9, occurrences=20, segment=6)
+    with pytest.raises(UsageError, match=r"at least 2 occurrences, got 6, 4 and 1"):
+        clusters(model, repeating, ngram=4, occurrences=1, segment=6)
     other = tiny_models.saved(place / "other-words", tiny_models.llama(seed=4))
     path = other / "tokenizer.json"
     path.write_text(path.read_text().replace('"w7"', '"x7"'))
     with pytest.raises(UsageError, match="checkpoints with one tokenizer"):
-        clusters([model, other], repeating, ngram=4, occurrences=20, contexts=12, context=6)
+        clusters([model, other], repeating, ngram=4, occurrences=20, segment=6)
 
 
 def slow_ngrams(documents, n, before):
@@ -53,25 +51,23 @@ def slow_ngrams(documents, n, before):
     return Counter(tuple(ids[i : i + n]) for ids in documents for i in range(before, len(ids) - n + 1))
 
 
-def test_recurring_ngrams_are_found_with_their_contexts(repeating, tmp_path):
-    tokenizer = tiny_models.tokenizer()
-    write_corpus(tmp_path, Texts(repeating), tokenizer, pack=False)
-    settings = {"ngram": 4, "occurrences": 20, "contexts": 12, "context": 6, "clusters": 9, "seed": 0}
-    found = recurring_contexts(tmp_path, tokenizer, **settings)
+def test_recurring_ngrams_are_found_with_their_contexts(repeating):
+    options = {"ngram": 4, "occurrences": 20, "segment": 6, "clusters": 9}
+    found = recurring_contexts(Texts(repeating), tiny_models.tokenizer(), **options)
     documents = token_ids(repeating)
     counts = slow_ngrams(documents, 4, 6)
-    expected = {gram: c for gram, c in counts.items() if c >= 20}
-    assert {
-        tuple(g): int(c) for g, c in zip(found.ngrams.tolist(), found.occurrences, strict=True)
-    } == expected
-    assert found.occurrences.tolist() == sorted(found.occurrences, reverse=True)
+    expected = {gram: count for gram, count in counts.items() if count >= 20}
+    counted = zip(found["ngrams"].tolist(), found["occurrences"].tolist(), strict=True)
+    assert {tuple(gram): count for gram, count in counted} == expected
+    assert found["occurrences"].tolist() == sorted(found["occurrences"], reverse=True)
     whole = {tuple(ids[i - 6 : i + 4]) for ids in documents for i in range(6, len(ids) - 3)}
-    for gram, contexts in zip(found.ngrams.tolist(), found.tokens.tolist(), strict=True):
-        assert all((*context, *gram) in whole for context in contexts)
+    for row, context in enumerate(found["tokens"].tolist()):
+        assert (*context, *found["ngrams"][row // 20].tolist()) in whole
+        text, start = found["origins"][row]
+        assert documents[text][start : start + 6] == context
 
 
-def test_a_longer_phrase_is_one_cluster_and_not_its_shifted_copies(repeating, tmp_path):
-    write_corpus(tmp_path, Texts(repeating), tiny_models.tokenizer(), pack=False)
-    settings = {"ngram": 3, "occurrences": 20, "contexts": 12, "context": 6, "clusters": 99, "seed": 0}
-    found = recurring_contexts(tmp_path, tiny_models.tokenizer(), **settings)
-    assert len(found.ngrams) == 4  # four phrases of four tokens hold eight frequent 3-grams
+def test_a_longer_phrase_is_one_cluster_and_not_its_shifted_copies(repeating):
+    options = {"ngram": 3, "occurrences": 20, "segment": 6, "clusters": 99}
+    found = recurring_contexts(Texts(repeating), tiny_models.tokenizer(), **options)
+    assert len(found["ngrams"]) == 4  # four phrases of four tokens hold eight frequent 3-grams

@@ -15,7 +15,7 @@ from lmeval_dispersion.laboratory.analysis import labels, model_settings
 from lmeval_dispersion.laboratory.study import StudyRoot
 from lmeval_dispersion.model.loading import ModelChoice, load_model
 
-OPTIONS = {"segment": 12, "texts": 10}
+OPTIONS = {"segment": 12, "segments": 10}
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ def test_a_changed_input_is_refused_in_its_folder_and_computed_in_another(inputs
     else:
         retrained(model)
     message = {
-        "text": "the text's content changed since: ",
-        "weights": "the model's files changed since: sha256:",
+        "text": "the text {'sha256': '",
+        "weights": "the models' files .*'sha256:",
     }
     with pytest.raises(UsageError, match=message[what] + r".*, now .*; pass another --study"):
         condensation(model, text, folder=tmp_path / "study", **OPTIONS)

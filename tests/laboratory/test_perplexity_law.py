@@ -15,10 +15,10 @@ from slow_states import mean_pair_distance
 from lmeval_dispersion.errors import TooFewVectorsError, UsageError
 from lmeval_dispersion.geometry import spectrum
 from lmeval_dispersion.laboratory import law
-from lmeval_dispersion.laboratory.analysis import as_texts
+from lmeval_dispersion.laboratory.analysis import draw_segments
 from lmeval_dispersion.laboratory.perplexity_law import sorted_bins, uniform_bins
-from lmeval_dispersion.laboratory.segments import read_segments, write_segments
 from lmeval_dispersion.model.loading import load_model
+from lmeval_dispersion.model.texts import Texts
 
 LENGTH, BINS, SIZE, COUNT = 24, 5, 8, 90
 
@@ -59,7 +59,7 @@ def slow(model, data):
     """Per text: NLL of every token after the first, hidden states of every depth."""
     loaded = load_model(model)
     texts = []
-    for text in as_texts(data):
+    for text in Texts(data):
         ids = torch.tensor([loaded.tokenizer(text.text).input_ids])
         with torch.no_grad():
             out = loaded.model(ids, output_hidden_states=True)
@@ -114,12 +114,8 @@ def test_correlations_are_those_of_the_points(result):
         points = result.points.query(
             "split == @row.split and perplexity == @row.perplexity and layer == @row.layer"
         )
-        plain, log = (
-            np.corrcoef(points[x], points["dispersion"])[0, 1] for x in ("mean_perplexity", "mean_nll")
-        )
-        assert (row.pearson_plain, row.pearson_log) == pytest.approx((plain, log), abs=1e-9)
-        r = plain if row.perplexity == "sequence" else log
-        assert row.scale == ("plain" if row.perplexity == "sequence" else "log")
+        leads = "mean_perplexity" if row.perplexity == "sequence" else "mean_nll"
+        r = np.corrcoef(points[leads], points["dispersion"])[0, 1]
         assert row.pearson == pytest.approx(r, abs=1e-9)
         assert row.low <= row.pearson <= row.high
         # The second text is the first one here, so the line explains as much of it.
@@ -159,7 +155,7 @@ def test_too_little_and_too_long_is_told_before_the_work(model, data):
 
 @pytest.mark.parametrize("control", ["untrained", "shuffled"])
 @pytest.mark.parametrize("kind", ["sequence", "last@8"])
-def test_controls_change_the_states_and_nothing_else(result, slow, model, data, kind, control, tmp_path):
+def test_controls_change_the_states_and_nothing_else(result, slow, model, data, kind, control):
     loaded = load_model(model)
     other = loaded.model
     if control == "untrained":
@@ -167,9 +163,9 @@ def test_controls_change_the_states_and_nothing_else(result, slow, model, data, 
         other = type(loaded.model)._from_config(loaded.model.config, dtype=torch.float32).eval()
     length = LENGTH if kind == "sequence" else 8
     # Segments lie in the study in the order in which they were drawn, which shuffling depends on.
-    written = write_segments(tmp_path, "s", as_texts(data), loaded.tokenizer, length=LENGTH, count=COUNT)
-    numbers = np.argsort(read_segments(tmp_path, "s", written, "").origins[:, 0])
-    texts = [loaded.tokenizer(text.text).input_ids for text in as_texts(data)]
+    drawn = draw_segments(Texts(data), loaded.tokenizer, length=LENGTH, most=COUNT)
+    numbers = np.argsort(drawn["origins"][:, 0])
+    texts = [loaded.tokenizer(text.text).input_ids for text in Texts(data)]
     values = [np.exp(nll.mean()) if kind == "sequence" else nll[7] for nll, _ in slow]
     rows = result.points.query("perplexity == @kind and split == 'data' and layer == 'last'")
     for (_, members), row in zip(expected_bins(values), rows.itertuples(), strict=True):

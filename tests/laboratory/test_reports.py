@@ -16,8 +16,7 @@ import pytest
 from json_schemas import faults
 
 from lmeval_dispersion.laboratory import clusters, condensation, law, sublayers
-from lmeval_dispersion.laboratory.claims import bounds_together
-from lmeval_dispersion.laboratory.comparison import StudiesCompared, told_apart
+from lmeval_dispersion.laboratory.comparison import StudiesCompared, bounds_together, told_apart
 from lmeval_dispersion.laboratory.context_clusters import ClustersResult, ratio_interval
 from lmeval_dispersion.laboratory.perplexity_law import LawResult, control_correlations, correlations
 from lmeval_dispersion.laboratory.sublayer_choice import SublayersResult, agreement, recommendation
@@ -118,7 +117,7 @@ def false_claims(count, make):
 
 
 def law_claims(result):
-    return result.context()["kinds"][0].claims
+    return result.context()["kinds"][0]["claims"]
 
 
 FEW_AND_FULL = pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -229,10 +228,9 @@ def condensation_result(rng, slopes, noise=0.05, texts=40):
         means = 0.3 + slope * np.linspace(0, 1, 6) + rng.normal(size=(texts, 6)) * noise
         names = ["embeddings", *(f"layer.{k}" for k in range(4)), "last"]
         counts = np.ones((6, 4))
-        for table, frame in model_tables(model, names, means, counts, {"seed": 0, "last": 3}).items():
-            frame.insert(1, "control", control)
-            parts.setdefault(table, []).append(frame)
-    tables = {table: pd.concat(frames) for table, frames in parts.items()}
+        for table, frame in model_tables(names, means, counts).items():
+            parts.setdefault(table, []).append(frame.assign(model=model, control=control))
+    tables = {table: pd.concat(frames) for table, frames in parts.items() if table != "trends"}
     return CondensationResult(manifest=MANIFEST, **tables)
 
 
@@ -345,11 +343,11 @@ KINDS = ("law", "sublayers", "condensation", "clusters")
 
 @pytest.fixture(scope="module")
 def results(model, data, repeating):
-    contexts = {"ngram": 4, "occurrences": 20, "contexts": 12, "context": 6, "layers": "layer.1,last"}
+    contexts = {"ngram": 4, "occurrences": 20, "segment": 6, "layers": "layer.1,last"}
     return {
         "law": law(model, data, segment=30, bins=4, bin_size=10, layers="all", contexts=(8,), control=BOTH),
         "sublayers": sublayers(model, data, segment=30, sizes=(5, 20)),
-        "condensation": condensation(model, data, segment=30, texts=20, control=BOTH),
+        "condensation": condensation(model, data, segment=30, segments=20, control=BOTH),
         "clusters": clusters(model, repeating, **contexts),
     }
 

@@ -10,18 +10,13 @@ import pytest
 import tiny_models
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.laboratory.segments import Counts, prefix_of, read_segments
-from lmeval_dispersion.laboratory.segments import write_segments as write
+from lmeval_dispersion.laboratory.analysis import _report, draw_segments
+from lmeval_dispersion.laboratory.causal_model import prefix_of
 from lmeval_dispersion.model.texts import Texts
 
 
 def words(*numbers):
     return " ".join(f"w{n}" for n in numbers)
-
-
-def write_segments(folder, name, texts, tokenizer, **options):
-    written = write(folder, name, texts, tokenizer, **options)
-    return read_segments(folder, name, written, texts.source)
 
 
 def lines(path, texts):
@@ -31,22 +26,21 @@ def lines(path, texts):
 
 def test_documents_are_cut_from_their_start_and_never_across(tmp_path):
     source = lines(tmp_path / "a.jsonl", [words(*range(7)), words(1), words(*range(10, 16))])
-    got = write_segments(tmp_path, "s", source, tiny_models.tokenizer(), length=3, count=99)
+    got = draw_segments(source, tiny_models.tokenizer(), length=3, most=99)
     rows = {
         tuple(int(t) - 3 for t in row): tuple(map(int, o))
-        for row, o in zip(got.tokens, got.origins, strict=True)
+        for row, o in zip(got["tokens"], got["origins"], strict=True)
     }
     assert rows == {(0, 1, 2): (0, 0), (3, 4, 5): (0, 3), (10, 11, 12): (2, 0), (13, 14, 15): (2, 3)}
-    assert got.counts.too_short == 1
-    assert got.counts.kept == got.counts.segments == 4
-    assert sorted(p.name for p in tmp_path.glob("s.*")) == ["s.npy", "s.origins.npy"]
+    assert source.skipped["too_short"] == 1
 
 
 def test_packed_texts_are_one_stream_and_name_the_text_a_segment_starts_in(tmp_path):
     source = lines(tmp_path / "a.jsonl", [words(0, 1), words(2), words(3, 4, 5), words(6)])
-    got = write_segments(tmp_path, "s", source, tiny_models.tokenizer(), length=3, count=9, pack=True)
+    got = draw_segments(source, tiny_models.tokenizer(), length=3, most=9, pack=True)
     rows = sorted(
-        (int(o[1]), int(o[0]), [int(t) - 3 for t in r]) for r, o in zip(got.tokens, got.origins, strict=True)
+        (int(o[1]), int(o[0]), [int(t) - 3 for t in r])
+        for r, o in zip(got["tokens"], got["origins"], strict=True)
     )
     # A word-level tokenizer has no token for the blank line between texts.
     assert rows == [(0, 0, [0, 1, 2]), (3, 2, [3, 4, 5])]
@@ -57,49 +51,43 @@ def test_a_segment_begins_as_the_tokenizer_begins_a_text(tmp_path):
     assert prefix_of(tokenizer) == [1]
     assert prefix_of(tiny_models.tokenizer()) == []
     source = lines(tmp_path / "a.jsonl", [words(0, 1, 2, 3)])
-    got = write_segments(tmp_path, "s", source, tokenizer, length=3, count=9)
-    assert sorted(map(tuple, got.tokens.tolist())) == [(1, 3, 4), (1, 5, 6)]
+    got = draw_segments(source, tokenizer, length=3, most=9)
+    assert sorted(map(tuple, got["tokens"].tolist())) == [(1, 3, 4), (1, 5, 6)]
 
 
 def test_the_draw_is_even_and_repeats_with_its_seed(tmp_path):
     source = lines(tmp_path / "a.jsonl", [words(n, n) for n in range(40)])
     tokenizer, hits = tiny_models.tokenizer(), Counter()
     for seed in range(200):
-        got = write_segments(tmp_path, "s", source, tokenizer, length=2, count=10, seed=seed)
-        drawn = got.tokens[:, 0].tolist()
+        got = draw_segments(source, tokenizer, length=2, most=10, seed=seed)
+        drawn = got["tokens"][:, 0].tolist()
         assert len(set(drawn)) == 10
         hits.update(drawn)
     assert len(hits) == 40
     assert min(hits.values()) > 20
     assert max(hits.values()) < 85  # 50 expected, sd 6
-    first, second = (
-        write_segments(tmp_path, "s", source, tokenizer, length=2, count=10, seed=5) for _ in "ab"
-    )
-    assert np.array_equal(first.tokens, second.tokens)
+    first, second = (draw_segments(source, tokenizer, length=2, most=10, seed=5) for _ in "ab")
+    assert np.array_equal(first["tokens"], second["tokens"])
 
 
 def test_what_cannot_be_tokenised_is_counted(tmp_path):
     (tmp_path / "a.jsonl").write_text(
         f'{{"text": "{words(1, 2)}"}}\n{{"text": "\\ud800 x"}}\n{{"text": ""}}\n'
     )
-    got = write_segments(
-        tmp_path, "s", Texts(tmp_path / "a.jsonl"), tiny_models.tokenizer(), length=2, count=5
-    )
-    assert (got.counts.untokenised, got.counts.empty, got.counts.kept) == (1, 1, 1)
-    assert (
-        got.counts.report("a.jsonl")
-        == "a.jsonl: 1 of 1 segment from 3 texts (1 empty, 1 that failed to tokenise)"
-    )
-    assert "1 of 1 segment from 1 text" in Counts(texts=1, segments=1, kept=1).report("a.txt")
-    assert "1 empty, 1 that failed to tokenise" in got.counts.report("a.jsonl")
+    source = Texts(tmp_path / "a.jsonl")
+    got = draw_segments(source, tiny_models.tokenizer(), length=2, most=5)
+    assert len(got["tokens"]) == 1
+    assert source.skipped == {"empty": 1, "undecodable": 0, "untokenised": 1, "too_short": 0}
+    counts = {"texts": source.read, **source.skipped, "kept": 1}
+    assert _report("a.jsonl", counts) == "a.jsonl: 1 segment from 3 texts (1 empty, 1 untokenised)"
 
 
 def test_too_little_text_says_what_to_do(tmp_path):
     source = lines(tmp_path / "a.jsonl", [words(1), words(2, 3)])
-    with pytest.raises(UsageError, match=r"one segment of 8 tokens, got none: .*2 shorter .*--pack"):
-        write_segments(tmp_path, "s", source, tiny_models.tokenizer(), length=8, count=5)
+    with pytest.raises(UsageError, match=r"one segment of 8 tokens, got none: .*2 too short.*--pack"):
+        draw_segments(source, tiny_models.tokenizer(), length=8, most=5)
     with pytest.raises(UsageError, match="segments of at least 2 tokens, got 1"):
-        write_segments(tmp_path, "s", source, tiny_models.tokenizer(), length=1, count=5)
+        draw_segments(source, tiny_models.tokenizer(), length=1, most=5)
 
 
 def test_an_endless_source_is_read_only_as_far_as_needed(tmp_path):
@@ -109,8 +97,6 @@ def test_an_endless_source_is_read_only_as_far_as_needed(tmp_path):
                 yield words(1, 2, 3)
 
     (tmp_path / "a.jsonl").write_text("")
-    got = write_segments(
-        tmp_path, "s", Endless(tmp_path / "a.jsonl"), tiny_models.tokenizer(), length=3, count=4
-    )
-    assert got.counts.kept == 4
-    assert got.counts.segments == 80
+    source = Endless(tmp_path / "a.jsonl")
+    assert len(draw_segments(source, tiny_models.tokenizer(), length=3, most=4)["tokens"]) == 4
+    assert source.read == 80

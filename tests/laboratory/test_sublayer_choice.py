@@ -14,8 +14,8 @@ from slow_states import token_ids
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.laboratory import sublayers
-from lmeval_dispersion.laboratory.segments import read_segments, write_segments
-from lmeval_dispersion.laboratory.sublayer_choice import _Votes, agreement
+from lmeval_dispersion.laboratory.analysis import draw_segments
+from lmeval_dispersion.laboratory.sublayer_choice import Votes, agreement
 from lmeval_dispersion.model.loading import load_model
 from lmeval_dispersion.model.texts import Texts
 
@@ -35,11 +35,9 @@ def test_sublayer_draws_are_those_of_the_same_segments(model, data):
             loaded.model(torch.tensor([ids]))
         rows[tuple(ids)] = [seen[k].reshape(1, 30, -1)[0, -1].numpy().copy() for k in ("attn", "ffn")]
     # The pool's order is a draw of its own: read it as the study does.
-
-    written = write_segments(data.parent, "again", Texts(data), loaded.tokenizer, length=30, count=500)
-    pool = read_segments(data.parent, "again", written, str(data))
+    pool = draw_segments(Texts(data), loaded.tokenizer, length=30, most=500)
     for name, which in (("layer.2.attn", 0), ("layer.2.ffn", 1)):
-        vectors[name] = np.array([rows[tuple(ids)][which] for ids in pool.tokens.tolist()])
+        vectors[name] = np.array([rows[tuple(ids)][which] for ids in pool["tokens"].tolist()])
         for size in (5, 50):
             expected = [
                 dispersion(vectors[name][np.random.default_rng([0, size, r]).choice(60, size, replace=False)])
@@ -89,7 +87,7 @@ def test_neighbours_vote_as_a_slow_knn_would():
     values, targets = rng.integers(0, 3, 24), rng.integers(0, 3, (2, 3))
     index = faiss.IndexFlatL2(5)
     index.add(keys.reshape(-1, 5))
-    votes = _Votes(index, queries, values, targets)
+    votes = Votes(index, values, queries, targets)
     nearest = []
     for q in queries.reshape(-1, 5):
         nearest.append(min(float(((q - k) ** 2).sum()) for k in keys.reshape(-1, 5)))
@@ -139,6 +137,12 @@ def test_a_knn_lm_agrees_only_where_the_difference_is_sure(bounds, verdict):
     (a, b), (c, d) = bounds
     # The recommended one is first in one pair and second in the other.
     frame = pd.DataFrame(
-        {"first": ["best", "y", "x"], "second": ["x", "best", "y"], "low": [a, -d, -1], "high": [b, -c, 1]}
+        {
+            "first": ["best", "y", "x"],
+            "second": ["x", "best", "y"],
+            "low": [a, -d, -1],
+            "high": [b, -c, 1],
+            "difference": 0.0,
+        }
     )
     assert agreement("best", frame) == verdict

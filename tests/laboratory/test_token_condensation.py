@@ -15,7 +15,7 @@ from lmeval_dispersion.model.loading import ModelChoice
 
 
 def test_condensation_is_the_mean_over_pairs_of_different_tokens(model, data):
-    found = condensation(model, data, segment=30, texts=999, batch=7)
+    found = condensation(model, data, segment=30, segments=999, batch=7)
     states = [hidden_states(model, ids) for ids in token_ids(data)]
     for depth, row in enumerate(found.layers.itertuples()):
         total = []
@@ -35,7 +35,7 @@ def test_condensation_is_the_mean_over_pairs_of_different_tokens(model, data):
 
 def test_the_released_mean_counts_each_token_with_itself(model, data):
     """The released code's mean over whole matrices, diagonal included, is ours moved by 1/t."""
-    found = condensation(model, data, segment=30, texts=999)
+    found = condensation(model, data, segment=30, segments=999)
     states = [hidden_states(model, ids) for ids in token_ids(data)]
     for depth in range(4):
         units = [
@@ -60,24 +60,15 @@ def test_histograms_count_every_pair_once():
     assert similarity_counts(torch.tensor([[1.0, 0], [0, 0], [-1, 0]]))[0] == 1  # a zero row has no direction
 
 
-def test_fewer_tokens_are_a_draw_that_does_not_depend_on_batches(model, data):
-    one = condensation(model, data, segment=30, texts=40, tokens=12, batch=1)
-    other = condensation(model, data, segment=30, texts=40, tokens=12, batch=40)
-    assert np.allclose(one.layers["mean"], other.layers["mean"], atol=1e-6)
-    every = condensation(model, data, segment=30, texts=40, tokens=30)
-    assert not np.allclose(one.layers["mean"], every.layers["mean"], atol=1e-6)
-    assert np.allclose(one.layers["mean"], every.layers["mean"], atol=0.05)
-
-
 def test_several_models_stand_side_by_side(model, data, place):
     second = tiny_models.saved(place / "second", tiny_models.llama(seed=1, num_hidden_layers=2))
-    found = condensation([model, ModelChoice(str(second))], data, segment=30, texts=20)
+    found = condensation([model, ModelChoice(str(second))], data, segment=30, segments=20)
     assert found.summary["model"].tolist() == ["model", "second"]
     assert found.summary["depths"].tolist() == [4, 3]
-    alone = condensation(second, data, segment=30, texts=20)
+    alone = condensation(second, data, segment=30, segments=20)
     both = found.layers.query("model == 'second'")
     assert np.array_equal(both["mean"], alone.layers["mean"])
-    with pytest.raises(UsageError, match=r"different models, got .*model twice"):
+    with pytest.raises(UsageError, match=r"different models, got .*model, .*model"):
         condensation([model, model], data)
 
 
@@ -85,8 +76,8 @@ def test_several_models_stand_side_by_side(model, data, place):
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_half_precision_and_adapters_are_the_same_study(model, data, place):
     peft = pytest.importorskip("peft")
-    plain = condensation(model, data, segment=30, texts=30)
-    half = condensation(ModelChoice(str(model), dtype="bfloat16"), data, segment=30, texts=30)
+    plain = condensation(model, data, segment=30, segments=30)
+    half = condensation(ModelChoice(str(model), dtype="bfloat16"), data, segment=30, segments=30)
     assert half.manifest["models"][0]["dtype"] == "bfloat16"
     assert np.allclose(plain.layers["mean"], half.layers["mean"], atol=0.02)
     assert not np.array_equal(plain.layers["mean"], half.layers["mean"])
@@ -95,7 +86,9 @@ def test_half_precision_and_adapters_are_the_same_study(model, data, place):
         r=2, target_modules=["down_proj"], layers_to_transform=[2], init_lora_weights=False
     )
     peft.get_peft_model(tiny_models.llama(), config).save_pretrained(place / "adapter")
-    tuned = condensation(ModelChoice(str(model), adapter=str(place / "adapter")), data, segment=30, texts=30)
+    tuned = condensation(
+        ModelChoice(str(model), adapter=str(place / "adapter")), data, segment=30, segments=30
+    )
     assert tuned.summary["model"].item() == "model + adapter"
     assert np.allclose(plain.layers["mean"][:3], tuned.layers["mean"][:3], atol=1e-6)  # the last block has it
     assert abs(plain.layers["mean"][3] - tuned.layers["mean"][3]) > 1e-4

@@ -10,8 +10,12 @@ import pytest
 import tiny_models
 import torch
 
-from lmeval_dispersion.model.identity import adapter_identity, settings_identity, weights_identity
-from lmeval_dispersion.model.loading import load_model
+from lmeval_dispersion.model.loading import (
+    adapter_identity,
+    load_model,
+    settings_identity,
+    weights_identity,
+)
 
 
 @pytest.fixture

@@ -30,8 +30,9 @@ def test_every_kind_of_file_gives_the_same_texts(tmp_path):
         assert [item.text for item in source] == TEXTS  # a second pass starts anew
         assert [item.id for item in source] == [0, 1, 2]
         assert source.report() is None
-    assert {item.document for item in Texts(tmp_path / "a.txt")} == {0}
-    assert [item.document for item in Texts(tmp_path / "a.jsonl")] == [0, 1, 2]
+    assert [Texts(tmp_path / name).continuous for name in ("a.txt", "a.jsonl")] == [True, False]
+    hub = Texts("org/name:small@test")
+    assert (hub.name, hub.config, hub.split) == ("org/name", "small", "test")
 
 
 def test_skipped_texts_are_counted_and_keep_the_others_ids(tmp_path):

@@ -257,7 +257,7 @@ def test_g_is_that_of_the_merged_folder(base, tmp_path, own_tokenizer):
     assert abs(ours.gaps["cosine"].mean - plain.gaps["cosine"].mean) > 0.01
     assert (ours.scale, ours.family) == (theirs.scale, theirs.family)
     assert ours.ratio.mean == pytest.approx(theirs.ratio.mean, abs=1e-5)
-    assert ours.tensor.file == FILE
+    assert ours.file == FILE
 
 
 def test_a_training_run_of_adapters_is_a_trajectory(bases, tmp_path):

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
-from lmeval_screener.agreement import agreement
+from lmeval_screener.accuracies import agreement
 
 TABLES = json.loads((Path(__file__).parent.parent / "data" / "paper_gap_tables.json").read_text())
 
@@ -68,8 +68,3 @@ def test_constant_values_have_no_order(gaps, accuracies, reason):
     (line,) = agreement(gaps, accuracies, ["a"] * 3)
     assert math.isnan(line.spearman)
     assert line.reason == reason
-
-
-def test_unequal_lengths():
-    with pytest.raises(ValueError, match="expected equal lengths, got 1, 2 and 1"):
-        agreement([1.0], [1.0, 2.0], ["a"])

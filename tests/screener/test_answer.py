@@ -12,53 +12,23 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmeval_screener.ranking.gap import Gap, gap
-from lmeval_screener.ranking.ratio import Ratio
-from lmeval_screener.ranking.ties import Ranks
-from lmeval_screener.reports.answer import course, not_screened, overlaps
-from lmeval_screener.result import Result
-from lmeval_screener.screened import Failed, Group, Screened, TensorInfo, TokenInfo
+from lmeval_screener.answer import course, not_screened, overlaps
+from lmeval_screener.figures import Ratio, gap
+from lmeval_screener.screened import Group, Ranks
+from screenings import GAPS, failed, result, screened
 
-from lmeval_dispersion.geometry import PairMean
 from lmeval_dispersion.paths import data_folder
 
 
 def gap_of(mean):
-    nothing = PairMean(0.0, 0.0, 0.0, 1, np.zeros(0), np.zeros(0))
     spread = 0.001 * np.array([1.0, -1.0, 0.0])
-    return Gap("cosine", mean, 0.02, nothing, nothing, nothing, mean + spread * mean, mean - spread * mean)
-
-
-def member(name, rank, tied_with=None, *, family="fam", scale="7B", revision="a" * 40, step=None, gaps=None):
-    return Screened(
-        repo=name,
-        requested_revision=step,
-        revision=revision,
-        family=family,
-        scale=scale,
-        gaps=gaps or {"cosine": gap_of(2 - rank / 10), "euclidean": gap_of(2.0)},
-        tensor=TensorInfo("lm_head.weight", "model.safetensors", "BF16", (9, 9), False),
-        tokens=TokenInfo(10, 60, (), (), "single digits"),
-        bytes_read=0,
-        requests=0,
-        seconds=0.0,
-        rank=rank,
-        ties=tied(rank, tied_with),
-    )
-
-
-def tied(rank, ends):
-    """Ranks from the first to the last, without the own one."""
-    return Ranks(i for i in range(ends[0], ends[1] + 1) if i != rank) if ends else Ranks()
-
-
-def result(members, failed=()):
-    return Result("math", "reference", "cosine", tuple(members), tuple(failed), 0.0, 0, 0)
+    return replace(GAPS["cosine"], mean=mean, left_out_domain=mean + spread * mean,
+                   left_out_reference=mean - spread * mean)  # fmt: skip
 
 
 def ranking(*ranges):
     """Checkpoints a, b, c … with their ranges of tied ranks."""
-    return result([member(chr(97 + i), i + 1, tied) for i, tied in enumerate(ranges)])
+    return result([screened(chr(97 + i), i + 1, tied) for i, tied in enumerate(ranges)])
 
 
 @pytest.mark.parametrize(
@@ -128,7 +98,7 @@ def test_where_the_figures_disagree_about_the_best_the_report_says_so_first_and_
 
 
 def test_several_groups_get_a_sentence_each_up_to_four():
-    members = [member(f"m{i}-{j}", j + 1, scale=f"{i}B") for i in range(6) for j in range(2)]
+    members = [screened(f"m{i}-{j}", j + 1, scale=f"{i}B") for i in range(6) for j in range(2)]
     said = result(members).answer()
     assert said[0] == ("fam · 0B: Evaluate first: m0-0 (highest G of 2; math). The order of all 2 is clear.")
     assert len(said) == 5
@@ -137,30 +107,30 @@ def test_several_groups_get_a_sentence_each_up_to_four():
 
 
 def test_failures_come_last_and_first_where_most_failed():
-    failed = [Failed(f"org/{i}", None, "RepoNotFound", "none") for i in range(3)]
-    assert not_screened(failed) == (
+    failures = [failed(f"org/{i}") for i in range(3)]
+    assert not_screened(failures) == (
         "none of the 3 checkpoints could be screened (3 RepoNotFound); the first: org/0: none"
     )
-    assert not_screened(failed[:1]) == "org/0: RepoNotFound: none"
+    assert not_screened(failures[:1]) == "org/0: RepoNotFound: none"
     sentence = "3 of 5 checkpoints could not be screened (3 RepoNotFound)."
-    assert result([member("a", 1), member("b", 2)], failed).answer()[0] == sentence
-    some = result([member(name, i + 1) for i, name in enumerate("abcd")], failed).answer()
+    assert result([screened("a", 1), screened("b", 2)], failures).answer()[0] == sentence
+    some = result([screened(name, i + 1) for i, name in enumerate("abcd")], failures).answer()
     assert some[-1] == sentence.replace("of 5", "of 7")
     assert "could not" not in " ".join(ranking(None, None).answer())
 
 
 def test_a_training_is_called_by_its_model_and_its_members_by_their_steps():
-    local = [member(f"/x/run1/checkpoint-{i}", 1, revision=None) for i in (20, 3)]
-    last = member("/x/run1", 1, revision=None)
+    local = [screened(f"/x/run1/checkpoint-{i}", 1, commit=None) for i in (20, 3)]
+    last = screened("/x/run1", 1, commit=None)
     (group,) = result([*local, last]).groups
     assert group.title == "run1"
     assert list(group.names.values()) == ["checkpoint-3", "checkpoint-20", "final model"]
-    (group,) = result([member("org/pythia", 1, step=f"step{i}") for i in (20, 3)]).groups
+    (group,) = result([screened("org/pythia", 1, revision=f"step{i}") for i in (20, 3)]).groups
     assert group.title == "pythia"
     # Two runs are no training; each member keeps as much of its path as tells it apart.
-    mixed = [*local, member("/x/run2/checkpoint-3", 1, revision=None)]
+    mixed = [*local, screened("/x/run2/checkpoint-3", 1, commit=None)]
     (group,) = result(mixed).groups
-    assert (group.trajectory, group.title) == (None, "fam · 7B")
+    assert (group.trajectory, group.title) == ((), "fam · 7B")
     assert list(group.names.values()) == [c.name for c in mixed]
 
 
@@ -195,9 +165,7 @@ def training(levels, seed=0, noise=0.02):
     ],
 )
 def test_a_planted_course_is_found(levels, kind, since):
-    found = course(training(levels), [f"step{i}" for i in range(len(levels))])
-    assert (found.kind, found.flat_since) == (kind, since)
-    sentence = found.sentence()
+    sentence = course(training(levels), [f"step{i}" for i in range(len(levels))])
     assert ("flat since step2" in sentence) == bool(since)
     words = {"rises": "rises from", "falls": "falls from", "flat": "does not change"}
     words |= {"peaks": ", then falls to", "dips": ", then rises to"}
@@ -207,7 +175,7 @@ def test_a_planted_course_is_found(levels, kind, since):
 
 
 def test_a_course_names_its_turn():
-    sentence = course(training([0.0, 0.3, 0.7, 0.4, 0.2]), ["a", "b", "c", "d", "e"]).sentence()
+    sentence = course(training([0.0, 0.3, 0.7, 0.4, 0.2]), ["a", "b", "c", "d", "e"])
     assert sentence.count(" at ") == 3
     assert " at c, then falls to" in sentence
 
@@ -224,7 +192,7 @@ def test_on_noise_no_course_is_claimed():
             )
             for _ in range(6)
         ]
-        claims += course(gaps, list("abcdef")).kind != "flat"
+        claims += "does not change" not in course(gaps, list("abcdef"))
     # 5 % of 60 is 3; 8 or more would happen once in a hundred times.
     assert claims < 8
 

@@ -42,11 +42,11 @@ def screened(*names: Path) -> Any:
 
 def test_one_g_with_the_safetensors_sibling(tmp_path):
     archive = folder(tmp_path / "bin", pytorch_model=tensors())
-    found = {c.tensor.file: c for c in screened(archive, DEMO)}
+    found = {c.file: c for c in screened(archive, DEMO)}
     ours, theirs = found["pytorch_model.bin"], found["model-00001-of-00002.safetensors"]
     assert ours.gaps["cosine"].mean == theirs.gaps["cosine"].mean
     assert ours.gaps["euclidean"].mean == theirs.gaps["euclidean"].mean
-    assert (ours.scale, ours.tensor.dtype, ours.tensor.shape) == (theirs.scale, "BF16", theirs.tensor.shape)
+    assert (ours.scale, ours.dtype, ours.shape) == (theirs.scale, "BF16", theirs.shape)
     assert not ours.notes
 
 
@@ -65,7 +65,7 @@ def test_of_an_archive_only_what_is_read_is_located(hub, tmp_path, monkeypatch):
     hub.add("org/model", place)
     monkeypatch.setattr(screening, "Hub", lambda **options: ours(hub, tmp_path / "cache"))
     (found,) = screening.screen(["org/model"]).checkpoints
-    rows = found.tokens.domain + found.tokens.reference
+    rows = len(found.resolution.domain) + len(found.resolution.reference)
     with zipfile.ZipFile(place / "pytorch_model.bin") as archive:
         directory = sum(46 + len(entry.filename) + len(entry.extra) for entry in archive.infolist())
         program = archive.getinfo("pytorch_model/data.pkl").file_size
@@ -83,8 +83,8 @@ def test_shards_by_their_index(tmp_path):
     weights = dict.fromkeys(state, f"{names[0]}.bin") | {"lm_head.weight": f"{names[1]}.bin"}
     index = {"metadata": {"total_size": 1}, "weight_map": weights}
     (place / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    (ours, theirs) = sorted(screened(place, DEMO), key=lambda c: c.tensor.file, reverse=True)
-    assert ours.tensor.file == f"{names[1]}.bin"
+    (ours, theirs) = sorted(screened(place, DEMO), key=lambda c: c.file, reverse=True)
+    assert ours.file == f"{names[1]}.bin"
     assert ours.gaps["cosine"].mean == theirs.gaps["cosine"].mean
     (place / f"{names[1]}.bin").unlink()
     (failed,) = screening.screen([str(place)]).failed
@@ -98,12 +98,12 @@ def test_a_tied_head_is_the_embedding_stored_once(tmp_path):
     config = json.loads((place / "config.json").read_text()) | {"tie_word_embeddings": True}
     (place / "config.json").write_text(json.dumps(config))
     (found,) = screened(place)
-    assert found.tensor.tied
+    assert found.tied
     assert not found.notes, "nothing contradicts anything"
     own = folder(tmp_path / "own", pytorch_model=state | {"lm_head.weight": state["lm_head.weight"].clone()})
     (place / "config.json").replace(own / "config.json")
     (found,) = screened(own)
-    assert not found.tensor.tied
+    assert not found.tied
     assert "tied" in found.notes[0]
 
 
@@ -140,7 +140,7 @@ def test_safetensors_win_over_an_archive_beside_them(tmp_path):
     for file in (*DEMO.glob("*.safetensors"), DEMO / "model.safetensors.index.json"):
         shutil.copy(file, place / file.name)
     (found,) = screened(place)
-    assert found.tensor.file == "model-00001-of-00002.safetensors"
+    assert found.file == "model-00001-of-00002.safetensors"
 
 
 def test_an_archive_that_would_run_something_is_refused(tmp_path):

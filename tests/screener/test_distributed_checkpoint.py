@@ -226,7 +226,7 @@ def test_fewer_rows_than_the_tokenizer_names_are_never_taken(tmp_path):
     folder = write_by_torch(tmp_path / "whole", parts, CONFIG | {"vocab_size": WORDS, "hidden_size": d})
     (folder / "tokenizer.json").write_bytes(TOKENIZER)
     (found,) = screen([str(folder)]).checkpoints
-    assert found.tensor.shape == (WORDS, d)
+    assert found.shape == (WORDS, d)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "index"])

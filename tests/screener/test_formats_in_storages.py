@@ -88,7 +88,7 @@ def test_g_is_that_of_the_whole_matrix(folders, request, tmp_path, monkeypatch, 
         assert found.gaps["cosine"].mean == pytest.approx(test_gguf.whole_gap(quantised), abs=1e-6)
     else:
         matrix = full_matrix(DEMO / "model-00001-of-00002.safetensors", "lm_head.weight")
-        ids = [[t.id for t in side] for side in (found.tokens.domain_tokens, found.tokens.reference_tokens)]
+        ids = [[t.id for t in side] for side in (found.resolution.domain, found.resolution.reference)]
         assert found.gaps["cosine"].mean == pytest.approx(slow_gap(matrix[ids[0]], matrix[ids[1]]), abs=1e-6)
     stored = sum(place.stat().st_size for place in (made / kind).iterdir())
     assert 0 < found.bytes_read < 1.5 * stored

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from checkpoints import slow_gap
-from lmeval_screener.ranking.gap import difference, gap, ranks
+from lmeval_screener.figures import difference, gap, ranks
 
 from lmeval_dispersion.errors import GeometryError
 from lmeval_dispersion.geometry import METRICS

@@ -9,14 +9,12 @@ import json
 from dataclasses import replace
 
 import pytest
-from lmeval_screener.cli import main
-from lmeval_screener.ranking.gap import difference
-from lmeval_screener.ranking.gate import judged, reference_among
-from lmeval_screener.reports.progress import Lines
-from lmeval_screener.screened import Failed, Gate
-from lmeval_screener.screening import screen
+from lmeval_screener.cli import main, progress_lines
+from lmeval_screener.figures import difference
+from lmeval_screener.result import Gate
+from lmeval_screener.screening import reference_among, screen
 from lmeval_screener.targets import parse_target
-from test_answer import member, result
+from screenings import failed, result, screened
 
 from lmeval_dispersion.cli import main as dispersion
 from lmeval_dispersion.errors import UsageError
@@ -27,41 +25,39 @@ DEMO = data_folder("demo")
 
 
 def gate_of(result, reference):
-    return replace(result, gate=judged(result.groups, result.failed, reference))
+    return replace(result, gate=Gate.of(result.groups, result.failed, reference))
 
 
 def members(*ranges):
-    return [member(f"org/{'abcdef'[i]}", i + 1, ends) for i, ends in enumerate(ranges)]
+    return [screened(f"org/{'abcdef'[i]}", i + 1, ends) for i, ends in enumerate(ranges)]
 
 
-def test_tied_passes_and_told_apart_below_fails():
-    screened = result(members((1, 2), (1, 3), (2, 3), (4, 4)))
-    first = gate_of(screened, "org/a").gate
+def test_tied_passes_and_clearly_below_fails():
+    of_four = result(members((1, 2), (1, 3), (2, 3), (4, 4)))
+    first = gate_of(of_four, "org/a").gate
     assert (first.below, first.compared, first.exit_code) == (("org/c", "org/d"), 3, 4)
-    assert gate_of(screened, "org/a").answer()[0] == (
-        "Failed: org/c, org/d clearly below org/a (3 compared)."
-    )
-    second = gate_of(screened, "org/b").gate
+    assert gate_of(of_four, "org/a").answer()[0] == ("Failed: org/c, org/d clearly below org/a (3 compared).")
+    second = gate_of(of_four, "org/b").gate
     assert second.below == ("org/d",)
-    last = gate_of(screened, "org/d")
+    last = gate_of(of_four, "org/d")
     assert (last.gate.passed, last.gate.exit_code) == (True, None)
     assert last.answer()[0] == "Passed: none of 3 is clearly below org/d."
 
 
 def test_what_cannot_be_compared_does_not_pass():
-    lonely = result(
-        [*members((1, 1)), member("org/x", 1, scale="1B")], [Failed("org/y", None, "Timeout", "")]
-    )
+    lonely = result([*members((1, 1)), screened("org/x", 1, scale="1B")], [failed("org/y", "Timeout", "")])
     found = gate_of(lonely, "org/a").gate
     assert (found.compared, found.not_compared, found.passed, found.exit_code) == (0, 2, False, 1)
-    failed = gate_of(lonely, "org/y").gate
-    assert failed.sentence == "The gate cannot be judged: org/y was not screened (Timeout)."
-    assert failed.exit_code == 1
+    unjudged = gate_of(lonely, "org/y")
+    assert unjudged.answer()[0] == "The gate cannot be judged: org/y was not screened (Timeout)."
+    assert unjudged.gate.exit_code == 1
 
 
 def test_many_below_are_counted():
-    gate = Gate("org/a", tuple(f"org/{i}" for i in range(9)), 12, 0)
-    assert "org/4 and 4 more clearly below" in gate.sentence
+    first = gate_of(result(screened(f"org/{i}", i + 1) for i in range(10)), "org/0")
+    assert first.answer()[0] == (
+        "Failed: org/1, org/2, org/3, org/4, org/5 and 4 more clearly below org/0 (9 compared)."
+    )
 
 
 def test_a_reference_that_is_screened_anyway_is_screened_once():
@@ -97,17 +93,17 @@ def test_the_demos_labels_are_taken(capsys):
 
 def test_one_truth_of_ties(capsys, tmp_path):
     """The table, JSON, CSV and registry of the demo name the ranks that an own count of all pairs finds."""
-    result = screen(demo=True)
-    gaps = {c.label: c.gaps["cosine"] for c in result.checkpoints}
+    demo = screen(demo=True)
+    gaps = {c.label: c.gaps["cosine"] for c in demo.checkpoints}
     p = {frozenset(pair): difference(*(gaps[c] for c in pair)).p for pair in itertools.combinations(gaps, 2)}
     order = sorted(p, key=p.get)
     first_kept = next(i for i, pair in enumerate(order) if p[pair] > 0.05 / (len(order) - i))
-    ranks = {c.label: c.rank for c in result.checkpoints}
+    ranks = {c.label: c.rank for c in demo.checkpoints}
     ties = {
         label: sorted(ranks[o] for pair in order[first_kept:] if label in pair for o in pair - {label})
         for label in gaps
     }
-    assert {c["label"]: c["tied_with"] for c in result.to_dict()["checkpoints"]} == ties
+    assert {c["label"]: c["tied_with"] for c in demo.to_dict()["checkpoints"]} == ties
     assert main(["--demo", "--format", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert {row["label"]: [int(rank) for rank in row["tied_with"].split()] for row in rows} == ties
@@ -117,46 +113,21 @@ def test_one_truth_of_ties(capsys, tmp_path):
     assert dispersion(["registry", "query", store, "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert {row["checkpoint"]: row["tied_with"] for row in rows} == ties
-    (table, *_) = (t for s in result.document().sections for t in s.parts if isinstance(t, Table))
-    assert {row["label"]: row["no_clear_order_with"] for row in table.rows} == {
+    (table, *_) = (t for s in demo.document().sections for t in s.parts if isinstance(t, Table))
+    assert {row["called"]: row["no_clear_order_with"] for row in table.rows} == {
         label: " ".join(map(str, t)) for label, t in ties.items()
     }
 
 
-def test_json_lines_end_with_the_ranks(capsys, tmp_path):
-    names = [str(DEMO / name) for name in ("sums-80", "sums-45")] + [str(tmp_path / "none")]
-    assert main([*names, "--format", "jsonl"]) == 3
-    *each, last = map(json.loads, capsys.readouterr().out.splitlines())
-    assert sorted(line["repo"] for line in each) == sorted(names)
-    assert [line["error"] for line in each if "error" in line] == ["FolderNotFound"]
-    main([*names, "--format", "json"])
-    whole = json.loads(capsys.readouterr().out)
-    gaps = {c["repo"]: c["gap"] for c in whole["checkpoints"]}
-    assert {line["repo"]: line["gap"] for line in each if "gap" in line} == gaps
-    (group,) = last["summary"]["groups"]
-    assert [(c["label"], c["rank"]) for c in group["ranking"]] == [("sums-80", 1), ("sums-45", 2)]
-    assert last["summary"]["answer"] == whole["answer"]
-    assert main([*names, "--format", "jsonl", "--shortlist", "1"]) == 2
-
-
-def test_lines_of_progress_come_by_time_and_share_and_name_failures():
+def test_lines_of_progress_come_every_half_minute_and_name_failures():
     now, said = [0.0], []
-    lines = Lines(said.append, lambda: now[0])
+    lines = progress_lines(said.append, lambda: now[0])
     for done in range(1, 1001):
         now[0] += 0.1
-        failed = Failed("org/x", None, "GatedRepo", "") if done % 100 == 0 else None
-        lines.on_done(failed or object(), done, 1000)
-    assert len(said) == 19  # every 5 %, not the last
-    assert said[0] == "50 of 1000 (5 %), 10.0/s, 95 s left"
-    assert said[1].endswith("; failed: 1 GatedRepo")
-    now, said = [0.0], []
-    slow = Lines(said.append, lambda: now[0])
+        lines(failed("org/x", "GatedRepo") if done % 100 == 0 else object(), done, 1000)
+    assert said[0] == "300 of 1000, about 0:01:10 left; failed: 3 GatedRepo"
+    assert len(said) == 3  # not of the last
+    quick = progress_lines(said.append, lambda: 0.5)
     for done in range(1, 11):
-        now[0] += 10
-        slow.on_done(object(), done, 100_000)
-    assert [text.split()[0] for text in said] == ["3", "6", "9"]
-    assert said[0].endswith("0.1/s, 277 h 46 min left")
-    quick = Lines(said.append, lambda: 0.5)
-    for done in range(1, 11):
-        quick.on_done(object(), done, 10)
+        quick(object(), done, 10)
     assert len(said) == 3

@@ -22,7 +22,7 @@ from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.cli import main
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.tokens import load_token_set
 from lmeval_screener.weights.gguf import GGUF_TYPES, choose_files, read_gguf
 from lmeval_screener.weights.projection import read_rows
 
@@ -114,8 +114,8 @@ def test_gap_is_that_of_the_dequantised_matrix(tmp_path, dtype):
     write(tmp_path / "m.gguf", {"token_embd.weight": ("F16", matrix(1)), "output.weight": (dtype, full)})
     (found,) = screen(str(tmp_path / "m.gguf")).checkpoints
     assert found.gaps["cosine"].mean == pytest.approx(whole_gap(truth(dtype, full)), abs=1e-6)
-    assert found.tensor.dtype == dtype
-    assert not found.tensor.tied
+    assert found.dtype == dtype
+    assert not found.tied
     assert bool(found.notes) == (dtype not in ("F32", "F16", "BF16"))
 
 
@@ -125,7 +125,7 @@ def test_gap_of_block_types_that_only_llama_cpp_writes(tmp_path, dtype):
     write(tmp_path / "m.gguf", {"token_embd.weight": (dtype, blocks)})
     (found,) = screen(str(tmp_path / "m.gguf")).checkpoints
     assert found.gaps["cosine"].mean == pytest.approx(whole_gap(truth(dtype, blocks)), abs=1e-6)
-    assert found.tensor.tied
+    assert found.tied
 
 
 def test_sentencepiece_vocabulary(tmp_path):
@@ -161,7 +161,7 @@ def test_a_model_in_parts(tmp_path):
     assert len(parts) == 3
     (found,) = screen(f"{tmp_path}:q8_0").checkpoints
     assert found.gaps["cosine"].mean == pytest.approx(whole_gap(truth("Q8_0", full)), abs=1e-6)
-    assert found.tensor.file == "m-Q8_0-00003-of-00003.gguf"
+    assert found.file == "m-Q8_0-00003-of-00003.gguf"
     parts[1].unlink()
     (failed,) = screen(str(tmp_path)).failed
     assert failed.error == "FileNotFound"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import subprocess
@@ -17,8 +16,15 @@ import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from hub_client import FILE, HEAD, IDS, full_matrix, ours, read, read_of
 from lmeval_screener.checkpoints import FileEntry, Meter
-from lmeval_screener.checkpoints.hub import Hub, HubSnapshot
-from lmeval_screener.checkpoints.hub_responses import parse_listing, parse_references, parse_tree
+from lmeval_screener.checkpoints.http import AgainError
+from lmeval_screener.checkpoints.hub import (
+    Hub,
+    HubSnapshot,
+    parse_listing,
+    parse_references,
+    parse_tree,
+    understood,
+)
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshots import open_download
 from lmeval_screener.errors import ScreeningError
@@ -69,7 +75,7 @@ def test_every_kind_of_revision(hub, add, tmp_path, revision, which):
     revision = {"full": commit, "short": commit[:8]}.get(revision, revision)
     found = read(hub, tmp_path / "cache", "org/model", revision)
     np.testing.assert_array_equal(found.rows, truth)
-    assert (found.snapshot.revision, found.snapshot.requested_revision) == (commit, revision)
+    assert found.snapshot.revision == commit
 
 
 def test_an_unknown_revision_and_an_unknown_repository(hub, add, tmp_path):
@@ -198,18 +204,17 @@ NONSENSE = [
 @pytest.mark.parametrize("meaning", [parse_listing, parse_tree, parse_references])
 @pytest.mark.parametrize("body", NONSENSE)
 def test_answers_that_are_not_the_hubs(meaning, body):
-    with pytest.raises(ScreeningError) as raised:
-        meaning(body, "org/model")
-    assert raised.value.code == "BadResponse"
+    with pytest.raises(AgainError) as raised:
+        understood(body, "org/model", meaning)
+    assert raised.value.error.code == "BadResponse"
 
 
 @pytest.mark.parametrize("size", [-1, 1.5, True, "5", None])
 def test_sizes_and_digests_that_are_none_count_as_unknown(size):
     sibling = {"rfilename": "config.json", "size": size, "blobId": "../../x", "lfs": {"sha256": "y"}}
-    body = json.dumps({"sha": "0" * 40, "siblings": [sibling], "safetensors": {"total": size}}).encode()
-    found = parse_listing(body, "org/model")
+    found = parse_listing({"sha": "0" * 40, "siblings": [sibling], "safetensors": {"total": size}})
     assert found.files["config.json"] == FileEntry("config.json", None, None)
-    assert (found.complete, found.parameters) == (False, None)
+    assert found.parameters is None
 
 
 def test_the_second_run_asks_for_the_revision_only_and_a_pinned_one_for_nothing(hub, add, tmp_path):
@@ -311,10 +316,10 @@ def test_blobs_that_huggingface_hub_downloaded_are_not_read_again(hub, add, tmp_
     async def work():
         async with aiohttp.ClientSession() as client:
             answer = await client.get(f"{hub.endpoint}/api/models/org/model/revision/main?blobs=true")
-            listed = await answer.read()
+            listed = parse_listing(await answer.json())
         client = ours(hub, tmp_path / "cache", offline=True)  # no transport: whatever travelled would fail
-        client._downloads = tmp_path / "hf"
-        found = HubSnapshot(client, parse_listing(listed, "org/model"), None, budget=Budget(5), meter=Meter())
+        client.downloads = tmp_path / "hf"
+        found = HubSnapshot(client, listed, budget=Budget(5), meter=Meter())
         return await read_of(found)
 
     found = asyncio.run(work())

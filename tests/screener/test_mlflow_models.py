@@ -86,8 +86,8 @@ def test_every_version_is_read_by_ranges(registry, tmp_path, monkeypatch):
     assert {c.repo for c in result.checkpoints} == {"models:/sums/1", "models:/sums/2"}
     for c in result.checkpoints:
         name = {"models:/sums/1": "sums-10", "models:/sums/2": "sums-80"}[c.repo]
-        matrix = full_matrix(DEMO / name / c.tensor.file, c.tensor.name)
-        ids = [[t.id for t in side] for side in (c.tokens.domain_tokens, c.tokens.reference_tokens)]
+        matrix = full_matrix(DEMO / name / c.file, c.tensor)
+        ids = [[t.id for t in side] for side in (c.resolution.domain, c.resolution.reference)]
         assert c.gaps["cosine"].mean == pytest.approx(slow_gap(matrix[ids[0]], matrix[ids[1]]), abs=1e-6)
     weights = [r for r in registry.requests if r.path.endswith(".safetensors")]
     assert weights

@@ -131,8 +131,8 @@ def test_a_trajectory_end_to_end(s3_server, proxied, tmp_path, monkeypatch):
     (group,) = result.groups
     assert [c.repo.rpartition("/")[2] for c in group.trajectory] == [f"checkpoint-{n}" for n in (10, 20, 30)]
     for c, name in zip(group.trajectory, ("sums-00", "sums-10", "sums-80"), strict=True):
-        matrix = full_matrix(data_folder("demo") / name / c.tensor.file, c.tensor.name)
-        ids = [[t.id for t in side] for side in (c.tokens.domain_tokens, c.tokens.reference_tokens)]
+        matrix = full_matrix(data_folder("demo") / name / c.file, c.tensor)
+        ids = [[t.id for t in side] for side in (c.resolution.domain, c.resolution.reference)]
         assert c.gaps["cosine"].mean == pytest.approx(slow_gap(matrix[ids[0]], matrix[ids[1]]), abs=1e-6)
     asked = [request.path for request in proxied.ranges()]
     assert sum(path.endswith("tokenizer.json") for path in asked) == 1

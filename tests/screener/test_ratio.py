@@ -11,12 +11,9 @@ from gguf.quants import quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmeval_screener import screen
-from lmeval_screener.ranking.figures import figures_of, numbers_of
-from lmeval_screener.ranking.gap import gaps
-from lmeval_screener.ranking.ratio import Ratio, ratio
-from lmeval_screener.ranking.ties import ALL_PAIRS, rank_gaps
-from lmeval_screener.tokens.resolution import resolve
-from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.figures import Ratio, figures_of, gaps, numbers_of, ratio
+from lmeval_screener.ranking import ALL_PAIRS, rank_gaps
+from lmeval_screener.tokens import load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from lmeval_screener.weights.projection import FinalNorm
 from token_cases import REFERENCE, tokenizer_json

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 
@@ -246,32 +245,3 @@ def test_without_ray_a_sentence_says_what_to_install(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main([str(data_folder("demo") / "sums-00"), "--engine", "ray"]) == 1
     assert "pip install 'lmeval-dispersion[ray]'" in capsys.readouterr().err
-
-
-@needs_ray
-@pytest.mark.slow
-def test_the_ray_script_of_a_short_list_evaluates_every_checkpoint(tmp_path):
-    from lmeval_screener.shortlist.emit import emit
-    from test_shortlist import group, result_of, shortlist
-
-    result = result_of(*group(3))
-    emit(tmp_path / "list", result.head(), shortlist(result, 3), tasks=("gsm8k",), command="")
-    runner = tmp_path / "lm_eval"
-    runner.write_text('#!/bin/sh\necho "$3" >> ran\ncase "$3" in *-2.yaml) exit 1;; esac\n')
-    runner.chmod(0o755)
-    (tmp_path / "dispersion").write_text("#!/bin/sh\necho enabled: 1 task file\n")
-    (tmp_path / "dispersion").chmod(0o755)
-    # Somebody's cluster that ended: what Ray would join. Names of sockets have to be short.
-    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as place:
-        (Path(place) / "ray").mkdir()
-        (Path(place) / "ray" / "ray_current_cluster").write_text("127.0.0.1:9")
-        env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "GPUS": "0", "HOME": str(tmp_path), "RAY_TMPDIR": place}
-        done = subprocess.run(
-            [sys.executable, tmp_path / "list" / "ray_shards.py", "--limit", "1"],
-            env=env | RAY_SETTINGS, capture_output=True, text=True, timeout=570,
-        )  # fmt: skip
-    assert (tmp_path / "list" / "ran").exists(), done.stderr[-3000:]
-    ran = sorted((tmp_path / "list" / "ran").read_text().split())
-    assert ran == [f"models/00{i}-org_7B-{i}.yaml" for i in (1, 2, 3)], done.stderr
-    assert done.returncode == 1
-    assert "not evaluated: shards [1]" in done.stderr

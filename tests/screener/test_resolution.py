@@ -7,9 +7,7 @@ import re
 
 import pytest
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.tokens.cache import resolution_of, resolution_text
-from lmeval_screener.tokens.resolution import resolve
-from lmeval_screener.tokens.sets import bundled_token_sets, load_token_set
+from lmeval_screener.tokens import Resolution, bundled_token_sets, load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from token_cases import (
     DATA,
@@ -148,7 +146,7 @@ def test_two_words_on_one_row_are_noted_and_refused_where_every_item_is_required
     )
     assert [token.text for token in found.domain] == [" gnu", " ox"]
     assert found.one_row == ("gnu and emu",)
-    assert resolution_of(resolution_text(found)) == found
+    assert Resolution.from_json(found.to_json()) == found
     vocab["7"] = vocab["3"]
     words = Vocabulary.from_tokenizer_json(tokenizer_json(vocab))
     with pytest.raises(

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 from lmeval_screener.checkpoints import Cache
-from lmeval_screener.tokens.cache import ResolutionCache
-from lmeval_screener.tokens.resolution import resolve
-from lmeval_screener.tokens.sets import TokenSet, load_token_set
+from lmeval_screener.tokens import ResolutionCache, TokenSet, load_token_set, resolve
 from token_cases import (
     REFERENCE,
     vocabulary,

@@ -48,7 +48,7 @@ def test_the_tokens_of_a_tokenizer_are_listed_once_with_their_variants(result):
         assert entry[side]["variants"] == variants
         assert len(entry[side]["pieces"]) == result.to_dict()["checkpoints"][0]["tokens"][side]
         assert all(tokenizer.token_to_id(piece) == row for piece, row in entry[side]["pieces"].items())
-    table = result.shown(None, tokens=True).document().tables()["tokens"]
+    table = result.document().tables()["tokens"]
     assert [row["variant"] for row in table.rows] == ["bare", "space"]
     assert all(f"{digit}:" in table.rows[0]["tokens"] for digit in "0123456789")
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmeval_screener.ranking.scales import Size, scale_names
+from lmeval_screener.ranking import scale_names
+from screenings import TOKENS, screened
 
 # label, stored parameters, rows, width, tied and rows of the tokenizer, as their configurations give them
 REAL = {
@@ -33,7 +36,9 @@ REAL = {
 
 
 def size(name="./mine", parameters=130_000_000, rows=50304, width=768, tied=True, vocabulary=50277, **more):
-    return Size(name, more.get("stated"), parameters, rows, width, tied, vocabulary)
+    read = screened(name, resolution=replace(TOKENS, vocabulary=vocabulary), shape=(rows, width))
+    target = replace(read.target, scale=more.get("stated"))
+    return replace(read, target=target, parameters=parameters, tied=tied)
 
 
 @pytest.mark.parametrize("repo", REAL)

@@ -9,42 +9,16 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from lmeval_screener.ranking.gap import gap
-from lmeval_screener.ranking.ties import Ranks
-from lmeval_screener.result import Result
-from lmeval_screener.screened import Failed, Screened, TensorInfo, TokenInfo
-from lmeval_screener.shortlist import choice
-from lmeval_screener.shortlist.emit import check_emit, emit
-from lmeval_screener.shortlist.manifest import read_manifest
+from lmeval_screener.screened import Ranks
+from lmeval_screener.shortlist.manifest import check_emit, emit, read_manifest
 from lmeval_screener.targets import Target
+from screenings import COMMIT, failed, result, screened
 
 from lmeval_dispersion.errors import UsageError
 
 
-def shortlist(result, k, **options):
-    return choice.shortlist(result.groups, result.metric, k, **options)
-
-
-GAP = {
-    metric: gap([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]], [[1.0, 1, 0], [0, 1, 1], [1, 0, 1]], metric)
-    for metric in ("cosine", "euclidean")
-}
-
-
-def screened(name, rank, tied=None, *, scale="7B", revision="c" * 40, requested=None, file=None):
-    gaps = {metric: replace(one, mean=10.0 - rank) for metric, one in GAP.items()}
-    return Screened(
-        repo=name, requested_revision=requested, revision=revision, family="fam", scale=scale, gaps=gaps,
-        tensor=TensorInfo("lm_head.weight", file or "model.safetensors", "BF16", (1000, 3), False),
-        tokens=TokenInfo(3, 3, (), (), "single digits"), bytes_read=1, requests=1, seconds=0.1,
-        rank=rank, file=file,
-        ties=Ranks(i for i in range(tied[0], tied[1] + 1) if i != rank) if tied else Ranks(),
-    )  # fmt: skip
-
-
 def result_of(*members):
-    failed = (Failed("org/none", None, "RepoNotFound", "org/none is not there"),)
-    return Result("math", "reference", "cosine", members, failed, 1.0, 1, 1)
+    return result(members, [failed("org/none")])
 
 
 def group(count, scale="7B", ties=()):
@@ -73,17 +47,17 @@ def names(checkpoints):
     ],
 )
 def test_a_list_takes_the_best_and_what_is_tied_with_the_last_of_them(k, ties, listed, sentence):
-    (one,) = shortlist(result_of(*group(9, ties=ties)), k).groups
+    (one,) = result_of(*group(9, ties=ties)).shortlist(k).groups
     assert names(one.listed) == list(listed)
     assert one.sentence() == sentence
-    assert [one.why(c) for c in one.listed] == ["rank"] * len(one.best) + ["tied"] * len(one.tied)
+    assert [one.why[c] for c in one.listed] == ["rank"] * len(one.of("rank")) + ["tied"] * len(one.of("tied"))
 
 
 def test_a_tie_counts_only_where_the_two_are_tied():
     members = group(5)
-    members[1] = replace(members[1], ties=Ranks([4]))  # rank 3, between them, is told apart
+    members[1] = replace(members[1], ties=Ranks([4]))  # rank 3, between them, is clearly in order
     members[3] = replace(members[3], ties=Ranks([2]))
-    (one,) = shortlist(result_of(*members), 2).groups
+    (one,) = result_of(*members).shortlist(2).groups
     assert names(one.listed) == ["1", "2", "4"]
 
 
@@ -91,7 +65,7 @@ def test_every_other_is_drawn_with_the_probability_that_is_recorded():
     result = result_of(*group(8, ties=((2, 3),)))
     counts = Counter()
     for seed in range(1500):
-        (one,) = shortlist(result, 2, audit_sample=2, seed=seed).groups
+        (one,) = result.shortlist(2, audit_sample=2, seed=seed).groups
         counts.update(names(one.audit))
         assert len(set(names(one.chosen))) == 5
     assert [one.probability(c) for c in one.group.checkpoints] == [1, 1, 1] + [2 / 5] * 5
@@ -101,24 +75,24 @@ def test_every_other_is_drawn_with_the_probability_that_is_recorded():
 
 
 def test_the_sample_of_a_group_does_not_depend_on_the_other_groups_nor_on_the_order():
-    alone = shortlist(result_of(*group(20)), 2, audit_sample=4, seed=3).groups[0]
-    both = shortlist(result_of(*group(30, "1B"), *group(20)), 2, audit_sample=4, seed=3).groups[1]
+    alone = result_of(*group(20)).shortlist(2, audit_sample=4, seed=3).groups[0]
+    both = result_of(*group(30, "1B"), *group(20)).shortlist(2, audit_sample=4, seed=3).groups[1]
     assert names(alone.audit) == names(both.audit)
-    other = shortlist(result_of(*group(20)), 2, audit_sample=4, seed=4).groups[0]
+    other = result_of(*group(20)).shortlist(2, audit_sample=4, seed=4).groups[0]
     assert names(alone.audit) != names(other.audit)
 
 
 def test_an_audit_of_more_than_there_are_takes_all_and_without_one_the_others_have_no_chance():
-    (one,) = shortlist(result_of(*group(5)), 2, audit_sample=9).groups
+    (one,) = result_of(*group(5)).shortlist(2, audit_sample=9).groups
     assert (names(one.audit), one.probability(one.audit[0])) == (["3", "4", "5"], 1.0)
-    (one,) = shortlist(result_of(*group(5)), 2).groups
+    (one,) = result_of(*group(5)).shortlist(2).groups
     assert [one.probability(c) for c in one.group.checkpoints] == [1, 1, 0, 0, 0]
 
 
-@pytest.mark.parametrize(("k", "audit", "message"), [(0, 0, "--shortlist"), (1, -1, "--audit-sample")])
+@pytest.mark.parametrize(("k", "audit", "message"), [(0, 0, "k= of"), (1, -1, "audit_sample= of")])
 def test_numbers_out_of_range(k, audit, message):
     with pytest.raises(UsageError, match=message):
-        shortlist(result_of(*group(3)), k, audit_sample=audit)
+        result_of(*group(3)).shortlist(k, audit_sample=audit)
 
 
 # --- for lm-eval ----------------------------------------------------------------------------------------
@@ -127,12 +101,12 @@ def test_numbers_out_of_range(k, audit, message):
 def test_configurations_are_pinned_and_the_manifest_holds_everyone(tmp_path):
     folder = tmp_path / "models of\nmine"
     members = [
-        screened("org/a", 1, requested="step1000"),
-        screened(str(folder), 2, revision=None),
+        screened("org/a", 1, revision="step1000"),
+        screened(str(folder), 2, commit=None),
         screened("org/b-GGUF", 3, file="b-Q4_K_M.gguf"),
         screened("org/c", 4),
     ]
-    chosen = shortlist(result_of(*members), 3)
+    chosen = result_of(*members).shortlist(3)
     place = emit(tmp_path / "list", result_of(*members).head(), chosen, tasks=("gsm8k",), command="screen …")
     files = sorted((tmp_path / "list" / "models").iterdir())
     assert [file.name for file in files] == [
@@ -140,23 +114,24 @@ def test_configurations_are_pinned_and_the_manifest_holds_everyone(tmp_path):
     ]  # fmt: skip
     configs = [yaml.safe_load(file.read_text()) for file in files]
     assert [config["model_args"] for config in configs] == [
-        {"pretrained": "org/a", "revision": "c" * 40},
+        {"pretrained": "org/a", "revision": COMMIT},
         {"pretrained": str(folder)},
-        {"pretrained": "org/b-GGUF", "revision": "c" * 40, "gguf_file": "b-Q4_K_M.gguf"},
+        {"pretrained": "org/b-GGUF", "revision": COMMIT, "gguf_file": "b-Q4_K_M.gguf"},
     ]
     assert configs[0]["tasks"] == ["gsm8k"]
     assert len({config["output_path"] for config in configs}) == 3
     assert place == tmp_path / "list" / "manifest.json"
     manifest = read_manifest(tmp_path / "list")
     assert [c.chosen for c in manifest.candidates] == ["rank", "rank", "rank", None]
-    assert [c.probability for c in manifest.candidates] == [1, 1, 1, 0]
-    assert [c.G for c in manifest.candidates] == [9, 8, 7, 6]
-    assert json.loads(place.read_text())["failed"][0]["repo"] == "org/none"
+    assert [c.G for c in manifest.candidates] == pytest.approx([1.9, 1.8, 1.7, 1.6])
+    content = json.loads(place.read_text())
+    assert [c["inclusion_probability"] for c in content["candidates"]] == [1, 1, 1, 0]
+    assert content["failed"][0]["repo"] == "org/none"
 
 
 def test_a_shard_takes_its_share_and_every_checkpoint_is_in_one(tmp_path):
     result = result_of(*group(7))
-    emit(tmp_path / "list", result.head(), shortlist(result, 7), tasks=("gsm8k",), command="")
+    emit(tmp_path / "list", result.head(), result.shortlist(7), tasks=("gsm8k",), command="")
     runner = tmp_path / "lm_eval"
     runner.write_text('#!/bin/sh\necho "$3" >> ran\ncase "$3" in *-4.yaml) exit 1;; esac\n')
     runner.chmod(0o755)
@@ -173,14 +148,15 @@ def test_a_shard_takes_its_share_and_every_checkpoint_is_in_one(tmp_path):
     assert codes == [(1, True), (0, False), (0, False)]
     ran = (tmp_path / "list" / "ran").read_text().splitlines()
     assert sorted(ran) == sorted(f"models/00{i}-org_7B-{i}.yaml" for i in range(1, 8))
-    slurm = (tmp_path / "list" / "slurm.sh").read_text()
-    assert "--array=0-6\n" in slurm
-    assert "SHARDS=7 " in slurm
+    script = (tmp_path / "list" / "run.sh").read_text()
+    assert (
+        "sbatch --array=0-6 --gres=gpu:1 --wrap 'SHARD=$SLURM_ARRAY_TASK_ID SHARDS=7 bash run.sh'" in script
+    )
 
 
 def test_without_lm_eval_the_run_says_so_once(tmp_path):
     result = result_of(*group(3))
-    emit(tmp_path / "list", result.head(), shortlist(result, 3), tasks=("gsm8k",), command="")
+    emit(tmp_path / "list", result.head(), result.shortlist(3), tasks=("gsm8k",), command="")
     done = subprocess.run(
         ["bash", tmp_path / "list" / "run.sh"],
         env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60,

@@ -1,46 +1,156 @@
-"""What a user may write for a checkpoint."""
+"""What a user may write for a checkpoint: parsed, or explained without costing the others their run."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmeval_screener.targets import Target, labelled, matching, parse_target, step_number
+from lmeval_screener import screen
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.targets import (
+    Target,
+    labelled,
+    matching,
+    parse_name,
+    parse_target,
+    parse_targets,
+    run_and_step,
+    step_number,
+)
+from lmeval_screener.targets.selection import query_of
+
+from lmeval_dispersion.paths import data_folder
 
 
-def test_repositories_revisions_and_globs():
-    assert parse_target("Qwen/Qwen2.5-7B").label == "Qwen/Qwen2.5-7B"
-    item = parse_target("org/name@refs/pr/1")
-    assert (item.repo, item.revision, item.is_glob) == ("org/name", "refs/pr/1", False)
-    assert parse_target("org/name@step*").is_glob
-    assert parse_target("gpt2").repo == "gpt2"
+@pytest.mark.parametrize(
+    ("text", "repo", "revision"),
+    [
+        ("org/name", "org/name", None),
+        ("org/name/", "org/name", None),
+        ("gpt2@main", "gpt2", "main"),
+        ("org/name@refs/pr/1", "org/name", "refs/pr/1"),
+        ("https://huggingface.co/org/name/", "org/name", None),
+        ("https://hf.co/gpt2", "gpt2", None),
+        ("https://huggingface.co/gpt2/tree/main", "gpt2", "main"),
+        ("https://huggingface.co/org/name/tree/step%2F7", "org/name", "step/7"),
+        ("https://huggingface.co/org/name/tree/refs%2Fpr%2F3", "org/name", "refs/pr/3"),
+        ("https://huggingface.co/org/name/tree/refs/pr/3", "org/name", "refs/pr/3"),
+        ("https://huggingface.co/org/name/commit/0123abc?x=1#top", "org/name", "0123abc"),
+        ("https://hub.example:8443/org/name/tree/v2", "org/name", "v2"),
+        ("hf://org/name", "org/name", None),
+        ("hf://models/org/name@v1/", "org/name", "v1"),
+        ("x" * 5000 + "/", "x" * 5000, None),
+        ("https://huggingface.co/buckets/o/b/tree/run%201/x", "hf://buckets/o/b/run 1/x", None),
+    ],
+)
+def test_names_and_addresses_of_the_hub(monkeypatch, text, repo, revision):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://hub.example:8443")
+    assert parse_name(text) == Target(repo, revision)
 
 
-def test_a_folder_wins_over_a_repository_of_that_name(tmp_path, monkeypatch):
-    (tmp_path / "org" / "name").mkdir(parents=True)
+@pytest.mark.parametrize(
+    ("text", "code", "says"),
+    [
+        ("", "BadName", "expected ORGANISATION/NAME"),
+        ("a/b/c", "BadName", "expected"),
+        ("org/..", "BadName", "expected"),
+        ("org/na..me", "BadName", "expected"),
+        ("org/name@", "BadName", "no revision behind the @"),
+        ("https://huggingface.co/", "BadName", "expected"),
+        ("https://huggingface.co/datasets/org/name", "BadName", "of datasets, not of a model"),
+        ("https://huggingface.co/org/name/blob/main/config.json", "BadName", "checkpoint: org/name@main"),
+        ("https://huggingface.co/org/name/tree/main/sub", "BadName", "checkpoint: org/name@main"),
+        ("https://huggingface.co/org/name/discussions", "BadName", "no page of a revision"),
+        ("https://huggingface.co/collections/org/best-1", "BadName", "write --collection org/best-1"),
+        ("https://huggingface.co/models?search=x", "BadName", "write 'ORG/*'"),
+        ("https://huggingface.co/org/models", "BadName", "write 'ORG/*'"),
+        ("https://[", "BadName", "expected"),
+        ("hf://datasets/org/name", "BadName", "only a model's repository"),
+        ("hf://org/name/config.json", "BadName", "repository as a whole"),
+        ("s3://", "BadName", "a place behind it"),
+        ("://bucket", "BadName", "a scheme before"),
+        ("https:///x/model.safetensors", "BadName", "host is missing"),
+        ("hf://buckets/alone", "BadName", "hf://buckets/NAMESPACE/NAME"),
+        ("models:/", "BadName", "models:/NAME/VERSION"),
+        ("models:/a/1/2", "BadName", "models:/NAME@ALIAS"),
+        ("./nowhere", "FolderNotFound", "no such folder"),
+        ("/nowhere/at/all", "FolderNotFound", "no such folder"),
+        ("~nobody-of-this-name/x", "FolderNotFound", "no such folder"),
+        ("C:\\models\\x", "FolderNotFound", "no such folder"),
+        ("..\\x", "FolderNotFound", "no such folder"),
+        ("org/\0", "BadName", "expected"),
+    ],
+)
+def test_a_text_that_means_nothing_is_explained(text, code, says):
+    with pytest.raises(ScreeningError) as raised:
+        parse_name(text)
+    assert raised.value.code == code
+    assert says in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "s3://bucket/run/checkpoint-*",
+        "gs://bucket",
+        "abfss://box@account.dfs.core.windows.net/a b/m",
+        "https://example.com:8443",
+        "https://example.com/m/model.safetensors?X-Amz-Signature=0f",
+        "hf://buckets/org/name/run/checkpoint-5",
+        "models:/name",
+        "models:/name/*",
+        "models:/name@champion",
+        "sftp://host/run",
+    ],
+)
+def test_addresses_of_storages_are_taken_as_they_are(address):
+    target = parse_target(address)
+    assert target == Target(address)
+    assert target.scheme == address.partition(":")[0]
+    assert not target.on_hub
+
+
+def test_folders_and_files(tmp_path, monkeypatch):
+    for name in ("org/name", "a b", "x@y", "C:\\models"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("model.safetensors", "pytorch_model.bin", "tokenizer.json", "a.gguf"):
+        (tmp_path / name).write_bytes(b"x")
     monkeypatch.chdir(tmp_path)
-    assert parse_target("org/name").local
-    assert not parse_target("org/other").local
-    assert parse_target(str(tmp_path)).local
+    for name in ("org/name", "a b", "x@y", "C:\\models", "model.safetensors", "pytorch_model.bin"):
+        assert parse_name(name) == Target(name, local=True), "what exists wins over a repository's name"
+    assert parse_name("org/name/").local
+    assert parse_name(f"file://{tmp_path}") == Target(str(tmp_path), local=True)
+    assert parse_name("a.gguf") == Target(".", local=True, file="a.gguf")
+    assert parse_name("s3://bucket/m/:Q4_K_M") == Target("s3://bucket/m", file="Q4_K_M")
+    with pytest.raises(ScreeningError, match="give the folder") as raised:
+        parse_name("tokenizer.json")
+    assert raised.value.code == "FolderNotFound"
 
 
-@pytest.mark.parametrize("text", ["./nowhere", "a/b/c", "org/name@", "", "s3://"])
-def test_what_is_neither_is_a_target_that_is_refused(text):
-    item = parse_target(text)
-    assert item.repo == text
-    assert "expected" in item.refused[1]
+@given(st.text(max_size=40))
+def test_any_text_is_understood_or_explained(text):
+    (target, *_) = parse_targets([text])
+    assert target.refused or target.repo
+    assert target.refused is None or target.refused[0] in ("BadName", "FolderNotFound")
+
+
+def test_one_that_is_refused_fails_alone(tmp_path):
+    good = str(data_folder("demo") / "sums-10")
+    result = screen(["./nowhere", good, "https://[", "a/b/c"])
+    assert [c.repo for c in result.checkpoints] == [good]
+    assert [(f.repo, f.error) for f in result.failed] == [
+        ("./nowhere", "FolderNotFound"),
+        ("https://[", "BadName"),
+        ("a/b/c", "BadName"),
+    ]
 
 
 def test_revisions_come_in_the_order_of_their_steps():
     names = ["step1000", "main", "step200", "step30000", "step200"]
     assert matching(names, "step*") == ["step200", "step1000", "step30000"]
     assert matching(names, "*") == ["main", "step200", "step1000", "step30000"]
-
-
-def test_the_step_that_a_name_carries():
-    assert step_number("stage1-step140000-tokens588B") == 140000
-    assert step_number("iter_500") == 500
-    assert step_number("main") is None
+    assert [parse_target(f"org/name@{revision}").is_glob for revision in ("step*", "main")] == [True, False]
+    assert [step_number(name) for name in ("iter_500", "stage1-step140000-tokens588B")] == [500, 140000]
 
 
 @pytest.mark.parametrize(
@@ -83,6 +193,87 @@ def test_labels_tell_checkpoints_apart(tmp_path, monkeypatch, names, labels):
     )
 )
 def test_no_two_checkpoints_of_a_report_share_a_label(targets):
-    found = labelled(targets)
-    assert found == targets
-    assert len({target.label for target in found}) == len(targets)
+    with_labels = labelled(targets)
+    assert with_labels == targets
+    assert len({target.label for target in with_labels}) == len(targets)
+
+
+def model(folder, *files):
+    folder.mkdir(parents=True)
+    for name in files or ("config.json", "model.safetensors"):
+        (folder / name).write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("folders", "expected"),
+    [
+        # Trainer and TRL
+        (["checkpoint-100", "checkpoint-20"], ["checkpoint-20", "checkpoint-100"]),
+        # torchtitan
+        (["checkpoint/step-10", "checkpoint/step-5"], ["checkpoint/step-5", "checkpoint/step-10"]),
+        # NeMo: RL, AutoModel, and exports of 2.0
+        (["step_100/policy/weights"], ["step_100/policy/weights"]),
+        (["checkpoints/epoch_0_step_9/consolidated"], ["checkpoints/epoch_0_step_9/consolidated"]),
+        (["m--loss=1.2-step=999-consumed_samples=8"], ["m--loss=1.2-step=999-consumed_samples=8"]),
+        # Megatron-LM, converted
+        (["iter_0001000", "iter_0000500_hf"], ["iter_0000500_hf", "iter_0001000"]),
+        # DeepSpeed, verl
+        (["global_step_20/actor/huggingface", "global_step_100/actor/huggingface"],
+         ["global_step_20/actor/huggingface", "global_step_100/actor/huggingface"]),
+        (["global_step100"], ["global_step100"]),
+    ],
+)  # fmt: skip
+def test_a_run_is_its_checkpoints_in_the_order_of_their_steps(tmp_path, folders, expected):
+    run = tmp_path / "run1"
+    for folder in folders:
+        model(run / folder)
+    targets = parse_targets([str(run)])
+    assert [target.repo for target in targets] == [str(run / name) for name in expected]
+    assert all(target.local for target in targets)
+    assert {run_and_step(target.repo)[0] for target in targets} == {str(run)}
+    (run / "model.safetensors").write_text("")
+    assert [target.repo for target in parse_targets([str(run)])][len(folders) :] == [str(run)], "the last"
+
+
+def test_a_step_by_its_own_name_shards_and_folders_that_are_no_run(tmp_path, monkeypatch):
+    model(tmp_path / "run1" / "global_step_20" / "actor" / "huggingface")
+    model(tmp_path / "run2" / "step_5" / "model", "shard-00001.safetensors")
+    model(tmp_path / "run2" / "step_5" / "model" / "consolidated")
+    model(tmp_path / "plain")
+    model(tmp_path / "Step-3.5-flash")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name, expected in {
+        "run1/global_step_20": "run1/global_step_20/actor/huggingface",
+        "run2": "run2/step_5/model/consolidated",  # the joined weights, not the shards above them
+        **{name: name for name in ("plain", "Step-3.5-flash", "empty")},
+    }.items():
+        assert [target.repo for target in parse_targets([name])] == [expected]
+    assert run_and_step("plain") is None
+    monkeypatch.chdir(tmp_path / "run2")
+    assert [target.repo for target in parse_targets(["."])] == ["step_5/model/consolidated"]
+
+
+def test_a_glob_of_paths_is_what_matches_it(tmp_path, monkeypatch):
+    for name in ("m1", "m10", "m2", "m11/checkpoint-5", "m11/checkpoint-10"):
+        (tmp_path / "many" / name).mkdir(parents=True)
+        (tmp_path / "many" / name / "model.safetensors").touch()
+    (tmp_path / "many" / "m1.txt").touch()
+    (tmp_path / "many" / "a.gguf").touch()
+    (tmp_path / "odd[1]").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def repos(text):
+        return [target.label for target in parse_targets([text])]
+
+    run = ["many/m11/checkpoint-5", "many/m11/checkpoint-10"]
+    for text in ("./many/m1*", "many/m1*"):
+        assert repos(text) == ["many/m1", "many/m10", *run]
+        assert query_of(text) is None
+    assert query_of("other/m1*") is not None
+    assert repos(f"{tmp_path}/many/m?") == [f"{tmp_path}/many/m1", f"{tmp_path}/many/m2"]
+    assert repos("./many/*.gguf") == ["many:a.gguf"]
+    assert repos("./odd[1]") == ["odd[1]"]
+    (refused,) = parse_targets(["./none*"])
+    assert refused.refused is not None
+    assert refused.refused[0] == "FolderNotFound"

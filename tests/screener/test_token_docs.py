@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from lmeval_screener.targets.selection import load_family
-from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.tokens import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from token_cases import (
     DATA,

@@ -20,7 +20,7 @@ from hub_client import ours
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights import DTYPE_BITS
+from lmeval_screener.weights import DTYPE_BITS, WeightFile
 from lmeval_screener.weights.rows import WeightFiles
 from lmeval_screener.weights.torch_archive import locate
 
@@ -34,7 +34,7 @@ def read(folder: Path) -> Any:
 
 def placed(folder: Path, tensor: Any) -> Any:
     """A described tensor with its exact bytes."""
-    found = asyncio.run(locate(open_folder(folder), FILE, tensor))
+    found = asyncio.run(locate(WeightFile(open_folder(folder), FILE), tensor))
     return found
 
 

@@ -13,6 +13,7 @@ import yaml
 from json_schemas import changed, faults
 from lmeval_screener.shortlist.manifest import Candidate, Manifest
 from lmeval_screener.shortlist.verdict import enough_results, verify
+from lmeval_screener.targets import Target
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import render
@@ -30,12 +31,9 @@ def planted(counts, skill, *, listed=4, audit=0, seed=1, ratio=None):
         )
         for i in range(count):
             why = "rank" if i < listed else "audit" if i in drawn else None
-            probability = 1.0 if i < listed else len(drawn) / max(count - listed, 1)
             name, group = f"org/g{number}-{i}", ("fam", f"{number}B")
             other = None if ratio is None else ratio(draw, gaps[i], own[i])
-            candidates.append(
-                Candidate(name, None, "a" * 40, None, group, i + 1, why, probability, float(gaps[i]), other)
-            )
+            candidates.append(Candidate(Target(name), "a" * 40, group, why, float(gaps[i]), other))
             accuracies.append(float(own[i]))
     return Manifest("math", "cosine", listed, audit, tuple(candidates), "manifest.json"), accuracies
 
@@ -44,7 +42,7 @@ def verdict(folder, manifest, accuracies, *, known=None, **options):
     lines = ["repo,accuracy"]
     for c, accuracy in zip(manifest.candidates, accuracies, strict=True):
         if known is None or known(c):
-            lines.append(f"{c.repo},{accuracy}")
+            lines.append(f"{c.target.repo},{accuracy}")
     (folder / "accuracy.csv").write_text("\n".join(lines) + "\n")
     return verify(manifest, [str(folder / "accuracy.csv")], **options)
 
@@ -145,7 +143,7 @@ def test_with_an_audit_the_others_that_are_better_are_estimated(tmp_path):
 def test_missing_results_are_named_and_hours_are_counted(tmp_path):
     manifest, accuracies = planted([20], 0.5, listed=4, audit=3)
     found = verdict(
-        tmp_path, manifest, accuracies, known=lambda c: chosen(c) and c.rank != 2, hours=1.5
+        tmp_path, manifest, accuracies, known=lambda c: chosen(c) and c.target.repo != "org/g0-1", hours=1.5
     )  # fmt: skip
     answer = found.answer()
     assert "1 of those to be evaluated has no result: org/g0-1." in answer
@@ -161,8 +159,8 @@ def test_several_groups_are_compared_only_inside_each(tmp_path):
     for number, shift in enumerate((0, 10, 20)):
         for i in range(6):
             candidates.append(
-                Candidate(f"o/{number}-{i}", None, "a" * 40, None, ("f", str(number)), i + 1,
-                          "rank" if i < 2 else None, float(i < 2), 6 - i + shift)
+                Candidate(Target(f"o/{number}-{i}"), "a" * 40, ("f", str(number)),
+                          "rank" if i < 2 else None, 6 - i + shift)
             )  # fmt: skip
             accuracies.append(6 - i - 2 * shift)
     found = verdict(tmp_path, Manifest("math", "cosine", 2, 0, tuple(candidates), "m"), accuracies)
@@ -240,7 +238,7 @@ def test_intervals_where_both_agree_hold_the_share_of_all_pairs(tmp_path):
 
 def small_manifest(*entries):
     candidates = [
-        Candidate(repo, requested, commit, file, ("fam", "7B"), i + 1, "rank", 1.0, float(-i))
+        Candidate(Target(repo, requested, local=commit is None, file=file), commit, ("fam", "7B"), "rank", -i)
         for i, (repo, requested, commit, file) in enumerate(entries)
     ]
     return Manifest("math", "cosine", len(candidates), 0, tuple(candidates), "manifest.json")
@@ -286,7 +284,7 @@ def test_equal_results_are_not_enough(tmp_path):
     manifest, _ = planted([6], 0.5)
     first = verdict(tmp_path, manifest, [1.0] * 6).answer()[0]
     assert first == "Not enough results to say whether the screen works: all accuracies are equal."
-    one = verdict(tmp_path, manifest, [1.0] * 6, known=lambda c: c.rank == 1).answer()[0]
+    one = verdict(tmp_path, manifest, [1.0] * 6, known=lambda c: c.target.repo == "org/g0-0").answer()[0]
     assert one.endswith("works: fewer than two checkpoints to compare.")
 
 
@@ -312,7 +310,7 @@ def test_the_schema_of_a_verdict_holds_and_a_renamed_or_missing_key_fails(tmp_pa
     given = [
         (planted([12, 9], 0.8, audit=3), {"known": chosen, "hours": 2.0}),
         (planted([25], 0.5, ratio=noisy), {}),
-        (planted([6], 0.5), {"known": lambda c: c.rank == 1}),
+        (planted([6], 0.5), {"known": lambda c: c.target.repo == "org/g0-0"}),
         (planted([6, 6], 0.5), {"known": lambda c: c.group[1] == "1B"}),
     ]
     contents = [json.loads(render(verdict(tmp_path, *a, **b).document(), "json")) for a, b in given]

@@ -186,6 +186,6 @@ def test_a_file_on_disk(folder, tmp_path, monkeypatch):
     assert failed.error == "TokenizerNotFound"
     assert "--tokenizer" in failed.message
     (found,) = screen([str(alone)], tokenizer=str(demo)).checkpoints
-    matrix = full_matrix(alone, found.tensor.name)
-    ids = [[t.id for t in side] for side in (found.tokens.domain_tokens, found.tokens.reference_tokens)]
+    matrix = full_matrix(alone, found.tensor)
+    ids = [[t.id for t in side] for side in (found.resolution.domain, found.resolution.reference)]
     assert found.gaps["cosine"].mean == pytest.approx(slow_gap(matrix[ids[0]], matrix[ids[1]]), abs=1e-6)

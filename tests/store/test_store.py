@@ -123,7 +123,11 @@ def test_a_changed_byte_is_noticed(tmp_path, name):
     [
         ({"format": "dispersion-store/2"}, StoreVersionError, "written as 'dispersion-store/2'"),
         ({"format": None}, StoreError, "not the manifest of a store"),
-        ({"format": "dispersion-lab/1"}, StoreError, "holds 'dispersion-lab/1', which is no store"),
+        (
+            {"format": "dispersion-lab/1"},
+            StoreError,
+            "not the manifest of a store, it holds 'dispersion-lab/1'",
+        ),
         ({"complete": False}, PartialStoreError, "did not finish"),
         ({"n": "30"}, StoreError, "usable `n`"),
         ({"n": 31}, StoreError, "30 rows instead of 31"),
@@ -190,7 +194,7 @@ def test_stores_of_one_model_read_as_one(tmp_path):
 def test_stores_of_two_models_are_refused(tmp_path, change):
     written(tmp_path / "a", task="a")
     written(tmp_path / "b", task="b", **change)
-    with pytest.raises(MixedStoresError, match="expected stores of one model"):
+    with pytest.raises(MixedStoresError, match=r"the stores in a and b differ in (model|revision)"):
         read_store(tmp_path)
 
 

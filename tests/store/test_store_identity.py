@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lmeval_dispersion.auditing.compare import compare
 from lmeval_dispersion.errors import MixedStoresError
 from lmeval_dispersion.store import check_comparable, read_store, write_store
 from lmeval_dispersion.store.identity import MODEL_KEYS, RUN_KEYS, TASK_KEYS
@@ -56,9 +55,8 @@ def test_stores_without_identity_are_read_and_not_mixed_with_others(tmp_path: Pa
 
 
 def compared(tmp_path: Path, other: dict[str, str] | None, first: dict[str, str] | None = BASE) -> list[str]:
-    written(tmp_path / "a", identity=first)
-    written(tmp_path / "b", identity=other)
-    return list(compare([tmp_path / "a", tmp_path / "b"]).notes)
+    a, b = (written(tmp_path / name, identity=own) for name, own in (("a", first), ("b", other)))
+    return check_comparable(read_store(a).parts, read_store(b).parts)
 
 
 @pytest.mark.parametrize("key", MODEL_KEYS)

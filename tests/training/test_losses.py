@@ -10,7 +10,7 @@ from loss_cases import VARIANTS, cases, random_states, value_and_gradient
 from lmeval_dispersion.errors import GeometryError, UsageError
 from lmeval_dispersion.training import losses
 from lmeval_dispersion.training.losses import LOSSES, loss_named
-from lmeval_dispersion.training.pairwise import GUARD
+from lmeval_dispersion.training.pairs import GUARD
 
 
 @pytest.mark.parametrize("case", cases())

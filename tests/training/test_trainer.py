@@ -5,16 +5,11 @@ import copy
 import pytest
 import torch
 from tiny_decoders import VOCABULARY, tiny_gpt2, tiny_llama, tokens
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.training import losses
-from lmeval_dispersion.training.trainer import (
-    DispersionConfig,
-    DispersionTrainer,
-    DispersionTrainerMixin,
-    weight_factor,
-)
+from lmeval_dispersion.training.trainer import DispersionConfig, DispersionTrainer, DispersionTrainerMixin
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*pin_memory.*:UserWarning",
@@ -215,12 +210,17 @@ def test_without_a_loss_it_is_the_parent(tmp_path):
     assert torch.equal(*found)
 
 
-def test_means_over_logged_steps_and_schedule(tmp_path):
+def test_means_over_logged_steps_and_a_weight_that_changes(tmp_path):
+    class Rising(TrainerCallback):
+        def on_step_begin(self, args, state, control, **_):
+            trainer.regularizer.weight = 0.5 * (state.global_step + 1) / 4
+
     trainer = DispersionTrainer(
         model=tiny_gpt2(),
         args=arguments(tmp_path, max_steps=4, logging_steps=2, learning_rate=0.0),
         train_dataset=dataset(),
-        dispersion=DispersionConfig(weight=0.5, schedule="linear", warmup=4),
+        dispersion=DispersionConfig(weight=0.5),
+        callbacks=[Rising()],
     )
     trainer.train()
     first, second = trainer.state.log_history[:2]
@@ -291,19 +291,6 @@ def test_sft_trainer_with_lora_and_packing(tmp_path):
         assert "mean_token_accuracy" in logs  # the parent's own metrics are still there
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [({"loss": "spread"}, "expected a loss"), ({"schedule": "square"}, "constant, linear, cosine")],
-)
-def test_bad_config(tmp_path, options, said):
-    with pytest.raises(UsageError, match=said):
-        DispersionTrainer(model=tiny_gpt2(), args=arguments(tmp_path), dispersion=DispersionConfig(**options))
-
-
-def test_schedules():
-    assert [weight_factor(step, 4, "linear") for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
-    cosine = [weight_factor(step, 10, "cosine", 2) for step in range(11)]
-    assert cosine[:3] == [0.5, 1.0, 1.0]
-    assert cosine[6] == pytest.approx(0.5)
-    assert cosine[10] == pytest.approx(0.0)
-    assert cosine[2:] == sorted(cosine[2:], reverse=True)
+def test_bad_config(tmp_path):
+    with pytest.raises(UsageError, match="expected a loss"):
+        DispersionTrainer(model=tiny_gpt2(), args=arguments(tmp_path), dispersion=DispersionConfig("spread"))

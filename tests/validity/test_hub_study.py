@@ -148,7 +148,7 @@ def rows(rng: np.random.Generator, *, law: float, recipes: int = 12) -> list[dic
 def test_a_law_holds_for_both_figures():
     lines = {line["figure"]: line for line in study.judged(suite(), rows(np.random.default_rng(0), law=1.0))}
     assert [lines[figure]["verdict"] for figure in ("G", "both")] == ["holds", "holds"]
-    assert lines["both"]["pairs"] < lines["G"]["pairs"] == lines["G"]["told apart"]
+    assert lines["both"]["pairs"] < lines["G"]["pairs"] == lines["G"]["counted"]
     without = [row | {"ratio": None} for row in rows(np.random.default_rng(0), law=1.0)]
     lines = {line["figure"]: line for line in study.judged(suite(), without)}
     assert lines["G"]["verdict"] == "holds"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from lmeval_screener import screen
 
-from lmeval_dispersion.watching.records import read_records
+from lmeval_dispersion.watching.report import read_records
 
 HERE = Path(__file__).parent
 

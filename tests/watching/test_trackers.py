@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingA
 
 from lmeval_dispersion import DispersionCallback
 from lmeval_dispersion.paths import data_folder
-from lmeval_dispersion.watching.records import MEASURES, read_records
+from lmeval_dispersion.watching.report import MEASURES, read_records
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*pin_memory.*:UserWarning",

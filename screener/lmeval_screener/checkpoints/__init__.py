@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +25,8 @@ SERVICES = {
     **dict.fromkeys(("az", "azure", "abfs", "abfss"), "Azure"),
 }
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
+# Names of files that are being written: of this process, also where others share the folder over a network.
+_TOKEN, _NUMBERS = secrets.token_hex(4), itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,19 @@ class Meter:
         bytes_read: Bytes of bodies as they travelled (compressed where the server compresses), API calls
             and failed attempts included, HTTP headers not.
         requests: HTTP requests, retries and redirect hops included.
+        above: Counts the same beside that of others.
     """
 
     bytes_read: int = 0
     requests: int = 0
+    above: Meter | None = field(default=None, compare=False, repr=False)
+
+    def add(self, *, bytes_read: int = 0, requests: int = 0) -> None:
+        """Count traffic."""
+        self.bytes_read += bytes_read
+        self.requests += requests
+        if self.above is not None:
+            self.above.add(bytes_read=bytes_read, requests=requests)
 
 
 class Snapshot(Protocol):
@@ -76,7 +87,6 @@ class Snapshot(Protocol):
 
     Attributes:
         repo: ``org/name`` after renames were followed; the path for a folder, the address for a storage.
-        requested_revision: What was asked for; None for the default branch and for folders.
         revision: The commit, 40 hex digits; None for a folder and a storage.
         files: Every file by path.
         meter: What travelled so far.
@@ -85,7 +95,6 @@ class Snapshot(Protocol):
     """
 
     repo: str
-    requested_revision: str | None
     revision: str | None
     files: Mapping[str, FileEntry]
     meter: Meter
@@ -105,16 +114,9 @@ class Snapshot(Protocol):
         ...
 
 
-def check_ranges(path: str, size: int, ranges: Sequence[tuple[int, int]]) -> None:
-    """Raise ValueError where a range is not inside a file of ``size`` bytes."""
-    if outside := [(begin, end) for begin, end in ranges if not 0 <= begin <= end <= size]:
-        raise ValueError(f"expected ranges inside {path} of {size} bytes, got {outside[0]}")
-
-
 def content_key(snapshot: Snapshot, path: str) -> str:
     """Name under which what was read from a file may be cached: by its content, else by commit and path."""
-    digest = snapshot.files[path].digest
-    return digest if digest else f"{snapshot.repo}@{snapshot.revision}/{path}"
+    return snapshot.files[path].digest or f"{snapshot.repo}@{snapshot.revision}/{path}"
 
 
 def single_file(files: Mapping[str, FileEntry], name: str) -> dict[str, FileEntry]:
@@ -132,12 +134,12 @@ def single_file(files: Mapping[str, FileEntry], name: str) -> dict[str, FileEntr
     }
 
 
-# Names of files that are being written: of this process, also where others share the folder over a network.
-_TOKEN, _NUMBERS = secrets.token_hex(4), itertools.count()
-
-
 class Cache:
-    """A folder of entries, each found by its kind and key.
+    """A folder of entries, each found by its kind and key, each checking itself, written atomically.
+
+    An entry is a file: one line of JSON (``{"key": …, "sha256": …}``), then the content. A damaged entry, one
+    of another key, or one that another program writes to, is noticed and counts as missing. Nothing in here
+    is needed: deleting the folder costs only the reading again.
 
     Args:
         folder: Where the entries live; created when the first one is written.
@@ -179,12 +181,8 @@ class Cache:
         # The final name appears only with all of the content behind it, whatever interrupts us.
         temporary = f"{folder}/.new-{os.getpid()}-{_TOKEN}-{next(_NUMBERS)}"
         try:
-            try:
-                file = open(temporary, "xb")  # noqa: SIM115
-            except FileNotFoundError:
-                os.makedirs(folder, exist_ok=True)
-                file = open(temporary, "xb")  # noqa: SIM115
-            with file:
+            os.makedirs(folder, exist_ok=True)
+            with open(temporary, "xb") as file:
                 file.write(head + b"\n")
                 file.writelines(content)
             os.replace(temporary, f"{folder}/{name}")

@@ -18,7 +18,6 @@ import urllib.request
 import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from yarl import URL
@@ -79,6 +78,14 @@ def contradiction(what: str, code: str = "BadResponse") -> AgainError:
     return AgainError(ScreeningError(code, what), attempts=CONTRADICTIONS)
 
 
+def misdirected(host: str | None, where: str) -> ScreeningError:
+    """The error of a redirect that is not followed."""
+    return ScreeningError(
+        "BadResponse",
+        f"{host} redirects {where}; check the address or HF_ENDPOINT",
+    )
+
+
 async def retried(attempt: Callable[[], Awaitable[T]], budget: Budget) -> T:
     """Result of the first attempt that succeeds."""
     fruitless = 0
@@ -107,21 +114,13 @@ class Transport:
         token: Sent to that origin and nowhere else; None: anonymous.
         agent: User-Agent.
         allowance: The user's own limits; None: none.
-
-    Attributes:
-        shared: Counts what is done for no single checkpoint.
-        texts_lie_there: Whether this server was seen to redirect small files to its store of texts.
     """
 
     def __init__(
         self, endpoint: str, token: str | None, agent: str, allowance: Allowance | None = None
     ) -> None:
-        self.endpoint, self.token = endpoint, token
-        self.allowance = allowance or Allowance()
-        self.shared = Meter()
-        self.texts_lie_there = False
-        self._origin = URL(endpoint).origin()
-        self._agent = agent
+        self.token, self.allowance = token, allowance or Allowance()
+        self._origin, self._agent = URL(endpoint).origin(), agent
         self._opened: aiohttp.ClientSession | None = None
         self._quotas: dict[tuple[URL, str], Quota] = {}
         self._proxies: dict[URL, str | None] = {}
@@ -161,10 +160,6 @@ class Transport:
             quota = self._quotas[origin, kind] = Quota(kind or url.host or "", self.allowance.notice)
         return quota
 
-    def quotas(self) -> list[Quota]:
-        """The quotas of the Hub, as far as they were met."""
-        return [quota for (origin, _), quota in self._quotas.items() if origin == self._origin]
-
     async def request(
         self,
         method: str,
@@ -180,25 +175,25 @@ class Transport:
         counted = self.is_hub(url)
         if counted and self.token:
             headers = {**headers, "Authorization": f"Bearer {self.token}"}
-        if self.allowance.limited:
-            await self.allowance.admit(meter, None if meter is self.shared else budget)
+        self.allowance.begin(meter)
         quota = self.quota(url)
         await quota.turn(budget)
         answered = None
         try:
-            self.allowance.spend(meter, counted=counted)
-            meter.requests += 1
-            with _named(url):
-                response = await self._session.request(
-                    method,
-                    url,
-                    headers=headers,
-                    allow_redirects=False,
-                    proxy=self._proxy(url),
-                    ssl=_tls_context() if url.scheme == "https" else True,
-                )
+            self.allowance.requests += counted
+            meter.add(requests=1)
+            response = await self._session.request(
+                method,
+                url,
+                headers=headers,
+                allow_redirects=False,
+                proxy=self._proxy(url),
+                ssl=_tls_context() if url.scheme == "https" else True,
+            )
             answered = response.headers
             return response
+        except _broken() as error:
+            raise _unreachable(error, url) from error
         finally:
             quota.done(answered)
 
@@ -223,9 +218,7 @@ class Transport:
                 response.close()
                 raise
             response.release()
-        raise ScreeningError(
-            "BadResponse", f"{url.host} redirects in circles; check the address or HF_ENDPOINT"
-        )
+        raise misdirected(url.host, "in circles")
 
     async def body(
         self,
@@ -254,21 +247,12 @@ class Transport:
                 raise ValueError(url.scheme)
             (url.host or "").encode("idna")  # what name resolution would stumble on
         except ValueError:
-            raise ScreeningError(
-                "BadResponse",
-                f"{source.host} redirects to what is no address; check the address or HF_ENDPOINT",
-            ) from None
+            raise misdirected(source.host, "to what is no address") from None
         if source.scheme == "https" and url.scheme == "http":
-            raise ScreeningError(
-                "BadResponse",
-                f"{source.host} redirects from https to http ({url.host}), which is not followed; check the "
-                "address or HF_ENDPOINT",
-            )
+            raise misdirected(source.host, f"from https to http ({url.host}), which is not followed")
         if url.host != source.host and await self._is_private(url) and not await self._is_private(source):
-            raise ScreeningError(
-                "BadResponse",
-                f"{source.host} redirects to {url.host}, an address of a private network, which is not "
-                "followed; check the address, or name the private one yourself",
+            raise misdirected(
+                source.host, f"to {url.host}, an address of a private network, which is not followed"
             )
         return url
 
@@ -284,10 +268,12 @@ class Transport:
         if host not in self._private:
             addresses = [host]
             with contextlib.suppress(ValueError, OSError):
-                if not _is_address(host) and self._proxy(url) is None:
+                if _address(host) is None and self._proxy(url) is None:
                     entries = await asyncio.get_running_loop().getaddrinfo(host, None)
                     addresses = [str(entry[4][0]) for entry in entries]
-            self._private[host] = any(_is_private(address) for address in addresses)
+            known = [address for text in addresses if (address := _address(text)) is not None]
+            is_local = host == "localhost" or host.endswith(".localhost")
+            self._private[host] = is_local or not all(address.is_global for address in known)
         return self._private[host]
 
     def _proxy(self, url: URL) -> str | None:
@@ -304,10 +290,9 @@ class Transport:
         """
         status, host = response.status, response.url.host
         if status == 429:
-            quota = self.quota(response.url)
-            wait = quota.asked_wait(response.headers)
+            wait = asked_wait(response.headers)
             if wait:
-                quota.hold(wait)
+                self.quota(response.url).hold(wait)
                 if wait > LONGEST_WAIT:
                     raise rate_limited(host, wait)
             raise AgainError(rate_limited(host, wait), wait=None if wait is None else 0.0)
@@ -323,66 +308,58 @@ def is_redirect(response: aiohttp.ClientResponse) -> bool:
     return response.status in (301, 302, 303, 307, 308) and "Location" in response.headers
 
 
-class _named:
-    """Gives the errors of a connection the names that they have here; a context manager."""
+@functools.cache
+def _broken() -> tuple[type[Exception], ...]:
+    """The errors of connections."""
+    import aiohttp
 
-    def __init__(self, url: URL) -> None:
-        self._url = url
+    return aiohttp.ClientError, asyncio.TimeoutError, OSError
 
-    def __enter__(self) -> None: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            return
-        import aiohttp
+def _unreachable(error: Exception, url: URL) -> Exception:
+    """The meaning of a connection's error."""
+    import aiohttp
 
-        host = self._url.host
-        if isinstance(error, aiohttp.ClientConnectorCertificateError):
-            raise ScreeningError(
-                "Unreachable",
-                f"the certificate of {host} is not trusted ({error.certificate_error}); if it is your own "
-                "network's, name its issuer's file in SSL_CERT_FILE or REQUESTS_CA_BUNDLE",
-            ) from error
-        if isinstance(error, (aiohttp.ClientError, asyncio.TimeoutError, OSError)):
-            # aiohttp's own text of a refused connection shows its context of TLS as Python prints it.
-            cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-            text = cause.message if isinstance(cause, aiohttp.ClientResponseError) else str(cause)
-            # One line, and no signature of an address.
-            text = re.sub(r"\?\S*", "", " ".join(text.split())[:200])
-            reason = f"{type(error).__name__}: {text}".rstrip(": ")
-            what = f"the connection to {host} failed ({reason}); check the network and the address"
-            raise AgainError(ScreeningError("Unreachable", what)) from error
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return ScreeningError(
+            "Unreachable",
+            f"the certificate of {url.host} is not trusted ({error.certificate_error}); if it is your own "
+            "network's, name its issuer's file in SSL_CERT_FILE or REQUESTS_CA_BUNDLE",
+        )
+    # aiohttp's own text of a refused connection shows its context of TLS as Python prints it.
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    text = cause.message if isinstance(cause, aiohttp.ClientResponseError) else str(cause)
+    text = re.sub(r"\?\S*", "", " ".join(text.split())[:200])  # one line, and no signature of an address
+    reason = f"{type(error).__name__}: {text}".rstrip(": ")
+    what = f"the connection to {url.host} failed ({reason}); check the network and the address"
+    return AgainError(ScreeningError("Unreachable", what))
 
 
 async def piece_of(response: aiohttp.ClientResponse, meter: Meter) -> bytes:
     """The next piece of a body as it travels, which the meter counts; empty at its end."""
-    with _named(response.url):
+    try:
         piece = await response.content.readany()
-    meter.bytes_read += len(piece)
+    except _broken() as error:
+        raise _unreachable(error, response.url) from error
+    meter.add(bytes_read=len(piece))
     return piece
 
 
 async def unpacked(response: aiohttp.ClientResponse, meter: Meter, limit: int) -> bytes:
     """The whole body, opened where it came compressed."""
-    coding = response.headers.get("Content-Encoding", "identity").strip().lower()
-    body = bytearray()
+    coding = response.headers.get("Content-Encoding", "identity").strip().lower() or "identity"
+    place, body = response.url.with_query(None), bytearray()
+    opened = zlib.decompressobj(16 + zlib.MAX_WBITS) if coding in ("gzip", "x-gzip") else None
     try:
-        if coding in ("gzip", "x-gzip"):
-            opened = zlib.decompressobj(16 + zlib.MAX_WBITS)
-        elif coding not in ("identity", ""):
+        if opened is None and coding != "identity":
             raise zlib.error(f"unknown Content-Encoding {coding}")
         while piece := await piece_of(response, meter):
             # Bounded by the limit: a few bytes may open to gigabytes.
-            body += piece if coding in ("identity", "") else opened.decompress(piece, limit + 1 - len(body))
+            body += piece if opened is None else opened.decompress(piece, limit + 1 - len(body))
             if len(body) > limit:
-                raise contradiction(
-                    f"{response.url.with_query(None)} sends more than the {limit} bytes it has"
-                )
+                raise contradiction(f"{place} sends more than the {limit} bytes it has")
     except zlib.error as error:
-        what = f"{response.url.with_query(None)} came compressed and cannot be unpacked ({error})"
-        raise contradiction(what) from error
+        raise contradiction(f"{place} came compressed and cannot be unpacked ({error})") from error
     return bytes(body)
 
 
@@ -424,16 +401,14 @@ def environment_proxy(url: URL) -> str | None:
     host = url.host or ""
     if not proxy or urllib.request.proxy_bypass(f"{host}:{url.port}") or _in_a_block(host, proxies.get("no")):
         return None
-    if "://" not in proxy:
-        proxy = f"http://{proxy}"
-    if not proxy.startswith(("http://", "https://")):
-        kind = proxy.partition("://")[0]
+    scheme, mark, _ = proxy.partition("://")
+    if mark and scheme not in ("http", "https"):
         raise ScreeningError(
             "Unreachable",
-            f"expected an HTTP proxy for {url.host}, got a {kind} one; set "
+            f"expected an HTTP proxy for {url.host}, got a {scheme} one; set "
             f"{url.scheme.upper()}_PROXY or NO_PROXY",
         )
-    return proxy
+    return proxy if mark else f"http://{proxy}"
 
 
 def _in_a_block(host: str, excluded: str | None) -> bool:
@@ -445,20 +420,13 @@ def _in_a_block(host: str, excluded: str | None) -> bool:
     return False
 
 
-def _is_address(host: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return bool(ipaddress.ip_address(host))
-    return False
-
-
-def _is_private(host: str) -> bool:
-    """Whether a host is an address that is not of the public network; a name is not, except localhost."""
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that a host is, without its zone; None for a name."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-    mapped = getattr(address, "ipv4_mapped", None)
-    return not (mapped or address).is_global
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 @functools.cache
@@ -467,17 +435,15 @@ def _tls_context() -> ssl.SSLContext:
     import certifi
 
     places = {name: Path(os.environ[name]) for name in _CERTIFICATES if os.environ.get(name)}
-    context = None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     for name, place in (places or {"certifi": Path(certifi.where())}).items():
         file, folder = (None, place) if place.is_dir() else (place, None)
         try:
-            context = context or ssl.create_default_context(cafile=file, capath=folder)
             context.load_verify_locations(file, folder)
         except OSError as error:  # ssl.SSLError is one too
             raise ScreeningError(
                 "Unreachable", f"no certificates can be read from {place} ({error}); correct or unset {name}"
             ) from error
-    assert context is not None
     return context
 
 

@@ -16,8 +16,8 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,26 +33,13 @@ from lmeval_screener.checkpoints.http import (
     AgainError,
     Transport,
     contradiction,
-    drained,
     is_redirect,
     retried,
-    side_by_side,
-    unpacked,
 )
-from lmeval_screener.checkpoints.hub_responses import (
-    RepoFiles,
-    gated,
-    parse_listing,
-    parse_references,
-    parse_tree,
-    refusal,
-    resolve_problem,
-    resolved_entry,
-)
-from lmeval_screener.checkpoints.limits import Allowance, Budget, Quota
+from lmeval_screener.checkpoints.limits import Allowance, Budget
 from lmeval_screener.checkpoints.snapshots import SMALL, RemoteSnapshot, open_download
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets import matching, step_key
+from lmeval_screener.targets import Listed, matching, step_key
 
 if TYPE_CHECKING:
     import aiohttp
@@ -60,16 +47,41 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 _TOKEN = re.compile(r"[!-~]+")
 #: Listings of repositories with thousands of files have some megabytes.
 _LISTING_LIMIT = 64 * 2**20
 #: Texts that nearly every checkpoint needs, asked for beside the listing when nothing is cached.
 _EARLY = ("config.json", "model.safetensors.index.json")
-#: What is asked of a checkpoint from a list, which names files without sizes and digests.
-_SINGLE, _TOKENIZERS = "model.safetensors", ("tokenizer.json", "vocab.json")
-#: Where the Hub's own redirects of small files lead.
-_TEXTS = "/api/resolve-cache/models"
+
+
+@dataclass(frozen=True, slots=True)
+class RepoFiles:
+    """A repository at one commit.
+
+    Attributes:
+        repo: Its name after renames.
+        commit: 40 hex digits.
+        files: By path.
+        parameters: As the Hub counts them; None if it does not say.
+    """
+
+    repo: str
+    commit: str
+    files: Mapping[str, FileEntry]
+    parameters: int | None
+
+    def to_json(self) -> bytes:
+        """The listing as an entry of the cache."""
+        files = [[entry.path, entry.size, entry.digest] for entry in self.files.values()]
+        return json.dumps([self.repo, self.commit, files, self.parameters]).encode()
+
+    @classmethod
+    def from_json(cls, content: bytes) -> RepoFiles:
+        """The listing of an entry of the cache."""
+        repo, commit, files, parameters = json.loads(content)
+        return cls(repo, commit, {path: FileEntry(path, *known) for path, *known in files}, parameters)
 
 
 class Hub:
@@ -91,7 +103,7 @@ class Hub:
         UsageError: The endpoint is no address, or (on entering) the token no token.
 
     Attributes:
-        meter: What travelled for no checkpoint that came of it: for `revisions`, and for refused ones.
+        meter: All that travelled.
         cache: Where everything that was read once is kept.
         allowance: The user's own limits.
         transport: The connections, for other places than repositories too; None in offline mode.
@@ -108,12 +120,12 @@ class Hub:
     ) -> None:
         from huggingface_hub import constants
 
-        self.endpoint = _address(endpoint or constants.ENDPOINT)
+        self.endpoint = _endpoint(endpoint or constants.ENDPOINT)
         self.offline = constants.HF_HUB_OFFLINE if offline is None else offline
+        self._token, self.allowance = token, allowance or Allowance()
         self.meter = Meter()
-        self._token, self.allowance = token, allowance
         self.cache = Cache(cache or Path(constants.HF_ASSETS_CACHE) / "screen-checkpoints")
-        self._downloads = Path(constants.HF_HUB_CACHE)
+        self.downloads = Path(constants.HF_HUB_CACHE)
         self.transport: Transport | None = None
 
     async def __aenter__(self) -> Hub:
@@ -126,10 +138,8 @@ class Hub:
                     "expected a token of ASCII letters, digits and signs, got another; check HF_TOKEN, "
                     "or log in again (hf auth login)"
                 )
-            self.transport = Transport(
-                self.endpoint, token, f"screen-checkpoints/{__version__}", self.allowance
-            )
-            self.transport.shared = self.meter
+            agent = f"screen-checkpoints/{__version__}"
+            self.transport = Transport(self.endpoint, token, agent, self.allowance)
         return self
 
     async def __aexit__(
@@ -139,44 +149,43 @@ class Hub:
         if self.transport:
             await self.transport.close()
 
+    def has_token(self) -> bool:
+        """Whether requests would carry a token."""
+        return bool(self._token or _implicit_token())
+
     async def snapshot(
         self,
         repo: str,
         revision: str | None = None,
         budget: Budget | None = None,
-        listing: RepoFiles | None = None,
+        listed: Listed | None = None,
     ) -> Snapshot:
-        """A checkpoint at a revision, pinned to its commit."""
-        budget, meter = budget or Budget(math.inf), Meter()
+        """A checkpoint at a revision, pinned to its commit; at the listed commit, if it comes from a list."""
+        budget, meter = budget or Budget(math.inf), Meter(above=self.meter)
         if not _NAME.fullmatch(repo):
             raise ScreeningError("RepoNotFound", f"expected a name such as org/model, got {repo!r}; check it")
+        asked = listed.commit if listed else revision or "main"
         early: dict[str, bytes] = {}
-        try:
-            if listing is not None:
-                kept = self.cache.read("listings", self._key(listing.repo, listing.commit))
-                if kept is not None:
-                    known = RepoFiles.from_json(kept)
-                    listing = replace(
-                        known, gated=listing.gated, parameters=known.parameters or listing.parameters
-                    )
-                elif self.transport is None:
-                    return self._from_cache(listing.repo, listing.commit, budget, meter)
-            elif self.transport is None:
-                return self._from_cache(repo, revision, budget, meter)
-            else:
-                listing, early = await self._listed(repo, revision, budget, meter)
-            snapshot = HubSnapshot(self, listing, revision, budget=budget, meter=meter, early=early)
-            if self.transport is not None:
-                texts = _EARLY[:1] if _SINGLE in snapshot.files else _EARLY
-                await snapshot.prepare(_TOKENIZERS, _SINGLE, texts)
-            return snapshot
-        except BaseException:
-            self.meter.bytes_read += meter.bytes_read
-            self.meter.requests += meter.requests
-            raise
+        kept = self.cache.read("listings", self._key(repo, asked))
+        listing = None if kept is None else RepoFiles.from_json(kept)
+        if self.transport is None:
+            if listing is None:
+                downloaded = open_download(self.downloads, repo, asked)
+                if downloaded is None:
+                    raise _offline(f"{repo} at revision {asked}")
+                return downloaded
+        elif listing is None:
+            if listed and listed.gated and self.transport.token is None:
+                raise gated(repo, self.endpoint, token=False)
+            # What a list names is not asked for in vain.
+            texts = [path for path in _EARLY if listed is None or path in listed.files]
+            listing, early = await self._listed(repo, asked, texts, budget, meter)
+        elif not _COMMIT.fullmatch(asked) and not await self._unmoved(listing, repo, asked, budget, meter):
+            listing = await self._listing(repo, asked, budget, meter)
+        return HubSnapshot(self, listing, budget=budget, meter=meter, early=early)
 
     async def page(
-        self, address: str, what: str, parse: Callable[[bytes, str], T], budget: Budget | None = None
+        self, address: str, what: str, parse: Callable[[Any], T], budget: Budget
     ) -> tuple[T, str | None]:
         """One page of a list of repositories, understood, and the address of the next one."""
         address = address if "://" in address else f"{self.endpoint}{address}"
@@ -184,29 +193,15 @@ class Hub:
             kept = self.cache.read("pages", address)
             if kept is None:
                 raise _offline(f"the list {address}")
-            address, _, content = kept.decode().partition("\n")
-            return parse(content.encode(), what), address or None
-        url, budget = URL(address, encoded=True), budget or Budget(math.inf)
+            following, content = json.loads(kept)
+            return parse(content), following
 
-        def both(body: bytes, asked: str) -> tuple[T, bytes]:
-            return parse(body, asked), body
-
-        (page, body), response = await self.api(url, what, "main", budget, self.meter, both)
+        page, response = await self.api(
+            address, what, "main", budget, self.meter, lambda content: (parse(content), content)
+        )
         following = self._next(response, "repositories")
-        self.cache.write("pages", address, f"{following or ''}\n".encode(), body)
-        return page, None if following is None else str(following)
-
-    def has_token(self) -> bool:
-        """Whether requests would carry a token."""
-        return bool(self._token or _implicit_token())
-
-    def knows(self, repo: str, commit: str) -> bool:
-        """Whether the cache has files of a repository at a commit."""
-        return self.cache.read("listings", self._key(repo, commit)) is not None
-
-    def quotas(self) -> list[Quota]:
-        """The Hub's quotas, as far as it has spoken of them."""
-        return self.transport.quotas() if self.transport else []
+        self.cache.write("pages", address, json.dumps([following, page[1]]).encode())
+        return page[0], following
 
     async def revisions(self, repo: str, pattern: str, budget: Budget | None = None) -> list[str]:
         """Branches and tags that match a glob, in the order of the numbers in their names."""
@@ -217,8 +212,8 @@ class Hub:
                 raise _offline(f"the list of branches of {repo}")
             names = json.loads(kept)
         else:
-            url = URL(f"{self.endpoint}/api/models/{repo}/refs", encoded=True)
-            names, _ = await self.api(url, repo, pattern, budget, self.meter, parse_references)
+            address = f"{self.endpoint}/api/models/{repo}/refs"
+            names, _ = await self.api(address, repo, pattern, budget, self.meter, parse_references)
             self.cache.write("refs", key, json.dumps(names).encode())
         matches = matching(names, pattern)
         if not matches:
@@ -230,110 +225,83 @@ class Hub:
         return matches
 
     async def api(
-        self,
-        url: URL,
-        what: str,
-        revision: str,
-        budget: Budget,
-        meter: Meter,
-        parse: Callable[[bytes, str], T],
+        self, address: str, what: str, revision: str, budget: Budget, meter: Meter, parse: Callable[[Any], T]
     ) -> tuple[T, aiohttp.ClientResponse]:
         """An answer of the API, understood; what is not the Hub's is asked for again."""
-        transport = self.transport
+        transport, url = self.transport, URL(address, encoded=True)
         assert transport is not None
 
         async def attempt() -> tuple[T, aiohttp.ClientResponse]:
             body, response = await transport.body(
                 url, meter, _LISTING_LIMIT, lambda refused: self.refusal(refused, what, revision), budget
             )
-            try:
-                return parse(body, what), response
-            except ScreeningError as error:
-                raise AgainError(error, attempts=CONTRADICTIONS) from error
+            return understood(body, what, parse), response
 
         return await retried(attempt, budget)
 
     async def pages(
-        self,
-        url: URL,
-        what: str,
-        revision: str,
-        budget: Budget,
-        meter: Meter,
-        parse: Callable[[bytes, str], T],
+        self, address: str, what: str, budget: Budget, meter: Meter, parse: Callable[[Any], list[T]]
     ) -> list[T]:
-        """Every page of a listing that begins at an address; see `api`."""
-        pages: list[T] = []
-        following: URL | None = url
+        """The items of all pages of a listing that begins at an address; see `api`."""
+        items: list[T] = []
+        following: str | None = address
         while following is not None:
-            page, response = await self.api(following, what, revision, budget, meter, parse)
-            pages.append(page)
+            page, response = await self.api(following, what, "main", budget, meter, parse)
+            items += page
             following = self._next(response, what)
-        return pages
+        return items
 
     def refusal(self, response: aiohttp.ClientResponse, what: str, revision: str) -> ScreeningError:
-        """The error that a final status means; see `hub_responses.refusal`."""
+        """The error that a final status means; see `refusal`."""
         token = self.transport is not None and self.transport.token is not None
         return refusal(response, what, revision, self.endpoint, token=token)
 
-    def _next(self, response: aiohttp.ClientResponse, what: str) -> URL | None:
+    def _next(self, response: aiohttp.ClientResponse, what: str) -> str | None:
         """Where a list goes on."""
         try:
             following = response.links.get("next")
+            url = None if following is None else URL(following["url"])
         except ValueError:
             raise ScreeningError(
                 "BadResponse", f"the listing of {what} goes on at what is no address; check HF_ENDPOINT"
             ) from None
-        if following is None:
-            return None
-        url = URL(following["url"])
-        if not self.transport or not self.transport.is_hub(url):
+        if url is not None and not (self.transport and self.transport.is_hub(url)):
             raise ScreeningError(
                 "BadResponse", f"the listing of {what} goes on at another host; check HF_ENDPOINT"
             )
-        return url
+        return None if url is None else str(url)
 
     async def _listed(
-        self, repo: str, revision: str | None, budget: Budget, meter: Meter
+        self, repo: str, revision: str, texts: Sequence[str], budget: Budget, meter: Meter
     ) -> tuple[RepoFiles, dict[str, bytes]]:
         """The listing, and texts that were asked for beside it."""
-        name, key = revision or "main", self._key(repo, revision)
-        kept = self.cache.read("listings", key)
-        if kept is not None:
-            known = RepoFiles.from_json(kept)
-            if _COMMIT.fullmatch(name) or await self._unmoved(known, repo, name, budget, meter):
-                return known, {}
-        at = quote(name, safe="")
-        url = URL(f"{self.endpoint}/api/models/{repo}/revision/{at}?blobs=true", encoded=True)
-        tasks: dict[str, asyncio.Task[bytes]] = {}
-        if kept is None:
-            tasks = {
-                path: asyncio.ensure_future(self._early(repo, name, path, meter, budget)) for path in _EARLY
-            }
+        tasks = {
+            path: asyncio.ensure_future(self._early(repo, revision, path, meter, budget)) for path in texts
+        }
         try:
-            listing, _ = await self.api(url, repo, name, budget, meter, parse_listing)
-            if not listing.complete:
-                # Some mirrors' listings have no sizes.
-                address = f"{self.endpoint}/api/models/{listing.repo}/tree/{listing.commit}?recursive=true"
-                pages = await self.pages(
-                    URL(address, encoded=True), listing.repo, listing.commit, budget, meter, parse_tree
-                )
-                listing = replace(
-                    listing, files={path: entry for page in pages for path, entry in page.items()}
-                )
+            listing = await self._listing(repo, revision, budget, meter)
+            # They left together; what is not here a moment later is asked for again when it is needed.
             if tasks:
-                # They left together; what is not here a moment later is asked for again when it is needed.
                 await asyncio.wait(tasks.values(), timeout=0.5)
         finally:
             for task in tasks.values():
                 task.cancel()
             await asyncio.gather(*tasks.values(), return_exceptions=True)
-        early = {path: task.result() for path, task in tasks.items() if not task.cancelled()}
+        return listing, {path: task.result() for path, task in tasks.items() if not task.cancelled()}
+
+    async def _listing(self, repo: str, revision: str, budget: Budget, meter: Meter) -> RepoFiles:
+        address = f"{self.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true"
+        listing, _ = await self.api(address, repo, revision, budget, meter, parse_listing)
+        listing = replace(listing, repo=listing.repo or repo)
+        if any(entry.size is None or not entry.digest for entry in listing.files.values()):
+            # Some mirrors' listings have no sizes.
+            address = f"{self.endpoint}/api/models/{listing.repo}/tree/{listing.commit}?recursive=true"
+            entries = await self.pages(address, listing.repo, budget, meter, parse_tree)
+            listing = replace(listing, files={entry.path: entry for entry in entries})
         content = listing.to_json()
-        if content != kept:
-            self.cache.write("listings", key, content)
-            self.cache.write("listings", self._key(repo, listing.commit), content)
-        return listing, early
+        for name in {revision, listing.commit}:
+            self.cache.write("listings", self._key(repo, name), content)
+        return listing
 
     async def _unmoved(self, kept: RepoFiles, repo: str, revision: str, budget: Budget, meter: Meter) -> bool:
         """Whether a branch is where it was, by one resolver request: more of them are allowed than API calls.
@@ -368,91 +336,74 @@ class Hub:
                 return body
         return b""
 
-    def _from_cache(self, repo: str, revision: str | None, budget: Budget, meter: Meter) -> Snapshot:
-        """Offline: by our own cache, else by what huggingface_hub downloaded."""
-        kept = self.cache.read("listings", self._key(repo, revision))
-        if kept is not None:
-            return HubSnapshot(self, RepoFiles.from_json(kept), revision, budget=budget, meter=meter)
-        downloaded = open_download(self._downloads, repo, revision)
-        if downloaded is None:
-            raise _offline(f"{repo} at revision {revision or 'main'}")
-        return downloaded
-
-    def keep(self, listing: RepoFiles) -> None:
-        """Keep what became known of a commit's files."""
-        self.cache.write("listings", self._key(listing.repo, listing.commit), listing.to_json())
-
-    def downloaded(self, repo: str, digest: str) -> Path:
-        """Where huggingface_hub keeps a file of a repository, by its digest."""
-        return self._downloads / f"models--{repo.replace('/', '--')}" / "blobs" / digest
-
-    def _key(self, repo: str, revision: str | None) -> str:
-        return f"{self.endpoint} {repo}@{revision or 'main'}"
+    def _key(self, repo: str, revision: str) -> str:
+        return f"{self.endpoint} {repo}@{revision}"
 
 
-class HubSnapshot(RemoteSnapshot):
+class ResolvedSnapshot(RemoteSnapshot):
+    """Files that the Hub resolves to addresses elsewhere, those of a repository or of a bucket."""
+
+    def __init__(
+        self, hub: Hub, repo: str, files: Mapping[str, FileEntry], *, budget: Budget, meter: Meter
+    ) -> None:
+        super().__init__(hub.transport, repo, files, budget=budget, meter=meter, cache=hub.cache)
+        self._hub = hub
+
+    async def _resolved(self, path: str) -> URL:
+        """Where a file lies, by HEAD."""
+        transport, entry = self._online(path), self._entry(path)
+
+        def believe(response: aiohttp.ClientResponse, *, final: bool) -> None:
+            if problem := resolve_problem(response.headers, entry, self.revision, final=final):
+                raise contradiction(f"{path} of {self.repo} resolves wrongly: {problem}")
+
+        def leads_away(response: aiohttp.ClientResponse) -> bool:
+            believe(response, final=False)
+            return transport.leads_away(response)
+
+        asked = transport.followed("HEAD", self._url(path), {}, self.meter, self._budget, leads_away)
+        async with await asked as response:
+            if is_redirect(response):
+                return await transport.redirect(response, self.meter)
+            if not 200 <= response.status < 300:
+                raise self._refused(response)
+            believe(response, final=True)
+            return response.url
+
+    def _is_final(self, url: URL) -> bool:
+        return self._transport is not None and self._transport.is_hub(url)
+
+    def _refused(self, response: aiohttp.ClientResponse) -> ScreeningError:
+        return self._hub.refusal(response, self.repo, self.revision or "main")
+
+
+class HubSnapshot(ResolvedSnapshot):
     """A checkpoint on the Hub at one commit; see `Snapshot`. Made by `Hub`."""
 
     def __init__(
         self,
         hub: Hub,
         listing: RepoFiles,
-        requested_revision: str | None,
         *,
         budget: Budget,
         meter: Meter,
         early: Mapping[str, bytes] | None = None,
     ) -> None:
-        self._known = dict(listing.files)
-        super().__init__(
-            hub.transport, listing.repo, self._known, budget=budget, meter=meter, cache=hub.cache
-        )
-        self.requested_revision, self.revision = requested_revision, listing.commit
-        self.parameters = listing.parameters
+        super().__init__(hub, listing.repo, listing.files, budget=budget, meter=meter)
+        self.revision, self.parameters = listing.commit, listing.parameters
         self.cache = hub.cache  # a commit's file is the same tomorrow, with or without a digest
-        self._hub, self._listing, self._early = hub, listing, dict(early or {})
-        self._gathering = False
+        self._early = dict(early or {})
 
-    async def prepare(self, tokenizers: Sequence[str], weights: str, texts: Sequence[str]) -> None:
-        """Ask side by side for what nearly every checkpoint needs and a list of repositories does not say."""
-        wanted = [*texts, *[path for path in tokenizers if path in self.files][:1], weights]
-        unknown = [path for path in wanted if path in self.files and self.files[path].size is None]
-        works: list[Coroutine[Any, Any, object]] = []
-        for path in unknown:
-            if path == weights:
-                works.append(self.size(path))
-            elif self.files[path].digest is None:
-                works.append(self.small_file(path) if path in texts else self._digested(path))
-        if not works:
-            return
-        before = dict(self.files)
-        self._gathering = True
-        try:
-            await side_by_side(works)
-        finally:
-            self._gathering = False
-            if self.files != before:
-                self._hub.keep(replace(self._listing, files=self.files))
-
-    async def _digested(self, path: str) -> None:
-        """Learn the digest of a file, by one request if the server tells it where it redirects."""
-        async with self._text_locks.setdefault(path, asyncio.Lock()):
-            if self._entry(path).digest is None:
-                self._online(path)
-                await retried(lambda: self._resolved(path, wanted="digest"), self._budget)
-
-    async def _text(self, path: str, entry: FileEntry) -> bytes:
+    async def _text(self, path: str) -> bytes:
         """A small file from the network.
 
         Texts in git are served by `raw` in one round trip, compressed; but they count as pages, of which
         few are allowed.
         """
-        if entry.size is None:
-            return await self._unlisted_text(path)
-        body = self._early.pop(path, b"")
+        entry, body = self._entry(path), self._early.pop(path, b"")
         if body and entry.fits(body):
             return body
-        transport, size, url = self._online(path), entry.size, self._url(path, "raw")
+        transport, size, url = self._online(path), await self.size(path), self._url(path, "raw")
         in_git = not (entry.digest or "").startswith("sha256:")
         body = b""
         if in_git and transport.quota(url).affords():
@@ -462,108 +413,165 @@ class HubSnapshot(RemoteSnapshot):
                 # Mirrors often know nothing but resolve.
                 if error.code not in ("RepoNotFound", "RateLimited"):
                     raise
-        if not in_git or (size and not body):
+        if size and not body:
             body = await self._range(path, 0, size)
         if not entry.fits(body):
-            raise self._other_content(path)
+            raise contradiction(f"{path} of {self.repo} does not have the digest that the listing says")
         return body
-
-    async def _unlisted_text(self, path: str) -> bytes:
-        """A small file of which nothing is known but that it is there; its digest comes with it.
-
-        The Hub redirects from `resolve` to where such texts lie. When it was seen to do so once, the others
-        are asked for there: one request that counts in place of two.
-        """
-        transport = self._online(path)
-        direct = URL(f"{self._hub.endpoint}{_TEXTS}/{self.repo}/{self.revision}/{quote(path)}", encoded=True)
-        at_once = transport.texts_lie_there
-        url = direct if at_once else self._url(path)
-
-        def believed(response: aiohttp.ClientResponse) -> bool:
-            if transport.is_hub(response.url):
-                self._believe(path, response, final=False)
-            return False
-
-        gzip = {"Accept-Encoding": "gzip"}
-        async with await transport.followed("GET", url, gzip, self.meter, self._budget, believed) as response:
-            there = response.url.raw_path == direct.raw_path and "ETag" in response.headers
-            if response.status != 200 or (at_once and not there):
-                await drained(response, self.meter)
-                if not at_once:
-                    raise self._refused(response)
-                transport.texts_lie_there = False
-                return await self._unlisted_text(path)
-            believed(response)
-            transport.texts_lie_there = there and transport.is_hub(response.url)
-            body, entry = await unpacked(response, self.meter, SMALL), self._entry(path)
-        if not entry.fits(body):
-            raise self._other_content(path)
-        self._know(FileEntry(path, len(body), entry.digest))
-        return body
-
-    def _other_content(self, path: str) -> AgainError:
-        return contradiction(f"{path} of {self.repo} does not have the digest that the listing says")
-
-    async def _resolved(self, path: str, *, wanted: str = "size") -> URL:
-        """Where a file lies, by HEAD; what the answers say of it is kept."""
-        transport = self._online(path)
-
-        def far_enough(response: aiohttp.ClientResponse) -> bool:
-            self._believe(path, response, final=False)
-            entry = self._entry(path)
-            if wanted == "digest" and entry.digest is not None:
-                return True
-            return entry.size is not None and transport.leads_away(response)
-
-        asked = transport.followed("HEAD", self._url(path), {}, self.meter, self._budget, far_enough)
-        async with await asked as response:
-            if is_redirect(response):
-                return await transport.redirect(response, self.meter)
-            if not 200 <= response.status < 300:
-                raise self._refused(response)
-            self._believe(path, response, final=True)
-            return response.url
-
-    def _believe(self, path: str, response: aiohttp.ClientResponse, *, final: bool) -> None:
-        """Check what a file resolves to against what is known of it, and keep what is new."""
-        entry = self._entry(path)
-        if problem := resolve_problem(response.headers, entry, self.revision, final=final):
-            raise contradiction(f"{path} of {self.repo} resolves wrongly: {problem}")
-        if entry.size is None or entry.digest is None:
-            self._know(resolved_entry(response.headers, entry, final=final))
-
-    def _know(self, entry: FileEntry) -> None:
-        if entry != self.files[entry.path]:
-            self._known[entry.path] = entry
-            if not self._gathering:
-                self._hub.keep(replace(self._listing, files=self.files))
-
-    def _is_final(self, url: URL) -> bool:
-        return self._transport is not None and self._transport.is_hub(url)
 
     def _on_disk(self, entry: FileEntry) -> Path | None:
         """The file in the Hub's own cache, where blobs are named by their digest."""
         if not entry.digest:
             return None
-        place = self._hub.downloaded(self.repo, entry.digest.partition(":")[2])
+        folder = self._hub.downloads / f"models--{self.repo.replace('/', '--')}"
+        place = folder / "blobs" / entry.digest.partition(":")[2]
         return place if place.is_file() and place.stat().st_size == entry.size else None
-
-    def _online(self, path: str) -> Transport:
-        transport = super()._online(path)
-        if self._listing.gated and transport.token is None:
-            # The list of repositories said so: there is no need to ask.
-            raise gated(self.repo, self._hub.endpoint, token=False)
-        return transport
 
     def _url(self, path: str, verb: str = "resolve") -> URL:
         address = f"{self._hub.endpoint}/{self.repo}/{verb}/{self.revision}/{quote(path)}"
         return URL(address, encoded=True)
 
-    def _refused(self, response: aiohttp.ClientResponse) -> ScreeningError:
-        return self._hub.refusal(response, self.repo, str(self.revision))
+
+def understood(body: bytes, asked: str, parse: Callable[[Any], T]) -> T:
+    """An answer of the API; an `AgainError` where it is not the Hub's JSON."""
+    try:
+        return parse(json.loads(body))
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        error = ScreeningError(
+            "BadResponse",
+            f"the server's answer about {asked} is not the Hub's JSON; check HF_ENDPOINT and any proxy",
+        )
+        raise AgainError(error, attempts=CONTRADICTIONS) from None
 
 
-def _address(endpoint: str) -> str:
+def parse_listing(info: Any) -> RepoFiles:
+    """Files from ``/api/models/{repo}/revision/{revision}?blobs=true``."""
+    if not _COMMIT.fullmatch(info["sha"]):
+        raise ValueError("no commit")
+    entries = [
+        file_entry(text(item["rfilename"]), item.get("size"), part(item, "lfs", "sha256"), item.get("blobId"))
+        for item in items(info.get("siblings", []))
+    ]
+    parameters = part(info, "safetensors", "total")
+    known = type(parameters) is int and parameters > 0
+    files = {entry.path: entry for entry in entries}
+    return RepoFiles(info.get("id") or "", info["sha"], files, parameters if known else None)
+
+
+def parse_tree(tree: Any) -> list[FileEntry]:
+    """Files from one page of ``/api/models/{repo}/tree/{revision}?recursive=true``."""
+    return [
+        file_entry(text(item["path"]), item.get("size"), part(item, "lfs", "oid"), item.get("oid"))
+        for item in items(tree)
+        if item.get("type") == "file"
+    ]
+
+
+def parse_references(refs: Any) -> list[str]:
+    """Names of branches and tags from ``/api/models/{repo}/refs``."""
+    kinds = [items(refs.get(kind) or []) for kind in ("branches", "tags")]
+    return list(dict.fromkeys(text(ref["name"]) for kind in kinds for ref in kind))
+
+
+def file_entry(path: str, size: Any, sha256: Any, oid: Any) -> FileEntry:
+    """A file as the Hub names it; sizes and digests that are none count as unknown."""
+    digest = None
+    if isinstance(sha256, str) and _SHA256.fullmatch(sha256):
+        digest = f"sha256:{sha256}"
+    elif isinstance(oid, str) and _COMMIT.fullmatch(oid):
+        digest = f"git:{oid}"
+    return FileEntry(path, size if type(size) is int and size >= 0 else None, digest)
+
+
+def text(value: Any) -> str:
+    """A text of an answer that is not empty; see `understood`."""
+    if not isinstance(value, str) or not value:
+        raise TypeError("expected a text")
+    return value
+
+
+def items(value: Any) -> list[Any]:
+    """A list of an answer; see `understood`."""
+    if not isinstance(value, list):
+        raise TypeError("expected a list")
+    return value
+
+
+def part(item: Any, name: str, key: str) -> Any:
+    """A part of an object of an answer; None where there is none."""
+    inner = item.get(name)
+    return inner.get(key) if isinstance(inner, dict) else None
+
+
+def refusal(
+    response: aiohttp.ClientResponse, repo: str, revision: str, endpoint: str, *, token: bool
+) -> ScreeningError:
+    """The error that a final status other than 2xx and 3xx of the Hub means.
+
+    The Hub names its reasons in ``X-Error-Code``; without one, 401 to a request without a token stands for a
+    repository that is missing or private (it does not tell which), and 401 with an ``X-Error-Message`` to one
+    with a token for a token that it does not accept.
+    """
+    status, code, host = response.status, response.headers.get("X-Error-Code", ""), response.url.host
+    login = _login(token=token)
+    if code == "GatedRepo":
+        return gated(repo, endpoint, token=token)
+    if code == "RevisionNotFound":
+        return ScreeningError(
+            "RevisionNotFound",
+            f"{repo} has no revision {revision!r}; see {endpoint}/{repo}/tree/main for its branches",
+        )
+    if code == "EntryNotFound":
+        return ScreeningError(
+            "FileNotFound", f"{response.url.path} is not in {repo}; ask for another revision"
+        )
+    if status == 401 and token and not code and "X-Error-Message" in response.headers:
+        # With a token that it knows, the Hub answers 404 for what is missing; only one it refuses gets a 401.
+        reason = response.headers["X-Error-Message"][:200]
+        return ScreeningError(
+            "BadToken",
+            f"{host} does not accept the token ({reason}); log in again (hf auth login), "
+            "correct HF_TOKEN, or unset it for public repositories",
+        )
+    if code == "RepoNotFound" or status in (401, 404):
+        return ScreeningError(
+            "RepoNotFound", f"{repo} is not on {endpoint}, or it is private; check the name, or {login}"
+        )
+    if status in (403, 451):
+        return ScreeningError("AccessDenied", f"{host} refuses access to {repo} ({status}); {login}")
+    return ScreeningError("ServerError", f"{host} answered {status} for {repo}; try again later")
+
+
+def gated(repo: str, endpoint: str, *, token: bool) -> ScreeningError:
+    """The error of a repository whose files need accepted conditions."""
+    return ScreeningError(
+        "GatedRepo", f"{repo} is gated; accept its conditions at {endpoint}/{repo} and {_login(token=token)}"
+    )
+
+
+def _login(*, token: bool) -> str:
+    return "check that the token may read it" if token else "log in (hf auth login, or set HF_TOKEN)"
+
+
+def resolve_problem(
+    headers: Mapping[str, str], entry: FileEntry, commit: str | None, *, final: bool
+) -> str | None:
+    """Why what a file resolves to is not the file that was listed; None if it is."""
+    size = headers.get("X-Linked-Size") or (headers.get("Content-Length") if final else None)
+    if size and size != str(entry.size):
+        return f"expected {entry.size} bytes, got {size}"
+    if headers.get("X-Repo-Commit", commit) != commit:
+        return f"expected commit {commit}, got {headers.get('X-Repo-Commit')}"
+    hashed = re.fullmatch(r'(?:W/)?"?([0-9a-f]{64})"?', headers.get("X-Linked-ETag", ""))
+    if hashed and (entry.digest or "").startswith("sha256:") and entry.digest != f"sha256:{hashed[1]}":
+        return f"expected {entry.digest}, got sha256:{hashed[1]}"
+    content = headers.get("X-Xet-Hash")
+    if content and (entry.digest or "").startswith("xet:") and entry.digest != f"xet:{content}":
+        return "it changed while it was read"
+    return None
+
+
+def _endpoint(endpoint: str) -> str:
     """An endpoint that requests can be sent to, without a slash at its end."""
     try:
         url = URL(endpoint)

@@ -12,21 +12,15 @@ import asyncio
 import os
 import re
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lmeval_dispersion.version import __version__
-from lmeval_screener.checkpoints import SERVICES, Cache, FileEntry, Meter, Snapshot
-from lmeval_screener.checkpoints.http import CONNECTIONS, CONTRADICTIONS, SILENCE, AgainError
-from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.stores import (
-    FolderListing,
-    StoreSnapshot,
-    changed,
-    in_thread,
-    version_digest,
-)
+from lmeval_screener.checkpoints import SERVICES, FileEntry, Meter
+from lmeval_screener.checkpoints.http import CONNECTIONS, SILENCE, AgainError, contradiction
+from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.stores import FolderListing, Store, changed, in_thread, version_digest
 from lmeval_screener.errors import ScreeningError
 
 _SETTINGS = {
@@ -44,19 +38,21 @@ _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _PIECE = 1 << 16
 
 
-class ObjectStore:
-    """One bucket or container; a `Store`.
+class ObjectStore(Store):
+    """One bucket or container.
 
     Args:
         address: ``s3://bucket``, ``gs://bucket``, ``az://container`` or
             ``abfss://container@account.dfs.core.windows.net``.
-        cache: Where rows and small files are kept.
+        hub: For its cache and meter.
     """
 
-    def __init__(self, address: str, cache: Cache) -> None:
-        self.address = address
-        self._service = SERVICES[address.partition("://")[0]]
-        self._cache = cache
+    def __init__(self, address: str, hub: Hub) -> None:
+        super().__init__(address, hub)
+        scheme, _, self._bucket = address.partition("://")
+        if not self._bucket:
+            raise ScreeningError("BadName", f"expected {scheme}://BUCKET/FOLDER, got no bucket")
+        self._service = SERVICES[scheme]
         self._lock = asyncio.Lock()
         self._slots = asyncio.Semaphore(CONNECTIONS)
         self._store: Any = None
@@ -68,7 +64,7 @@ class ObjectStore:
         A page of a listing counts as a request, its bytes are not to be known.
         """
         store = await self._opened()
-        meter.requests += 1
+        meter.add(requests=1)
         try:
             result = await store.list_with_delimiter_async(path or None)
         except Exception as error:
@@ -81,19 +77,13 @@ class ObjectStore:
                 files[name] = FileEntry(name, meta["size"], self._digest(meta))
                 self._versions[meta["path"]] = _bare(meta.get("e_tag")), meta.get("version")
         folders = [prefix.rstrip("/")[start:] for prefix in result["common_prefixes"]]
-        meter.requests += (len(files) + len(folders)) // 1000
+        meter.add(requests=(len(files) + len(folders)) // 1000)
         return FolderListing(tuple(name for name in folders if name), files)
-
-    def opened(
-        self, repo: str, path: str, files: Mapping[str, FileEntry], budget: Budget, meter: Meter
-    ) -> Snapshot:
-        """A checkpoint of listed files; see `Store.opened`."""
-        return StoreSnapshot(self.read, repo, path, files, budget=budget, meter=meter, cache=self._cache)
 
     async def read(
         self, path: str, entry: FileEntry, begin: int, end: int, received: bytearray, meter: Meter
     ) -> None:
-        """Append bytes of an object, if they are of the listed version; see `StoreSnapshot`."""
+        """Append bytes of an object, if they are of the listed version; see `Store.read`."""
         store, (etag, version) = await self._opened(), self._versions[path]
         options: dict[str, Any] = {"range": (begin, end)}
         if etag:
@@ -102,28 +92,24 @@ class ObjectStore:
             options["version"] = version
         try:
             async with self._slots:
-                meter.requests += 1
+                meter.add(requests=1)
                 result = await store.get_async(path, options=options)
             meta = result.meta
             if etag and _bare(meta["e_tag"]) != etag:
                 raise changed(f"{self.address}/{path}")
             if meta["size"] != entry.size or tuple(result.range) != (begin, end):
-                raise AgainError(
-                    ScreeningError(
-                        "BadResponse",
-                        f"{self.address} sent bytes {result.range} of {meta['size']} of {path}, where "
-                        f"{(begin, end)} of {entry.size} were asked for; try again, and check any proxy",
-                    ),
-                    attempts=CONTRADICTIONS,
+                raise contradiction(
+                    f"{self.address} sent bytes {result.range} of {meta['size']} of {path}, where "
+                    f"{(begin, end)} of {entry.size} were asked for"
                 )
             if end - begin <= _PIECE:
                 # As one piece: each way to obstore's threads and back costs more than the bytes.
                 whole = bytes(await result.bytes_async())
-                meter.bytes_read += len(whole)
+                meter.add(bytes_read=len(whole))
                 received += whole
                 return
             async for piece in result.stream(min_chunk_size=_PIECE):
-                meter.bytes_read += len(piece)
+                meter.add(bytes_read=len(piece))
                 received += bytes(piece)
         except (AgainError, ScreeningError, asyncio.CancelledError):
             raise
@@ -157,21 +143,20 @@ class ObjectStore:
             },
             "retry_config": {"max_retries": 0},
         }
-        bucket = self.address.partition("://")[2]
         try:
             if self._service == "S3":
-                return S3Store(bucket, **common, **_aws(self.address))
+                return S3Store(self._bucket, **common, **_aws(self.address))
             if self._service == "Azure":
-                container, _, host = bucket.partition("@")
+                container, _, host = self._bucket.partition("@")
                 account = {"account_name": host.partition(".")[0]} if host else {}
                 return AzureStore(container, **common, **{**_azure(), **account})
-            return GCSStore(bucket, **common, **_google())
+            return GCSStore(self._bucket, **common, **_google())
         except ScreeningError:
             raise
         except Exception as error:
-            raise ScreeningError(
-                "AccessDenied",
-                f"{self.address} cannot be opened ({_first_line(error)}); set {_SETTINGS[self._service]}",
+            reason = _first_line(error)
+            raise _denied(
+                f"{self.address} cannot be opened ({reason}); set {_SETTINGS[self._service]}"
             ) from error
 
     def _digest(self, meta: Mapping[str, Any]) -> str | None:
@@ -185,22 +170,16 @@ class ObjectStore:
 
     def _explained(self, error: Exception, path: str) -> Exception:
         """The meaning of an error of obstore. Its text is not shown: it has addresses with signatures."""
-        text, kind = str(error), type(error).__name__
-        status = int(stated[1]) if (stated := _STATUS.search(text)) else None
-        place = f"{self.address}/{path}" if path else self.address
-        settings = _SETTINGS[self._service]
+        text, kind, where = str(error), type(error).__name__, self.address
+        status = int(stated[1]) if (stated := _STATUS.search(text)) else 0
+        place = f"{where}/{path}" if path else where
+        settings, reason = f"set {_SETTINGS[self._service]}", _first_line(error, place)
         if any(host in text for host in _MACHINE_CREDENTIALS):
-            return ScreeningError(
-                "AccessDenied", f"no credentials for {self.address} were found; set {settings}"
-            )
+            return _denied(f"no credentials for {where} were found; {settings}")
         if "EXPIRED" in text.upper():
-            return ScreeningError(
-                "AccessDenied", f"the credentials for {place} have expired; renew them, or set {settings}"
-            )
+            return _denied(f"the credentials for {place} have expired; renew them, or {settings}")
         if kind in ("PermissionDeniedError", "UnauthenticatedError") or status in (400, 401, 403):
-            return ScreeningError(
-                "AccessDenied", f"{self._service} refuses access to {place} ({status}); set {settings}"
-            )
+            return _denied(f"{self._service} refuses access to {place} ({status or kind}); {settings}")
         if isinstance(error, FileNotFoundError) or status == 404:
             return ScreeningError(
                 "FolderNotFound", f"there is no {place}; check the name, and the endpoint and account in use"
@@ -208,59 +187,35 @@ class ObjectStore:
         if kind == "PreconditionError" or status == 412:
             return changed(place)
         if status == 429 or "<Code>SlowDown</Code>" in text or "<Code>ServerBusy</Code>" in text:
-            return AgainError(
-                ScreeningError(
-                    "RateLimited", f"{self.address} allows no more requests now ({status}); try again later"
-                )
-            )
+            code, what = "RateLimited", f"{where} allows no more requests now ({status}); try again later"
+            return AgainError(ScreeningError(code, what))
         if "redirect" in text.lower():
-            return ScreeningError(
-                "AccessDenied", f"{place} lies in another region; set AWS_REGION to the bucket's"
-            )
-        if status is not None and (status == 408 or status >= 500):
-            return AgainError(
-                ScreeningError(
-                    "ServerError", f"{self.address} answered {status} again and again; try again later"
-                )
-            )
+            return _denied(f"{place} lies in another region; set AWS_REGION to the bucket's")
+        if status == 408 or status >= 500:
+            what = f"{where} answered {status} again and again; try again later"
+            return AgainError(ScreeningError("ServerError", what))
         if "non-partial response" in text:
-            return AgainError(
-                ScreeningError(
-                    "RangeNotSupported",
-                    f"the server of {self.address} ignores Range and would send all of {path}; ask its "
-                    "operator, or download the checkpoint and screen the folder",
-                ),
-                attempts=CONTRADICTIONS,
+            return contradiction(
+                f"the server of {where} ignores Range and would send all of {path}; ask its operator, or "
+                "download the checkpoint and screen the folder",
+                "RangeNotSupported",
             )
-        if status is not None or "Requested" in text or "Content-Range" in text:
-            return AgainError(
-                ScreeningError(
-                    "BadResponse",
-                    f"{self.address} answered wrongly for {path} ({_first_line(error, place)}); try again, "
-                    "and check the endpoint and any proxy on the way",
-                ),
-                attempts=CONTRADICTIONS,
-            )
+        if status or "Requested" in text or "Content-Range" in text:
+            return contradiction(f"{where} answered wrongly for {path} ({reason})")
         if "InvalidCertificate" in text:
             return ScreeningError(
                 "Unreachable",
-                f"the certificate of {self.address}'s server is not trusted; if it is your own network's, "
+                f"the certificate of {where}'s server is not trusted; if it is your own network's, "
                 "name its issuer's file in SSL_CERT_FILE or REQUESTS_CA_BUNDLE",
             )
         if "error sending request" in text or "body error" in text or "HttpError" in text:
-            return AgainError(
-                ScreeningError(
-                    "Unreachable",
-                    f"the connection to {self.address} failed; check the network, and the endpoint in use",
-                )
-            )
-        return AgainError(
-            ScreeningError(
-                "BadResponse",
-                f"{place} cannot be read ({_first_line(error, place)}); set {settings}",
-            ),
-            attempts=CONTRADICTIONS,
-        )
+            what = f"the connection to {where} failed; check the network, and the endpoint in use"
+            return AgainError(ScreeningError("Unreachable", what))
+        return contradiction(f"{place} cannot be read ({reason}); {settings}")
+
+
+def _denied(what: str) -> ScreeningError:
+    return ScreeningError("AccessDenied", what)
 
 
 def _network() -> dict[str, Any]:
@@ -304,13 +259,9 @@ def _aws(address: str) -> dict[str, Any]:
         credentials = session.get_credentials()
         profile = session.get_scoped_config()
     except botocore.exceptions.BotoCoreError as error:
-        raise ScreeningError(
-            "AccessDenied", f"{address} cannot be opened ({_first_line(error)}); set {_SETTINGS['S3']}"
-        ) from error
+        raise _denied(f"{address} cannot be opened ({_first_line(error)}); set {_SETTINGS['S3']}") from error
     if credentials is None:
-        raise ScreeningError(
-            "AccessDenied", f"no credentials for {address} were settings; set {_SETTINGS['S3']}"
-        )
+        raise _denied(f"no credentials for {address} were found; set {_SETTINGS['S3']}")
     if region := session.get_config_variable("region"):
         settings["region"] = region
     if not os.environ.get("AWS_ENDPOINT_URL") and profile.get("endpoint_url"):
@@ -359,20 +310,3 @@ def _bare(etag: str | None) -> str | None:
 def _first_line(error: Exception, place: str = "") -> str:
     line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return re.sub(r"https?://\S+", place or "its address", line)[:200]
-
-
-def finder(cache: Cache) -> Callable[[str], tuple[ObjectStore, str]]:
-    """A function that finds the bucket and the path in it that an address names; one object a bucket."""
-    stores: dict[str, ObjectStore] = {}
-
-    def find(address: str) -> tuple[ObjectStore, str]:
-        scheme, _, rest = address.partition("://")
-        bucket, _, path = rest.partition("/")
-        if not bucket:
-            raise ScreeningError("BadName", f"expected {scheme}://BUCKET/FOLDER, got {address!r}")
-        name = f"{scheme}://{bucket}"
-        if name not in stores:
-            stores[name] = ObjectStore(name, cache)
-        return stores[name], path.strip("/")
-
-    return find

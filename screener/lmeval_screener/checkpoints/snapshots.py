@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from yarl import URL
 
-from lmeval_screener.checkpoints import Cache, FileEntry, Meter, check_ranges, single_file
+from lmeval_screener.checkpoints import Cache, FileEntry, Meter, single_file
 from lmeval_screener.checkpoints.http import (
     ATTEMPTS,
     RANGES,
@@ -38,8 +38,11 @@ from lmeval_screener.errors import ScreeningError
 if TYPE_CHECKING:
     import aiohttp
 
-#: Files up to this size get a digest from their content; weights do not need one.
+#: Small files are at most so long: the largest tokenizers have some 40 MB. In a folder, those up to this size
+#: get a digest from their content; weights do not need one.
 SMALL = 64 * 2**20
+#: A file up to this size is accepted whole from a server that ignores Range.
+WHOLE = 4 * 2**20
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -50,7 +53,6 @@ class LocalSnapshot:
     repo: str
     folder: Path
     files: Mapping[str, FileEntry]
-    requested_revision: str | None = None
     revision: str | None = None
     meter: Meter = field(default_factory=Meter)
     parameters: int | None = None
@@ -58,7 +60,11 @@ class LocalSnapshot:
 
     async def small_file(self, path: str) -> bytes:
         """Whole content of a file; see `Snapshot.small_file`."""
-        return await asyncio.to_thread(self._whole, path)
+        place = self._place(path)
+        try:
+            return await asyncio.to_thread(place.read_bytes)
+        except OSError as error:
+            raise ScreeningError("FileNotFound", f"cannot read {path} of {self.repo}: {error}") from error
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Bytes of a file; see `Snapshot.ranges`."""
@@ -66,9 +72,8 @@ class LocalSnapshot:
 
     async def size(self, path: str) -> int:
         """Size of a file; see `Snapshot.size`."""
-        place = self._place(path)
         try:
-            return place.stat().st_size
+            return self._place(path).stat().st_size
         except OSError as error:
             raise ScreeningError("FileNotFound", f"cannot read {path} of {self.repo}: {error}") from error
 
@@ -76,12 +81,6 @@ class LocalSnapshot:
         if path not in self.files:
             raise ScreeningError("FileNotFound", f"{self.repo} has no {path}; is the download complete?")
         return self.folder / path
-
-    def _whole(self, path: str) -> bytes:
-        try:
-            return self._place(path).read_bytes()
-        except OSError as error:
-            raise ScreeningError("FileNotFound", f"cannot read {path} of {self.repo}: {error}") from error
 
 
 def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:
@@ -106,7 +105,15 @@ def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:
             "with checkpoint-*, step_* or iter_* in it",
         )
     if folder.name.startswith("models--") and (folder / "snapshots").is_dir():
-        folder = _cached_commit(folder)
+        commit = _cached_commit(folder, "main")
+        snapshots = sorted(place for place in (folder / "snapshots").iterdir() if place.is_dir())
+        if commit is None and len(snapshots) != 1:
+            names = ", ".join(place.name for place in snapshots) or "none"
+            raise ScreeningError(
+                "FolderNotFound",
+                f"{folder} holds several snapshots or none ({names}); name one: {folder}/snapshots/…",
+            )
+        folder = folder / "snapshots" / commit if commit else snapshots[0]
     return LocalSnapshot(str(path), folder, _files(folder))
 
 
@@ -115,31 +122,36 @@ def open_file(path: str | os.PathLike[str]) -> LocalSnapshot:
     place = Path(path).expanduser()
     if not place.is_file():
         raise ScreeningError("FolderNotFound", f"there is no file {str(path)!r}; check the path")
-    files = _files(place.parent)
-    return LocalSnapshot(str(path), place.parent, single_file(files, place.name))
+    return LocalSnapshot(str(path), place.parent, single_file(_files(place.parent), place.name))
 
 
 def open_download(cache: Path, repo: str, revision: str | None) -> LocalSnapshot | None:
     """A checkpoint that huggingface_hub downloaded; None if this revision is not in its cache."""
     folder = cache / f"models--{repo.replace('/', '--')}"
-    reference = folder / "refs" / (revision or "main")
-    commit = reference.read_text().strip() if reference.is_file() else (revision or "")
-    place = folder / "snapshots" / commit
-    if not _COMMIT.fullmatch(commit) or not place.is_dir():
+    if (commit := _cached_commit(folder, revision or "main")) is None:
         return None
-    return LocalSnapshot(repo, place, _files(place), requested_revision=revision, revision=commit)
+    place = folder / "snapshots" / commit
+    return LocalSnapshot(repo, place, _files(place), revision=commit)
+
+
+def _cached_commit(folder: Path, revision: str) -> str | None:
+    """The commit that a revision names in a repository of the Hub's cache, if its files are there."""
+    reference = folder / "refs" / revision
+    commit = reference.read_text().strip() if reference.is_file() else revision
+    there = _COMMIT.fullmatch(commit) and (folder / "snapshots" / commit).is_dir()
+    return commit if there else None
 
 
 def _files(folder: Path) -> dict[str, FileEntry]:
-    files = {
-        name: FileEntry(name, place.stat().st_size, None)
-        for place in sorted(folder.iterdir())
-        if not (name := place.name).startswith(".") and place.is_file()
-    }
-    for name, entry in files.items():
-        if name.endswith((".json", ".model", ".txt", ".tiktoken")) and (entry.size or 0) <= SMALL:
-            digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-            files[name] = FileEntry(name, entry.size, f"sha256:{digest}")
+    files = {}
+    for place in sorted(folder.iterdir()):
+        name = place.name
+        if name.startswith(".") or not place.is_file():
+            continue
+        size, digest = place.stat().st_size, None
+        if name.endswith((".json", ".model", ".txt", ".tiktoken")) and size <= SMALL:
+            digest = f"sha256:{hashlib.sha256(place.read_bytes()).hexdigest()}"
+        files[name] = FileEntry(name, size, digest)
     return files
 
 
@@ -161,45 +173,6 @@ def read_ranges(place: Path, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
     return bodies
 
 
-def _cached_commit(folder: Path) -> Path:
-    snapshots = sorted(place for place in (folder / "snapshots").iterdir() if place.is_dir())
-    reference = folder / "refs" / "main"
-    if reference.is_file():
-        commit = reference.read_text().strip()
-        if _COMMIT.fullmatch(commit) and (folder / "snapshots" / commit) in snapshots:
-            return folder / "snapshots" / commit
-    if len(snapshots) == 1:
-        return snapshots[0]
-    names = ", ".join(place.name for place in snapshots) or "none"
-    raise ScreeningError(
-        "FolderNotFound",
-        f"{folder} holds several snapshots or none ({names}); name one: {folder}/snapshots/…",
-    )
-
-
-#: Small files are at most so long: the largest tokenizers have some 40 MB.
-SMALL = 64 * 2**20
-#: A file up to this size is accepted whole from a server that ignores Range.
-WHOLE = 4 * 2**20
-
-
-@dataclass
-class FilePlace:
-    """Where one file is read, as far as it is known.
-
-    Attributes:
-        lock: Of the one that resolves it.
-        address: Where its ranges are read; None until it was resolved.
-        refused: How often such an address was refused in a row.
-        etag: The version of all ranges; None where the server names none.
-    """
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    address: URL | None = None
-    refused: int = 0
-    etag: str | None = None
-
-
 class RangedSnapshot:
     """Listed files, read by ranges in attempts; see `Snapshot`. Subclasses say how one attempt goes.
 
@@ -215,7 +188,6 @@ class RangedSnapshot:
         self, repo: str, files: Mapping[str, FileEntry], *, budget: Budget, meter: Meter, cache: Cache
     ) -> None:
         self.repo = repo
-        self.requested_revision: str | None = None
         self.revision: str | None = None
         self.files = files
         self.meter = meter
@@ -231,7 +203,7 @@ class RangedSnapshot:
         """Append bytes ``[begin, end)`` of a file to what was received, as far as they come; one attempt."""
         raise NotImplementedError
 
-    async def _text(self, path: str, entry: FileEntry) -> bytes:
+    async def _text(self, path: str) -> bytes:
         """A small file from the network."""
         return await self._range(path, 0, await self.size(path))
 
@@ -241,21 +213,22 @@ class RangedSnapshot:
 
     async def small_file(self, path: str) -> bytes:
         """Whole content of a small file; see `Snapshot.small_file`."""
-        size = self._entry(path).size
-        if size is not None and size > SMALL:
+        entry = self._entry(path)
+        if entry.size is not None and entry.size > SMALL:
             raise ScreeningError(
-                "BadResponse", f"{path} of {self.repo} has {size} bytes, too many for its kind; check it"
+                "BadResponse",
+                f"{path} of {self.repo} has {entry.size} bytes, too many for its kind; check it",
             )
+        key = entry.digest or f"{self.repo}@{self.revision}/{path}"
         async with self._text_locks.setdefault(path, asyncio.Lock()):
-            entry = self._entry(path)
-            if self.cache and (kept := self.cache.read("files", self._file_key(entry))) is not None:
+            if self.cache and (kept := self.cache.read("files", key)) is not None:
                 return kept
             place = self._on_disk(entry)
             if place and entry.fits(stored := await asyncio.to_thread(place.read_bytes)):
                 return stored
-            body = await retried(lambda: self._text(path, entry), self._budget)
+            body = await retried(lambda: self._text(path), self._budget)
             if self.cache:
-                self.cache.write("files", self._file_key(self._entry(path)), body)
+                self.cache.write("files", key, body)
             return body
 
     async def size(self, path: str) -> int:
@@ -266,7 +239,6 @@ class RangedSnapshot:
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Bytes of a file; see `Snapshot.ranges`."""
-        check_ranges(path, await self.size(path), ranges)
         if place := self._on_disk(self._entry(path)):
             return await asyncio.to_thread(read_ranges, place, ranges)
         return await side_by_side(
@@ -301,15 +273,27 @@ class RangedSnapshot:
 
     def _entry(self, path: str) -> FileEntry:
         if (entry := self.files.get(path)) is None:
-            if self.revision:
-                where = f"{path} at revision {self.revision}; ask for another revision"
-            else:
-                where = f"{path}; is the upload complete?"
-            raise ScreeningError("FileNotFound", f"{self.repo} has no {where}")
+            at = f" at revision {self.revision}; ask for another revision" if self.revision else ""
+            where = at or "; is the upload complete?"
+            raise ScreeningError("FileNotFound", f"{self.repo} has no {path}{where}")
         return entry
 
-    def _file_key(self, entry: FileEntry) -> str:
-        return entry.digest or f"{self.repo}@{self.revision}/{entry.path}"
+
+@dataclass
+class FilePlace:
+    """Where one file is read, as far as it is known.
+
+    Attributes:
+        lock: Of the one that resolves it.
+        address: Where its ranges are read; None until it was resolved.
+        refused: How often such an address was refused in a row.
+        etag: The version of all ranges; None where the server names none.
+    """
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    address: URL | None = None
+    refused: int = 0
+    etag: str | None = None
 
 
 class RemoteSnapshot(RangedSnapshot):
@@ -349,17 +333,12 @@ class RemoteSnapshot(RangedSnapshot):
         """Whether a refusal from here is final, not one of an address that may be resolved anew."""
         return True
 
-    async def size(self, path: str) -> int:
-        """Size of a file; see `Snapshot.size`."""
-        if self._entry(path).size is None:
-            await self._address(path, self._place(path))
-        return await super().size(path)
-
     async def _read(self, path: str, begin: int, end: int, received: bytearray) -> None:
         """Append bytes ``[begin, end)`` as far as they come, if the answer is what was asked for."""
-        transport, size, place = self._online(path), await self.size(path), self._place(path)
+        transport, size = self._online(path), await self.size(path)
+        place = self._places.setdefault(path, FilePlace())
         headers = {"Range": f"bytes={begin}-{end - 1}", **self._conditions(place)}
-        resolved = (place.address or await self._address(path, place)) if place.refused < 2 else None
+        resolved = await self._address(path, place) if place.refused < 2 else None
         url = resolved or self._url(path)
         async with await transport.followed("GET", url, headers, self.meter, self._budget) as response:
             host = response.url.host
@@ -374,7 +353,16 @@ class RemoteSnapshot(RangedSnapshot):
                 place.etag = place.etag or response.headers.get("ETag")
                 place.refused = place.refused if resolved is None else 0
             elif response.status == 200:
-                body = await self._whole_file(response, path, size, whole=(begin, end) == (0, size))
+                if size > WHOLE and (begin, end) != (0, size):
+                    # Mirrors that ignore Range; small files may come whole.
+                    raise contradiction(
+                        f"{host} ignores Range and would send all {size} bytes of {path} of {self.repo}; use "
+                        "the Hub itself or download the checkpoint and screen the folder",
+                        "RangeNotSupported",
+                    )
+                body = await unpacked(response, self.meter, size)
+                if len(body) != size or not self._entry(path).fits(body):
+                    raise contradiction(f"{path} of {self.repo} came as another file")
                 if size <= WHOLE:
                     self._whole[path] = body
                 received += body[begin:end]
@@ -391,31 +379,13 @@ class RemoteSnapshot(RangedSnapshot):
                 what = f"{host} refuses the signed address of {path} of {self.repo}; try again later"
                 raise AgainError(ScreeningError("AccessDenied", what), wait=0.0)
 
-    async def _whole_file(
-        self, response: aiohttp.ClientResponse, path: str, size: int, *, whole: bool
-    ) -> bytes:
-        """A whole file where a range was asked for: from mirrors that ignore Range, if it is small."""
-        if size > WHOLE and not whole:
-            raise contradiction(
-                f"{response.url.host} ignores Range and would send all {size} bytes of {path} of "
-                f"{self.repo}; use the Hub itself or download the checkpoint and screen the folder",
-                "RangeNotSupported",
-            )
-        body = await unpacked(response, self.meter, size)
-        if len(body) != size or not self._entry(path).fits(body):
-            raise contradiction(f"{path} of {self.repo} came as another file")
-        return body
-
     async def _address(self, path: str, place: FilePlace) -> URL:
         """Where the ranges of a file are read; resolved by one request for all that ask at the same time."""
-        self._online(path)
-        async with place.lock:
-            if place.address is None:
-                place.address = await retried(lambda: self._resolved(path), self._budget)
-            return place.address
-
-    def _place(self, path: str) -> FilePlace:
-        return self._places.setdefault(path, FilePlace())
+        if place.address is None:
+            async with place.lock:
+                if place.address is None:
+                    place.address = await retried(lambda: self._resolved(path), self._budget)
+        return place.address
 
     def _online(self, path: str) -> Transport:
         """The pool."""

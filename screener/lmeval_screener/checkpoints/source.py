@@ -62,10 +62,12 @@ class Sources:
     async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
         """The checkpoint that a target is, with the target's tokenizer if it stores none."""
         snapshot = await self._opened(target, budget)
-        stores_one = any(n in snapshot.files for n in _TOKENIZERS) or all(
-            path.endswith(".gguf") for path in snapshot.files
-        )
-        if target.tokenizer is None or stores_one:
+        files = snapshot.files
+        if (
+            target.tokenizer is None
+            or any(name in files for name in _TOKENIZERS)
+            or all(path.endswith(".gguf") for path in files)
+        ):
             return snapshot
         return WithTokenizer(snapshot, *await self._tokenizer(target.tokenizer))
 
@@ -86,9 +88,9 @@ class Sources:
         if target.scheme is not None:
             return await self._source(target.scheme).snapshot(target, budget)
         if not target.local:
-            return await self._hub.snapshot(target.repo, target.revision, budget, target.listing)
-        path = Path(target.repo).expanduser()
-        return open_file(target.repo) if path.is_file() else open_folder(target.repo)
+            return await self._hub.snapshot(target.repo, target.revision, budget, target.listed)
+        is_file = Path(target.repo).expanduser().is_file()
+        return open_file(target.repo) if is_file else open_folder(target.repo)
 
     def _source(self, scheme: str) -> Source:
         kind = SERVICES.get(scheme, scheme)
@@ -97,32 +99,28 @@ class Sources:
         return self._sources[kind]
 
     def _made(self, scheme: str) -> Source:
-        hub = self._hub
         if scheme in ("http", "https"):
             from lmeval_screener.checkpoints.web import WebServers
 
-            return WebServers(hub)
+            return WebServers(self._hub)
         if scheme == "models":
             from lmeval_screener.checkpoints.mlflow_models import RegisteredModels
 
             return RegisteredModels(self.snapshot, self.names)
-        from lmeval_screener.checkpoints.stores import StoreSource, finder
+        from lmeval_screener.checkpoints.stores import FileSystem, StoreSource
 
         if scheme == "hf":
-            from lmeval_screener.checkpoints import buckets
+            from lmeval_screener.checkpoints.buckets import HubBucket
 
-            return StoreSource(buckets.finder(hub), hub.meter)
+            return StoreSource(HubBucket, self._hub)
         if scheme in SERVICES:
-            from lmeval_screener.checkpoints import object_store
+            from lmeval_screener.checkpoints.object_store import ObjectStore
 
-            return StoreSource(object_store.finder(hub.cache), hub.meter, hub.allowance)
-        return StoreSource(finder(hub.cache), hub.meter, hub.allowance)
+            return StoreSource(ObjectStore, self._hub)
+        return StoreSource(FileSystem, self._hub)
 
     async def _tokenizer(self, text: str) -> tuple[Snapshot, dict[str, str]]:
-        """Where a tokenizer is, opened once for all, and its file by the name that it stands for.
-
-        Its traffic counts as the Hub's.
-        """
+        """Where a tokenizer is, opened once for all, and its file by the name that it stands for."""
         async with self._locks.setdefault(text, asyncio.Lock()):
             if text not in self._tokenizers:
                 folder, slash, name = text.rpartition("/") if text.endswith(".json") else (text, "", "")
@@ -138,9 +136,6 @@ class Sources:
                         f"--tokenizer {text} has no {name or ' or '.join(_TOKENIZERS)}; name a repository, a "
                         "folder or a file that has one",
                     )
-                self._hub.meter.bytes_read += snapshot.meter.bytes_read
-                self._hub.meter.requests += snapshot.meter.requests
-                snapshot.meter = self._hub.meter
                 self._tokenizers[text] = snapshot, names
             return self._tokenizers[text]
 
@@ -158,11 +153,7 @@ class WithTokenizer:
     """
 
     def __init__(self, checkpoint: Snapshot, other: Snapshot, names: Mapping[str, str]) -> None:
-        self.repo, self.requested_revision, self.revision = (
-            checkpoint.repo,
-            checkpoint.requested_revision,
-            checkpoint.revision,
-        )
+        self.repo, self.revision = checkpoint.repo, checkpoint.revision
         added = {name: replace(other.files[there], path=name) for name, there in names.items()}
         self.files: Mapping[str, FileEntry] = {**checkpoint.files, **added}
         self.meter: Meter = checkpoint.meter

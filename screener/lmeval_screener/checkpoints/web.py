@@ -11,12 +11,12 @@ import json
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from yarl import URL
 
-from lmeval_screener.checkpoints import Cache, FileEntry, Meter, Snapshot, single_file
+from lmeval_screener.checkpoints import FileEntry, Meter, Snapshot, single_file
 from lmeval_screener.checkpoints.http import Transport, contradiction, drained, retried, side_by_side
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
@@ -59,7 +59,7 @@ class WebServers:
         url = URL(target.repo, encoded="%" in target.repo)
         name = url.name if url.name.endswith(WEIGHTS) else ""
         base = url.parent if name else url
-        meter = Meter()
+        meter = Meter(above=self._hub.meter)
         # A signature is of one file: nothing can be asked beside it.
         names = [name, *(() if url.query_string else _SMALL)] if name else [*_SMALL, *_INDICES, *_WEIGHTS]
         if name and not url.query_string and (split := _SPLIT.search(name)):
@@ -68,25 +68,20 @@ class WebServers:
         addresses = {n: url if n == name else _below(base, n) for n in dict.fromkeys(names)}
         cache = self._hub.cache
         opened = partial(WebSnapshot, transport, target.shown, budget=budget, meter=meter, cache=cache)
-        try:
-            files, etags = await _probed(transport, addresses, budget, meter, must=name)
-            index = None if name else next((n for n in _INDICES if n in files), None)
-            if index and not any(n in files for n in _WEIGHTS):
-                indexed = await opened(addresses, files, etags).small_file(index)
-                shards = {n: _below(base, n) for n in _shards(indexed)}
-                more, tags = await _probed(transport, shards, budget, meter)
-                addresses, files, etags = {**addresses, **shards}, {**files, **more}, {**etags, **tags}
-            if not any(n.endswith(WEIGHTS) for n in files):
-                raise ScreeningError(
-                    "FolderNotFound",
-                    f"{target.shown} has none of {', '.join((*_WEIGHTS, *_INDICES))}; name the folder that "
-                    "has, or a file of weights",
-                )
-            return opened(addresses, files, etags)
-        except BaseException:
-            self._hub.meter.bytes_read += meter.bytes_read
-            self._hub.meter.requests += meter.requests
-            raise
+        files, etags = await _probed(transport, addresses, budget, meter, must=name)
+        index = None if name else next((n for n in _INDICES if n in files), None)
+        if index and not any(n in files for n in _WEIGHTS):
+            indexed = await opened(addresses, files, etags).small_file(index)
+            shards = {n: _below(base, n) for n in _shards(indexed)}
+            more, tags = await _probed(transport, shards, budget, meter)
+            addresses, files, etags = {**addresses, **shards}, {**files, **more}, {**etags, **tags}
+        if not any(n.endswith(WEIGHTS) for n in files):
+            raise ScreeningError(
+                "FolderNotFound",
+                f"{target.shown} has none of {', '.join((*_WEIGHTS, *_INDICES))}; name the folder that "
+                "has, or a file of weights",
+            )
+        return opened(addresses, files, etags)
 
 
 class WebSnapshot(RemoteSnapshot):
@@ -99,12 +94,9 @@ class WebSnapshot(RemoteSnapshot):
         addresses: Mapping[str, URL],
         files: Mapping[str, FileEntry],
         etags: Mapping[str, str | None],
-        *,
-        budget: Budget,
-        meter: Meter,
-        cache: Cache,
+        **reading: Any,
     ) -> None:
-        super().__init__(transport, repo, files, budget=budget, meter=meter, cache=cache)
+        super().__init__(transport, repo, files, **reading)
         self._addresses = addresses
         self._places = {name: FilePlace(etag=etags.get(name)) for name in files}
 

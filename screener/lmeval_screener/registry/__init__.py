@@ -1,1 +1,145 @@
-"""A registry of checkpoints: what was measured, kept in a DuckDB file. Its modules are private."""
+"""A registry of checkpoints: ``dispersion registry``, and the options of a screening that fill it.
+
+Only the standard library is imported before a command runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.options import Output, add_examples, add_output
+
+if TYPE_CHECKING:
+    from lmeval_screener.reading import Reader
+    from lmeval_screener.registry.database import Session
+    from lmeval_screener.targets import Target
+    from lmeval_screener.tokens import TokenSet
+
+_ACTIONS = ("query", "show", "diff")
+_MORE = """
+actions:
+  query FILE [SQL]      the latest of every checkpoint, ranked across runs; with SQL, its answer
+  show FILE CHECKPOINT  all that was seen of a checkpoint, by a label that was printed, a path or an address
+  diff FILE             what moved since --since: new, changed, recovered, deleted, failed
+
+SQL is read-only. Tables: runs, seen, results, tokenizers; the view checkpoints has the latest of each.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``dispersion registry``."""
+    parser.add_argument("action", choices=_ACTIONS, help="what to do, see below")
+    parser.add_argument("registry", type=Path, metavar="FILE", help="the registry that --registry wrote")
+    parser.add_argument("what", nargs="?", metavar="ARGUMENT", help="the SQL or the checkpoint, see below")
+    parser.add_argument(
+        "--domain", metavar="SET", help="only results of this token set (default: the most used)"
+    )
+    parser.add_argument("--family", metavar="NAME", help="only this family or tokenizer (default: all)")
+    parser.add_argument("--scale", metavar="NAME", help="only this scale, such as 7B (default: all)")
+    parser.add_argument("--top", type=int, metavar="K", help="only the K best of each group (default: all)")
+    parser.add_argument(
+        "--metric",
+        default="cosine",
+        choices=("cosine", "euclidean"),
+        help="which gap ranks (default: cosine)",
+    )
+    parser.add_argument(
+        "--since",
+        metavar="DATE",
+        help="a date or time in UTC, yesterday, or a run of the registry (default: none)",
+    )
+    add_output(parser)
+    add_examples(
+        parser,
+        "query nightly.db --scale 7B --top 5",
+        "diff nightly.db --since yesterday",
+        "show nightly.db sums-80",
+        more=_MORE,
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run ``dispersion registry``; returns the exit code."""
+    if args.what is None and args.action == "show":
+        raise UsageError(f"expected the checkpoint after show {args.registry}, got none")
+    if args.what is not None and args.action == "diff":
+        raise UsageError(f"expected nothing after diff {args.registry}, got {args.what!r}")
+    if args.since is None and args.action == "diff":
+        raise UsageError("expected --since DATE with diff, such as yesterday, got none")
+    if args.top is not None and args.top < 1:
+        raise UsageError(f"expected --top of at least 1, got {args.top}")
+    from lmeval_screener.registry import queries
+    from lmeval_screener.registry.database import read
+
+    output = Output.of(args)
+    with read(args.registry) as connection:
+        if args.action == "show":
+            answer = queries.shown(connection, args.what)
+        elif args.action == "diff":
+            tokens = queries.sets_of(connection, args.domain)[0]
+            answer = queries.diff(connection, tokens, queries.since_time(connection, args.since), args.metric)
+        elif args.what is not None:
+            answer = queries.answered(connection, args.what)
+        else:
+            answer = queries.query(connection, args.metric, args.domain, args.family, args.scale, args.top)
+    output.write(answer)
+    return 0
+
+
+def add_registry_options(parser: argparse._ActionsContainer) -> None:
+    """Add ``--registry FILE``, ``--refresh`` and ``--engine``."""
+    parser.add_argument(
+        "--registry",
+        type=Path,
+        metavar="FILE",
+        help="keep what is measured in this SQLite file, and read only what is new (default: none)",
+    )
+    parser.add_argument("--refresh", action="store_true", help="read again what the registry has")
+    parser.add_argument(
+        "--engine",
+        choices=("process", "ray"),
+        default="process",
+        help="ray: over a cluster (RAY_ADDRESS), for folders and buckets (default: process)",
+    )
+
+
+def reader_type_of(engine: str, targets: Sequence[Target]) -> type[Reader]:
+    """The class that reads checkpoints by ``--engine``."""
+    if engine == "ray":
+        from lmeval_screener.ray_reader import RayReader, check_ray
+
+        check_ray(targets)
+        return RayReader
+    from lmeval_screener.reading import Reader
+
+    return Reader
+
+
+@contextmanager
+def kept_in(
+    registry: Path | None,
+    domain: TokenSet,
+    reference: TokenSet,
+    *,
+    metric: str,
+    refresh: bool,
+    command: str,
+) -> Iterator[Session | None]:
+    """A run's session; None without a registry."""
+    if registry is None:
+        if refresh:
+            raise UsageError("expected --registry FILE with --refresh, got none; without one all is read")
+        yield None
+        return
+    from lmeval_screener.registry.database import Session, written
+
+    with written(registry) as connection:
+        yield Session(connection, domain, reference, metric=metric, command=command, refresh=refresh)
+
+
+COMMANDS = {"registry": (add_arguments, run)}

@@ -1,28 +1,33 @@
-"""Questions to a registry: checkpoints ranked anew across runs, a checkpoint's history, what has moved."""
+"""Questions to a registry, answered as reports: ranks across runs, a checkpoint's history, what has moved."""
 
 from __future__ import annotations
 
 import datetime
+import json
 import sqlite3
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Metric
-from lmeval_dispersion.report import Col
-from lmeval_screener.ranking import groups
-from lmeval_screener.ranking.gap import Difference, difference
-from lmeval_screener.reading import Reading
+from lmeval_dispersion.report import Col, Column, Document, Section, Table
+from lmeval_dispersion.report.cells import json_value
+from lmeval_dispersion.report.declared import count, listed
+from lmeval_dispersion.report.document import fields_of
+from lmeval_screener import ranking
+from lmeval_screener.figures import Difference, difference
 from lmeval_screener.registry.database import Seen, folder_is_gone, stored
-from lmeval_screener.screened import Screened
+from lmeval_screener.screened import Reading, Screened
 from lmeval_screener.targets import labelled
 
 #: Errors that say that a repository, a revision or a folder is no longer there.
 _GONE = frozenset({"RepoNotFound", "RevisionNotFound", "FolderNotFound"})
 #: Chance that G of any changed checkpoint is said to differ from before although it does not.
 _ERROR_RATE = 0.05
+_WIDE = 100  # characters of a line from which on each value of a row has a line of its own
 
 
 def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, str, str]:
@@ -69,7 +74,7 @@ def ranked(seen: Sequence[Seen], metric: Metric) -> list[Screened]:
             # Other rows than its family's: a group of its tokenizer.
             measured = replace(measured, target=replace(measured.target, family=None))
         pairs.append((measured, first.setdefault(tokens, measured)))
-    return groups.ranked(pairs, metric)
+    return ranking.ranked(pairs, metric)
 
 
 @dataclass(frozen=True)
@@ -77,14 +82,14 @@ class Ranked:
     """A checkpoint of a registry, as `query` shows it; ``rank`` and G are None for one that is gone."""
 
     checkpoint: Annotated[str, Col("Checkpoint")]
-    group: Annotated[str | None, Col("Group", drop=2)]
-    rank: Annotated[int | None, Col("Rank", "d", short="#")]
-    tied_with: Annotated[tuple[int, ...], Col("No clear order with", drop=1)]
-    G: Annotated[float | None, Col("G", ".3f", error="se")]
-    se: float | None
-    ratio: Annotated[float | None, Col("Ratio", ".3f")]
-    revision: Annotated[str | None, Col("Commit", drop=3)]
-    note: Annotated[str | None, Col("Note")]
+    group: Annotated[str | None, Col("Group", drop=2)] = None
+    rank: Annotated[int | None, Col("Rank", "d", short="#")] = None
+    tied_with: Annotated[tuple[int, ...], Col("No clear order with", drop=1)] = ()
+    G: Annotated[float | None, Col("G", ".3f", error="se")] = None
+    se: float | None = None
+    ratio: Annotated[float | None, Col("Ratio", ".3f")] = None
+    revision: Annotated[str | None, Col("Commit", drop=3)] = None
+    note: Annotated[str | None, Col("Note")] = None
 
 
 @dataclass(frozen=True)
@@ -109,44 +114,28 @@ class Sighting:
     message: Annotated[str | None, Col("Why", drop=4)]
 
 
-def history(connection: sqlite3.Connection, identity: str, file: str) -> list[Sighting]:
-    """All that was seen of a repository, folder or address, or of a file in it, the latest first."""
-    rows = connection.execute(
-        "SELECT s.requested, s.file, s.state, u.domain, u.reference, r.gap_cosine, r.gap_cosine_se, "
-        "r.gap_euclidean, r.gap_euclidean_se, r.tensor, r.dtype, s.first, s.last, s.runs, s.error, s.message "
-        "FROM seen s LEFT JOIN results r ON s.error IS NULL AND r.identity = s.identity "
-        "AND r.file = s.file AND r.state = s.state AND r.tokens = s.tokens AND r.method = s.method "
-        "LEFT JOIN runs u ON u.run = s.run WHERE s.identity = ? AND ? IN ('', s.file) "
-        "ORDER BY s.last DESC",
-        [identity, file],
-    )
-    return [Sighting(*row) for row in rows]
-
-
 def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, str]:
     """Identity, and file if one is meant, of the checkpoint that a printed label, path or address names."""
-    place = str(Path(text).expanduser().resolve())
+    place = f"file://{Path(text).expanduser().resolve()}"
     renamed = connection.execute("SELECT identity FROM names WHERE asked = ?", [f"hf://{text}"]).fetchone()
-    exact = {text, f"hf://{text}", f"file://{place}", *(renamed or ())}
+    exact = {text, f"hf://{text}", place, *(renamed or ())}
     keys = [row[0] for row in connection.execute("SELECT DISTINCT tokens FROM seen")]
     seen = [entry for tokens in keys for entry in named(stored(connection, tokens))]
-    matches = sorted(
-        {(entry.identity, "") for entry in seen if entry.identity in exact}
+    matches = {(entry.identity, "") for entry in seen if entry.identity in exact}
+    if not matches:
         # A label is the end of a path, with a revision or a file behind it.
-        or {
+        files = [(entry, entry.target.file or "") for entry in seen]
+        matches = {
             (entry.identity, file)
-            for entry in seen
-            for file in [entry.target.file or ""]
+            for entry, file in files
             if text in (entry.target.label, entry.target.name) or f"{entry.identity}/{file}" in exact
-        }
-        or {(entry.identity, "") for entry in seen if entry.identity.endswith(f"/{text.strip('/')}")}
-    )
+        } or {(entry.identity, "") for entry in seen if entry.identity.endswith(f"/{text.strip('/')}")}
     if not matches:
         raise UsageError(f"expected a checkpoint that the registry has seen, got {text}; query lists them")
     if len(matches) > 1:
-        names = ", ".join("/".join(filter(None, match)) for match in matches[:5])
+        names = ", ".join("/".join(filter(None, match)) for match in sorted(matches)[:5])
         raise UsageError(f"expected one checkpoint, got {text}, which is the name of {len(matches)}: {names}")
-    return matches[0]
+    return matches.pop()
 
 
 def since_time(connection: sqlite3.Connection, since: str) -> str:
@@ -176,78 +165,58 @@ def since_time(connection: sqlite3.Connection, since: str) -> str:
 
 @dataclass(frozen=True)
 class Move:
-    """One thing that is not as it was.
+    """One thing that is not as it was: ``new``, ``changed``, ``recovered``, ``deleted`` or ``failed``.
 
-    Attributes:
-        what: ``new``, ``changed`` (another commit), ``recovered``, ``deleted`` or ``failed``.
-        checkpoint: Its label.
-        group: Family and scale; None where it is not ranked.
-        rank: Its rank there now.
-        G: Its gap now.
-        ratio: Its second figure now.
-        gain: G minus that of the former best of its group, or that of its former commit.
-        se: Its paired error.
-        apart: Whether that difference is more than chance of the tokens; None where there is none.
-        text: In words.
+    ``gain`` is G minus that of the former best of its group, or that of its former commit; ``apart`` whether
+    that difference is more than chance of the tokens. All are None where it is not ranked or compared.
     """
 
     what: Annotated[str, Col("What")]
     checkpoint: Annotated[str, Col("Checkpoint")]
-    group: Annotated[str | None, Col("Group", drop=2)]
-    rank: Annotated[int | None, Col("Rank", "d", short="#")]
-    G: Annotated[float | None, Col("G", ".3f", drop=1)]
-    ratio: Annotated[float | None, Col("Ratio", ".3f", drop=1)]
-    gain: Annotated[float | None, Col("Δ G", ".3f", error="se")]
-    se: float | None
-    apart: Annotated[bool | None, Col("Clear", drop=1)]
-    text: Annotated[str, Col("How")]
+    group: Annotated[str | None, Col("Group", drop=2)] = None
+    rank: Annotated[int | None, Col("Rank", "d", short="#")] = None
+    G: Annotated[float | None, Col("G", ".3f", drop=1)] = None
+    ratio: Annotated[float | None, Col("Ratio", ".3f", drop=1)] = None
+    gain: Annotated[float | None, Col("Δ G", ".3f", error="se")] = None
+    se: float | None = None
+    apart: Annotated[bool | None, Col("Clear", drop=1)] = None
+    text: Annotated[str, Col("How")] = ""
 
 
 def moved(connection: sqlite3.Connection, tokens: str, since: str, metric: Metric) -> list[Move]:
     """The moves since a time: new checkpoints, best first, then what changed, was lost or failed."""
-    now = {_place(entry): entry for entry in named(stored(connection, tokens))}
-    then = {_place(entry): entry for entry in stored(connection, tokens, until=since)}
-    ranks = {c.label: c for c in ranked([entry for entry in now.values() if not is_gone(entry)], metric)}
-    known = {entry.target.label for place, entry in now.items() if place in then and then[place].measured}
-    best_known: dict[tuple[str, str], Screened] = {}
-    for ranked_now in ranks.values():
-        if ranked_now.label in known:
-            best_known.setdefault((ranked_now.family, ranked_now.scale), ranked_now)
+    now = {_place(seen): seen for seen in named(stored(connection, tokens))}
+    then = {_place(seen): seen for seen in stored(connection, tokens, until=since)}
+    ranks = {c.label: c for c in ranked([seen for seen in now.values() if not is_gone(seen)], metric)}
+    known = {seen.target.label for place, seen in now.items() if place in then and then[place].measured}
+    former_best: dict[tuple[str, str], Screened] = {}
+    for c in ranks.values():
+        if c.label in known:
+            former_best.setdefault((c.family, c.scale), c)
     moves: list[Move] = []
     changes: list[tuple[Screened, Reading, Reading]] = []
-    for place, entry in now.items():
-        old, label, c = then.get(place), entry.target.label, ranks.get(entry.target.label)
-        if old is not None and old.measured is not None and is_gone(entry):
-            moves.append(_unranked("deleted", label, entry.message or "the folder is no longer there"))
-        elif entry.error and (old is None or entry.error != old.error):
-            moves.append(_unranked("failed", label, f"{entry.error}: {entry.message}"))
-        elif c is not None and (old is None or old.measured is None):
-            moves.append(
-                _against(c, best_known.get((c.family, c.scale)), "recovered" if old else "new", metric)
-            )
-        elif c is not None and old and old.measured and entry.measured and entry.state != old.state:
-            changes.append((c, old.measured, entry.measured))
+    for place, seen in now.items():
+        label = seen.target.label
+        old, c_now = then.get(place), ranks.get(label)
+        before = old and old.measured
+        if before and is_gone(seen):
+            moves.append(Move("deleted", label, text=seen.message or "the folder is no longer there"))
+        elif seen.error and (old is None or seen.error != old.error):
+            moves.append(Move("failed", label, text=f"{seen.error}: {seen.message}"))
+        elif c_now is not None and before is None:
+            what = "recovered" if old else "new"
+            moves.append(_against(c_now, former_best.get((c_now.family, c_now.scale)), what, metric))
+        elif c_now is not None and old and before and seen.measured and seen.state != old.state:
+            changes.append((c_now, before, seen.measured))
     moves += [_changed(*change, metric, len(changes)) for change in changes]
     order = ("new", "changed", "recovered", "deleted", "failed")
     return sorted(moves, key=lambda move: (order.index(move.what), move.group or "", move.rank or 0))
 
 
-def _unranked(what: str, label: str, text: str) -> Move:
-    return Move(what, label, None, None, None, None, None, None, None, text)
-
-
-def _ranked_move(
-    what: str, c: Screened, metric: Metric, text: str, gain: Difference | None, apart: bool | None
-) -> Move:
-    group, ratio = f"{c.family} · {c.scale}", None if c.ratio is None else c.ratio.mean
-    mean, se = (None, None) if gain is None else (gain.mean, gain.se)
-    return Move(what, c.label, group, c.rank, c.gaps[metric].mean, ratio, mean, se, apart, text)
-
-
 def _against(c: Screened, former: Screened | None, what: str, metric: Metric) -> Move:
     """A checkpoint beside the best one of its group that was there before."""
     if former is None or former.label == c.label:
-        return _ranked_move(what, c, metric, "first of its group", None, None)
+        return _ranked_move(what, c, metric, "first of its group")
     gain, clear = difference(c.gaps[metric], former.gaps[metric]), not c.tied_to(former.rank)
     words = ("above" if gain.mean > 0 else "below") if clear else "no clear order with"
     return _ranked_move(what, c, metric, f"{words} the former best, {former.label}", gain, clear)
@@ -256,11 +225,137 @@ def _against(c: Screened, former: Screened | None, what: str, metric: Metric) ->
 def _changed(c: Screened, before: Reading, after: Reading, metric: Metric, count: int) -> Move:
     """A checkpoint beside its former commit, where so many changed."""
     if before.resolution != after.resolution:
-        return _ranked_move("changed", c, metric, "its tokenizer changed too: not compared", None, None)
+        return _ranked_move("changed", c, metric, "its tokenizer changed too: not compared")
     gain = difference(after.gaps[metric], before.gaps[metric])
     commits = f"{(before.revision or 'before')[:8]} → {(after.revision or 'now')[:8]}"
     return _ranked_move("changed", c, metric, commits, gain, gain.p < _ERROR_RATE / count)
 
 
+def _ranked_move(
+    what: str,
+    c: Screened,
+    metric: Metric,
+    text: str,
+    gain: Difference | None = None,
+    apart: bool | None = None,
+) -> Move:
+    mean, se = (gain.mean, gain.se) if gain else (None, None)
+    group, ratio = f"{c.family} · {c.scale}", None if c.ratio is None else c.ratio.mean
+    return Move(what, c.label, group, c.rank, c.gaps[metric].mean, ratio, mean, se, apart, text)
+
+
 def _place(seen: Seen) -> tuple[str, str, str]:
     return seen.identity, seen.target.revision or "", seen.target.file or ""
+
+
+def query(
+    connection: sqlite3.Connection,
+    metric: Metric,
+    domain: str | None,
+    family: str | None,
+    scale: str | None,
+    top: int | None,
+) -> Document:
+    """The latest of every checkpoint, ranked across runs."""
+    tokens, domain, reference = sets_of(connection, domain)
+    seen = named(stored(connection, tokens))
+    gone = [entry.target.label for entry in seen if is_gone(entry)]
+    members: dict[tuple[str, str], list[Screened]] = {}
+    for c in ranked([entry for entry in seen if entry.target.label not in gone], metric):
+        if family in (None, c.family) and scale in (None, c.scale):
+            members.setdefault((c.family, c.scale), []).append(c)
+    rows = [
+        Ranked(
+            c.label, f"{c.family} · {c.scale}", c.rank, c.tied_with, c.gaps[metric].mean,
+            c.gaps[metric].se, None if c.ratio is None else c.ratio.mean, c.revision,
+        )
+        for group in members.values()
+        for c in group[:top]
+    ]  # fmt: skip
+    if family is None and scale is None and top is None:
+        rows += [Ranked(label, note="deleted") for label in gone]
+    failed = sum(bool(entry.error) and entry.target.label not in gone for entry in seen)
+    total = f"{count(sum(map(len, members.values())), 'checkpoint')} in {count(len(members), 'group')}"
+    sentence = f"{total} for {domain} against {reference}"
+    sentence += f"; {len(gone)} deleted, {failed} failed when last seen."
+    return _document("Checkpoints of the registry", "checkpoints", [sentence], rows)
+
+
+def answered(connection: sqlite3.Connection, statement: str) -> Document:
+    """The answer to SQL."""
+    try:
+        rows = [dict(row) for row in connection.execute(statement)]
+    except (sqlite3.Error, sqlite3.Warning) as error:
+        raise UsageError(
+            f"the registry could not answer: {error}; it takes one SELECT of SQLite's"
+        ) from error
+    for row in rows:
+        row |= {key: f"{len(value)} bytes" for key, value in row.items() if isinstance(value, bytes)}
+    return _document("Answer of the registry", "answer", [f"{count(len(rows), 'row')}."], rows)
+
+
+def shown(connection: sqlite3.Connection, text: str) -> Document:
+    """All that was seen of the checkpoint that a user names."""
+    identity, file = checkpoint_named(connection, text)
+    sightings = connection.execute(
+        "SELECT requested, file, state, domain, reference, gap_cosine, gap_cosine_se, gap_euclidean, "
+        "gap_euclidean_se, tensor, dtype, first, last, runs, error, message "
+        "FROM sightings WHERE identity = ? AND ? IN ('', file) ORDER BY last DESC",
+        [identity, file],
+    )
+    rows = [Sighting(*row) for row in sightings]
+    commits = len({row.state for row in rows if row.state})
+    sentence = f"{text}: {count(commits, 'commit')} seen, last on {rows[0].last[:16]}"
+    sentence += f"; it failed then ({rows[0].error})." if rows[0].error else "."
+    return _document(f"History of {text}", "history", [sentence], rows)
+
+
+def diff(connection: sqlite3.Connection, tokens: str, time: str, metric: Metric) -> Document:
+    """The moves since a time, and which of what is new is worth an evaluation."""
+    moves = moved(connection, tokens, time, metric)
+    arrived = [move for move in moves if move.what in ("new", "recovered")]
+    groups = {
+        "Worth evaluating, above the former best": [m for m in arrived if m.apart and (m.gain or 0) > 0],
+        "No clear order with the former best": [m for m in arrived if m.apart is False],
+        "Best of a new group": [m for m in arrived if m.gain is None and m.rank == 1],
+        "Changed for the better": [m for m in moves if m.what == "changed" and m.apart and (m.gain or 0) > 0],
+    }
+    sentences = []
+    for words, some in groups.items():
+        names = [f"{move.checkpoint} (rank {move.rank})" for move in some]
+        shown_names = names if len(names) <= 5 else [*names[:5], f"{len(names) - 5} others"]
+        sentences += [f"{words}: {listed(shown_names)}."] if some else []
+    if arrived and not sentences:
+        sentences = ["Nothing new is level with the former best."]
+    kinds = Counter(move.what for move in moves)
+    counts = ", ".join(f"{number} {kind}" for kind, number in kinds.items()) or "nothing moved"
+    sentences.append(f"Since {time[:16]} UTC: {counts}.")
+    return _document("What moved", "moved", sentences, moves)
+
+
+def _document(title: str, name: str, sentences: Sequence[str], rows: Sequence[Any]) -> Document:
+    """Sentences and rows, of one dataclass or mappings; as one line a value where these are too wide."""
+    plain: list[dict[str, Any]] = [row if isinstance(row, dict) else fields_of(row) for row in rows]
+    if plain and isinstance(rows[0], dict):
+        names, lines = list(plain[0]), plain
+        columns = [Column(column, column) for column in names]
+        if sum(2 + max(len(n), *(len(str(row[n])) for row in plain)) for n in names) > _WIDE:
+            columns = [Column("row", "Row", "d"), Column("column", "Column"), Column("value", "Value")]
+            lines = [
+                {"row": number, "column": column, "value": value}
+                for number, row in enumerate(plain, 1)
+                for column, value in row.items()
+            ]
+        table = Table(lines, columns, title, name)
+    else:
+        table = Table.of(rows, title, name=name)
+    content = {"schema": "dispersion-registry/1", "answer": list(sentences), "rows": json_value(plain)}
+    return Document(
+        title,
+        answer=sentences,
+        sections=[Section("", [table] if plain else [], name)],
+        rows=plain,
+        contract=lambda: json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+        guide="docs/reference/registry.md",
+        short=True,
+    )

@@ -12,11 +12,12 @@ Hoeffding, Annals of Mathematical Statistics 19 (1948), for the variance of mean
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,6 @@ Flags = NDArray[np.bool_]
 Design = Literal["all", "audit", "list", "none"]
 
 _NAN = float("nan")
-_BLOCK = 512  # rows of pairs held at a time
 _HARDLY = 0.5  # wrong ones of as many independent pairs as there are, below which errors say nothing
 
 
@@ -94,29 +94,24 @@ class GroupResults:
         A weight is one over the probability that both are there, 0 where two figures do not agree; a tie
         counts half. Shapes (used,), (used,).
         """
-        gaps, accuracies = self.gaps[self.used], self.accuracies[self.used]
-        drawn = self.audited[self.used]
+        gaps, accuracies, drawn = self.gaps[self.used], self.accuracies[self.used], self.audited[self.used]
         m, others = int(drawn.sum()), self.others
         single = double = 1.0
         if self.design == "audit" and self.stands_for_all:
             single = others / m
             double = others * (others - 1) / (m * (m - 1)) if m > 1 else 1.0
-        table = np.array([[1.0, single], [single, double]])
-        right, total = np.zeros(len(gaps)), np.zeros(len(gaps))
-        # Rows in blocks: ten thousand results make 50 million pairs.
-        for start in range(0, len(gaps), _BLOCK):
-            rows = slice(start, start + _BLOCK)
-            weights = table[drawn[rows, None].astype(int), drawn[None].astype(int)]
-            weights[np.arange(len(weights)), np.arange(start, start + len(weights))] = 0
-            order = np.sign(gaps[rows, None] - gaps)
-            if self.second is not None:
-                second = self.second[self.used]
-                alike = np.sign(second[rows, None] - second) == order
-                weights *= alike & (order != 0)
-            agree = order * np.sign(accuracies[rows, None] - accuracies)
-            right[rows] = (weights * (1 + agree)).sum(axis=1) / 2
-            total[rows] = weights.sum(axis=1)
-        return right, total
+        weights = np.where(drawn[:, None] & drawn, double, np.where(drawn[:, None] | drawn, single, 1.0))
+        np.fill_diagonal(weights, 0)
+        order = _signs(gaps)
+        if self.second is not None:
+            weights *= (_signs(self.second[self.used]) == order) & (order != 0)
+        agree = order * _signs(accuracies)
+        return (weights * (1 + agree)).sum(axis=1) / 2, weights.sum(axis=1)
+
+
+def _signs(values: Array) -> Array:
+    """The sign of each value less each other."""
+    return np.sign(values[:, None] - values)
 
 
 def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
@@ -162,57 +157,47 @@ def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
     return Interval(share, low, high)
 
 
-class Missed(NamedTuple):
-    """Better checkpoints that the short list of one group missed; None where a figure is not known.
+def missed(group: GroupResults) -> dict[str, float | None]:
+    """Better checkpoints that the short list of one group missed; empty where none of it has a result.
 
-    Attributes:
-        best: The best accuracy on the list.
-        regret: Best of all minus ``best``, where all are known.
-        seen: The same among what is known: the regret is at least this.
-        at_random: Regret, on average, of as many drawn at random, where all are known.
-        others: Candidates that are not on the list.
-        drawn: Those of them that were drawn at random and have a result, where not all have one.
-        better_seen: Drawn ones that are better than ``best``.
-        better: How many of the others are better: known, or estimated without bias.
-        better_low: Lower end of its 95 % interval, exact.
-        better_high: Upper end.
-        excess: By how much an other is better than ``best``, on average over all others, 0 where it is not.
+    Returns:
+        ``best``: the best accuracy on the list. ``regret``: the best of all minus that, where all are known,
+        and ``seen``: the same among what is known, which the regret is at least. ``at_random``: the regret,
+        on average, of as many drawn at random, where all are known. ``others``: candidates that are not on
+        the list; ``drawn``: those of them that were drawn at random and have a result, where not all have
+        one; ``better_seen``: how many of the drawn are better. ``better``: how many of the others are, known
+        or estimated without bias, from ``better_low`` to ``better_high`` (exact 95 % interval).
+        ``excess``: by how much an other is better, on average over all others, 0 where it is not.
     """
-
-    best: float
-    regret: float | None
-    seen: float
-    at_random: float | None
-    others: int
-    drawn: int
-    better_seen: int
-    better: float | None = None
-    better_low: float | None = None
-    better_high: float | None = None
-    excess: float | None = None
-
-
-def missed(group: GroupResults) -> Missed | None:
-    """Better checkpoints outside a group's list; None where none of the list has a result."""
     listed = group.accuracies[group.listed & group.known]
     if not len(listed):
-        return None
+        return {}
     best, known = float(listed.max()), group.accuracies[group.known]
-    seen = float(known.max()) - best
+    figures: dict[str, float | None] = {
+        "best": best, "seen": float(known.max()) - best, "others": group.others, "drawn": 0, "better_seen": 0
+    }  # fmt: skip
     if group.design == "all":
         outside = group.accuracies[~group.listed]
         better = float((outside > best).sum())
-        excess = float(np.maximum(outside - best, 0).mean()) if len(outside) else 0.0
-        random = float(known.max()) - best_at_random(known, len(listed))
-        return Missed(best, seen, seen, random, len(outside), 0, 0, better, better, better, excess)
+        figures |= dict.fromkeys(("better", "better_low", "better_high"), better)
+        return figures | {
+            "regret": figures["seen"],
+            "at_random": float(known.max()) - best_at_random(known, len(listed)),
+            "excess": float(np.maximum(outside - best, 0).mean()) if len(outside) else 0.0,
+        }
     if group.design != "audit":
-        return Missed(best, None, seen, None, group.others, 0, 0)
+        return figures
     sample = group.accuracies[group.audited & group.known]
-    count, hits = len(sample), int((sample > best).sum())
-    low, high = count_bounds(hits, count, group.others)
-    excess = float(np.maximum(sample - best, 0).mean())
-    share = hits * group.others / count
-    return Missed(best, None, seen, None, group.others, count, hits, share, low, high, excess)
+    hits = int((sample > best).sum())
+    low, high = count_bounds(hits, len(sample), group.others)
+    return figures | {
+        "drawn": len(sample),
+        "better_seen": hits,
+        "better": hits * group.others / len(sample),
+        "better_low": low,
+        "better_high": high,
+        "excess": float(np.maximum(sample - best, 0).mean()),
+    }
 
 
 def best_at_random(values: Array, size: int) -> float:
@@ -220,12 +205,9 @@ def best_at_random(values: Array, size: int) -> float:
 
     The k-th smallest is the best of C(k - 1, size - 1) of the C(n, size) draws.
     """
-    ordered, count = np.sort(values), len(values)
-    whole = _log_choose(count, size)
-    chances = [
-        math.exp(_log_choose(k - 1, size - 1) - whole) if k >= size else 0.0 for k in range(1, count + 1)
-    ]
-    return float(np.asarray(chances) @ ordered)
+    whole = _log_choose(len(values), size)
+    chances = [math.exp(_log_choose(k - 1, size - 1) - whole) for k in range(size, len(values) + 1)]
+    return float(np.asarray(chances) @ np.sort(values)[size - 1 :])
 
 
 def count_bounds(hits: int, drawn: int, others: int) -> Bounds:
@@ -236,27 +218,19 @@ def count_bounds(hits: int, drawn: int, others: int) -> Bounds:
     """
     whole = _log_choose(others, drawn)
 
-    def tails(number: int) -> tuple[float, float]:
-        chance = [
+    def chance(number: int, seen: Iterable[int]) -> float:
+        """Of as many hits among the drawn, where so many of the others are hits."""
+        return math.fsum(
             math.exp(_log_choose(number, x) + _log_choose(others - number, drawn - x) - whole)
-            if 0 <= x <= number and drawn - x <= others - number
-            else 0.0
-            for x in range(drawn + 1)
-        ]
-        return math.fsum(chance[: hits + 1]), math.fsum(chance[hits:])
+            for x in seen
+            if x <= number and drawn - x <= others - number
+        )
 
     # Both tails are monotone in the number of hits.
-    low, high = hits, others - (drawn - hits)
-    left, right = low, high
-    while left < right:  # the smallest number under which so many hits are not too many
-        middle = (left + right) // 2
-        left, right = (left, middle) if tails(middle)[1] > 0.025 else (middle + 1, right)
-    lowest = left
-    left, right = low, high
-    while left < right:  # the largest number under which so few are not too few
-        middle = (left + right + 1) // 2
-        left, right = (middle, right) if tails(middle)[0] > 0.025 else (left, middle - 1)
-    return Bounds(float(lowest), float(left))
+    possible = range(hits, others - (drawn - hits) + 1)
+    low = bisect.bisect_left(possible, True, key=lambda n: chance(n, range(hits, drawn + 1)) > 0.025)
+    high = bisect.bisect_left(possible, True, key=lambda n: chance(n, range(hits + 1)) <= 0.025)
+    return Bounds(float(possible[low]), float(possible[high - 1]))
 
 
 def _log_choose(n: int, k: int) -> float:

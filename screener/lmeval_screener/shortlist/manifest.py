@@ -1,4 +1,4 @@
-"""The manifest of a short list: the whole screening as it was before any model ran, with the choice.
+"""The short list on disk: the folder for lm-eval with its manifest, and the manifest read again.
 
 A verdict needs all candidates, those that were not chosen too, and the probability with which each was. The
 manifest is written before the results exist, so that no choice can follow them.
@@ -8,20 +8,198 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmeval_dispersion.errors import UsageError
+import yaml
+
+from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.version import __version__
 from lmeval_screener.screened import Screened
-from lmeval_screener.shortlist.choice import Shortlist
-from lmeval_screener.targets import Target, label
+from lmeval_screener.shortlist import Shortlist
+from lmeval_screener.targets import Target
 
 SCHEMA = "screen-checkpoints-shortlist/2"
 _READ = (SCHEMA, "screen-checkpoints-shortlist/1")
 FILE = "manifest.json"
+#: lm-eval's tasks for each bundled domain.
+TASKS = {
+    "math": ("gsm8k_dispersion",),
+    "code": ("humaneval_dispersion",),
+    "legal": ("mmlu_professional_law_dispersion",),
+}
+_RUN = """\
+#!/usr/bin/env bash
+# Evaluates the short list of @MANIFEST@ with lm-eval, one checkpoint after the other.
+# Arguments go to lm-eval: bash run.sh --device cuda:0 --limit 100
+# SHARD=2 SHARDS=8 bash run.sh takes every eighth checkpoint from the third on. As an array of Slurm:
+#   sbatch --array=0-@LAST@ --gres=gpu:1 --wrap 'SHARD=$SLURM_ARRAY_TASK_ID SHARDS=@COUNT@ bash run.sh'
+# LM_EVAL names another lm_eval.
+# Checkpoints with results are not evaluated again. Exit status: 0 all evaluated, 1 some failed.
+set -u
+cd "$(dirname "${BASH_SOURCE[0]}")" || exit 1
+read -r -a lm_eval <<<"${LM_EVAL:-lm_eval}"
+if ! command -v "${lm_eval[0]}" > /dev/null; then
+  echo "lm-eval (${lm_eval[0]}) is not installed; run: pip install 'lmeval-dispersion[models]'" >&2
+  exit 1
+fi
+tasks=()
+if ! dispersion enable --status 2>/dev/null | grep -q "^enabled"; then
+  folder=$(dispersion enable --path) && tasks=(--include_path "$folder")
+fi
+shard=${SHARD:-0} shards=${SHARDS:-1} number=0 failed=()
+for config in models/*.yaml; do
+  turn=$((number % shards))
+  number=$((number + 1))
+  [ "$turn" -eq "$shard" ] || continue
+  name=$(basename "$config" .yaml)
+  if [ -n "$(find "results/$name" -name 'results_*.json' 2>/dev/null | head -n 1)" ]; then
+    echo "$name: has results" >&2
+    continue
+  fi
+  echo "$name: evaluating" >&2
+  "${lm_eval[@]}" run --config "$config" ${tasks[@]+"${tasks[@]}"} "$@" || failed+=("$name")
+done
+if [ ${#failed[@]} -gt 0 ]; then
+  echo "not evaluated: ${failed[*]}; run the same command again" >&2
+  exit 1
+fi
+echo "next: dispersion verify @MANIFEST@ results" >&2
+"""
+
+
+def check_emit(folder: Path, tasks: str | None, domain: str, targets: Sequence[Target]) -> tuple[str, ...]:
+    """Check, before anything is screened, that a short list can be written for lm-eval; its tasks."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(
+            f"expected --emit to name a new or empty folder, got {folder}, which is neither; name another"
+        )
+    chosen = (
+        TASKS.get(domain.partition(":")[0], ())
+        if tasks is None
+        else tuple(t.strip() for t in tasks.split(",") if t.strip())
+    )
+    if not chosen:
+        known = ", ".join(f"{name} {', '.join(names)}" for name, names in TASKS.items())
+        raise UsageError(
+            f"expected --tasks NAME,NAME with --emit for the domain {domain}, got none; "
+            f"tasks are known for {known}"
+        )
+    far = [target.repo for target in targets if "://" in target.repo]
+    if far:
+        raise UsageError(
+            f"expected repositories and folders with --emit, got {far[0]}"
+            f"{f' and {len(far) - 1} more' if len(far) > 1 else ''}, which lm-eval cannot read; copy them to "
+            "a folder first, or leave --emit out"
+        )
+    return chosen
+
+
+def emit(
+    folder: Path, head: Mapping[str, Any], chosen: Shortlist, *, tasks: tuple[str, ...], command: str
+) -> Path:
+    """Write the folder; returns the manifest's path.
+
+    ``models/001-NAME.yaml`` are lm-eval's configurations (``lm_eval run --config``), each pinned to the
+    commit that was screened; ``run.sh`` runs them, ``manifest.json`` comes last.
+    """
+    members = chosen.chosen
+    width, count = max(3, len(str(len(members)))), len(members)
+    files: dict[str, str] = {}
+    for number, c in enumerate(members, start=1):
+        name = f"{number:0{width}d}-{_file_name(c)}"
+        config = yaml.safe_dump(_config(c, tasks, f"results/{name}"), sort_keys=False, allow_unicode=True)
+        files[f"models/{name}.yaml"] = f"# {_reason(c, chosen)}\n{config}"
+    script = _RUN.replace("@MANIFEST@", FILE)
+    files["run.sh"] = script.replace("@LAST@", str(max(count - 1, 0))).replace("@COUNT@", str(count))
+    content = manifest_dict(head, chosen, tasks=tasks, command=command)
+    files[FILE] = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    try:
+        (folder / "models").mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+            if name.endswith(".sh"):
+                (folder / name).chmod(0o755)
+    except OSError as error:
+        raise DispersionError(
+            f"could not write {folder}: {error.strerror or error}; free some space or name another --emit"
+        ) from error
+    return folder / FILE
+
+
+def _config(c: Screened, tasks: Sequence[str], output: str) -> dict[str, Any]:
+    """lm-eval's configuration of one checkpoint."""
+    arguments = {"pretrained": _place(c)}
+    if c.revision is not None:
+        arguments["revision"] = c.revision
+    if c.file.endswith(".gguf"):
+        arguments["gguf_file"] = c.file
+    return {
+        "model": "hf",
+        "model_args": arguments,
+        "tasks": list(tasks),
+        "batch_size": "auto",
+        "output_path": output,
+    }
+
+
+def _reason(c: Screened, chosen: Shortlist) -> str:
+    why = {"rank": "among the best", "tied": "tied with the last of the best", "audit": "drawn at random"}
+    # One line whatever a folder is called: it stands as a comment.
+    name = " ".join(c.label.split())
+    return f"{name}: rank {c.rank} of {c.family}, {c.scale}; {why[chosen.why(c) or 'rank']}"
+
+
+def _file_name(c: Screened) -> str:
+    parts = [Path(c.repo).name if c.revision is None else c.repo, c.target.revision, c.target.file]
+    return re.sub(r"[^\w.-]+", "_", "-".join(part for part in parts if part))[-100:].strip("._-") or "model"
+
+
+def _place(c: Screened) -> str:
+    """The repository, or the whole path of a folder: results are read somewhere else."""
+    is_folder = c.revision is None and "://" not in c.repo
+    return str(Path(c.repo).resolve()) if is_folder else c.repo
+
+
+def manifest_dict(
+    head: Mapping[str, Any], chosen: Shortlist, *, tasks: tuple[str, ...], command: str
+) -> dict[str, Any]:
+    """The manifest as plain values."""
+    return {
+        "schema": SCHEMA,
+        "version": __version__,
+        "command": command,
+        **{name: head[name] for name in ("domain", "reference", "metric")},
+        "tasks": list(tasks),
+        **chosen.to_dict(),
+        "candidates": [
+            {
+                "repo": _place(c),
+                "requested_revision": c.target.revision,
+                "revision": c.revision,
+                "file": c.target.file,
+                "family": c.family,
+                "scale": c.scale,
+                "rank": c.rank,
+                "chosen": chosen.why(c),
+                "inclusion_probability": chosen.probability(c),
+                "G": c.gaps[head["metric"]].mean,
+                "ratio": None if c.ratio is None else c.ratio.mean,
+            }
+            for choice in chosen.groups
+            for c in choice.group.checkpoints
+        ],
+        "failed": [
+            {name: failure[name] for name in ("repo", "revision", "error", "message")}
+            for failure in head["failed"]
+        ],
+    }
+
+
+# --- read again -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -29,38 +207,20 @@ class Candidate:
     """One checkpoint of the screening.
 
     Attributes:
-        repo: Repository, or the folder.
-        requested_revision: As asked for; None for the default branch or a folder.
+        target: What results are matched to: as it was asked for.
         revision: The commit that was read; None for a folder.
-        file: The GGUF file that was asked for; None for the checkpoint's own weights.
         group: Family and scale.
-        rank: In the group, by G.
         chosen: ``rank``, ``tied`` or ``audit``; None where it was not to be evaluated.
-        probability: With which it was to be evaluated, in [0, 1].
         G: Of the metric that ranked.
         ratio: The other figure; None where it is not known.
     """
 
-    repo: str
-    requested_revision: str | None
+    target: Target
     revision: str | None
-    file: str | None
     group: tuple[str, str]
-    rank: int
     chosen: str | None
-    probability: float
     G: float
     ratio: float | None = None
-
-    @property
-    def label(self) -> str:
-        """``repo``, ``repo@revision`` or ``repo:file``, as it was asked for."""
-        return label(self.repo, self.requested_revision, self.file)
-
-    @property
-    def target(self) -> Target:
-        """The target that results are matched to."""
-        return Target(self.repo, self.requested_revision, local=self.revision is None, file=self.file)
 
 
 @dataclass(frozen=True)
@@ -84,64 +244,21 @@ class Manifest:
     place: str
 
 
-def manifest_dict(
-    head: Mapping[str, Any], chosen: Shortlist, *, tasks: tuple[str, ...], command: str
-) -> dict[str, Any]:
-    """The manifest as plain values."""
-    return {
-        "schema": SCHEMA,
-        "version": __version__,
-        "command": command,
-        **{name: head[name] for name in ("domain", "reference", "metric")},
-        "tasks": list(tasks),
-        **chosen.to_dict(),
-        "candidates": [
-            {
-                "repo": _place(c),
-                "requested_revision": c.requested_revision,
-                "revision": c.revision,
-                "file": c.file,
-                "family": c.family,
-                "scale": c.scale,
-                "rank": c.rank,
-                "chosen": chosen.why(c),
-                "inclusion_probability": chosen.probability(c),
-                "G": c.gaps[head["metric"]].mean,
-                "ratio": None if c.ratio is None else c.ratio.mean,
-            }
-            for choice in chosen.groups
-            for c in choice.group.checkpoints
-        ],
-        "failed": [
-            {name: failure[name] for name in ("repo", "revision", "error", "message")}
-            for failure in head["failed"]
-        ],
-    }
-
-
-def _place(checkpoint: Screened) -> str:
-    """The repository, or the whole path of a folder: results are read somewhere else."""
-    is_folder = checkpoint.revision is None and "://" not in checkpoint.repo
-    return str(Path(checkpoint.repo).resolve()) if is_folder else checkpoint.repo
-
-
 def read_manifest(path: Path) -> Manifest:
     """The manifest in a file, or in the folder that ``--emit`` wrote."""
     file = path / FILE if path.is_dir() else path
+    hint = "`screen-checkpoints … --shortlist K --emit FOLDER` writes one"
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(
-            f"{file}: expected the manifest of a short list, got {error.strerror or error}; "
-            "`screen-checkpoints … --shortlist K --emit FOLDER` writes one"
-        ) from error
+        why = error.strerror or error
+        raise UsageError(f"{file}: expected the manifest of a short list, got {why}; {hint}") from error
     except ValueError as error:
         raise UsageError(f"{file}: expected the manifest of a short list as JSON, got: {error}") from error
     schema = content.get("schema") if isinstance(content, dict) else None
     if schema not in _READ:
         raise UsageError(
-            f"{file}: expected a manifest with the schema {SCHEMA}, got {schema or 'other JSON'}; "
-            "`screen-checkpoints … --shortlist K --emit FOLDER` writes one"
+            f"{file}: expected a manifest with the schema {SCHEMA}, got {schema or 'other JSON'}; {hint}"
         )
     return manifest_of(content, str(file))
 
@@ -149,13 +266,12 @@ def read_manifest(path: Path) -> Manifest:
 def manifest_of(content: Mapping[str, Any], place: str) -> Manifest:
     """The manifest in plain values."""
     try:
-        candidates = tuple(_candidate(entry) for entry in content["candidates"])
         manifest = Manifest(
             str(content["domain"]),
             str(content["metric"]),
             int(content["k"]),
             int(content["audit_sample"]),
-            candidates,
+            tuple(_candidate(entry) for entry in content["candidates"]),
             place,
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -163,28 +279,22 @@ def manifest_of(content: Mapping[str, Any], place: str) -> Manifest:
             f"{place}: expected a whole manifest, and {type(error).__name__} {error} says that a part is "
             "missing or of another type; write it anew with --emit"
         ) from error
-    if not candidates:
+    if not manifest.candidates:
         raise UsageError(f"{place}: expected at least one candidate, got none; screen checkpoints first")
     return manifest
 
 
 def _candidate(entry: Mapping[str, Any]) -> Candidate:
-    chosen, probability = entry["chosen"], float(entry["inclusion_probability"])
-    if chosen not in ("rank", "tied", "audit", None) or not 0 <= probability <= 1:
-        raise ValueError(f"in chosen {chosen!r} or inclusion_probability {probability}")
     figures = entry.get("scores", entry)  # version 1 had more figures beside G
     gap, ratio = float(figures["G"]), figures.get("ratio")
-    if not math.isfinite(gap):
-        raise ValueError("in a G that is not finite")
+    if entry["chosen"] not in ("rank", "tied", "audit", None) or not math.isfinite(gap):
+        raise ValueError(f"in chosen {entry['chosen']!r} or G {gap}")
+    revision = entry["revision"]
     return Candidate(
-        str(entry["repo"]),
-        entry["requested_revision"],
-        entry["revision"],
-        entry["file"],
+        Target(str(entry["repo"]), entry["requested_revision"], local=revision is None, file=entry["file"]),
+        revision,
         (str(entry["family"]), str(entry["scale"])),
-        int(entry["rank"]),
-        chosen,
-        probability,
+        entry["chosen"],
         gap,
         None if ratio is None else float(ratio),
     )

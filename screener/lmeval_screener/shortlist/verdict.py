@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.report import Chart, Col, Report, Table
+from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.statistics import normal_point
-from lmeval_screener.accuracies import Rated, find_accuracies
-from lmeval_screener.agreement import Agreement, agreement
+from lmeval_screener.accuracies import Agreement, Rated, agreement, find_accuracies
+from lmeval_screener.ranking import holm
 from lmeval_screener.shortlist.estimates import GroupResults, decision_accuracy, missed
 from lmeval_screener.shortlist.manifest import Candidate, Manifest
 from lmeval_screener.targets import labelled
@@ -33,7 +33,7 @@ USEFUL = 2 / 3  # decision accuracy that results should be enough to show
 class GroupVerdict:
     """One group, or all of them; None where a figure is not defined.
 
-    Its last fields are those of `Missed`, where a group has results on its list.
+    Its last fields are those of `missed`, where a group has results on its list.
 
     Attributes:
         group: Family and scale; ``all groups`` for all groups together.
@@ -154,22 +154,6 @@ class Verdict(Report):
     def _lines(self) -> tuple[GroupVerdict, ...]:
         return (*self.groups, self.overall) if len(self.groups) > 1 else self.groups
 
-    def charts(self) -> Mapping[str, Chart]:
-        """Share of pairs in the right order, a dot a group with its interval."""
-        values = [
-            {"group": line.group, "share": line.right, "low": line.low, "high": line.high}
-            for line in self._lines()
-            if line.right is not None
-        ]
-        return {
-            "groups": Chart(
-                _chart(values),
-                "Share of pairs in the right order",
-                "One dot a group with its 95% interval; a half is chance.",
-                name="decisions",
-            )
-        }
-
     def context(self) -> Mapping[str, Any]:
         """Further values for the sentences."""
         known = [line for line in self.groups if line.best is not None and line.others]
@@ -188,33 +172,28 @@ def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = 
     """The verdict on a short list."""
     values, meaning = _results(manifest, sources)
     candidates = manifest.candidates
-    places = {
-        c.group: [i for i, group_results in enumerate(candidates) if group_results.group == c.group]
-        for c in candidates
+    groups = [" · ".join(c.group) for c in candidates]
+    results = {
+        name: _group(candidates, values, [i for i, group in enumerate(groups) if group == name])
+        for name in dict.fromkeys(groups)
     }
-    names = {group: " · ".join(group) for group in places}
-    results = {group: _group(candidates, values, members) for group, members in places.items()}
-    lines = agreement([c.G for c in candidates], values.tolist(), [names[c.group] for c in candidates])
-    of_group = {line.group: line for line in lines if line.scope == "group"}
-    groups = _holm(
-        [group_verdict(names[g], [group_results], of_group[names[g]]) for g, group_results in results.items()]
-    )
+    lines = agreement([c.G for c in candidates], values.tolist(), groups)
+    verdicts = [_verdict(line.group, [results[line.group]], line) for line in lines if line.scope == "group"]
+    separate = holm({i: verdict.p for i, verdict in enumerate(verdicts) if verdict.p is not None})
     whole = next((line for line in lines if line.scope == "within groups"), lines[0])
-    overall = group_verdict("all groups", list(results.values()), whole)
-    compared = [group_results for group_results in results.values() if group_results.second is not None]
+    overall = _verdict("all groups", list(results.values()), whole)
+    asked = labelled([c.target for c in candidates])
     return Verdict(
         domain=manifest.domain,
         metric=manifest.metric,
         outcome=overall.outcome,
-        groups=tuple(groups),
+        groups=tuple(replace(verdict, separate=i in separate) for i, verdict in enumerate(verdicts)),
         overall=overall,
-        figures=_figures(compared),
+        figures=_figures([group for group in results.values() if group.second is not None]),
         results=tuple(meaning),
         without=tuple(
-            item.label
-            for c, item, value in zip(
-                candidates, labelled([c.target for c in candidates]), values, strict=True
-            )
+            target.label
+            for c, target, value in zip(candidates, asked, values, strict=True)
             if c.chosen and math.isnan(value)
         ),
         hours_per_model=hours,
@@ -224,24 +203,25 @@ def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = 
     )
 
 
-def _group(candidates: Sequence[Candidate], values: np.ndarray, places: Sequence[int]) -> GroupResults:
+def _group(candidates: Sequence[Candidate], values: np.ndarray, places: list[int]) -> GroupResults:
     members = [candidates[i] for i in places]
     ratios = [c.ratio for c in members if c.ratio is not None]
     return GroupResults(
         np.array([c.G for c in members]),
-        values[list(places)],
+        values[places],
         np.array([c.chosen in ("rank", "tied") for c in members]),
         np.array([c.chosen == "audit" for c in members]),
         np.array(ratios) if len(ratios) == len(members) else None,
     )
 
 
-def group_verdict(name: str, results: Sequence[GroupResults], line: Agreement) -> GroupVerdict:
+def _verdict(name: str, results: Sequence[GroupResults], line: Agreement) -> GroupVerdict:
     """The verdict on groups that are compared only inside each, or on one of them."""
     compared = [group for group in results if len(group.gaps) > 1]
     right, low, high = map(_defined, decision_accuracy([replace(group, second=None) for group in results]))
     stands_for_all = bool(compared) and all(group.stands_for_all for group in compared)
-    verdict = GroupVerdict(
+    outside: dict[str, Any] = missed(results[0]) if len(results) == 1 else {}
+    return GroupVerdict(
         group=name,
         outcome=_outcome(line, high, stands_for_all),
         results=sum(int(group.known.sum()) for group in results),
@@ -255,9 +235,8 @@ def group_verdict(name: str, results: Sequence[GroupResults], line: Agreement) -
         audited=sum(int(group.audited.sum()) for group in results),
         stands_for_all=stands_for_all,
         reason=line.reason,
+        **outside,
     )
-    outside = missed(results[0]) if len(results) == 1 else None
-    return verdict if outside is None else replace(verdict, **outside._asdict())
 
 
 def _outcome(line: Agreement, high: float | None, stands_for_all: bool) -> Outcome:
@@ -281,17 +260,6 @@ def _figures(results: Sequence[GroupResults]) -> tuple[FigureVerdict, ...]:
     return tuple(lines)
 
 
-def _holm(groups: Sequence[GroupVerdict]) -> list[GroupVerdict]:
-    """The groups, with those that Holm's procedure distinguishes from chance."""
-    order = sorted((line.p, i) for i, line in enumerate(groups) if line.p is not None)
-    apart: set[int] = set()
-    for done, (p, i) in enumerate(order):
-        if p > LEVEL / (len(order) - done):
-            break
-        apart.add(i)
-    return [replace(line, separate=i in apart) for i, line in enumerate(groups)]
-
-
 def enough_results(share: float) -> int:
     """Results of one group with which a true decision accuracy is found in four of five cases.
 
@@ -307,16 +275,13 @@ def enough_results(share: float) -> int:
 def _results(manifest: Manifest, sources: Sequence[str]) -> tuple[np.ndarray, list[str]]:
     """The accuracy of every candidate, NaN for none, and what the sources are."""
     targets = [c.target for c in manifest.candidates]
-    commits: dict[tuple[str, str | None], list[Candidate]] = {}
-    for c in manifest.candidates:
-        if c.revision is not None:
-            commits.setdefault((c.repo, c.revision), []).append(c)
-    values = np.full(len(targets), math.nan)
-    places: dict[int, str] = {}
+    values, places = np.full(len(targets), math.nan), dict[int, str]()
     meanings = []
     for source in sources:
         accuracies = find_accuracies(source, targets)
-        accuracies = replace(accuracies, rated=tuple(_by_name(rated, commits) for rated in accuracies.rated))
+        accuracies = replace(
+            accuracies, rated=tuple(_by_name(rated, manifest.candidates) for rated in accuracies.rated)
+        )
         accuracies.check(targets)
         meanings.append(accuracies.meaning)
         for i, target in enumerate(accuracies.of(targets)):
@@ -331,36 +296,14 @@ def _results(manifest: Manifest, sources: Sequence[str]) -> tuple[np.ndarray, li
     return values, meanings
 
 
-def _by_name(rated: Rated, commits: Mapping[tuple[str, str | None], Sequence[Candidate]]) -> Rated:
+def _by_name(rated: Rated, candidates: Sequence[Candidate]) -> Rated:
     """A result that names the commit that was screened, under the revision and file that were asked for."""
-    candidates = commits.get((rated.name, rated.revision), ())
-    if rated.file is not None:
-        candidates = [c for c in candidates if c.file and c.file.lower() in rated.file.lower()]
-    return replace(rated, name=candidates[0].label, revision=None) if candidates else rated
+    for c in candidates if rated.revision is not None else ():
+        same_file = rated.file is None or (c.target.file and c.target.file.lower() in rated.file.lower())
+        if (c.target.repo, c.revision) == (rated.name, rated.revision) and same_file:
+            return replace(rated, name=c.target.label, revision=None)
+    return rated
 
 
 def _defined(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
-
-
-def _chart(values: list[dict[str, Any]]) -> dict[str, Any]:
-    share = {"field": "share", "type": "quantitative", "title": "pairs in the right order"}
-    group = {"field": "group", "type": "nominal", "sort": None, "title": None}
-    interval = {"x": {"field": "low", "type": "quantitative"}, "x2": {"field": "high"}}
-    return {
-        "data": {"values": values},
-        "height": max(60, 26 * len(values)),
-        "encoding": {"y": group},
-        "layer": [
-            {
-                "mark": {"type": "rule", "strokeDash": [4, 4], "color": "var(--axis)"},
-                "data": {"values": [{"chance": 0.5}]},
-                "encoding": {"x": {"field": "chance", "type": "quantitative"}, "y": None},
-            },
-            {"mark": {"type": "rule", "strokeWidth": 2, "color": "var(--axis)"}, "encoding": interval},
-            {
-                "mark": {"type": "point", "filled": True, "size": 80},
-                "encoding": {"x": share | {"scale": {"domain": [0, 1]}}},
-            },
-        ],
-    }

@@ -1,7 +1,7 @@
 """Which checkpoints are meant: lists of the Hub, lists in files, families, the demo.
 
 A list of repositories brings commit, file names, parameters and gating of up to 1,000 of them in one request,
-so that none of them costs an API call of its own. It says no sizes: they come from where the files lie.
+so that one whose commit is cached costs no request at all, and one without weights or rights neither.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.paths import data_folder
+from lmeval_screener.checkpoints import Meter
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets import Target, parse_target, parse_targets
+from lmeval_screener.targets import Listed, Target, matching_paths, parse_target, parse_targets
 from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
 
 if TYPE_CHECKING:
     import datetime
 
     from lmeval_screener.checkpoints.hub import Hub
-    from lmeval_screener.checkpoints.hub_responses import RepoSummary
     from lmeval_screener.checkpoints.limits import Allowance
 
 # The command's help needs this module's options at once: what else it takes is imported where it is used.
@@ -47,14 +47,12 @@ class Query:
 
     Attributes:
         author: Organisation or user.
-        search: Part of the name.
         tags: Tags that all have.
         collection: ``OWNER/SLUG`` in place of all others.
         pattern: Glob that the name without its author has to match.
     """
 
     author: str | None = None
-    search: str | None = None
     tags: tuple[str, ...] = ()
     collection: str | None = None
     pattern: str | None = None
@@ -65,7 +63,6 @@ class Query:
         if self.collection:
             return f"collection {self.collection}"
         parts = [f"{self.author}/{self.pattern or '*'}"] if self.author else []
-        parts += [f"search {self.search!r}"] if self.search else []
         return ", ".join([*parts, *(f"tag {tag}" for tag in self.tags)])
 
     def address(self, size: int) -> str:
@@ -76,7 +73,6 @@ class Query:
             return f"/api/collections/{quote(self.collection)}"
         asked: list[tuple[str, str]] = []
         asked += [("author", self.author)] if self.author else []
-        asked += [("search", self.search)] if self.search else []
         asked += [("filter", tag) for tag in self.tags]
         asked += [("sort", "lastModified"), ("limit", str(size)), *(("expand", name) for name in _EXPAND)]
         return f"/api/models?{urlencode(asked)}"
@@ -110,22 +106,20 @@ class Selected:
         targets: Checkpoints, each one once, in the order in which they were named and listed.
         listed: Repositories that the lists held.
         skipped: Why some are no target, and how many.
-        requests: Requests that the lists took.
-        bytes_read: Bytes that came with them.
+        meter: What the lists cost.
     """
 
     targets: list[Target]
     listed: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-    requests: int = 0
-    bytes_read: int = 0
+    meter: Meter = field(default_factory=Meter)
 
     @property
     def sentence(self) -> str:
         """How many were selected and why others were not; empty where no list was asked for."""
         if not self.listed:
             return ""
-        chosen = sum(target.listing is not None for target in self.targets)
+        chosen = sum(target.listed is not None for target in self.targets)
         left_out = ", ".join(f"{count} {why}" for why, count in self.skipped.items())
         return f"{self.listed} repositories listed, {chosen} taken with their commits" + (
             f"; left out: {left_out}" if left_out else ""
@@ -141,7 +135,6 @@ def add_selection_options(parser: argparse._ActionsContainer) -> None:
         metavar="NAME",
         help="all models of an organisation or user (default: none)",
     )
-    parser.add_argument("--search", metavar="TEXT", help="models with TEXT in their name (default: none)")
     parser.add_argument(
         "--tag",
         action="append",
@@ -198,11 +191,11 @@ def selection_of(args: argparse.Namespace) -> Selection:
                 example = "ORG" if form is _AUTHOR else "OWNER/SLUG" if "coll" in option else "ORG/NAME"
                 raise UsageError(f"expected {option} such as {example}, got {value!r}; copy it from its page")
     queries = [
-        Query(author, args.search, (*tags, *(f"base_model:finetune:{base}" for base in bases)))
+        Query(author, (*tags, *(f"base_model:finetune:{base}" for base in bases)))
         for author in args.author or [None]
         for bases in [[base] for base in args.base_model] or [[]]
     ]
-    if not (args.author or args.search or tags or args.base_model):
+    if not (args.author or tags or args.base_model):
         queries = []
     queries += [Query(collection=slug) for slug in args.collection]
     since = None
@@ -267,7 +260,7 @@ def select_targets(
         if selection.since is not None or selection.limit is not None:
             raise UsageError(
                 "expected something to list with --since and --limit, got names only; add --author, "
-                "--search, --tag, --base-model, --collection or ORG/*"
+                "--tag, --base-model, --collection or ORG/*"
             )
         return Selected(parse_targets(named, tokenizer))
     import asyncio
@@ -277,28 +270,27 @@ def select_targets(
     async def work() -> Selected:
         async with Hub(allowance=allowance) as hub:
             selected = await _gathered(hub, parts, selection, tokenizer)
-            selected.requests, selected.bytes_read = hub.meter.requests, hub.meter.bytes_read
+            selected.meter = hub.meter
             return selected
 
     return asyncio.run(work())
 
 
 def query_of(text: str) -> Query | None:
-    """The query that ``ORG/*`` stands for; None for another text.
+    """The query that ``ORG/*`` stands for; None for another text, and where it matches on disk.
 
     >>> query_of("Qwen/Qwen2.5-*").words, query_of("Qwen/Qwen2.5-7B")
     ('Qwen/Qwen2.5-*', None)
     """
-    author, slash, pattern = text.removeprefix("hf://").removeprefix("models/").partition("/")
-    if slash and "*" in pattern and "/" not in pattern and "@" not in pattern and _AUTHOR.fullmatch(author):
-        return Query(author, pattern=None if pattern == "*" else pattern)
-    return None
+    author, _, pattern = text.removeprefix("hf://").removeprefix("models/").partition("/")
+    if "*" not in pattern or "/" in pattern or "@" in pattern or not _AUTHOR.fullmatch(author):
+        return None
+    return None if matching_paths(text) else Query(author, pattern=None if pattern == "*" else pattern)
 
 
 async def _gathered(
     hub: Hub, parts: Sequence[str | Query], selection: Selection, tokenizer: str | None
 ) -> Selected:
-
     selected = Selected([])
     chosen: dict[Target, Target] = {}
     taken = 0
@@ -322,15 +314,31 @@ async def _listed(
     """The targets of one query, page by page, as many as are wanted."""
     import fnmatch
 
+    from lmeval_screener.checkpoints.limits import Budget
+
     targets: list[Target] = []
     seen: set[str] = set()
     address: str | None = query.address(PAGE if limit is None else min(limit, PAGE))
+    parse = _parse_collection if query.collection else _parse_page
     while address is not None:
-        page, address = await _page(hub, query, address, selected)
-        for entry in page:
+        budget = Budget(_SECONDS)
+        try:
+            page = hub.page(address, query.words, parse, budget)
+            (entries, others), address = await budget.bounded(page)
+        except ScreeningError as error:
+            if error.code != "RepoNotFound":
+                raise
+            raise UsageError(
+                f"expected something that the Hub lists, got {query.words}: {hub.endpoint} has no such list, "
+                "or it is private; check the name, or log in (hf auth login, or set HF_TOKEN)"
+            ) from None
+        if others:
+            selected.skipped["no models"] += others
+        for entry in entries:
             if since is not None and entry.changed and entry.changed < since.isoformat():
                 if not query.collection:
-                    return _not_nothing(query, targets, seen)
+                    address = None  # the others changed earlier still
+                    break
                 selected.skipped["changed before"] += 1
                 continue
             if entry.repo in seen:
@@ -339,51 +347,60 @@ async def _listed(
             if query.pattern and not fnmatch.fnmatchcase(entry.repo.partition("/")[2], query.pattern):
                 continue
             selected.listed += 1
-            if entry.listing is None and not query.collection:
+            if entry.listed is None and not query.collection:
                 selected.skipped["empty"] += 1
-            elif entry.listing is not None and not has_weights(entry.listing.files):
+            elif entry.listed is not None and not has_weights(entry.listed.files):
                 selected.skipped["without weights"] += 1
             else:
-                targets.append(Target(entry.repo, listing=entry.listing))
+                targets.append(Target(entry.repo, listed=entry.listed))
             if len(targets) == limit:
                 return targets
-    return _not_nothing(query, targets, seen)
-
-
-async def _page(
-    hub: Hub, query: Query, address: str, selected: Selected
-) -> tuple[list[RepoSummary], str | None]:
-    from lmeval_screener.checkpoints.hub_responses import parse_collection, parse_page
-    from lmeval_screener.checkpoints.limits import Budget
-
-    budget = Budget(_SECONDS)
-    try:
-        if not query.collection:
-            return await budget.bounded(hub.page(address, query.words, parse_page, budget))
-        (models, others), _ = await budget.bounded(hub.page(address, query.words, parse_collection, budget))
-    except ScreeningError as error:
-        if error.code != "RepoNotFound":
-            raise
-        raise UsageError(
-            f"expected something that the Hub lists, got {query.words}: {hub.endpoint} has no such list, or "
-            "it is private; check the name, or log in (hf auth login, or set HF_TOKEN)"
-        ) from None
-    if others:
-        selected.skipped["no models"] += others
-    return models, None
-
-
-def has_weights(files: Iterable[str]) -> bool:
-    """Whether a file of a repository may hold weights: of a model or of an adapter."""
-    return any(path.endswith(_WEIGHTS) and path.rpartition("/")[2] not in _NO_WEIGHTS for path in files)
-
-
-def _not_nothing(query: Query, targets: list[Target], seen: set[str]) -> list[Target]:
     if not seen:
         raise UsageError(
             f"expected models of {query.words} on the Hub, got none; check the spelling and --since"
         )
     return targets
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One repository of a list."""
+
+    repo: str
+    changed: str
+    listed: Listed | None
+
+
+def _parse_page(page: Any) -> tuple[list[_Entry], int]:
+    """Repositories from one page of ``/api/models?expand=sha&expand=siblings&…``; none is something else."""
+    from lmeval_screener.checkpoints.hub import items, parse_listing, text
+
+    entries = []
+    for info in items(page):
+        listed = None
+        # A repository without a commit is empty, and listed nevertheless.
+        if info.get("sha") and info.get("siblings") is not None:
+            files = parse_listing(info)
+            is_gated = info.get("gated") not in (None, False)
+            listed = Listed(files.commit, tuple(files.files), files.parameters, is_gated)
+        entries.append(_Entry(text(info["id"]), info.get("lastModified") or "", listed))
+    return entries, 0
+
+
+def _parse_collection(collection: Any) -> tuple[list[_Entry], int]:
+    """Models of ``/api/collections/{slug}``, and how many of its items are none."""
+    from lmeval_screener.checkpoints.hub import items, text
+
+    entries = items(collection["items"])
+    models = [item for item in entries if item["type"] == "model"]
+    return [_Entry(text(m["id"]), m.get("lastModified") or "", None) for m in models], len(entries) - len(
+        models
+    )
+
+
+def has_weights(files: Iterable[str]) -> bool:
+    """Whether a file of a repository may hold weights: of a model or of an adapter."""
+    return any(path.endswith(_WEIGHTS) and path.rpartition("/")[2] not in _NO_WEIGHTS for path in files)
 
 
 _BUNDLED = Path(__file__).resolve().parent / "families.yaml"
@@ -405,7 +422,7 @@ class _Family:
 
 @dataclass(frozen=True)
 class _File:
-    schema: int
+    schema: Literal[1]
     families: dict[str, _Family]
     notes: Any = None
 

@@ -8,7 +8,6 @@ merges build it, the normaliser changes it) has a row that was never trained, an
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import re
 import unicodedata
@@ -41,12 +40,11 @@ class Vocabulary:
     """Exact piece → row id.
 
     Args:
-        pieces: The model's pieces as the tokenizer file spells them.
+        vocab: The model's pieces as the tokenizer file spells them: mapping to ids, or (piece, score) pairs.
         kind: How a piece spells a leading space and other bytes: ``Ġthe`` (byte-level) or ``▁the``
             (SentencePiece).
-        added: Tokens that the tokenizer cuts out of the text before its model sees it, by their text.
+        added: Tokens that the tokenizer cuts out of the text before its model sees it, as ``added_tokens``.
         individual_digits: The pre-tokenizer splits numbers into digits, whatever the vocabulary holds.
-        digest: sha256 of the file's bytes.
         build: How the model cuts a piece's own spelling up; None where the file does not say.
         normalise: What the normaliser makes of a text.
         always_spaced: A space is put before every word of a text, whether there is one or not.
@@ -54,36 +52,30 @@ class Vocabulary:
 
     def __init__(
         self,
-        pieces: Mapping[str, int],
+        vocab: object,
         kind: Kind,
-        added: Mapping[str, _Added] | None = None,
+        added: object = None,
         individual_digits: bool = False,
-        digest: str = "",
         build: Callable[[str], list[str]] | None = None,
         normalise: Callable[[str], str] = str,
         always_spaced: bool = False,
     ) -> None:
         self.kind = kind
-        self.digest = digest
-        self._pieces = pieces
-        self._added = dict(added or {})
+        self._pieces, self._added = _pieces(vocab), _added_tokens(added)
         self._individual_digits = individual_digits
         self._build, self._normalise, self._always_spaced = build, normalise, always_spaced
         for content, token in self._added.items():
-            if pieces.get(content, token.id) != token.id:
+            if self._pieces.get(content, token.id) != token.id:
                 _refuse(
                     f"the added token {content!r} has id {token.id} and the vocabulary's id "
-                    f"{pieces[content]}; save the tokenizer again"
+                    f"{self._pieces[content]}; save the tokenizer again"
                 )
 
     @classmethod
     def from_file(cls, name: str, content: bytes) -> Vocabulary:
         """The vocabulary in one of ``TOKENIZER_FILES``."""
-        return (
-            cls.from_tokenizer_json(content)
-            if name.endswith("tokenizer.json")
-            else cls.from_vocab_json(content)
-        )
+        whole = name.endswith("tokenizer.json")
+        return cls.from_tokenizer_json(content) if whole else cls.from_vocab_json(content)
 
     @classmethod
     def from_tokenizer_json(cls, content: bytes) -> Vocabulary:
@@ -92,16 +84,14 @@ class Vocabulary:
         model = data.get("model")
         if not isinstance(model, dict):
             _refuse("expected `model` to be a mapping in tokenizer.json")
-        kind = _kind(data)
-        normalizer, parts = data.get("normalizer"), _parts(data, "pre_tokenizer")
+        parts = _parts(data, "pre_tokenizer")
         return cls(
-            _pieces(model.get("vocab")),
-            kind,
-            _added_tokens(data.get("added_tokens")),
+            model.get("vocab"),
+            _kind(data),
+            data.get("added_tokens"),
             any(part.get("type") == "Digits" and part.get("individual_digits") for part in _parts(data)),
-            hashlib.sha256(content).hexdigest(),
             _builder(model),
-            functools.partial(_normalised, _parts({"normalizer": normalizer}, "normalizer")),
+            functools.partial(_normalised, _parts(data, "normalizer")),
             any(part.get("type") == "Metaspace" and _prepends(part) for part in parts),
         )
 
@@ -111,42 +101,22 @@ class Vocabulary:
 
         Such a file doesn't say which kind it is: whichever sign for a space starts more pieces wins.
         """
-        pieces = _pieces(_parsed(content, "vocab.json"))
+        pieces = _parsed(content, "vocab.json")
         spaced = {sign: sum(piece.startswith(sign) for piece in pieces) for sign in "Ġ▁"}
         if not any(spaced.values()):
             _refuse("expected pieces that start with Ġ or ▁ in vocab.json, got none")
-        kind: Kind = "byte-level" if spaced["Ġ"] >= spaced["▁"] else "sentencepiece"
-        return cls(pieces, kind, digest=hashlib.sha256(content).hexdigest())
+        return cls(pieces, "byte-level" if spaced["Ġ"] >= spaced["▁"] else "sentencepiece")
 
     @property
     def size(self) -> int:
         """Rows that the tokenizer names: its last id + 1, added tokens included."""
         return 1 + max((*self._pieces.values(), *(token.id for token in self._added.values())), default=-1)
 
-    @classmethod
-    def from_parts(
-        cls,
-        pieces: Mapping[str, int],
-        kind: Kind,
-        added: list[dict[str, Any]],
-        *,
-        individual_digits: bool,
-        digest: str,
-    ) -> Vocabulary:
-        """The vocabulary of a format that states it piece by piece, such as GGUF."""
-        return cls(
-            _pieces(dict(pieces)),
-            kind,
-            _added_tokens(added),
-            individual_digits=individual_digits,
-            digest=digest,
-        )
-
     def piece(self, text: str) -> str:
         """How this vocabulary spells ``text``, whose leading space (if any) is part of it.
 
-        >>> Vocabulary({}, "byte-level").piece(" the"), Vocabulary({}, "sentencepiece").piece(" the")
-        ('Ġthe', '▁the')
+        >>> Vocabulary({"the": 0}, "byte-level").piece(" the")
+        'Ġthe'
         """
         if self.kind == "sentencepiece":
             return text.replace(" ", "▁")

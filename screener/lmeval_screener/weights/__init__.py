@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints import Snapshot
+from lmeval_screener.checkpoints import Snapshot, content_key
 from lmeval_screener.errors import ScreeningError
 
 #: Bits per element of every dtype that the format knows; sub-byte ones count in bits.
@@ -39,7 +39,7 @@ MAX_HEADER = 100_000_000
 
 
 class Tensor(NamedTuple):
-    """A tensor of one file: its dtype, shape, and absolute byte range ``[begin, end)`` in the file.
+    """A tensor of one file, at its absolute byte range ``[begin, end)``.
 
     Attributes:
         strides: Elements between neighbours, dimension by dimension; None: they lie end to end.
@@ -69,53 +69,52 @@ class Header:
         tensors: Every tensor by name, as stored.
         slices: Offsets of those that torch's distributed checkpoint stored as a slice under the usual name
             (``DCP_SHARDING_INFO``); None where the entry is no list of offsets.
-        architecture: GGUF's ``general.architecture``; None in other formats.
-        tokenizer: Digest of the vocabulary in a GGUF header; None where it has none.
-        vocabulary: That vocabulary as JSON, where the header was just read; None where it is cached.
+        pairs: What else GGUF's header says, as far as it matters here.
     """
 
     tensors: Mapping[str, Tensor]
     slices: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
-    architecture: str | None = None
-    tokenizer: str | None = None
-    vocabulary: bytes | None = None
+    pairs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def parameters(self) -> int:
         """Elements of all tensors together; those that share their bytes count once."""
         return sum({(t.begin, t.end): t.elements for t in self.tensors.values() if t.elements}.values())
 
-    def to_json(self) -> bytes:
-        """All but the vocabulary."""
-        return json.dumps(
-            [list(self.tensors.values()), self.slices, self.architecture, self.tokenizer]
-        ).encode()
 
-    @classmethod
-    def from_json(cls, content: bytes) -> Header:
-        """The header that `to_json` wrote."""
-        tensors, slices, architecture, tokenizer = json.loads(content)
-        stored: list[Tensor] = []
-        for name, dtype, shape, begin, end, strides, entry in tensors:
-            at = None if strides is None else tuple(strides)
-            stored.append(Tensor(name, dtype, tuple(shape), begin, end, at, entry and tuple(entry)))
-        offsets = {name: None if at is None else tuple(at) for name, at in slices.items()}
-        return cls({tensor.name: tensor for tensor in stored}, offsets, architecture, tokenizer)
+class WeightFile:
+    """A file of weights whose header is to be read; what is read of it is kept on disk."""
+
+    def __init__(self, snapshot: Snapshot, path: str) -> None:
+        self.snapshot, self.path = snapshot, path
+        self.what = f"{path} of {snapshot.repo}"
+
+    async def size(self) -> int:
+        """Its bytes."""
+        return await self.snapshot.size(self.path)
+
+    async def read(self, begin: int, end: int) -> bytes:
+        """The bytes ``[begin, end)``."""
+        cache, key = self.snapshot.cache, f"{content_key(self.snapshot, self.path)}[{begin}:{end}]"
+        body = cache.read("headers", key) if cache else None
+        if body is None:
+            (body,) = await self.snapshot.ranges(self.path, [(begin, end)])
+            if cache:
+                cache.write("headers", key, body)
+        return body
 
 
-async def read_header(snapshot: Snapshot, path: str, guess: int = 65_536) -> Header:
+async def read_header(file: WeightFile, guess: int = 65_536) -> Header:
     """Header of a ``.safetensors`` file, in one request if it fits the guess (bytes), else in two."""
-    what = f"{path} of {snapshot.repo}"
-    size = await snapshot.size(path)
+    size = await file.size()
     if size < 10:
-        raise _too_short(what, size)
-    (start,) = await snapshot.ranges(path, [(0, min(guess, size))])
-    length = parse_length(start, size, what)
+        raise _too_short(file.what, size)
+    start = await file.read(0, min(guess, size))
+    length = parse_length(start, size, file.what)
     body = start[8 : 8 + length]
     if len(body) < length:
-        (rest,) = await snapshot.ranges(path, [(len(start), 8 + length)])
-        body += rest
-    return parse_header(body, size, what)
+        body += await file.read(len(start), 8 + length)
+    return parse_header(body, size, file.what)
 
 
 def parse_length(start: bytes, file_size: int, what: str) -> int:

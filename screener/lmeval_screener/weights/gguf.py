@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.tokens.vocabulary import Vocabulary
-from lmeval_screener.weights import Header, Tensor
+from lmeval_screener.tokens.vocabulary import Kind, Vocabulary
+from lmeval_screener.weights import Header, Tensor, WeightFile
 from lmeval_screener.weights.architectures import cannot
 from lmeval_screener.weights.projection import OutputProjection, StoredNorm
 from lmeval_screener.weights.rows import Matrix, WeightFiles
@@ -118,17 +118,6 @@ class _Blocks(Matrix):
         return np.asarray(rows, dtype=np.float32).reshape(-1, self.shape[1])
 
 
-class _GgufFiles(WeightFiles):
-    """The files of a GGUF model."""
-
-    async def parse(self, file: str, guess: int) -> Header:
-        """See `WeightFiles.parse`; the vocabulary is kept by its digest, as several files may have it."""
-        header = await _Walk(self.snapshot, file, await self.snapshot.size(file)).header()
-        if self.snapshot.cache and header.tokenizer and header.vocabulary:
-            self.snapshot.cache.write("vocabularies", header.tokenizer, header.vocabulary)
-        return header
-
-
 @dataclass(frozen=True)
 class GgufModel:
     """A model stored as GGUF, in one file or in parts.
@@ -136,24 +125,34 @@ class GgufModel:
     Attributes:
         projection: Its output projection.
         tokenizer: Digest of its vocabulary; two files of one tokenizer have the same.
-        files: The files, of which ``vocabulary_file`` holds the vocabulary.
-        vocabulary_file: That file.
+        pairs: What the header says of the vocabulary.
     """
 
     projection: OutputProjection
     tokenizer: str
-    files: WeightFiles
-    vocabulary_file: str
+    pairs: Mapping[str, Any]
 
     async def vocabulary(self) -> Vocabulary:
-        """Its vocabulary."""
-        cache = self.files.snapshot.cache
-        content = (await self.files.header(self.vocabulary_file)).vocabulary
-        if content is None and cache is not None:
-            content = cache.read("vocabularies", self.tokenizer)
-        if content is None:
-            content = (await self.files.parse(self.vocabulary_file, 0)).vocabulary or b"{}"
-        return _vocabulary(json.loads(content), self.tokenizer)
+        """The vocabulary."""
+        kinds = {"gpt2": "byte-level", "llama": "sentencepiece", "t5": "sentencepiece"}
+        if self.pairs["model"] not in kinds:
+            raise ScreeningError(
+                "BadTokenizer",
+                f"expected a GGUF vocabulary of {', '.join(kinds)}, got {self.pairs['model']!r}, whose "
+                "pieces do not spell their leading space",
+            )
+        tokens = self.pairs["tokens"]
+        pieces: dict[str, int] = {}
+        added = []
+        for row, (token, role) in enumerate(
+            zip(tokens, self.pairs["types"] or [1] * len(tokens), strict=True)
+        ):
+            if role in (_CONTROL, _USER):
+                added.append({"content": token, "id": row, "special": role == _CONTROL})
+            elif role not in (_UNUSED, _BYTE):
+                pieces.setdefault(token, row)
+        kind: Kind = "byte-level" if self.pairs["model"] == "gpt2" else "sentencepiece"
+        return Vocabulary(pieces, kind, added, individual_digits=self.pairs["pre"] in _SINGLE_DIGITS)
 
 
 def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[str, ...]:
@@ -196,8 +195,8 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
 
 async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
     """Where a GGUF model keeps its output projection and its vocabulary."""
-    files = _GgufFiles(snapshot)
-    headers = {name: await files.header(name) for name in names}
+    files = {name: WeightFile(snapshot, name) for name in names}
+    headers = {name: await _Walk(file, await file.size()).header() for name, file in files.items()}
     places = {tensor: name for name, header in headers.items() for tensor in header.tensors}
     what = f"{names[0]} of {snapshot.repo}"
     if len(places) != sum(len(header.tensors) for header in headers.values()):
@@ -218,9 +217,11 @@ async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
             f"{head} of {what} is no matrix of weights: {tensor.dtype} of shape {tensor.shape}",
             "check what the file is",
         )
-    holder = next((name for name, header in headers.items() if header.tokenizer), None)
-    if holder is None:
+    holders = [h.pairs for h in headers.values() if "tokenizer.ggml.tokens" in h.pairs]
+    if not holders:
         raise ScreeningError("BadTokenizer", f"expected the vocabulary in {what}, which has none")
+    vocabulary = _vocabulary_pairs(holders[0], what)
+    digest = hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
     plain, shape = tensor.dtype in _PLAIN, (tensor.shape[0], tensor.shape[1])
     quantised = f"quantised: {head} is stored as {tensor.dtype}; G is that of the dequantised rows"
     projection = OutputProjection(
@@ -231,15 +232,16 @@ async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
         tied=head != "output.weight",
         parameters=sum(t.elements for header in headers.values() for t in header.tensors.values()),
         warnings=() if plain else (quantised,),
-        norm=_final_norm(files, headers, places),
+        norm=_final_norm(snapshot, headers, places),
     )
-    return GgufModel(projection, headers[holder].tokenizer or "", files, holder)
+    return GgufModel(projection, f"sha256:{digest}", vocabulary)
 
 
-def _final_norm(files: WeightFiles, headers: Mapping[str, Header], places: Mapping[str, str]) -> StoredNorm:
+def _final_norm(snapshot: Snapshot, headers: Mapping[str, Header], places: Mapping[str, str]) -> StoredNorm:
     """Where the final norm is. Its weight is what multiplies: converters add the 1 that Gemma's omits."""
-    name = "output_norm.weight"
-    architecture = next((h.architecture for h in headers.values() if h.architecture), None)
+    files, name = WeightFiles(snapshot, headers), "output_norm.weight"
+    stated = [header.pairs.get("general.architecture") for header in headers.values()]
+    architecture = next((word for word in stated if isinstance(word, str)), None)
     file = places.get(name)
     if file is None and architecture == _NORM_WITHOUT_WEIGHT:
         return StoredNorm(files, kind="layer")
@@ -249,36 +251,22 @@ def _final_norm(files: WeightFiles, headers: Mapping[str, Header], places: Mappi
     return StoredNorm(files, name, (file,), "layer" if takes_mean else "rms")
 
 
-def _vocabulary(fields: Mapping[str, Any], digest: str) -> Vocabulary:
-    kinds = {"gpt2": "byte-level", "llama": "sentencepiece", "t5": "sentencepiece"}
-    if fields["model"] not in kinds:
-        raise ScreeningError(
-            "BadTokenizer",
-            f"expected a GGUF vocabulary of {', '.join(kinds)}, got {fields['model']!r}, whose pieces do not "
-            "spell their leading space",
-        )
-    types = fields["types"] or [1] * len(fields["tokens"])
-    pieces: dict[str, int] = {}
-    added = []
-    for row, (token, role) in enumerate(zip(fields["tokens"], types, strict=True)):
-        if role in (_CONTROL, _USER):
-            added.append({"content": token, "id": row, "special": role == _CONTROL})
-        elif role not in (_UNUSED, _BYTE):
-            pieces.setdefault(token, row)
-    return Vocabulary.from_parts(
-        pieces,
-        "byte-level" if kinds[fields["model"]] == "byte-level" else "sentencepiece",
-        added,
-        individual_digits=fields["pre"] in _SINGLE_DIGITS,
-        digest=digest.removeprefix("sha256:"),
-    )
+def _vocabulary_pairs(pairs: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """What a header's pairs say of the vocabulary."""
+    tokens, types = pairs["tokenizer.ggml.tokens"], pairs.get("tokenizer.ggml.token_type")
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise ScreeningError("BadTokenizer", f"expected a vocabulary of texts in {what}, which has none")
+    if types is not None and (not isinstance(types, list) or len(types) != len(tokens)):
+        raise ScreeningError("BadTokenizer", f"{what} has {len(tokens)} tokens and not as many token types")
+    model, pre = (str(pairs.get(f"tokenizer.ggml.{key}", "")) for key in ("model", "pre"))
+    return {"model": model, "pre": pre, "tokens": tokens, "types": types}
 
 
 class _Walk:
-    """Walks a header of a file of `size` bytes from its start, and fetches what it needs."""
+    """Walks a header from the file's start, and fetches what it needs."""
 
-    def __init__(self, snapshot: Snapshot, path: str, size: int) -> None:
-        self._snapshot, self._path, self._size = snapshot, path, size
+    def __init__(self, file: WeightFile, size: int) -> None:
+        self._file, self._size = file, size
         self._data, self._at = bytearray(), 0
 
     async def header(self) -> Header:
@@ -299,17 +287,11 @@ class _Walk:
             name = await self._string()
             if name in pairs:
                 raise self._bad(f"the key {name!r} occurs twice")
-            keep = _KEPT.fullmatch(name) is not None
-            pairs[name] = await self._value(await self._scalar("I"), keep=keep, depth=0)
+            value = await self._value(await self._scalar("I"), keep=_KEPT.fullmatch(name) is not None)
+            pairs[name] = value
         described = [await self._tensor() for _ in range(tensors)]
         stored = self._placed(described, pairs.get("general.alignment", 32))
-        named = pairs.get("general.architecture")
-        architecture = named if isinstance(named, str) else None
-        if "tokenizer.ggml.tokens" not in pairs:
-            return Header(stored, architecture=architecture)
-        vocabulary = self._vocabulary(pairs)
-        digest = f"sha256:{hashlib.sha256(vocabulary).hexdigest()}"
-        return Header(stored, architecture=architecture, tokenizer=digest, vocabulary=vocabulary)
+        return Header(stored, pairs={name: value for name, value in pairs.items() if _KEPT.fullmatch(name)})
 
     async def _need(self, end: int) -> None:
         """Fetch the file's first bytes, up to an end at least."""
@@ -321,8 +303,7 @@ class _Walk:
         if end > MAX_HEADER:
             raise self._bad(f"it is longer than {MAX_HEADER} bytes")
         until = min(max(end, have + _PIECE), self._size)
-        (more,) = await self._snapshot.ranges(self._path, [(have, until)])
-        self._data += more
+        self._data += await self._file.read(have, until)
 
     async def _take(self, count: int) -> bytes:
         end = self._at + count
@@ -338,7 +319,7 @@ class _Walk:
     async def _string(self) -> str:
         return (await self._take(await self._scalar("Q"))).decode("utf-8", "replace")
 
-    async def _value(self, kind: int, *, keep: bool, depth: int) -> Any:
+    async def _value(self, kind: int, *, keep: bool, depth: int = 0) -> Any:
         if kind in _SCALARS:
             return await self._scalar(_SCALARS[kind])
         if kind == _STRING:
@@ -413,22 +394,9 @@ class _Walk:
             at = tensor.end
         return tensors
 
-    def _vocabulary(self, pairs: Mapping[str, Any]) -> bytes:
-        """The vocabulary that the header's pairs hold, as JSON."""
-        what = f"{self._path} of {self._snapshot.repo}"
-        tokens, types = pairs["tokenizer.ggml.tokens"], pairs.get("tokenizer.ggml.token_type")
-        if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-            raise ScreeningError("BadTokenizer", f"expected a vocabulary of texts in {what}, which has none")
-        if types is not None and (not isinstance(types, list) or len(types) != len(tokens)):
-            raise ScreeningError(
-                "BadTokenizer", f"{what} has {len(tokens)} tokens and not as many token types"
-            )
-        model, pre = (str(pairs.get(f"tokenizer.ggml.{key}", "")) for key in ("model", "pre"))
-        return json.dumps({"model": model, "pre": pre, "tokens": tokens, "types": types}).encode()
-
     def _bad(self, reason: str) -> ScreeningError:
         return ScreeningError(
             "BadHeader",
-            f"the GGUF header of {self._path} of {self._snapshot.repo} is broken: {reason}; the file was "
+            f"the GGUF header of {self._file.what} is broken: {reason}; the file was "
             "damaged on its way or at its source, compare its sha256 or upload it again",
         )

@@ -23,30 +23,14 @@ from numpy.typing import NDArray
 from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights import DTYPE_BITS, FLOAT_DTYPES, SCALED_DTYPES, Header, Tensor
-from lmeval_screener.weights.architectures import (
-    EMBEDDINGS,
-    FINAL_NORMS,
-    NORMS_LESS_ONE,
-    NORMS_OF_MEAN,
-    NORMS_UNCLEAR,
-    NORMS_WITHOUT_WEIGHT,
-    SAYS_TIED,
-    SCALES,
-    cannot,
-    choose_tensor,
-    companions,
-    levels,
-    model_types,
-    stored_name,
-)
+from lmeval_screener.weights import architectures as names
 from lmeval_screener.weights.rows import (
-    Blocks,
     Rows,
     ScaledRows,
     WeightFiles,
-    blocks_of,
     joined,
     safetensors_files,
+    scaled,
     side_by_side,
     slice_files,
     sliced,
@@ -62,8 +46,6 @@ _ARCHIVE_INDEX = "pytorch_model.bin.index.json"
 _PER_TENSOR, _SOME = 140, 2048
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _PICKLED = (".bin", ".pth", ".pt", ".ckpt", ".msgpack", ".h5")
-#: Files of a model in 16 or 32 bits, beside packed ones.
-_PLAIN_GGUF = re.compile(r"(?:^|[-._/])(BF16|F16|FP16|F32)\.gguf$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +175,7 @@ async def read_rows(projection: OutputProjection, ids: Sequence[int]) -> NDArray
         shown = ", ".join(numbers[:8]) + (", …" if len(numbers) > 8 else "")
         if numbers:
             reason = f"rows {shown} of {projection.name} {state}: {why}"
-            raise cannot("BadRows", reason, "screen another revision")
+            raise names.cannot("BadRows", reason, "screen another revision")
 
     v = projection.shape[0]
     outside = sorted({i for i in ids if not 0 <= i < v})
@@ -217,9 +199,9 @@ async def find_projection(snapshot: Snapshot) -> OutputProjection:
     try:
         return await _find(snapshot, config)
     except ScreeningError as error:
-        if error.code != "QuantizedTensor" or not (step := await _alternative(snapshot, config)):
+        if error.code != "QuantizedTensor" or not (base := await _base_model(snapshot)):
             raise
-        raise ScreeningError(error.code, f"{str(error).partition('; ')[0]}; {step}") from error
+        raise ScreeningError(error.code, f"{str(error).partition('; ')[0]}; screen {base}") from error
 
 
 async def _find(snapshot: Snapshot, config: Mapping[str, Any]) -> OutputProjection:
@@ -233,14 +215,14 @@ async def _find(snapshot: Snapshot, config: Mapping[str, Any]) -> OutputProjecti
     if index_name:
         holders = {tensor: [file] for tensor, file in _weight_map(snapshot, index, index_name).items()}
     else:
-        names = slices or [await _only_file(snapshot, warnings)]
-        headers = await side_by_side(*(files.header(file) for file in names))
-        for file, header in zip(names, headers, strict=True):
+        paths = slices or [await _only_file(snapshot, warnings)]
+        headers = await side_by_side(*(files.header(path) for path in paths))
+        for file, header in zip(paths, headers, strict=True):
             for tensor_name in header.tensors:
                 holders.setdefault(tensor_name, []).append(file)
         # A slice counts as what it holds, so that the whole counts once.
         parameters = snapshot.parameters or sum(header.parameters for header in headers)
-    name, tied = choose_tensor(holders, config, warnings)
+    name, tied = names.choose_tensor(holders, config, warnings)
     file = holders[name][0]
     if index_name:
         _check_shard(snapshot, name, file, index_name)
@@ -264,11 +246,11 @@ async def _find(snapshot: Snapshot, config: Mapping[str, Any]) -> OutputProjecti
         whole = joined(name, pieces, _sizes(config))
         rows = whole if len(pieces) > 1 else rows
     if not tied and _shares_an_embedding(tensor, header):
-        tied, warnings = True, [text for text in warnings if not text.startswith(SAYS_TIED)]
-    sizes = [level["vocab_size"] for level in levels(config) if type(level.get("vocab_size")) is int]
+        tied, warnings = True, [text for text in warnings if not text.startswith(names.SAYS_TIED)]
+    sizes = [level["vocab_size"] for level in names.levels(config) if type(level.get("vocab_size")) is int]
     if sizes and rows.shape[0] < sizes[0]:
         warnings.append(f"config.json says vocab_size {sizes[0]}, but only {rows.shape[0]} rows are stored")
-    norm = _find_norm(files, holders, model_types(config))
+    norm = _find_norm(files, holders, names.model_types(config))
     return OutputProjection(name, file, tensor.dtype, rows, tied, parameters, tuple(warnings), norm)
 
 
@@ -276,31 +258,31 @@ async def _rows(
     files: WeightFiles, tensor: Tensor, holders: Mapping[str, Sequence[str]], config: Mapping[str, Any]
 ) -> Rows:
     """Rows of a stored matrix, with the scales that may lie beside it."""
-    beside = companions(tensor.name, holders)
+    beside = names.companions(tensor.name, holders)
     stem = tensor.name.removesuffix("weight")
     quantization = config.get("quantization_config")
     how = f"as {tensor.dtype}" + (f" with {stem}{beside[0]} beside it" if beside else "")
     if tensor.dtype in FLOAT_DTYPES:
         if len(tensor.shape) != 2 or 0 in tensor.shape:
             reason = f"{tensor.name} has shape {tensor.shape}, expected (v, d)"
-            raise cannot("NoOutputProjection", reason, "check what the repository is")
+            raise names.cannot("NoOutputProjection", reason, "check what the repository is")
         rows = await files.matrix(holders[tensor.name][0], tensor)
-        scaled = tensor.dtype in SCALED_DTYPES
-        if not beside and not (scaled and quantization):
+        is_code = tensor.dtype in SCALED_DTYPES
+        if not beside and not (is_code and quantization):
             return rows
         if not beside:
             how += " without the scales that config.json's quantization_config announces"
-        elif scaled and len(beside) == 1 and beside[0] in SCALES:
+        elif is_code and len(beside) == 1 and beside[0] in names.SCALES:
             name = stem + beside[0]
             file = holders[name][0]
-            header = await files.header(file) if file in files.snapshot.files else Header({})
-            scale = header.tensors.get(name)
-            blocks = blocks_of(tensor, scale, quantization) if scale else f"with {name} not in {file}"
-            if scale and isinstance(blocks, Blocks):
-                scales = await files.matrix(file, scale, narrow=True)
-                return ScaledRows(rows, replace(scales, shape=blocks.shape), blocks.size)
-            how = f"as {tensor.dtype} {blocks}"
-    raise cannot("QuantizedTensor", f"{tensor.name} is stored {how}", "screen the unquantised model")
+            scale = (await files.header(file)).tensors.get(name) if file in files.snapshot.files else None
+            if scale is None:
+                how += f", which is not in {file}"
+            elif made := scaled(rows, await files.matrix(file, scale, narrow=True), quantization):
+                return made
+            else:
+                how += f", {scale.dtype} of shape {scale.shape}, blocks of no known size"
+    raise names.cannot("QuantizedTensor", f"{tensor.name} is stored {how}", "screen the unquantised model")
 
 
 def _index(snapshot: Snapshot) -> str | None:
@@ -326,7 +308,7 @@ async def _only_file(snapshot: Snapshot, warnings: list[str]) -> str:
         return weights[0]
     if weights:
         reason = f"it has {len(weights)} safetensors files but no {_INDEX}"
-        raise cannot("NoSafetensors", reason, "the upload may be incomplete")
+        raise names.cannot("NoSafetensors", reason, "the upload may be incomplete")
     raise await no_weights_error(snapshot)
 
 
@@ -339,12 +321,12 @@ def _shares_an_embedding(tensor: Tensor, header: Header) -> bool:
     """A head has the bytes of an input embedding: an archive keeps tied matrices once."""
     place = tensor.begin, tensor.end
     others = [t.name for t in header.tensors.values() if (t.begin, t.end) == place and t is not tensor]
-    return stored_name(others, EMBEDDINGS) is not None
+    return names.stored_name(others, names.EMBEDDINGS) is not None
 
 
 def _sizes(config: Mapping[str, Any]) -> tuple[int, int] | None:
     """Rows and width of the output projection, as config.json states them."""
-    stated = [(level.get("vocab_size"), level.get("hidden_size")) for level in levels(config)]
+    stated = [(level.get("vocab_size"), level.get("hidden_size")) for level in names.levels(config)]
     return next(((v, d) for v, d in stated if type(v) is type(d) is int), None)
 
 
@@ -394,18 +376,18 @@ def _find_norm(files: WeightFiles, holders: Mapping[str, Sequence[str]], types: 
         reason = "config.json names no model_type, which says how the final norm is applied"
         return StoredNorm(files, reason=reason)
     for model_type in types:
-        if model_type in NORMS_WITHOUT_WEIGHT:
-            return StoredNorm(files, kind="layer" if NORMS_WITHOUT_WEIGHT[model_type] else "rms")
-        if model_type in NORMS_UNCLEAR:
+        if model_type in names.NORMS_WITHOUT_WEIGHT:
+            return StoredNorm(files, kind="layer" if names.NORMS_WITHOUT_WEIGHT[model_type] else "rms")
+        if model_type in names.NORMS_UNCLEAR:
             return StoredNorm(files, reason=f"how {model_type} applies its final norm is not known")
-    name = stored_name(holders, FINAL_NORMS)
+    name = names.stored_name(holders, names.FINAL_NORMS)
     if name is None:
         return StoredNorm(files, reason="no final norm of a known name is stored")
-    takes_mean = name.removesuffix("weight") + "bias" in holders or not NORMS_OF_MEAN.isdisjoint(types)
+    takes_mean = name.removesuffix("weight") + "bias" in holders or not names.NORMS_OF_MEAN.isdisjoint(types)
     held = [file for file in holders[name] if file in files.snapshot.files]
     if not held:
         return StoredNorm(files, reason=f"{name} is not in {holders[name][0]}")
-    plus_one, guess = not NORMS_LESS_ONE.isdisjoint(types), _header_bytes(holders, held[0])
+    plus_one, guess = not names.NORMS_LESS_ONE.isdisjoint(types), _header_bytes(holders, held[0])
     return StoredNorm(files, name, held, "layer" if takes_mean else "rms", plus_one, guess)
 
 
@@ -432,34 +414,21 @@ async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
     base = await _base_model(snapshot) or "its base model"
     if "adapter_config.json" in files or any(path.startswith("adapter_model.") for path in files):
         step = f"merge it into its base model, or screen {base}"
-        return cannot("AdapterOnly", "it holds only an adapter", step)
+        return names.cannot("AdapterOnly", "it holds only an adapter", step)
     if paths := [path for path in files if path.endswith(_PICKLED)]:
-        return cannot(
+        return names.cannot(
             "NoSafetensors",
             f"its weights are stored only as {_listed(paths)}, which are not read: they may run code",
             "look for a revision in safetensors (often refs/pr/N), or save it with save_pretrained",
         )
     if paths := [path for path in files if "/" in path and path.endswith(".safetensors")]:
         folder = paths[0].rpartition("/")[0]
-        return cannot(
+        return names.cannot(
             "NoSafetensors",
             f"its safetensors lie in folders inside it ({_listed(paths)})",
             f"download one (hf download {snapshot.repo} --include '{folder}/*') and screen that folder",
         )
-    return cannot("NoSafetensors", "it holds no weights", f"check the name, or screen {base}")
-
-
-async def _alternative(snapshot: Snapshot, config: Mapping[str, Any]) -> str | None:
-    """What to screen in place of a checkpoint whose output projection is packed; None if nothing names it."""
-    if plain := sorted(path for path in snapshot.files if _PLAIN_GGUF.search(path)):
-        return (
-            f"screen {snapshot.repo}:{plain[0].rpartition('/')[2]}, which lies beside it in 16 bits or more"
-        )
-    name = config.get("_name_or_path")
-    base = await _base_model(snapshot)
-    if base is None and isinstance(name, str) and _REPO.fullmatch(name) and name != snapshot.repo:
-        base = f"{name}, which its config.json names"
-    return base and f"screen {base}"
+    return names.cannot("NoSafetensors", "it holds no weights", f"check the name, or screen {base}")
 
 
 async def _base_model(snapshot: Snapshot) -> str | None:

@@ -23,9 +23,9 @@ import json
 import math
 import re
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +34,9 @@ from lmeval_screener.checkpoints import Snapshot, content_key
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights import (
     DTYPE_BITS,
-    SCALED_DTYPES,
     Header,
     Tensor,
+    WeightFile,
     decode_rows,
     read_header,
 )
@@ -47,8 +47,6 @@ MOST_SCATTERED = 64 * 2**20
 SLACK = 0.2
 #: Bytes a row that may be read beside those of scales and other narrow matrices.
 BRIDGE = 65_536
-#: Part of every cached header's key: raise it when what is kept of a header changes.
-_VERSION = 2
 _SCALE_DTYPES = ("F32", "F16", "BF16", "F64", "F8_E8M0")
 _USUAL_BLOCK = 128
 _SLICE = re.compile(r"shard-(\d+)-model-(\d+)-of-(\d+)\.safetensors")
@@ -65,45 +63,32 @@ async def side_by_side(*parts: Coroutine[Any, Any, Any]) -> list[Any]:
 
 
 class WeightFiles:
-    """The files of a checkpoint's weights: each header is read once and kept on disk."""
+    """The files of a checkpoint's weights; each header is read once."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, headers: Mapping[str, Header] | None = None) -> None:
         self.snapshot = snapshot
-        self._headers: dict[str, Header] = {}
+        self._headers = dict(headers or {})
 
-    async def header(self, file: str, guess: int = 65_536) -> Header:
+    async def header(self, path: str, guess: int = 65_536) -> Header:
         """Header of a file; its first request, where it is safetensors, is for ``guess`` bytes."""
-        if file not in self._headers:
-            cache, key = self.snapshot.cache, f"{_VERSION} {content_key(self.snapshot, file)}"
-            kept = cache.read("headers", key) if cache else None
-            header = Header.from_json(kept) if kept is not None else await self.parse(file, guess)
-            if cache and kept is None:
-                cache.write("headers", key, header.to_json())
-            self._headers[file] = header
-        return self._headers[file]
+        if path not in self._headers:
+            file = WeightFile(self.snapshot, path)
+            if path.endswith(".bin"):
+                from lmeval_screener.weights import torch_archive
 
-    async def parse(self, file: str, guess: int) -> Header:
-        """The header as the file has it: of safetensors, or of an archive of ``torch.save``."""
-        if file.endswith(".bin"):
-            from lmeval_screener.weights import torch_archive
+                self._headers[path] = await torch_archive.read_header(file)
+            else:
+                self._headers[path] = await read_header(file, guess)
+        return self._headers[path]
 
-            return await torch_archive.read_header(self.snapshot, file)
-        return await read_header(self.snapshot, file, guess)
-
-    async def matrix(self, file: str, tensor: Tensor, narrow: bool = False) -> Matrix:
-        """A stored tensor of two dimensions; one of fewer is a column.
-
-        Args:
-            file: The file.
-            tensor: The tensor, by its header.
-            narrow: Whether requests cost more than the bytes between rows; see `BRIDGE`.
-        """
+    async def matrix(self, path: str, tensor: Tensor, narrow: bool = False) -> Matrix:
+        """A stored tensor of two dimensions; one of fewer is a column."""
         if tensor.entry is not None:
             from lmeval_screener.weights import torch_archive
 
-            tensor = await torch_archive.locate(self.snapshot, file, tensor)
+            tensor = await torch_archive.locate(WeightFile(self.snapshot, path), tensor)
         shape = tensor.shape if len(tensor.shape) == 2 else (tensor.elements, 1)
-        return Matrix(self.snapshot, file, tensor, (shape[0], shape[1]), narrow)
+        return Matrix(self.snapshot, path, tensor, (shape[0], shape[1]), narrow)
 
 
 class Rows(Protocol):
@@ -179,21 +164,15 @@ class Matrix:
         return known
 
     async def _strided(self, ids: Sequence[int], strides: tuple[int, ...]) -> dict[int, bytes]:
-        """Rows of a view: of a wider matrix, or of one that is stored column by column."""
-        d, element = self.shape[1], self.row_bytes // self.shape[1]
-        row, column = (stride * element for stride in strides)
-        begin = self.tensor.begin
-        if column == element:
-            spans = [(begin + i * row, begin + i * row + self.row_bytes) for i in ids]
-            return dict(zip(ids, await self.snapshot.ranges(self.file, spans), strict=True))
-        first, last = ids[0], ids[-1]
-        reach = (last - first) * row + element
-        self.refuse_scattered(d * reach, "column by column", f"for {len(ids)} rows")
-        start = begin + first * row
-        spans = [(start + j * column, start + j * column + reach) for j in range(d)]
-        columns = await self.snapshot.ranges(self.file, spans)
-        at = {i: (i - first) * row for i in ids}
-        return {i: b"".join(body[at[i] : at[i] + element] for body in columns) for i in ids}
+        """Rows of a view, such as a transposed matrix, from all bytes that it reaches over."""
+        begin, end = self.tensor.begin, self.tensor.end
+        self.refuse_scattered(end - begin, "as a view", f"for {len(ids)} rows")
+        (body,) = await self.snapshot.ranges(self.file, [(begin, end)])
+        element = self.row_bytes // self.shape[1]
+        numbers = np.frombuffer(body, f"V{element}")
+        steps = [stride * element for stride in strides]
+        view = np.lib.stride_tricks.as_strided(numbers, self.shape, steps, writeable=False)
+        return {i: view[i].tobytes() for i in ids}
 
     def refuse_scattered(self, size: int, how: str, why: str) -> None:
         """Refuse to read so many bytes over a network."""
@@ -262,65 +241,37 @@ class ScaledRows:
         return result
 
 
-class Blocks(NamedTuple):
-    """How scales cover a matrix: rows and columns of blocks, and those of the matrix in one block."""
-
-    shape: tuple[int, int]
-    size: tuple[int, int]
-
-
-def blocks_of(tensor: Tensor, scale: Tensor, quantization: Any) -> Blocks | str:
-    """How stored scales cover a matrix (v, d) of 8-bit floats; or a clause that says why it is not known.
+def scaled(codes: Matrix, scales: Matrix, quantization: Any) -> ScaledRows | None:
+    """Rows of 8-bit floats with their scales; None where it is not known how these cover them.
 
     Args:
-        tensor: The matrix.
-        scale: Its scales.
-        quantization: config.json's ``quantization_config``.
+        codes: The floats, (v, d).
+        scales: One number for all, (v,) for each row, or one for each block.
+        quantization: config.json's ``quantization_config``, which may say a ``weight_block_size``.
     """
-    (v, d), shape = tensor.shape, scale.shape
-    if tensor.dtype not in SCALED_DTYPES or scale.dtype not in _SCALE_DTYPES:
-        return f"with {scale.name} of {scale.dtype} beside it"
-    if scale.elements == 1:
-        rows, columns = 1, 1
+    (v, d), shape = codes.shape, scales.tensor.shape
+    if scales.tensor.elements == 1:
+        shape = (1, 1)
     elif shape == (v,):
-        rows, columns = v, 1
-    elif len(shape) == 2:
-        rows, columns = shape
-    else:
-        return f"with {scale.name} of shape {shape} beside it"
-    stated = _stated_blocks(quantization)
-    high, wide = _side(v, rows, [b[0] for b in stated]), _side(d, columns, [b[1] for b in stated])
-    if high is None or wide is None:
-        return f"with {scale.name} of shape {shape} beside it, blocks of no known size"
-    return Blocks((rows, columns), (high, wide))
+        shape = (v, 1)
+    stated = quantization.get("weight_block_size") if isinstance(quantization, Mapping) else None
+    known = isinstance(stated, list) and len(stated) == 2 and all(type(size) is int for size in stated)
+    high, wide = stated if known and stated else (None, None)
+    if scales.tensor.dtype not in _SCALE_DTYPES or len(shape) != 2:
+        return None
+    block = _side(v, shape[0], high), _side(d, shape[1], wide)
+    if block[0] is None or block[1] is None:
+        return None
+    return ScaledRows(codes, replace(scales, shape=(shape[0], shape[1])), (block[0], block[1]))
 
 
-def _side(length: int, count: int, stated: list[int]) -> int | None:
-    """Weights on one side of a block, where ``count`` blocks cover ``length`` weights."""
+def _side(length: int, count: int, stated: int | None) -> int | None:
+    """Weights on one side of a block, where ``count`` blocks cover ``length`` weights; None if unclear."""
     if count in (1, length):
         return length // count
-    if not stated:
-        stated = [_USUAL_BLOCK] + ([length // count] if count and length % count == 0 else [])
-    fitting = {size for size in stated if size > 0 and -(-length // size) == count}
+    sizes = {_USUAL_BLOCK} | ({length // count} if count and length % count == 0 else set())
+    fitting = {size for size in ({stated} if stated else sizes) if size > 0 and -(-length // size) == count}
     return fitting.pop() if len(fitting) == 1 else None
-
-
-def _stated_blocks(quantization: Any) -> list[tuple[int, int]]:
-    """Sizes of blocks in config.json: ``weight_block_size``, or those of compressed-tensors' groups."""
-    if not isinstance(quantization, Mapping):
-        return []
-    stated = [quantization.get("weight_block_size")]
-    groups = quantization.get("config_groups")
-    for group in groups.values() if isinstance(groups, Mapping) else ():
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        if isinstance(weights, Mapping):
-            stated += [weights.get("block_structure"), [1, weights.get("group_size")]]
-    parts = [size.split("x") if isinstance(size, str) else size for size in stated]
-    return [
-        (int(size[0]), int(size[1]))
-        for size in parts
-        if isinstance(size, list) and len(size) == 2 and all(str(part).isdecimal() for part in size)
-    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,8 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights import DTYPE_BITS, Header, Tensor
+from lmeval_screener.weights import DTYPE_BITS, Header, Tensor, WeightFile
 
 #: torch's names of element types -> those of safetensors.
 DTYPES = {
@@ -48,19 +47,19 @@ _MAX_DIRECTORY, _MAX_PICKLE = 16 * 2**20, 4 * 2**20
 _LOCAL, _UTF8 = b"PK\3\4", 0x800
 
 
-async def read_header(snapshot: Snapshot, path: str) -> Header:
+async def read_header(file: WeightFile) -> Header:
     """Every tensor of a file that ``torch.save`` wrote, its bytes as near as its directory tells."""
-    what = f"{path} of {snapshot.repo}"
-    entries = await _directory(snapshot, path, what)
+    what = file.what
+    entries = await _directory(file)
     pickles = [name for name in entries if name.endswith("data.pkl")]
     if len(pickles) != 1 or pickles[0].count("/") != 1:
         raise _bad(what, f"it holds {len(pickles)} data.pkl, expected one; is it a TorchScript model?")
     root = pickles[0].removesuffix("data.pkl")
     if f"{root}byteorder" in entries:
-        order = await _content(snapshot, path, entries, f"{root}byteorder", what)
+        order = await _content(file, entries, f"{root}byteorder")
         if order.strip() != b"little":
             raise _bad(what, f"its numbers are {order[:16]!r}-endian")
-    program = await _content(snapshot, path, entries, pickles[0], what)
+    program = await _content(file, entries, pickles[0])
     try:
         state = _Unpickler(io.BytesIO(program), encoding="latin1").load()
     except _UnsafeError as error:
@@ -80,16 +79,15 @@ async def read_header(snapshot: Snapshot, path: str) -> Header:
     raise _bad(what, "it holds no tensors by name; is it a state dictionary?")
 
 
-async def locate(snapshot: Snapshot, path: str, tensor: Tensor) -> Tensor:
+async def locate(file: WeightFile, tensor: Tensor) -> Tensor:
     """A tensor of an archive with its exact bytes, by a small range: its entry's local header."""
-    what = f"{path} of {snapshot.repo}"
     if tensor.entry is None:
         return tensor
     offset, name = tensor.entry
-    shift = await _start(snapshot, path, offset, name, what) - _least_start(offset, name)
+    shift = await _start(file, offset, name) - _least_start(offset, name)
     located = tensor._replace(begin=tensor.begin + shift, end=tensor.end + shift, entry=None)
-    if located.end > await snapshot.size(path):
-        raise _bad(what, f"{tensor.name!r} reaches beyond the file")
+    if located.end > await file.size():
+        raise _bad(file.what, f"{tensor.name!r} reaches beyond the file")
     return located
 
 
@@ -124,11 +122,11 @@ class _EarlierError(Exception):
     """Bytes before those that were fetched are needed, from the place in ``args``."""
 
 
-async def _directory(snapshot: Snapshot, path: str, what: str) -> dict[str, zipfile.ZipInfo]:
+async def _directory(file: WeightFile) -> dict[str, zipfile.ZipInfo]:
     """The archive's entries by name, if they are stored plainly and apart from each other."""
-    size = await snapshot.size(path)
+    size, what = await file.size(), file.what
     begin = max(0, size - _TAIL)
-    head, body = await snapshot.ranges(path, [(0, min(4, size)), (begin, size)])
+    head, body = await file.read(0, min(4, size)), await file.read(begin, size)
     if head[:1] == b"\x80":
         raise ScreeningError(
             "LegacyPickle",
@@ -147,8 +145,7 @@ async def _directory(snapshot: Snapshot, path: str, what: str) -> dict[str, zipf
             raise _bad(what, f"it has no directory that can be read ({error})") from error
         if size - need > _MAX_DIRECTORY:
             raise _bad(what, f"its directory begins {size - need} bytes before its end")
-        (earlier,) = await snapshot.ranges(path, [(need, begin)])
-        begin, body = need, earlier + body
+        begin, body = need, await file.read(need, begin) + body
     listed = archive.infolist()
     # `zipfile` believes one of several records and shifts places to fit it: a record that says something else
     # is forged.
@@ -179,12 +176,12 @@ def _name(entry: zipfile.ZipInfo) -> bytes:
     return entry.orig_filename.encode("utf-8" if entry.flag_bits & _UTF8 else "cp437")
 
 
-async def _start(snapshot: Snapshot, path: str, offset: int, name: str, what: str) -> int:
+async def _start(file: WeightFile, offset: int, name: str) -> int:
     """Where the content of an entry begins: behind its local header, whose length the directory omits."""
-    (head,) = await snapshot.ranges(path, [(offset, _least_start(offset, name))])
+    head = await file.read(offset, _least_start(offset, name))
     name_size, extra_size = struct.unpack_from("<HH", head, 26)
     if head[:4] != _LOCAL or head[30 : 30 + name_size] != name.encode():
-        raise _bad(what, f"the entry {name!r} is not where the directory says")
+        raise _bad(file.what, f"the entry {name!r} is not where the directory says")
     return offset + 30 + int(name_size) + int(extra_size)
 
 
@@ -193,15 +190,12 @@ def _least_start(offset: int, name: str) -> int:
     return offset + 30 + len(name.encode())
 
 
-async def _content(
-    snapshot: Snapshot, path: str, entries: Mapping[str, zipfile.ZipInfo], name: str, what: str
-) -> bytes:
+async def _content(file: WeightFile, entries: Mapping[str, zipfile.ZipInfo], name: str) -> bytes:
     entry = entries[name]
     if entry.file_size > _MAX_PICKLE:
-        raise _bad(what, f"{name!r} has {entry.file_size} bytes, more than {_MAX_PICKLE}")
-    start = await _start(snapshot, path, entry.header_offset, name, what)
-    (body,) = await snapshot.ranges(path, [(start, start + entry.file_size)])
-    return body
+        raise _bad(file.what, f"{name!r} has {entry.file_size} bytes, more than {_MAX_PICKLE}")
+    start = await _start(file, entry.header_offset, name)
+    return await file.read(start, start + entry.file_size)
 
 
 class _UnsafeError(Exception):

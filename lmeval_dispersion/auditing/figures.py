@@ -1,0 +1,170 @@
+"""What the parts of an audit share: numbers with their intervals, claims made of them, and pieces of charts.
+
+A claim is made only where the interval over all documents leaves out "nothing is there". The same number
+inside subjects (or tasks) stands beside it: the claim holds there too, is the reverse, or lies between the
+subjects; where neither is clear nothing is claimed, since subjects that happen to differ look the same.
+`benchmarks/audit_conclusions.py` counts how often each sentence is wrong on noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from lmeval_dispersion.report.cells import json_value
+
+Relation = Literal["same", "reversed", "between", "open", "alone"]
+T = TypeVar("T")
+
+HEIGHT = 320  # of a chart
+
+
+class Figure(NamedTuple):
+    """A number with its 95 % interval; NaN bounds where there is none."""
+
+    value: float
+    low: float
+    high: float
+
+    def side(self, nothing: float) -> int:
+        """1 or -1 where the interval lies above or below ``nothing``, else 0."""
+        return int(self.low > nothing) - int(self.high < nothing)
+
+    def text(self, spec: str, level: str = "95 % ") -> str:
+        """The number and its interval in words; a sentence says the level once."""
+        if math.isnan(self.low):
+            return f"{self.value:{spec}}, no interval"
+        plain = spec.lstrip("+")
+        return f"{self.value:{spec}}, {level}{self.low:{plain}} to {self.high:{plain}}"
+
+
+def relation(over_all: Figure, inside: Figure | None, nothing: float) -> Relation:
+    """How the number inside parts stands to a number over all documents that is clearly not ``nothing``.
+
+    ``same`` side or ``reversed``; ``between`` the parts: inside them it differs clearly from the number over
+    all, and not from nothing; ``open``: from neither; ``alone``: nothing divides the documents.
+    """
+    if inside is None:
+        return "alone"
+    if side := inside.side(nothing):
+        return "same" if side == over_all.side(nothing) else "reversed"
+    return "between" if inside.side(over_all.value) else "open"
+
+
+class Claim(NamedTuple):
+    """The words for a number over all documents: nothing is there; it is; only between parts; not clear."""
+
+    nothing: str
+    holds: str
+    between: str
+    unclear: str
+
+
+def claimed(claim: Claim, name: str, figure: Figure, parts: str, inside: Figure | None, spec: str) -> str:
+    """The sentence that a number called ``name`` supports, with the same number inside ``parts``."""
+    nothing = 0.0 if spec.startswith("+") else 0.5
+    beside = inside.text(spec, "") if inside else ""
+    numbers = f"{name}{figure.text(spec)}"
+    both = f"{numbers}; inside {parts} {beside}" if inside else numbers
+    how = relation(figure, inside, nothing)
+    if not figure.side(nothing):
+        return f"{claim.nothing} ({both})."
+    if how == "between":
+        return f"{claim.between} ({both}): the difference lies between {parts}."
+    if how == "open":
+        return f"{claim.unclear} ({both})."
+    if inside is None:
+        return f"{claim.holds} ({numbers})."
+    there = f"inside {parts} too" if how == "same" else f"and inside {parts} it is the reverse"
+    return f"{claim.holds} ({numbers}), {there} ({beside})."
+
+
+def without_nan(row: T) -> T:
+    """A dataclass row for a table: None, which leaves a cell empty, in place of NaN."""
+    values = {field.name: getattr(row, field.name) for field in fields(row)}  # type: ignore[arg-type]
+    nans = {name: None for name, value in values.items() if isinstance(value, float) and math.isnan(value)}
+    return replace(row, **nans)  # type: ignore[type-var]
+
+
+def short(text: object, length: int) -> str:
+    """A text in one line of at most ``length`` characters."""
+    line = " ".join(text.split()) if isinstance(text, str) else ""
+    return line if len(line) <= length else f"{line[: length - 1]}…"
+
+
+def axis(field: str, title: str | None = None, **more: Any) -> dict[str, Any]:
+    """A quantitative channel that need not hold zero."""
+    return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": False}, **more}
+
+
+def dots(
+    rows: Sequence[Any],
+    named: str,
+    value: str,
+    bounds: tuple[str, str],
+    title: str,
+    line: float,
+    *more: Mapping[str, Any],
+    dot: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Rows of a dataclass: a dot at ``value``, a bar between ``bounds``, and a dashed upright ``line``."""
+    y = {"field": named, "type": "nominal", "title": None, "sort": None, "axis": {"labelOverlap": False}}
+    dashed = {"type": "rule", "strokeDash": [4, 4], "color": "var(--muted)"}
+    bar = {"x": axis(bounds[0], title), "x2": {"field": bounds[1]}}
+    point = {"mark": {"type": "point", "filled": True}, "encoding": {}, **(dot or {})}
+    return {
+        "data": {"values": json_value(rows)},
+        "height": 18 * len(rows) + 20,
+        "encoding": {"y": y},
+        "layer": [
+            {"data": {"values": [{"x": line}]}, "mark": dashed, "encoding": {"x": axis("x"), "y": None}},
+            {"mark": "rule", "encoding": bar},
+            *more,
+            {**point, "encoding": {"x": axis(value), **point["encoding"]}},
+        ],
+    }
+
+
+def lines(
+    rows: Sequence[Mapping[str, Any]], x: dict[str, Any], y: dict[str, Any], *, bars: bool = False
+) -> dict[str, Any]:
+    """One line a series, in its own colour and dash, with bars from ``low`` to ``high`` if asked."""
+    names = list(dict.fromkeys(row["series"] for row in rows))
+    scale = {"domain": names, "range": [f"var(--series-{i + 1})" for i in range(len(names))]}
+    colour = {"field": "series", "type": "nominal", "title": None, "scale": scale}
+    if len(names) == 1:
+        colour["legend"] = None
+    dash = {**colour, "scale": {"domain": names}}
+    tooltip = [{"field": "series", "type": "nominal"}, *({"field": a["field"]} for a in (x, y))]
+    line = {
+        "mark": {"type": "line", "point": {"size": 45, "filled": True}},
+        "encoding": {"x": x, "y": y, "color": colour, "strokeDash": dash, "tooltip": tooltip},
+    }
+    bar = {
+        "mark": "rule",
+        "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour},
+    }
+    return {"data": {"values": list(rows)}, "height": HEIGHT, "layer": [*([bar] if bars else []), line]}
+
+
+def predicted_against_true(points: Sequence[Any], **colour: str) -> dict[str, Any]:
+    """Points with ``predicted`` and ``true`` accuracies around a dashed diagonal; ``color`` names a field."""
+    both = {"type": "quantitative", "scale": {"domain": [0, 1]}, "axis": {"format": "%"}}
+    encoding: dict[str, Any] = {
+        "x": {"field": "predicted", "title": "predicted accuracy", **both},
+        "y": {"field": "true", "title": "true accuracy", **both},
+        **{channel: {"field": field, "type": "nominal", "title": None} for channel, field in colour.items()},
+    }
+    mark = {"type": "point", "size": 45, "opacity": 0.65}
+    cloud = {"data": {"values": json_value(points)}, "mark": mark, "encoding": encoding}
+    return {"height": HEIGHT, "layer": [diagonal(), cloud]}
+
+
+def diagonal() -> dict[str, Any]:
+    """The dashed line from (0, 0) to (1, 1)."""
+    ends = {"values": [{"a": 0, "b": 0}, {"a": 1, "b": 1}]}
+    mark = {"type": "line", "color": "var(--muted)", "strokeDash": [4, 4], "strokeWidth": 1.5}
+    encoding = {key: {"field": field, "type": "quantitative"} for key, field in (("x", "a"), ("y", "b"))}
+    return {"data": ends, "mark": mark, "encoding": encoding}

@@ -1,0 +1,175 @@
+"""``dispersion embed MODEL FILE``: a run of plain texts, made by a model without lm-eval.
+
+A document's vector is the state at its last token, its perplexity that of its own tokens after the first.
+Columns of a JSONL or parquet file travel along, so labels (``correct``) and slices (``subject``, or any
+other) can be in the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.model.capture import capture, depth, resolve, split_names
+from lmeval_dispersion.model.loading import LoadedModel, load_model
+from lmeval_dispersion.model.texts import Texts
+from lmeval_dispersion.store import COLUMNS, write_store
+
+_BATCH_TOKENS = 2048
+_NO_LIMIT = 10**6  # tokenizers without a limit say 1e30
+_FALLBACK_LENGTH = 2048
+
+Encoded = tuple[int, list[int]]  # a text's row, and its tokens
+
+
+def run_texts(args: argparse.Namespace) -> Path:
+    """Run ``dispersion embed MODEL TEXTS``: the model over every text; returns the store's folder.
+
+    Texts longer than the model's context keep their end and are marked as truncated.
+
+    Raises:
+        UsageError: No text, or no such layer.
+    """
+    texts = Texts(args.texts, column=args.column)
+    loaded = load_model(args.model, revision=args.revision, dtype=args.dtype, device=args.device)
+    layers = split_names("+".join(args.layer or []))
+    name = args.task or Path(texts.source).name
+    names = [site.name for site in resolve(loaded.model, layers)]
+    entries = list(texts)
+    if not entries:
+        raise UsageError(f"{texts.source} holds no text; check the file and --column")
+    if report := texts.report():
+        print(report, file=sys.stderr)
+    limit = _longest(loaded)
+    ids = [loaded.tokenizer(text.text)["input_ids"] for text in entries]
+    encoded = [(row, tokens[-limit:]) for row, tokens in enumerate(ids) if tokens]
+    if not encoded:
+        raise UsageError(f"no text of {texts.source} has a token; check the file and the tokenizer")
+    documents = pd.DataFrame(
+        {
+            "doc_id": [text.id for text in entries],
+            "task": name,
+            "doc_hash": [hashlib.sha256(text.text.encode()).hexdigest() for text in entries],
+            "prompt_tokens": [min(len(tokens), limit) for tokens in ids],
+            "truncated": [len(tokens) > limit for tokens in ids],
+            "text": [text.text for text in entries],
+            "query_perplexity": math.nan,
+        }
+    )
+    documents = _with_columns(documents, texts)
+    vectors: dict[str, Any] = {}
+    for batch in _batches(encoded):
+        rows = [row for row, _ in batch]
+        states, documents.loc[rows, "query_perplexity"] = _forward(loaded, [ids for _, ids in batch], names)
+        for layer, of_batch in states.items():
+            # A text without a token keeps a row without direction.
+            empty = np.full((len(entries), of_batch.shape[1]), np.nan, dtype=np.float32)
+            vectors.setdefault(layer, empty)[rows] = of_batch
+    manifest = {
+        "model": loaded.name,
+        "revision": loaded.revision,
+        "depth": depth(loaded.model.config),
+        "model_args": {"dtype": str(next(loaded.model.parameters()).dtype).removeprefix("torch.")},
+        "tasks": {name: None},
+        "num_fewshot": 0,
+        "chat_template": None,
+        "prompt_format": "plain texts",
+        "identity": {**loaded.identity, "prompt_template": "plain texts"},
+        "limit": None,
+        "versions": {"torch": torch.__version__},
+    }
+    return write_store(
+        args.output,
+        documents=documents,
+        vectors={layer: vectors[layer] for layer in names},
+        manifest=manifest,
+    )
+
+
+def _forward(
+    loaded: LoadedModel, texts: Sequence[list[int]], names: Sequence[str]
+) -> tuple[dict[str, Any], list[float]]:
+    """Last-token states (b, d) of every layer and the perplexity of every text of one batch."""
+    lengths = torch.tensor([len(tokens) for tokens in texts])
+    # Padding on the right of a causal model changes nothing on its left.
+    mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+    ids = torch.full(mask.shape, loaded.tokenizer.pad_token_id)
+    ids[mask] = torch.tensor([token for tokens in texts for token in tokens])
+    with torch.inference_mode(), capture(loaded.model, names) as states:
+        logits = loaded.model(
+            input_ids=ids.to(loaded.device), attention_mask=mask.long().to(loaded.device), use_cache=False
+        ).logits
+        rows = {
+            name: state[torch.arange(len(texts)), (lengths - 1).to(state.device)].float().cpu().numpy()
+            for name, state in states.items()
+        }
+        return rows, [_perplexity(logits[i, : n - 1], ids[i, 1:n]) for i, n in enumerate(lengths.tolist())]
+
+
+def _perplexity(logits: torch.Tensor, following: torch.Tensor) -> float:
+    if not len(following):
+        return math.nan
+    loss = torch.nn.functional.cross_entropy(logits.float(), following.to(logits.device))
+    return float(torch.exp(loss))
+
+
+def _batches(encoded: list[Encoded]) -> Iterator[list[Encoded]]:
+    """Texts of similar length together, at most about 2,048 tokens with padding."""
+    batch: list[Encoded] = []
+    for row, ids in sorted(encoded, key=lambda text: (len(text[1]), text[0])):
+        if batch and len(ids) * (len(batch) + 1) > _BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append((row, ids))
+    yield batch
+
+
+def _longest(loaded: LoadedModel) -> int:
+    config = loaded.model.config
+    text_config = getattr(config, "text_config", None) or config
+    known = [getattr(text_config, "max_position_embeddings", None), loaded.tokenizer.model_max_length]
+    return min([int(n) for n in known if n and 0 < n < _NO_LIMIT], default=_FALLBACK_LENGTH)
+
+
+def _with_columns(documents: pd.DataFrame, texts: Texts) -> pd.DataFrame:
+    """The documents with the other columns of their file; ``doc_id`` is the position in the file."""
+    if texts.path is None or texts.continuous:
+        return documents
+    if texts.path.suffix == ".parquet":
+        frame = pd.read_parquet(texts.path)
+    else:
+        with gzip.open(texts.path) if texts.path.suffix == ".gz" else texts.path.open("rb") as lines:
+            frame = pd.DataFrame([_fields(line) for line in lines if line.strip()])
+    frame = frame.iloc[documents["doc_id"].to_numpy()].reset_index(drop=True)
+    for name in frame.columns.difference(
+        [*documents.drop(columns=["task", "doc_hash"]), texts.column], sort=False
+    ):
+        plain = frame[name].map(lambda value: value is None or isinstance(value, str | bool | int | float))
+        if plain.all() or name in COLUMNS:
+            documents[str(name)] = frame[name]
+    if "correct" in documents:
+        scores = pd.to_numeric(documents["correct"], errors="coerce").astype(float)
+        if (scores.isna() & documents["correct"].notna()).any() or not scores.dropna().between(0, 1).all():
+            raise UsageError(f"expected numbers in [0, 1] in the column `correct` of {texts.source}")
+        documents["correct"] = scores
+    return documents
+
+
+def _fields(line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,536 @@
+"""Points of a loss and the means over their pairs, each with its gradient formed in the same pass.
+
+States come as (l, b, t, d): l layers of one batch, so that a GPU can treat all layers in one go. Pairs are
+formed inside a *group*: one sequence, one packed document of it, or the whole batch, always of one layer.
+Padding is never a point.
+
+Means of cosines and of squared correlations have closed forms, which visit no pair. The others go block by
+block: no t x t matrix is ever kept, each pair is formed once, and its slope is added up for both its points,
+so that memory is linear in t.
+
+Sources: RD section 3.4 and B.4.2 (mean cosine), LD (the others), the papers of
+:mod:`lmeval_dispersion.training.losses`, as means over ordered pairs i != j.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import pad
+
+from lmeval_dispersion.errors import GeometryError, UsageError
+
+Pairs = Literal["sequence", "batch"]
+PAIRS: tuple[Pairs, ...] = ("sequence", "batch")
+
+NO_DIRECTION = 1e-12  # vectors up to this length count as zero: they have no direction
+GUARD = 1e-6  # cosines are held this far from +-1, where arccos has no finite slope
+_SUMMED_ROWS = 64  # added in float32 before the sum goes on in float64: keeps D right to about 1e-7
+_CPU_ROWS = 128
+_CACHE_NUMBERS = 1 << 16  # 128 x 512: one block, its slope and a temporary stay in a core's second cache
+_GPU_NUMBERS = 1 << 24  # numbers in one block of all groups: 64 MB
+
+# A value a group, (groups,), and which groups have a pair.
+Means: TypeAlias = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Points:
+    """Vectors in rows, and the group of each.
+
+    Attributes:
+        z: (g, t, d), float32 or float64, zero where ``real`` is false.
+        real: (g, t) true on points.
+        padded: Whether ``real`` may be false anywhere.
+        owner: (g, t) group of each point, in [0, groups); None where row i is group i.
+        groups: Number of groups over all layers, a multiple of ``layers``.
+        layers: Number of layers.
+    """
+
+    z: Tensor
+    real: Tensor
+    padded: bool
+    owner: Tensor | None
+    groups: int
+    layers: int
+
+    def sums(self, rows: Tensor) -> Tensor:
+        """Sums of a value a point, (g, t) -> (groups,)."""
+        if self.owner is None:
+            return rows.sum(-1)
+        sums = torch.zeros(self.groups, dtype=rows.dtype, device=rows.device)
+        return sums.index_add_(0, self.owner.flatten(), rows.flatten())
+
+    def counts(self, ok: Tensor) -> Tensor:
+        """Number of points of every group where ``ok`` (g, t) is true, (groups,)."""
+        return self.sums(ok.to(self.z.dtype))
+
+    def layer_means(self, values: Tensor, counted: Tensor) -> Tensor:
+        """Mean over the groups that count, for each layer: (groups,) -> (layers,); 0 where none does."""
+        counted = counted.view(self.layers, -1).to(values.dtype)
+        total = torch.where(counted > 0, values.view(self.layers, -1), 0.0).sum(-1)
+        return total / counted.sum(-1).clamp(min=1.0)
+
+    def by_group(self) -> tuple[Tensor, Tensor]:
+        """Points as one padded row a group, (groups, longest, d), with the mask (groups, longest)."""
+        if self.owner is None:
+            return self.z, self.real
+        used = self.real.flatten().nonzero().squeeze(-1)
+        owner, order = self.owner.flatten()[used].sort(stable=True)
+        counts = torch.bincount(owner, minlength=self.groups)
+        longest = int(counts.max()) if len(used) else 1
+        starts = pad(counts.cumsum(0), (1, 0))[:-1]
+        place = owner * longest + torch.arange(len(owner), device=owner.device) - starts[owner]
+        rows = self.z.new_zeros(self.groups * longest, self.z.shape[2])
+        rows = rows.index_copy(0, place, self.z.flatten(0, 1)[used[order]])
+        inside = self.real.new_zeros(self.groups * longest).index_fill_(0, place, True)
+        return rows.view(self.groups, longest, -1), inside.view(self.groups, longest)
+
+
+def points(
+    z: Tensor,
+    *,
+    mask: Tensor | None = None,
+    segments: Tensor | None = None,
+    pairs: Pairs = "sequence",
+    max_tokens: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Points:
+    """The points of ``z`` (b, t, d) or (l, b, t, d), with ``mask`` and ``segments`` of shape (b, t).
+
+    With ``max_tokens`` that many positions of every row are drawn among the real ones, anew for each layer,
+    from ``generator`` (without one: always the same draw), never from the global one.
+
+    Raises:
+        GeometryError: A shape does not fit.
+        UsageError: ``pairs`` or ``max_tokens`` is not usable.
+    """
+    z = z.unsqueeze(0) if z.dim() == 3 else z
+    _check(z, mask, segments, pairs, max_tokens)
+    layers, b, t, d = z.shape
+    padded = mask is not None
+    real = torch.ones((b, t), dtype=torch.bool, device=z.device) if mask is None else mask.to(z.device) != 0
+    real = real.expand(layers, b, t)
+    owner, documents = None, b
+    if segments is not None and pairs == "sequence":
+        ids, documents = _documents(segments.to(z.device))
+        owner = ids + documents * torch.arange(layers, device=z.device).view(-1, 1, 1)
+    if max_tokens is not None and max_tokens < t:
+        generator = generator or torch.Generator(z.device).manual_seed(0)
+        keys = torch.rand((layers, b, t), generator=generator, device=z.device)
+        keys = keys.masked_fill(~real, -1.0) if padded else keys
+        chosen = keys.topk(max_tokens, dim=-1, sorted=False).indices
+        # Whole rows are copied by one flat index; gather along an expanded axis would read an index a number.
+        flat = (torch.arange(layers * b, device=z.device).view(layers, b, 1) * t + chosen).flatten()
+        z = z.reshape(-1, d).index_select(0, flat).view(layers, b, max_tokens, d)
+        real = real.gather(-1, chosen)
+        owner = None if owner is None else owner.gather(-1, chosen)
+        t = max_tokens
+    z = z if z.dtype in (torch.float32, torch.float64) else z.float()
+    if padded:
+        # Whatever padding holds, NaN included, must reach neither the sums nor the gradient.
+        z = z.masked_fill(~real.unsqueeze(-1), 0.0)
+    shape = (layers, b * t) if pairs == "batch" else (layers * b, t)
+    owner = None if owner is None else owner.reshape(shape)
+    groups = layers if pairs == "batch" else layers * documents
+    return Points(z.reshape(*shape, d), real.reshape(shape), padded, owner, groups, layers)
+
+
+def mean_cosine(p: Points, *, across_ranks: bool = False) -> Means:
+    """Mean cosine over the pairs of each group: (|s|^2 - n) / (n (n - 1)), s the sum of n unit vectors.
+
+    With ``across_ranks`` over those of all ranks of the default process group. Gradients are then those of
+    one process with the whole batch once a wrapper such as DDP has averaged them over ranks.
+    """
+    z, ranks = p.z, 1
+    with torch.no_grad():
+        scale = _unit_scale(z)
+        sums, counts = _unit_sums(p, scale), p.counts(scale != 0).double()
+        if across_ranks:
+            everything = torch.cat([sums, counts.unsqueeze(-1)], dim=-1)
+            dist.all_reduce(everything)
+            sums, counts, ranks = everything[:, :-1], everything[:, -1], dist.get_world_size()
+        pairs = (counts * (counts - 1)).clamp(min=1.0)
+        value = torch.where(counts > 1, (sums.square().sum(-1) - counts) / pairs, 0.0).to(z.dtype)
+        # Every rank holds the whole loss; averaging over ranks divides by their number.
+        weight = (2.0 * ranks) / pairs.to(z.dtype)
+    turned = _Turned.apply(z, value, scale, sums.to(z.dtype), weight, p.owner)  # type: ignore[no-untyped-call]
+    return turned, counts > 1
+
+
+def cross_domain_cosine(p: Points, domains: Tensor) -> Means:
+    """Mean cosine over pairs of points whose sequences have different ``domains`` (b,); both (layers,)."""
+    z, b = p.z, len(domains)
+    with torch.no_grad(), _full_precision(z.device):
+        other = (domains.unsqueeze(0) != domains.unsqueeze(1)).to(z.device).double()
+        scale = _unit_scale(z)
+        sums = _unit_sums(p, scale).view(p.layers, b, -1)
+        counts = p.counts(scale != 0).double().view(p.layers, b)
+        opposite = torch.matmul(other, sums)  # for each sequence, the sum over the other domains
+        counted = (counts * torch.matmul(counts, other)).sum(-1)
+        pairs = counted.clamp(min=1.0)
+        value = (sums * opposite).sum((-2, -1)) / pairs
+        # Of a layer's value each sequence takes its share, and carries the gradient of all.
+        shares = torch.zeros_like(counts)
+        shares[:, 0] = value
+        weight = (2.0 / pairs).to(z.dtype).repeat_interleave(b)
+    target = opposite.flatten(0, 1).to(z.dtype)
+    shared = _Turned.apply(z, shares.flatten().to(z.dtype), scale, target, weight, None)  # type: ignore[no-untyped-call]
+    return shared.view(p.layers, b).sum(-1), counted > 0
+
+
+def squared_correlations(p: Points, *, of_tokens: bool) -> Means:
+    """Mean squared correlation over pairs of different features, or of different tokens, of each group.
+
+    With X (n, d) standardised so that every column has length one, C = X^T X holds the correlations of the
+    columns, and the sum of C_mn^2 over all m, n is |X^T X|^2 = |X X^T|^2: the smaller side is formed, and the
+    diagonal, one for each column that varies, is taken off.
+    """
+    z, real = p.by_group()
+    along = 2 if of_tokens else 1  # the axis that is averaged over
+    with torch.no_grad(), _full_precision(z.device):
+        keep = real.unsqueeze(-1).to(z.dtype)
+        count = torch.full_like(keep[:, :1], z.shape[2]) if of_tokens else keep.sum(1, keepdim=True)
+        count = count.clamp(min=1.0)
+        x = z - z.sum(along, keepdim=True) / count
+        x.mul_(keep)
+        norm = torch.linalg.vector_norm(x, dim=along, keepdim=True)
+        # A constant has no correlation, and what rounding leaves of one is no variation.
+        size = torch.linalg.vector_norm(z, dim=along, keepdim=True)
+        flat = norm <= torch.maximum(size * (8 * torch.finfo(z.dtype).eps), size.new_tensor(NO_DIRECTION))
+        scale = torch.where(flat, 0.0, norm.reciprocal())
+        x.mul_(scale)
+        columns = (scale != 0).sum((1, 2)).to(z.dtype)
+        pairs = (columns * (columns - 1)).clamp(min=1.0)
+        wide = x.shape[1] <= x.shape[2]
+        gram = torch.bmm(x, x.mT) if wide else torch.bmm(x.mT, x)
+        value = (torch.linalg.vector_norm(gram, dim=(1, 2)).square() - columns) / pairs
+        pull = torch.bmm(gram, x) if wide else torch.bmm(x, gram)
+        pull.addcmul_((pull * x).sum(along, keepdim=True).neg_(), x)
+        pull.sub_(pull.sum(along, keepdim=True) / count).mul_(keep).mul_(scale)
+    return _pulled(z, value, pull, 4.0 / pairs, columns > 1, None)
+
+
+def angular_exponentials(p: Points, tau: float) -> Means:
+    """Log of the mean of exp(-D/tau) of each group, D = arccos(cosine)/pi."""
+    slope = 1.0 / (math.pi * tau)
+
+    def terms(cosine: Tensor) -> tuple[Tensor, Tensor]:
+        steepness = _steepness(cosine)
+        term = cosine.acos_().mul_(-slope).exp_()
+        return term, steepness.mul_(term)
+
+    total, pairs, pull = _over_angles(p, terms)
+    # Each unordered pair moves both its points: the ordered mean's derivative has the factor 2.
+    weight = 2.0 * slope / total.clamp(min=torch.finfo(total.dtype).tiny)
+    return _pulled(p.z, (total / pairs.clamp(min=1.0)).log(), pull, weight, pairs > 0, p.owner)
+
+
+def angular_hinges(p: Points, margin: float) -> Means:
+    """Mean of max(0, margin - D)^2 of each group, D = arccos(cosine)/pi."""
+
+    def terms(cosine: Tensor) -> tuple[Tensor, Tensor]:
+        steepness = _steepness(cosine)
+        short = cosine.acos_().mul_(-1.0 / math.pi).add_(margin).clamp_(min=0.0)
+        return short.square(), steepness.mul_(short)
+
+    total, pairs, pull = _over_angles(p, terms)
+    number = pairs.clamp(min=1.0)
+    return _pulled(p.z, total / number, pull, 4.0 / math.pi / number, pairs > 0, p.owner)
+
+
+def distance_exponentials(p: Points, rate: Tensor) -> Means:
+    """Log of the mean of exp(-|z_i - z_j|^2 rate) of every group, with ``rate`` (groups,)."""
+    wanted = _gradient_wanted(p.z)
+    with torch.no_grad(), _full_precision(p.z.device):
+        ok, owner = p.real, _pair_owner(p, p.real)
+        counts = p.counts(ok)
+        # Distances do not see a shift of a whole row; without it their differences keep more digits.
+        centre = p.z.sum(1, keepdim=True) / ok.sum(1).clamp(min=1).view(-1, 1, 1)
+        z = (p.z - centre).mul_(ok.unsqueeze(-1))
+        squares = z.square().sum(-1)
+        rates = _at(p.owner, rate).expand_as(squares)
+
+        def exponents(some: slice, rows: slice, cols: slice) -> Tensor:
+            """By the rate of the row; pairs across groups are dropped later."""
+            gap = torch.bmm(z[some, rows], z[some, cols].mT).mul_(-2.0)
+            gap.add_(squares[some, rows].unsqueeze(-1)).add_(squares[some, cols].unsqueeze(1)).clamp_(min=0.0)
+            return gap.mul_(-rates[some, rows].unsqueeze(-1))
+
+        top = torch.full_like(squares, -math.inf)
+        for some, rows, cols in _blocks(z):
+            exponent = exponents(some, rows, cols)
+            _only_pairs((exponent,), owner, some, rows, cols, fill=-math.inf)
+            top[some, rows] = torch.maximum(top[some, rows], exponent.amax(2))
+            top[some, cols] = torch.maximum(top[some, cols], exponent.amax(1))
+        shift = _group_max(p, top)
+        shifts = _at(p.owner, shift).expand_as(squares)
+        sums, pull = torch.zeros_like(squares), torch.zeros_like(z) if wanted else None
+        for some, rows, cols in _blocks(z):
+            value = exponents(some, rows, cols).sub_(shifts[some, rows].unsqueeze(-1)).exp_()
+            _only_pairs((value,), owner, some, rows, cols)
+            _add_block(z, some, rows, cols, value, value, sums, pull)
+        total = p.sums(sums)
+        value = (total / (counts * (counts - 1)).clamp(min=1.0)).log() + shift
+        if pull is not None:
+            pull.addcmul_(sums.unsqueeze(-1), z, value=-1.0)
+    return _pulled(p.z, value, pull, 4.0 * rate / total, counts > 1, p.owner)
+
+
+def median_distance(p: Points, most: int = 128) -> Tensor:
+    """Median squared distance over the pairs of each group, (groups,), NaN where it has none.
+
+    Over ``most`` evenly spaced points of a group that has more; of an even number of pairs the lower middle.
+    """
+    z, real = p.by_group()
+    z = z.detach()
+    counts, width = real.sum(1, keepdim=True), min(most, z.shape[1])
+    place = torch.arange(width, device=z.device)
+    real_first = (~real).to(torch.uint8).argsort(dim=1, stable=True)
+    chosen = real_first.gather(1, torch.where(counts > width, place * counts // width, place))
+    rows = z.gather(1, chosen.unsqueeze(-1).expand(-1, -1, z.shape[2]))
+    used = place < counts
+    rows = rows - (rows * used.unsqueeze(-1)).sum(1, keepdim=True) / used.sum(1).clamp(min=1).view(-1, 1, 1)
+    squares = rows.square().sum(-1)
+    with _full_precision(z.device):
+        gap = torch.bmm(rows, rows.mT).mul_(-2.0).add_(squares.unsqueeze(-1)).add_(squares.unsqueeze(1))
+    pair = used.unsqueeze(-1) & used.unsqueeze(1)
+    pair.diagonal(dim1=1, dim2=2).fill_(False)
+    return gap.clamp_(min=0.0).masked_fill_(~pair, float("nan")).flatten(1).nanmedian(-1).values
+
+
+class _Turned(torch.autograd.Function):
+    """A value a group whose gradient is weight (target - (target.u) u)/|z|; nothing but z is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, value: Tensor, *kept: Tensor | None) -> Tensor:
+        ctx.save_for_backward(z, *kept)
+        return value.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        z, scale, targets, weight, owner = ctx.saved_tensors
+        with _full_precision(z.device):
+            if owner is None:
+                along = torch.bmm(z, targets.unsqueeze(-1)).squeeze(-1)
+                target = targets.unsqueeze(1)
+            else:
+                target = targets[owner]
+                along = (z * target).sum(-1)
+        along = along.mul_(scale.square()).neg_()
+        out = torch.addcmul(target, along.unsqueeze(-1), z)
+        return out.mul_((scale * _at(owner, grad * weight)).unsqueeze(-1)), *[None] * 5
+
+
+class _Pulled(torch.autograd.Function):
+    """A value a group whose gradient is a weight a group times ``pull``."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, value: Tensor, *kept: Tensor | None) -> Tensor:
+        ctx.save_for_backward(*kept)
+        return value.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        pull, weight, owner = ctx.saved_tensors
+        return pull * _at(owner, grad * weight).unsqueeze(-1), *[None] * 4
+
+
+def _pulled(
+    z: Tensor, value: Tensor, pull: Tensor | None, weight: Tensor, counted: Tensor, owner: Tensor | None
+) -> Means:
+    value = torch.where(counted, value, 0.0)
+    if pull is not None:
+        value = _Pulled.apply(z, value, pull, torch.where(counted, weight, 0.0), owner)  # type: ignore[no-untyped-call]
+    return value, counted
+
+
+def _over_angles(
+    p: Points, terms: Callable[[Tensor], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Sum of a term of the cosine over the ordered pairs of each group, their number, and the pull.
+
+    ``terms`` gives the terms of a block of cosines, which it may overwrite, and their slopes.
+    """
+    wanted = _gradient_wanted(p.z)
+    with torch.no_grad(), _full_precision(p.z.device):
+        scale = _unit_scale(p.z)
+        ok = scale != 0
+        owner, counts = _pair_owner(p, ok), p.counts(ok)
+        u = p.z * scale.unsqueeze(-1)
+        sums, pull = torch.zeros_like(scale), torch.zeros_like(u) if wanted else None
+        for some, rows, cols in _blocks(u):
+            value, slope = terms(torch.bmm(u[some, rows], u[some, cols].mT))
+            _only_pairs((value, slope), owner, some, rows, cols)
+            _add_block(u, some, rows, cols, value, slope, sums, pull)
+            if pull is not None and rows.stop == cols.stop:  # the last block of these groups
+                # Only what turns a vector moves its direction.
+                along = (pull[some] * u[some]).sum(-1, keepdim=True).neg_()
+                pull[some].addcmul_(along, u[some]).mul_(scale[some].unsqueeze(-1))
+        return p.sums(sums), counts * (counts - 1), pull
+
+
+def _add_block(
+    x: Tensor,
+    some: slice,
+    rows: slice,
+    cols: slice,
+    value: Tensor,
+    slope: Tensor,
+    sums: Tensor,
+    pull: Tensor | None,
+) -> None:
+    """Add terms to ``sums`` (g, t) and slope times partner to ``pull`` (g, t, d), for rows and columns.
+
+    The columns of the diagonal block are its rows.
+    """
+    later, width = slice(rows.stop, cols.stop), rows.stop - rows.start
+    sums[some, rows] += value.sum(2)
+    sums[some, later] += value[:, :, width:].sum(1)
+    if pull is not None:
+        pull[some, rows].baddbmm_(slope, x[some, cols])
+        if later.start < later.stop:
+            pull[some, later].baddbmm_(slope[:, :, width:].mT, x[some, rows])
+
+
+def _only_pairs(
+    blocks: tuple[Tensor, ...],
+    owner: Tensor | None,
+    some: slice,
+    rows: slice,
+    cols: slice,
+    fill: float = 0.0,
+) -> None:
+    """Overwrite the diagonal and the pairs that cross groups or touch a token that is no point."""
+    for block in blocks:
+        block.diagonal(dim1=1, dim2=2).fill_(fill)
+    if owner is not None:
+        apart = owner[some, rows].unsqueeze(-1) != owner[some, cols].unsqueeze(1)
+        for block in blocks:
+            block.masked_fill_(apart, fill)
+
+
+def _blocks(x: Tensor) -> Iterator[tuple[slice, slice, slice]]:
+    """Blocks of the upper triangle: some groups, some rows, and all columns from the first of those on.
+
+    On a CPU as many groups and rows as its cache takes; elsewhere all groups at once.
+    """
+    g, t, _ = x.shape
+    groups, size = g, max(_CPU_ROWS, _GPU_NUMBERS // (g * t))
+    if x.device.type == "cpu":
+        groups, size = max(1, _CACHE_NUMBERS // (min(t, _CPU_ROWS) * t)), _CPU_ROWS
+    for i in range(0, g, groups):
+        for j in range(0, t, size):
+            yield slice(i, i + groups), slice(j, min(j + size, t)), slice(j, t)
+
+
+def _pair_owner(p: Points, ok: Tensor) -> Tensor | None:
+    """Group of each point, a number of its own where there is none; None where every pair of a row counts.
+
+    Whether all are points is looked up on the CPU only: on a GPU the question would stop the queue.
+    """
+    if p.owner is None and ok.device.type == "cpu" and bool(ok.all()):
+        return None
+    owner = torch.zeros(ok.shape, dtype=torch.long, device=ok.device) if p.owner is None else p.owner
+    return torch.where(ok, owner, -1 - torch.arange(ok.shape[1], device=ok.device))
+
+
+def _group_max(p: Points, rows: Tensor) -> Tensor:
+    """Largest value of every group, 0 where it has no pair."""
+    if p.owner is None:
+        top = rows.amax(-1)
+    else:
+        top = torch.full((p.groups,), -math.inf, dtype=rows.dtype, device=rows.device)
+        top.scatter_reduce_(0, p.owner.flatten(), rows.flatten(), "amax")
+    return torch.where(top == -math.inf, 0.0, top)
+
+
+def _at(owner: Tensor | None, values: Tensor) -> Tensor:
+    """A value a group, (groups,), at each of its points: (g, t), or (g, 1) where rows are groups."""
+    return values.unsqueeze(-1) if owner is None else values[owner]
+
+
+def _steepness(cosine: Tensor) -> Tensor:
+    """Minus the derivative of arccos, with ``cosine`` itself held away from +-1."""
+    cosine.clamp_(-1.0 + GUARD, 1.0 - GUARD)
+    return torch.addcmul(cosine.new_ones(()), cosine, cosine, value=-1.0).rsqrt_()
+
+
+def _gradient_wanted(z: Tensor) -> bool:
+    return z.requires_grad and torch.is_grad_enabled()
+
+
+def _unit_scale(z: Tensor) -> Tensor:
+    """1/|z| along the last axis, 0 for vectors without a direction, NaN for those that are not finite."""
+    norm = torch.linalg.vector_norm(z, dim=-1)
+    # An infinite norm must not look like a vector to leave out: inf - inf is NaN.
+    return torch.where(norm <= NO_DIRECTION, 0.0, norm.reciprocal() + (norm - norm))
+
+
+def _unit_sums(p: Points, scale: Tensor) -> Tensor:
+    """Sum of unit vectors of every group, (groups, d) in float64."""
+    z = p.z
+    g, t, d = z.shape
+    with _full_precision(z.device):
+        if p.owner is not None:
+            sums = torch.zeros(p.groups, d, dtype=z.dtype, device=z.device)
+            return sums.index_add_(0, p.owner.flatten(), (z * scale.unsqueeze(-1)).view(-1, d)).double()
+        whole = t - t % _SUMMED_ROWS
+        if not whole:
+            return torch.bmm(scale.unsqueeze(1), z).squeeze(1).double()
+        parts = scale[:, :whole].reshape(g, -1, 1, _SUMMED_ROWS), z[:, :whole].reshape(g, -1, _SUMMED_ROWS, d)
+        total = torch.matmul(*parts).squeeze(2).double().sum(1)
+        if whole < t:
+            total += torch.bmm(scale[:, whole:].unsqueeze(1), z[:, whole:]).squeeze(1)
+        return total
+
+
+@contextmanager
+def _full_precision(device: torch.device) -> Iterator[None]:
+    """Products in the operands' own precision: no autocast, no TF32."""
+    with torch.autocast(device.type, enabled=False):
+        before = torch.get_float32_matmul_precision()
+        if device.type == "cuda":
+            torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            if device.type == "cuda":
+                torch.set_float32_matmul_precision(before)
+
+
+def _check(
+    z: Tensor, mask: Tensor | None, segments: Tensor | None, pairs: str, max_tokens: int | None
+) -> None:
+    """Raise a sentence for what does not fit."""
+    if z.dim() != 4 or not z.is_floating_point():
+        shape = tuple(z.shape[1:]) if z.dim() and z.shape[0] == 1 else tuple(z.shape)
+        raise GeometryError(f"expected floating-point states of shape (b, t, d), got {z.dtype} {shape}")
+    for name, given in (("mask", mask), ("segments", segments)):
+        if given is not None and given.shape != z.shape[1:3]:
+            raise GeometryError(
+                f"expected `{name}` of shape (b, t) = {tuple(z.shape[1:3])}, got {tuple(given.shape)}"
+            )
+    if z.numel() == 0:
+        raise GeometryError(f"expected states with at least one token, got {tuple(z.shape[1:])}")
+    if pairs not in PAIRS:
+        raise UsageError(f"expected pairs of {', '.join(PAIRS)}, got {pairs!r}")
+    if max_tokens is not None and max_tokens < 2:
+        raise UsageError(f"expected max_tokens of at least 2, got {max_tokens}; leave it out to take all")
+
+
+def _documents(segments: Tensor) -> tuple[Tensor, int]:
+    """Documents numbered through the rows of ``segments`` (b, t): two rows never share one."""
+    row = torch.arange(len(segments), device=segments.device).unsqueeze(-1).expand_as(segments)
+    keys = torch.stack([row.flatten(), segments.flatten().to(torch.long)])
+    documents, owner = torch.unique(keys, dim=1, return_inverse=True)
+    return owner.view(segments.shape), documents.shape[1]

@@ -1,0 +1,178 @@
+"""What a screening says in sentences: what to evaluate first, how far the order is clear, how a run went.
+
+Along a training every step is compared with every other, so the bound grows with their number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from lmeval_dispersion.geometry import Metric
+from lmeval_dispersion.report.declared import count, listed, spans
+from lmeval_screener.figures import Gap, difference
+from lmeval_screener.ranking import ERROR_RATE, flat_from
+from lmeval_screener.screened import Failed, Group, Ranks, Screened
+
+GROUPS = 4  # groups that get a sentence each
+_FIRST = 3  # checkpoints to evaluate first: a usual budget
+_MOST = 5  # and with those that have no clear order with the last of them
+_FLAT = 3  # steps that it takes to call a stretch flat
+STEP = (
+    "Along one training run the step alone orders at least as well: both figures are for seeing breaks, "
+    "not for ranking."
+)
+
+
+def not_screened(failed: Sequence[Failed]) -> str:
+    """Why nothing was screened, in one line."""
+    if len(failed) == 1:
+        return f"{failed[0].label}: {failed[0].error}: {failed[0].message}"
+    return (
+        f"none of the {len(failed)} checkpoints could be screened ({_errors(failed)}); the first: "
+        f"{failed[0].label}: {failed[0].message}"
+    )
+
+
+def failures(failed: Sequence[Failed], screened: int) -> str:
+    """How many failed, with the most frequent reasons; empty where none did."""
+    if not failed:
+        return ""
+    return (
+        f"{len(failed)} of {len(failed) + screened} checkpoints could not be screened ({_errors(failed, 3)})."
+    )
+
+
+def _errors(failed: Sequence[Failed], most: int | None = None) -> str:
+    words = Counter(failure.error for failure in failed).most_common(most)
+    return ", ".join(f"{count} {word}" for word, count in words)
+
+
+def sentences(group: Group, metric: Metric, domain: str) -> list[str]:
+    """What one group says."""
+    members, called = group.checkpoints, group.names
+    places = digits(members, metric)
+    if group.steps:
+        return [
+            course([c.gaps[metric] for c in group.steps], [c.step or "" for c in group.steps], places),
+            STEP,
+        ]
+    if len(members) == 1:
+        value = f"{members[0].gaps[metric].mean:.{places}f}"
+        return [
+            f"Only {called[members[0]]} (G {value}) was screened; G orders siblings, and says nothing alone."
+        ]
+    rival = group.rival(metric)
+    disagree = (
+        f"G and ratio disagree about the best: {called[members[0]]} by G, {called[rival]} by the ratio; "
+        "evaluate both."
+        if rival
+        else ""
+    )
+    all_ranks = {c.rank for c in members}
+    if all(all_ranks - {c.rank} <= set(c.ties) for c in members):
+        everyone = listed([called[c] for c in members]) if len(members) <= _MOST else f"all {len(members)}"
+        said = [f"No checkpoint stands apart: {everyone} have no clear order; evaluate any."]
+    else:
+        said = [
+            f"Evaluate first: {_first(group, rival)} (highest G of {len(members)}; {domain}).",
+            _clear(group),
+        ]
+    return [*filter(None, [disagree]), *said]
+
+
+def overlaps(group: Group) -> list[tuple[int, int]]:
+    """First and last rank of every run of ranks that hang together by ties, best first."""
+    runs: list[tuple[int, int]] = []
+    for c in group.checkpoints:
+        last = max(c.ties, default=0)
+        if runs and c.rank <= runs[-1][1]:
+            runs[-1] = runs[-1][0], max(runs[-1][1], last)
+        elif last >= c.rank:
+            runs.append((c.rank, last))
+    return runs
+
+
+def _clear(group: Group) -> str:
+    """How far the order of a group is clear."""
+    ranks, runs = sorted({c.rank for c in group.checkpoints}), overlaps(group)
+    if not runs:
+        return f"The order of all {len(group.checkpoints)} is clear."
+    before = [rank for rank in ranks if rank < runs[0][0]]
+    shared = listed([spans(range(first, last + 1)) for first, last in runs[:GROUPS]])
+    rest = len(runs) - GROUPS
+    more = f" and {count(rest, 'more run')}" if rest > 0 else ""
+    if len(runs) > 1 or runs[0][1] < ranks[-1]:
+        return f"Ranks {shared}{more} overlap; the order of the others is clear."
+    if not before:
+        return f"Ranks {shared} overlap, though not each with every other."
+    if len(before) == 1:
+        return f"Rank 1 is clear of all others; ranks {shared} overlap."
+    return f"The order of ranks {spans(before)} is clear; ranks {shared} overlap."
+
+
+def ranks_of(ranks: Ranks) -> str:
+    """Ranks for a reader: one by one where they are few, then as runs, then how many between which."""
+    numbers, runs = list(ranks), ranks.runs()
+    if len(numbers) <= 6:
+        return " ".join(map(str, numbers))
+    return spans(numbers) if len(runs) <= 4 else f"{len(numbers):,} of {runs[0][0]}–{runs[-1][1]}"
+
+
+def _first(group: Group, rival: Screened | None) -> str:
+    """What to spend a budget of three evaluations on."""
+    members, called = group.checkpoints, group.names
+    budget = _FIRST if len(members) > _FIRST else 1
+    last = members[budget - 1]
+    behind = [c for c in members[budget:] if last.tied_to(c.rank)]
+    extra = [rival] if rival is not None and rival not in (*members[:budget], *behind) else []
+    if budget + len(behind) + len(extra) <= _MOST:
+        return ", ".join(called[c] for c in (*members[:budget], *behind, *extra))
+    # Those that are tied across the cut are no better than one another.
+    sure = [c for c in members[: budget - 1] if not last.tied_to(c.rank)]
+    unsure = sorted({c.rank for c in (*members[:budget], *behind) if c not in sure})
+    few = len(Ranks(unsure).runs()) <= 4
+    ranks = f"ranks {spans(unsure)}" if few else f"{len(unsure):,} of ranks {unsure[0]}–{unsure[-1]}"
+    return ", ".join(
+        [*(called[c] for c in sure), f"any {budget - len(sure)} of {ranks}", *(called[c] for c in extra)]
+    )
+
+
+def digits(checkpoints: Sequence[Screened], metric: Metric) -> int:
+    """Decimals at which the smallest positive error of G still shows two digits; 3 to 6."""
+    errors = [c.gaps[metric].se for c in checkpoints if c.gaps[metric].se > 0]
+    smallest = min(errors, default=math.inf)
+    return next((places for places in range(3, 6) if smallest * 10**places >= 10), 6)
+
+
+def course(gaps: Sequence[Gap], called: Sequence[str], places: int = 3) -> str:
+    """How G went over two or more steps of a training, as far as paired errors carry it.
+
+    All pairs of steps are compared at once: two differ where the p-value of their paired difference is below
+    5 % over the number of pairs (Bonferroni), so that the chance of a claim about a training without any
+    change is 5 % at most, up to the error of the jackknife.
+    """
+    steps = range(len(gaps))
+    last = steps[-1]
+    level = ERROR_RATE / math.comb(len(gaps), 2)
+    values = [gap.mean for gap in gaps]
+    high, low = max(steps, key=values.__getitem__), min(steps, key=values.__getitem__)
+
+    def differ(*pairs: tuple[int, int]) -> bool:
+        return all(difference(gaps[i], gaps[j]).p < level for i, j in pairs)
+
+    def at(step: int) -> str:
+        return f"{values[step]:.{places}f} at {called[step]}"
+
+    since = flat_from(gaps, level)
+    flat = f", flat since {called[since]}" if 0 < since <= len(gaps) - _FLAT else ""
+    if since == 0:
+        return f"G does not change from {called[0]} to {called[last]}: no two steps differ."
+    if differ((high, 0), (high, last)):
+        return f"G rises from {at(0)} to {at(high)}, then falls to {at(last)}{flat}."
+    if differ((low, 0), (low, last)):
+        return f"G falls from {at(0)} to {at(low)}, then rises to {at(last)}{flat}."
+    if differ((0, last)):
+        return f"G {'rises' if values[last] > values[0] else 'falls'} from {at(0)} to {at(last)}{flat}."
+    return f"G moves between {at(low)} and {at(high)}, but its first and last step do not differ{flat}."

@@ -1,0 +1,140 @@
+"""The charts of a screening, as Vega-Lite data; colours are the page's variables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lmeval_dispersion.geometry import Metric
+from lmeval_dispersion.report.cells import short_names
+from lmeval_screener.figures import difference
+from lmeval_screener.screened import Group, Screened
+from lmeval_screener.targets import step_number
+
+_DRAWN = 40  # checkpoints of a group that a chart shows
+_LINE = "var(--axis)"
+_POINT = {"type": "point", "filled": True, "size": 80}
+
+
+def dots(group: Group, metric: Metric) -> dict[str, Any]:
+    """G of each checkpoint, best first."""
+    members = group.checkpoints[:_DRAWN]
+    values = [
+        {
+            "checkpoint": name,
+            "rank": c.rank,
+            "G": c.gaps[metric].mean,
+            "reach": c.gaps[metric].mean - 2 * (c.next.se if c.next else 0.0),
+            "ratio": None if c.ratio is None else c.ratio.mean,
+            "no clear order with": ", ".join(map(str, c.tied_with)),
+            "kind": _kind(c),
+        }
+        for c, name in zip(members, short_names([c.label for c in members]), strict=True)
+    ]
+    x = _number("G", f"{metric} gap G", zero=False)
+    axis = {"labelLimit": 200, "labelOverlap": False}
+    tooltip = _tooltip("checkpoint", "rank", "G", "ratio", "no clear order with")
+    rule = {"type": "rule", "strokeWidth": 2, "color": _LINE}
+    return {
+        "data": {"values": values},
+        "height": max(60, 24 * len(members)),
+        "encoding": {"y": {"field": "checkpoint", "sort": None, "title": None, "axis": axis}},
+        "layer": [
+            {"mark": rule, "encoding": {"x": x, "x2": {"field": "reach"}}},
+            {"mark": _POINT, "encoding": {"x": x, "tooltip": tooltip, **_marks(values)}},
+        ],
+    }
+
+
+def steps(group: Group, metric: Metric) -> dict[str, Any]:
+    """G along the steps of a training, with two errors of the change from the step before."""
+    values, before = [], group.steps[0]
+    for step, c in zip(_steps(group), group.steps, strict=True):
+        G, error = c.gaps[metric].mean, difference(c.gaps[metric], before.gaps[metric]).se
+        values.append({"step": step, "name": c.step, "G": G, "low": G - 2 * error, "high": G + 2 * error})
+        before = c
+    return _curve(values, "G", f"{metric} gap G")
+
+
+def ratios(group: Group, metric: Metric) -> dict[str, Any]:
+    """The ratio along the steps of a training, where it is known."""
+    pairs = zip(_steps(group), group.steps, strict=True)
+    values = [{"step": step, "name": c.step, "ratio": c.ratio.mean} for step, c in pairs if c.ratio]
+    return _curve(values, "ratio", "ratio")
+
+
+def accuracies(groups: Sequence[Group], metric: Metric) -> dict[str, Any]:
+    """Accuracy against G, where somebody supplied accuracies; pointing at a dot names it."""
+    values = [
+        {
+            "name": c.label,
+            "group": group.title,
+            "accuracy": c.accuracy,
+            "G": c.gaps[metric].mean,
+            "kind": _kind(c),
+        }
+        for group in groups
+        for c in group.checkpoints
+        if c.accuracy is not None
+    ]
+    several = len({value["group"] for value in values}) > 1
+    marks = {"color": {"field": "group", "title": None}} if several else _marks(values)
+    tooltip = _tooltip("name", "group", "G", "accuracy")
+    layers: list[dict[str, Any]] = [{"mark": _POINT, "encoding": {"tooltip": tooltip, **marks}}]
+    if len(values) <= 15:
+        text = {"type": "text", "align": "left", "dx": 9, "fontSize": 12}
+        layers.append({"mark": text, "encoding": {"text": {"field": "name"}}})
+    x = _number("G", f"{metric} gap G", zero=False, padding=20)
+    y = _number("accuracy", "accuracy", zero=False, padding=14)
+    return {"data": {"values": values}, "height": 340, "encoding": {"x": x, "y": y}, "layer": layers}
+
+
+def _kind(c: Screened) -> str:
+    """Whether a checkpoint is known not to have learned what the others learned."""
+    return "control" if c.target.negative_control else "checkpoint"
+
+
+def _marks(values: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Another mark for controls, where there are some."""
+    kinds = ["checkpoint", "control"]
+    if all(value["kind"] == kinds[0] for value in values):
+        return {}
+    ranges = {"shape": ["circle", "diamond"], "color": ["var(--series-1)", "var(--series-7)"]}
+    return {
+        channel: {"field": "kind", "title": None, "scale": {"domain": kinds, "range": marks}}
+        for channel, marks in ranges.items()
+    }
+
+
+def _number(field: str, title: str, **scale: Any) -> dict[str, Any]:
+    return {"field": field, "type": "quantitative", "title": title, "scale": scale}
+
+
+def _tooltip(*names: str) -> list[dict[str, str]]:
+    figure = {"type": "quantitative", "format": ".4f"}
+    return [{"field": name, **(figure if name in ("G", "ratio") else {})} for name in names]
+
+
+def _steps(group: Group) -> list[float]:
+    """The steps' numbers; their places where a name has none."""
+    numbers = [step_number(c.step or "") for c in group.steps]
+    return [float(place) if number is None else number for place, number in enumerate(numbers)]
+
+
+def _curve(values: Sequence[dict[str, Any]], field: str, title: str) -> dict[str, Any]:
+    """A line over steps, with bars from ``low`` to ``high`` where the values have them."""
+    positive = sorted(value["step"] for value in values if value["step"] > 0)
+    wide = bool(positive) and positive[-1] > 500 * positive[0]
+    x = _number("step", "training step", type="symlog" if wide else "linear", nice=not wide)
+    layers: list[dict[str, Any]] = []
+    if "low" in values[0]:
+        bars = {"y": _number("low", title, zero=False), "y2": {"field": "high"}}
+        layers.append({"mark": {"type": "rule", "strokeWidth": 1.5, "color": _LINE}, "encoding": bars})
+    line = {"y": _number(field, title, zero=False)}
+    layers.append({"mark": {"type": "line", "point": True}, "encoding": line})
+    return {
+        "data": {"values": list(values)},
+        "height": 280,
+        "encoding": {"x": x, "tooltip": _tooltip("name", field)},
+        "layer": layers,
+    }

@@ -1,0 +1,279 @@
+"""The two figures of a checkpoint, and whether two checkpoints differ in one.
+
+G = within(T) + between(T, R): the mean distance inside the domain's tokens plus the mean distance from them
+to everyday tokens, on rows of the output projection. Larger: the domain's tokens are farther from one another
+and from everyday language. Source: RD section 3.2.
+
+The ratio is within(T) / within(R), Euclidean, of rows as the normed state meets them. A softmax over
+``row · state`` does not change when one vector is added to every row, nor when a scale moves between the
+final norm's weight γ and the rows. The cosine G sees the first, the Euclidean G the second, and the ratio
+neither: a difference of two rows has no common vector, γ takes the scale in, and a ratio has no unit. Two
+copies of a model that predict the same therefore differ in it by rounding alone.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lmeval_dispersion.errors import GeometryError
+from lmeval_dispersion.geometry import (
+    METRICS,
+    Array,
+    Contrast,
+    Metric,
+    PairMean,
+    between,
+    contrasts,
+    within,
+)
+from lmeval_dispersion.statistics import jackknife_se, student_p
+
+if TYPE_CHECKING:
+    from lmeval_screener.weights.projection import FinalNorm
+
+#: The parts of G, and the control that is no part of it.
+PARTS = ("within_domain", "between", "within_reference")
+_SIGMAS = 3  # of rounding that a difference must exceed
+#: Bits of the significand, the hidden one included, of the stored types; other types are blocks of integers.
+_SIGNIFICAND = {"F64": 24, "F32": 24, "F16": 11, "BF16": 8, "F8_E4M3": 4, "F8_E5M2": 3}  # read as float32
+_BLOCK = 32  # numbers that share a scale
+_NONE = np.zeros(0)
+
+
+@dataclass(frozen=True, eq=False)
+class Gap:
+    """G with its parts, in one metric.
+
+    Attributes:
+        metric: ``cosine`` (0 to about 4; near 2 when all is orthogonal) or ``euclidean`` (unit of the rows).
+        mean: within_domain.mean + between.mean.
+        se: Jackknife standard error over tokens of both sets: leaving a domain token out moves both parts.
+        within_domain: Mean distance inside T.
+        between: Mean distance across T x R.
+        within_reference: Mean distance inside R: the control. It is no part of G; where it moves as much
+            as G does, the whole matrix changed and not the domain.
+        left_out_domain: G without domain token i, shape (|T|,).
+        left_out_reference: G without reference token j, shape (|R|,).
+    """
+
+    metric: Metric
+    mean: float
+    se: float
+    within_domain: PairMean
+    between: PairMean
+    within_reference: PairMean
+    left_out_domain: Array
+    left_out_reference: Array
+
+    def comparable(self, other: Gap) -> None:
+        """Check that both are of one metric over as many tokens."""
+        same = self.left_out_domain.shape == other.left_out_domain.shape
+        same = same and self.left_out_reference.shape == other.left_out_reference.shape
+        if self.metric != other.metric or not same:
+            raise GeometryError(
+                "expected two gaps of one metric over the same tokens; screen both with the same sets"
+            )
+
+
+def gap(domain: ArrayLike, reference: ArrayLike, metric: Metric = "cosine") -> Gap:
+    """The dispersion gap of rows ``domain`` (|T| >= 3, d) against rows ``reference`` (|R| >= 3, d)."""
+    across = between(domain, reference, metric)
+    return _gap(metric, Contrast(within(domain, metric), across, within(reference, metric)))
+
+
+def gaps(domain: ArrayLike, reference: ArrayLike) -> dict[Metric, Gap]:
+    """:func:`gap` in every metric, with less work."""
+    return {metric: _gap(metric, contrast) for metric, contrast in contrasts(domain, reference).items()}
+
+
+def _gap(metric: Metric, contrast: Contrast) -> Gap:
+    inside, across, control = contrast
+    left_out = inside.left_out + across.left_out, inside.mean + across.left_out_other
+    mean = inside.mean + across.mean
+    return Gap(metric, mean, jackknife_se(*left_out), inside, across, control, *left_out)
+
+
+class Difference(NamedTuple):
+    """A figure of one checkpoint minus that of another, with the error over the tokens that they share.
+
+    Attributes:
+        mean: The difference.
+        se: Its jackknife standard error: that of the choice of tokens.
+        freedom: Degrees of freedom of the error. Ten digits are few: their error is itself uncertain.
+    """
+
+    mean: float
+    se: float
+    freedom: float
+
+    @property
+    def separated(self) -> bool:
+        """Whether the difference is more than two standard errors from 0: of one pair, taken by itself."""
+        return bool(abs(self.mean) > 2 * self.se)
+
+    @property
+    def p(self) -> float:
+        """Two-sided p-value of no difference, by Student's t; 1 where the two are one and the same."""
+        if self.mean == 0:
+            return 1.0
+        return student_p(abs(self.mean) / self.se, self.freedom) if self.se > 0 else 0.0
+
+
+def difference(a: Gap, b: Gap) -> Difference:
+    """``a`` minus ``b``, paired: the same token is left out of both.
+
+    Paired errors are the ones to use: tokens that are far from the others in one checkpoint are so in its
+    siblings, and independent errors would hide real differences.
+    """
+    a.comparable(b)
+    return paired_difference(
+        a.mean - b.mean,
+        a.left_out_domain - b.left_out_domain,
+        a.left_out_reference - b.left_out_reference,
+    )
+
+
+def paired_difference(mean: float, *left_out: Array) -> Difference:
+    """A difference with its error, from its values with each token of T and of R left out."""
+    parts = [jackknife_se(side) ** 2 for side in left_out]
+    # Welch and Satterthwaite: each side's variance has as many degrees of freedom as tokens, less one.
+    spread = sum(part**2 / (len(side) - 1) for part, side in zip(parts, left_out, strict=True))
+    freedom = sum(parts) ** 2 / spread if spread > 0 else math.inf
+    return Difference(mean, jackknife_se(*left_out), freedom)
+
+
+def ranks(means: Sequence[float]) -> list[int]:
+    """Rank of each mean, 1 for the largest; equal means share the better rank."""
+    values = -np.asarray(means, dtype=np.float64)
+    return [1 + int(place) for place in np.searchsorted(np.sort(values), values, side="left")]
+
+
+# --- the ratio ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Ratio:
+    """The second figure of a checkpoint.
+
+    Attributes:
+        mean: within(T) / within(R).
+        se: Its jackknife standard error over tokens of both sets; γ is held fixed.
+        rounding: How far the stored element type may have moved it, three standard deviations.
+        left_out_domain: The figure without domain token i, shape (|T|,).
+        left_out_reference: The figure without reference token j, shape (|R|,).
+    """
+
+    mean: float
+    se: float
+    rounding: float
+    left_out_domain: Array
+    left_out_reference: Array
+
+    def minus(self, other: Ratio) -> Difference:
+        """This figure minus another checkpoint's, paired over tokens."""
+        return paired_difference(
+            self.mean - other.mean,
+            self.left_out_domain - other.left_out_domain,
+            self.left_out_reference - other.left_out_reference,
+        )
+
+    def above(self, other: Ratio) -> bool:
+        """Whether it is larger than another checkpoint's by more than both are rounded."""
+        return self.mean - self.rounding > other.mean + other.rounding
+
+
+def ratio(domain: NDArray[Any], reference: NDArray[Any], norm: FinalNorm, dtype: str) -> Ratio:
+    """The ratio of rows of T (n, d) and R (m, d), as stored, behind a final norm whose weight is known."""
+    seen = norm.effective(domain), norm.effective(reference)
+    inside, control = (within(rows, "euclidean") for rows in seen)
+    if not control.mean > 0:
+        raise GeometryError("the final norm leaves no difference between everyday tokens")
+    mean = inside.mean / control.mean
+    left_out = inside.left_out / control.mean, inside.mean / control.left_out
+    weight = np.asarray(norm.weight)
+    share = _rounded(domain, weight, dtype, inside.mean) + _rounded(reference, weight, dtype, control.mean)
+    # A scale that moved into γ was rounded there too: it weighs the dimensions of T and of R otherwise.
+    spreads = [rows.var(axis=0) / rows.var(axis=0).sum() for rows in seen]
+    share += _SIGMAS * _relative(dtype) * float(np.linalg.norm(spreads[0] - spreads[1]))
+    return Ratio(mean, jackknife_se(*left_out), mean * share, *left_out)
+
+
+def _rounded(rows: NDArray[Any], weight: Array, dtype: str, mean: float) -> float:
+    """By what share rounding moves a mean distance: at random, and up, as any noise adds to distances."""
+    variances = np.square(_lost(rows, dtype) * weight).mean(axis=1)
+    at_random = _SIGMAS * 2 * math.sqrt(float(variances.mean()) / len(rows))
+    return float((at_random + rows.shape[1] * variances.mean() / mean) / mean)
+
+
+def _lost(rows: NDArray[Any], dtype: str) -> Array:
+    """Standard deviation of what was lost when each number of the rows was stored."""
+    values: Array = np.abs(rows.astype(np.float64))
+    if _significand(dtype) is not None:
+        return values * _relative(dtype)
+    # Integers of so many bits, times a scale that each block has.
+    count, width = values.shape
+    padded = np.pad(values, ((0, 0), (0, -width % _BLOCK)))
+    largest = padded.reshape(count, -1, _BLOCK).max(axis=2, keepdims=True)
+    step = 2 * largest / (2 ** _bits(dtype) - 1)
+    errors: Array = np.repeat(step / math.sqrt(12), _BLOCK, axis=2).reshape(count, -1)[:, :width]
+    return errors
+
+
+def _significand(dtype: str) -> int | None:
+    return next((bits for name, bits in _SIGNIFICAND.items() if dtype.upper().startswith(name)), None)
+
+
+def _relative(dtype: str) -> float:
+    """Standard deviation of rounding to nearest, as a share of the number."""
+    bits = _significand(dtype)
+    return math.ldexp(1 / math.sqrt(3), -(_bits(dtype) if bits is None else bits))
+
+
+def _bits(dtype: str) -> int:
+    bits = re.search(r"\d+", dtype)
+    return int(bits[0]) if bits else 4
+
+
+# --- both as one array, for a registry ------------------------------------------------------------------
+
+
+def numbers_of(gaps: Mapping[Metric, Gap], ratio: Ratio | None) -> Array:
+    """The figures as float64, one after the other; a ratio that is not known is NaN.
+
+    For each metric in the order of ``METRICS``, then for the ratio: its numbers, and those without each token
+    of T, then of R.
+    """
+    arrays: list[ArrayLike] = []
+    for metric in METRICS:
+        gap = gaps[metric]
+        parts = [value for name in PARTS for value in getattr(gap, name)[:4]]
+        arrays += [[gap.mean, gap.se, *parts], gap.left_out_domain, gap.left_out_reference]
+    if ratio is None:
+        arrays.append(np.full(3 + len(gap.left_out_domain) + len(gap.left_out_reference), math.nan))
+    else:
+        arrays += [[ratio.mean, ratio.se, ratio.rounding], ratio.left_out_domain, ratio.left_out_reference]
+    return np.concatenate(arrays, dtype=np.float64)
+
+
+def figures_of(numbers: Array, domain: int) -> tuple[dict[Metric, Gap], Ratio | None]:
+    """The figures that :func:`numbers_of` took, of so many tokens of T, without the errors of G's parts."""
+    tokens = (len(numbers) - len(METRICS) * 14 - 3) // (len(METRICS) + 1)
+    sizes = [*(14, domain, tokens - domain) * len(METRICS), 3, domain, tokens - domain]
+    arrays = iter(np.split(numbers, np.cumsum(sizes)[:-1]))
+    gaps: dict[Metric, Gap] = {}
+    for metric in METRICS:
+        mean, se, *parts = map(float, next(arrays))
+        inside, across, control = (
+            PairMean(value, error, by_pairs, int(pairs), _NONE, _NONE)
+            for value, error, by_pairs, pairs in (parts[:4], parts[4:8], parts[8:])
+        )
+        gaps[metric] = Gap(metric, mean, se, inside, across, control, next(arrays), next(arrays))
+    mean, se, rounding = map(float, next(arrays))
+    return gaps, None if math.isnan(mean) else Ratio(mean, se, rounding, next(arrays), next(arrays))

@@ -1,0 +1,375 @@
+"""Which checkpoints may be compared, and which of them have a clear order.
+
+A group is one tokenizer and one scale. In a group, a pair has a clear order where G separates it once all
+pairs are counted, with at most 5 % that any pair is ordered wrongly, and the ratio says the same
+(`Ratio.above`): what moves no prediction moves G, and orders nothing. That can only tie more pairs. Two
+procedures keep that rate, and which one runs depends on the size of the group alone:
+
+- up to `ALL_PAIRS` checkpoints, Holm's step-down procedure over the p-values of all pairs;
+- above, an interval around each checkpoint's G less the group's mean, all n of them at 1 - 5 %/n
+  (Bonferroni, Student's t). With a probability of 95 % every interval holds its value, so no two whose
+  intervals are disjoint can be equal, whichever pairs are looked at. It takes n errors, not
+  n (n - 1) / 2.
+
+For a few checkpoints a pair's own error is the sharper one; for many, 5 %/n is a far milder level than 5 %
+over the number of pairs. `benchmarks/separation.py` simulates both.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import math
+import re
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import fields, replace
+from itertools import combinations, pairwise
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from lmeval_dispersion.geometry import Array, Metric
+from lmeval_dispersion.statistics import student_points
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.figures import Gap, Ratio, difference, ranks
+from lmeval_screener.screened import Next, Ranks, Reading, Screened
+from lmeval_screener.targets import labelled
+from lmeval_screener.tokens import Resolution
+
+#: Chance that any two of a group are ordered although they do not differ.
+ERROR_RATE = 0.05
+#: Checkpoints of a group up to which all pairs are compared.
+ALL_PAIRS = 64
+
+K = TypeVar("K", bound=Hashable)
+
+
+# --- groups ---------------------------------------------------------------------------------------------
+
+
+class Compared(NamedTuple):
+    """One tokenizer by which others are compared: the checkpoint that showed it, and its rows."""
+
+    first: Reading
+    rows: frozenset[tuple[str, int]]
+
+
+def common_tokenizers(family: str | None, members: Sequence[Reading]) -> dict[str, Compared | None]:
+    """For each tokenizer the one by which its checkpoints are compared; None where it fits none.
+
+    The tokenizer that most checkpoints have is the one of a family. Checkpoints given by name (``family`` is
+    None) may have any number of tokenizers. One tokenizer stands for another where every token that is
+    compared in it is the same piece at the same row there.
+    """
+    votes = Counter(member.tokenizer for member in members)
+    shown = {member.tokenizer: member for member in reversed(members)}
+    commons: list[Compared] = []
+    common_of: dict[str, Compared | None] = {}
+    for tokenizer in sorted(votes, key=lambda t: -votes[t]):
+        rows = _rows(shown[tokenizer].resolution)
+        common = next((common for common in commons if common.rows <= rows), None)
+        if common is None and (family is None or not commons):
+            common = Compared(shown[tokenizer], rows)
+            commons.append(common)
+        common_of[tokenizer] = common
+    return common_of
+
+
+def mismatch(family: str | None, member: Reading, common: Reading) -> ScreeningError:
+    """Why a checkpoint is left out of its family's ranking."""
+    missing = _rows(common.resolution) - _rows(member.resolution)
+    pieces = sorted(piece for piece, _ in missing)
+    shown = ", ".join(pieces[:5]) + (", ..." if len(pieces) > 5 else "")
+    return ScreeningError(
+        "TokenizerMismatch",
+        f"left out of the ranking of {family} because its tokenizer differs from that of "
+        f"{common.target.label} in {len(pieces)} of the tokens compared ({shown}); screen it by its own name",
+    )
+
+
+def _rows(resolution: Resolution) -> frozenset[tuple[str, int]]:
+    return frozenset((token.piece, token.id) for token in (*resolution.domain, *resolution.reference))
+
+
+def ranked(members: Sequence[tuple[Reading, Reading]], metric: Metric) -> list[Screened]:
+    """Every group's checkpoints, best first, with their ranks and those they have no clear order with.
+
+    Args:
+        members: Each with the one that showed its common tokenizer.
+        metric: Which gap ranks.
+    """
+    families: dict[str, list[Reading]] = {}
+    labels = labelled([reading.target for reading, _ in members])
+    for (reading, common), target in zip(members, labels, strict=True):
+        name = reading.target.family or f"tokenizer:{common.tokenizer.rpartition(':')[2][:8]}"
+        if reading.target.labelled is None:
+            reading = replace(reading, target=target)
+        families.setdefault(name, []).append(reading)
+    groups: dict[tuple[str, str], list[Reading]] = {}
+    for name, siblings in families.items():
+        for reading, scale in zip(siblings, scale_names(siblings), strict=True):
+            groups.setdefault((name, scale), []).append(reading)
+    return [
+        checkpoint
+        for (family, scale), siblings in groups.items()
+        for checkpoint in _ranked_group(family, scale, siblings, metric)
+    ]
+
+
+def _ranked_group(family: str, scale: str, members: list[Reading], metric: Metric) -> list[Screened]:
+    standings = rank_gaps([c.gaps[metric] for c in members], [c.ratio for c in members])
+    names = [field.name for field in fields(Reading)]
+    checkpoints = [
+        Screened(
+            **{name: getattr(reading, name) for name in names},
+            family=family,
+            scale=scale,
+            **standing._asdict(),
+        )
+        for reading, standing in zip(members, standings, strict=True)
+    ]
+    return sorted(checkpoints, key=lambda c: (c.rank, c.label))
+
+
+# --- clear orders ---------------------------------------------------------------------------------------
+
+
+class Standing(NamedTuple):
+    """Where one gap of a group stands.
+
+    Attributes:
+        rank: 1 for the largest; equal means share the better rank.
+        ties: Ranks with which it has no clear order; its own where another gap shares it.
+        next: Against the gap of the next rank; None for the last.
+    """
+
+    rank: int
+    ties: Ranks
+    next: Next | None
+
+
+def rank_gaps(gaps: Sequence[Gap], ratios: Sequence[Ratio | None] = ()) -> list[Standing]:
+    """The standing of each gap in its group, in the order given; see the module's text."""
+    ratios = ratios or [None] * len(gaps)
+    return (_all_pairs if len(gaps) <= ALL_PAIRS else _intervals)(gaps, ratios)
+
+
+def agree(better: Ratio | None, worse: Ratio | None) -> bool:
+    """Whether the ratio does not object to an order: it says the same, or is not known of both."""
+    return better is None or worse is None or better.above(worse)
+
+
+def holm(p_values: Mapping[K, float], level: float = ERROR_RATE) -> set[K]:
+    """The tests that Holm's step-down procedure rejects at a level for all of them together.
+
+    >>> sorted(holm({"a": 0.01, "b": 0.04, "c": 0.02}))
+    ['a', 'b', 'c']
+    """
+    rejected: set[K] = set()
+    for done, (test, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        if p > level / (len(p_values) - done):
+            break
+        rejected.add(test)
+    return rejected
+
+
+def _all_pairs(gaps: Sequence[Gap], ratios: Sequence[Ratio | None]) -> list[Standing]:
+    places = ranks([gap.mean for gap in gaps])
+    order = sorted(range(len(gaps)), key=places.__getitem__)
+    pairs = {(i, j): difference(gaps[i], gaps[j]) for i, j in combinations(order, 2)}
+    clear = holm({pair: change.p for pair, change in pairs.items()})
+    clear = {(i, j) for i, j in clear if agree(ratios[i], ratios[j])}
+    ties: list[list[int]] = [[] for _ in places]
+    for i, j in pairs.keys() - clear:
+        ties[i].append(places[j])
+        ties[j].append(places[i])
+    after = {i: Next(pairs[i, j].mean, pairs[i, j].se, (i, j) in clear) for i, j in pairwise(order)}
+    return [Standing(rank, Ranks(ties[i]), after.get(i)) for i, rank in enumerate(places)]
+
+
+def _intervals(gaps: Sequence[Gap], ratios: Sequence[Ratio | None]) -> list[Standing]:
+    count = len(gaps)
+    # `difference` refuses gaps of other tokens or another metric; against one of them is enough.
+    for gap in gaps:
+        gap.comparable(gaps[0])
+    means = np.array([gap.mean for gap in gaps])
+    order = np.argsort(-means, kind="stable")
+    means = means[order]
+    sides = _sides([gaps[i] for i in order])
+    error, freedom = _errors([side - side.mean(axis=0) for side in sides])
+    after, _ = _errors([side[:-1] - side[1:] for side in sides])
+    half = student_points(ERROR_RATE / count, freedom) * error
+    low, high = means - half, means + half
+    # Without a ratio, a checkpoint is above all and below all by it.
+    bounds = [
+        (math.inf, -math.inf) if r is None else (r.mean - r.rounding, r.mean + r.rounding) for r in ratios
+    ]
+    least, most = np.array(bounds)[order].T
+    places = 1 + np.searchsorted(-means, -means, side="left")
+    standings: dict[int, Standing] = {}
+    for at, i in enumerate(order):
+        # In the order of G: those before it are better, those behind it worse.
+        tied = np.concatenate(
+            [
+                ~((low[:at] > high[at]) & (least[:at] > most[at])),
+                [False],
+                ~((low[at] > high[at + 1 :]) & (least[at] > most[at + 1 :])),
+            ]
+        )
+        following = None
+        if at + 1 < count:
+            following = Next(float(means[at] - means[at + 1]), float(after[at]), not tied[at + 1])
+        standings[i] = Standing(int(places[at]), Ranks(places[tied]), following)
+    return [standings[i] for i in range(count)]
+
+
+def _sides(gaps: Sequence[Gap]) -> tuple[Array, Array]:
+    """G without each token of T, then of R, a row each gap."""
+    return (
+        np.stack([gap.left_out_domain for gap in gaps]),
+        np.stack([gap.left_out_reference for gap in gaps]),
+    )
+
+
+def _errors(sides: Sequence[Array]) -> tuple[Array, Array]:
+    """Jackknife errors and Welch's degrees of freedom of differences, a row each; see `paired_difference`."""
+    parts, spread = np.zeros(len(sides[0])), np.zeros(len(sides[0]))
+    for side in sides:
+        size = side.shape[1]
+        part = (size - 1) / size * np.square(side - side.mean(axis=1, keepdims=True)).sum(axis=1)
+        parts += part
+        spread += part**2 / (size - 1)
+    freedom = np.divide(parts**2, spread, out=np.full(len(parts), np.inf), where=spread > 0)
+    return np.sqrt(parts), freedom
+
+
+def flat_from(gaps: Sequence[Gap], level: float) -> int:
+    """The first place from which on no two gaps differ, at a two-sided level of one comparison."""
+    sides = _sides(gaps)
+    means = np.array([gap.mean for gap in gaps])
+    # Welch's degrees of freedom lie between those of the smaller side and those of both.
+    sizes = [side.shape[1] - 1 for side in sides]
+    known = np.geomspace(min(sizes), sum(sizes), 33)
+    points = student_points(level, known)
+    place = len(gaps) - 1
+    while place > 0:
+        errors, freedom = _errors([side[place - 1] - side[place:] for side in sides])
+        beyond = np.interp(np.log(freedom), np.log(known), points) * errors
+        gains = np.abs(means[place - 1] - means[place:])
+        if ((gains > beyond) & (gains > 0)).any():
+            break
+        place -= 1
+    return place
+
+
+# --- scales ---------------------------------------------------------------------------------------------
+
+_TOLERANCE = 0.04
+_IN_NAME = re.compile(r"(?:^|[-_./])(?:(\d+)x)?(\d+(?:\.\d+)?)([kmb])(?=$|[-_./])", re.IGNORECASE)
+_UNITS = {"K": 1e3, "M": 1e6, "B": 1e9}
+# Scales that the bundled families lack.
+_FURTHER = (
+    *("1.3B", "4B", "9B", "13B", "20B", "27B", "30B", "34B", "40B", "65B", "104B", "110B", "123B", "180B"),
+    *("235B", "405B", "671B"),
+)
+
+
+def scale_names(readings: Sequence[Reading]) -> list[str]:
+    """The scale of each of some checkpoints of one tokenizer, such as ``0.5B`` or ``70M``; ``unknown``.
+
+    The rule, first match first:
+
+    1. the scale that the family file states;
+    2. a size in the repository's or folder's name (``-70m``, ``-7B``, ``-0.5B``), where the parameters that
+       were counted are within a factor of two of it: nobody calls ``Qwen2.5-7B`` by its 7.6 billion;
+    3. the scale of a sibling that has one by 1 or 2 and as many parameters, to 4 %;
+    4. the count: the nearest scale of the bundled families, to 4 %, else two digits.
+
+    Counted are all parameters without the vocabulary's padding (rows beyond the tokenizer's last id, in both
+    vocabulary matrices). A fine-tune that adds or drops padding stays in the group of its siblings.
+    """
+    counts = [_counts(reading) for reading in readings]
+    named = [
+        reading.target.scale or _of_name(reading.repo, count)
+        for reading, count in zip(readings, counts, strict=True)
+    ]
+    # Without the second matrix: an untied copy is still a sibling. Sorted, so that the nearest of thousands
+    # is found at once.
+    siblings = sorted(
+        {(math.log(count[-1]), name) for count, name in zip(counts, named, strict=True) if name and count}
+    )
+    return [
+        name or _of_sibling(count, siblings) or _of_count(count)
+        for count, name in zip(counts, named, strict=True)
+    ]
+
+
+def _counts(reading: Reading) -> tuple[int, ...]:
+    """The parameters without padding, and where the matrices are not tied also without the second of them.
+
+    Published names follow either: Pythia-70m has 70 million with both, Qwen2.5-7B 7.07 billion without its
+    head; and a distilled sibling that was untied stays in its group. Empty where they are not known.
+    """
+    rows, width = reading.shape
+    words = reading.resolution.vocabulary
+    count = (reading.parameters or 0) - max(rows - words, 0) * width * (1 if reading.tied else 2)
+    second = 0 if reading.tied else min(rows, words) * width
+    return tuple(c for c in dict.fromkeys((count, count - second)) if c > 0)
+
+
+def _of_name(name: str, counts: tuple[int, ...]) -> str | None:
+    """The size in a name nearest to the count; None where none is, or all are off by more than twice."""
+    sizes: list[tuple[float, str]] = []
+    for experts, number, unit in _IN_NAME.findall(re.split(r"[/\\]", name.rstrip("/\\"))[-1]):
+        value = float(number) * _UNITS[unit.upper()] * int(experts or 1)
+        if value:
+            scale = f"{experts}x{float(number):g}{unit.upper()}" if experts else _spelled(value)
+            sizes.append((min((abs(math.log(count / value)) for count in counts), default=0.0), scale))
+    off, scale = min(sizes, default=(math.inf, ""))
+    return scale if off <= math.log(2) else None
+
+
+def _of_sibling(counts: tuple[int, ...], siblings: Sequence[tuple[float, str]]) -> str | None:
+    """The name of the sibling nearest in the logarithm of its count, within the tolerance."""
+    for count in counts[-1:]:
+        place = math.log(count)
+        at = bisect.bisect_left(siblings, (place,))
+        near = [(abs(place - other), name) for other, name in siblings[max(at - 1, 0) : at + 2]]
+        # The smaller name of two that are equally far, however many share a count.
+        if at > 0:
+            first = bisect.bisect_left(siblings, (siblings[at - 1][0],))
+            near.append((abs(place - siblings[first][0]), siblings[first][1]))
+        if near and min(near)[0] <= _TOLERANCE:
+            return min(near)[1]
+    return None
+
+
+def _of_count(counts: tuple[int, ...]) -> str:
+    for count in counts:
+        value = min(_scales(), key=lambda known: abs(math.log(count / known)))
+        if abs(count / value - 1) <= _TOLERANCE:
+            return _scales()[value]
+    return _spelled(counts[-1]) if counts else "unknown"
+
+
+def _spelled(value: float) -> str:
+    """A size as the bundled families spell it, else in two digits (above 2 billion: in whole billions)."""
+    if (known := _scales().get(value)) is not None:
+        return known
+    if value >= 2e9:
+        return f"{value / 1e9:.0f}B" if value % 1e8 else f"{value / 1e9:g}B"
+    if value >= 0.95e9:
+        return f"{value / 1e9:.1f}B"
+    unit = "M" if value >= 1e6 else "K"
+    return f"{float(f'{value / _UNITS[unit]:.2g}'):g}{unit}"
+
+
+@functools.cache
+def _scales() -> dict[float, str]:
+    """Parameters → scale, of all bundled families."""
+    from lmeval_screener.targets.selection import load_families
+
+    scales = {scale for family in load_families().values() for scale in family.scales}
+    # Counts alone cannot tell Pythia's 6.9B from the many 7B; by name it keeps its own.
+    return {float(scale[:-1]) * _UNITS[scale[-1]]: scale for scale in (*scales - {"6.9B"}, *_FURTHER)}

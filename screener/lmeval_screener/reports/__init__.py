@@ -1,1 +1,0 @@
-"""What a screening says: lines as it goes, the answer, the report, the listings. Its modules are private."""

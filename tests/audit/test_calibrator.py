@@ -1,0 +1,362 @@
+"""A calibrator from a run's own slices: what it estimates, what it refuses, and what it says of itself."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from synthetic import documents, planted_store, sliced_store, subjects_store, vectors
+
+from lmeval_dispersion.auditing import calibrator as calibrators
+from lmeval_dispersion.auditing.calibration import calibrate, calibration_sentence
+from lmeval_dispersion.auditing.calibrator import (
+    FEATURES,
+    calibrator_json,
+    check_fits,
+    check_worth,
+    document_ids,
+    read_calibrator,
+    rows_of_ids,
+)
+from lmeval_dispersion.auditing.prediction import predict
+from lmeval_dispersion.auditing.run import labels_of, read_run, rows_where
+from lmeval_dispersion.auditing.slices import by_column
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.report import render
+from lmeval_dispersion.store import write_store
+
+
+def fit_calibrator(run, **options):
+    """The content of the calibrator's file."""
+    return calibrators.fit_calibrator(run, **options).content
+
+
+def halves(path, **options):
+    """A sliced store and the calibrator of its labelled part."""
+    run = read_run(sliced_store(path, **options))
+    return run, fit_calibrator(labels_of(run, rows_where(run, "part == 'labelled'")))
+
+
+@pytest.fixture(scope="module")
+def law(tmp_path_factory):
+    return halves(tmp_path_factory.mktemp("law") / "s", effect=1.0)
+
+
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory):
+    return halves(tmp_path_factory.mktemp("noise") / "s", effect=0.0, seed=1)
+
+
+def errors(result):
+    return np.array([row.predicted - row.true for row in result.slices[1:] if row.reason is None])
+
+
+@pytest.mark.parametrize("effect", [1.0, -0.5])
+def test_a_law_is_learnt_either_way_round(tmp_path, effect):
+    run, fitted = halves(tmp_path / "s", effect=effect)
+    assert fitted["beats_trivial"]
+    assert "dispersion" in fitted["used"]
+    sign = fitted["coefficients"][list(fitted["features"]).index("dispersion")]
+    assert np.sign(sign) == np.sign(effect)
+    result = predict(fitted, run)
+    assert result.exchangeable
+    assert len(result.slices) == 41
+    trivial = fitted["labelled"]["accuracy"] - np.array([row.true for row in result.slices[1:]])
+    assert np.abs(errors(result)).mean() < 0.5 * np.abs(trivial).mean()
+    covered = [row.low <= row.true <= row.high for row in result.slices if row.reason is None]
+    assert np.mean(covered) > 0.85
+    check_worth(fitted, "cal.json")
+
+
+def test_without_a_law_it_is_the_trivial_predictor_and_refuses(noise):
+    run, fitted = noise
+    assert not fitted["beats_trivial"]
+    assert fitted["used"] == []
+    assert not np.any(fitted["coefficients"])
+    with pytest.raises(
+        UsageError, match=r"should not be used: .* labelled accuracy alone.*--force"
+    ) as refused:
+        check_worth(fitted, "cal.json")
+    # The same words as the calibrator's own report.
+    report = calibrate(labels_of(run, rows_where(run, "part == 'labelled'")))
+    reason = report.answer()[0].removeprefix("Do not use: ").removesuffix(".")
+    assert reason in str(refused.value)
+    rows = predict(fitted, run, force=True).slices
+    estimates = {row.predicted for row in rows[1:] if row.reason is None}
+    labelled = run.score[rows_where(run, "part == 'labelled'")].mean()
+    assert list(estimates) == [pytest.approx(labelled)]
+
+
+def test_few_runs_of_every_kind_cover_what_they_claim(tmp_path):
+    """Small; benchmarks/audit_coverage.py draws many more."""
+    kinds = ({"effect": 1.0}, {"effect": 0.0, "topics": 1.5}, {"effect": 1.0, "topics": 1.5})
+    covered = []
+    for k, options in enumerate(kinds):
+        for seed in range(4):
+            run, fitted = halves(tmp_path / f"{k}-{seed}", seed=10 * k + seed, **options)
+            rows = predict(fitted, run, force=True).slices[1:]
+            covered += [r.low <= r.true <= r.high for r in rows if r.reason is None]
+    assert len(covered) > 320
+    assert np.mean(covered) == pytest.approx(0.955, abs=0.03)
+
+
+@pytest.mark.parametrize("shift", [1.25, 2.0])
+def test_slices_that_are_not_like_the_labelled_ones_get_no_number(tmp_path, shift):
+    run, fitted = halves(tmp_path / "s", effect=1.0, shift=shift)
+    result = predict(fitted, run)
+    assert result.shifted == "dispersion"
+    assert not result.exchangeable
+    assert all("not like the labelled slices in dispersion" in row.reason for row in result.slices[1:])
+    assert all(row.predicted is None for row in result.slices)
+    forced = predict(fitted, run, force=True)
+    assert not forced.exchangeable
+    outside = np.mean([row.reason is not None for row in forced.slices[1:]])
+    assert outside > 0.5 if shift == 2.0 else outside < 0.5
+
+
+def test_one_slice_outside_what_was_fitted_gets_no_number(law):
+    """world_religions of the notes: a number of 0.995 for 0.269."""
+    run, fitted = law
+    odd = rows_where(run, "subject == 'slice 050'")
+    x = run.vectors.rows[odd].copy()
+    try:
+        run.vectors.rows[odd] = x * 0.01
+        run.vectors.squares[odd] = np.square(run.vectors.rows[odd]).sum(axis=1)
+        found = predict(fitted, run, where="part == 'unlabelled'").slices
+    finally:
+        run.vectors.rows[odd] = x
+        run.vectors.squares[odd] = np.square(x).sum(axis=1)
+    row = next(row for row in found if row.slice == "slice 050")
+    assert row.reason.startswith("outside what was fitted: dispersion ")
+    assert (row.predicted, row.low, row.high) == (None, None, None)
+    assert found[0].slice.endswith("of 40 slices")
+    assert found[0].reason is None
+
+
+def test_small_slices_have_a_reason_and_batches_of_their_size_help(tmp_path, law):
+    run, fitted = law
+    few = np.concatenate([rows[:12] for _, rows in by_column(run, "subject")[40:]])
+    where = f"doc_id in {run.documents['doc_id'].iloc[few].tolist()}"
+    result = predict(fitted, run, where=where).slices
+    assert all("12 documents, and the smallest fitted slice has 3" in row.reason for row in result[1:])
+    part = labels_of(run, rows_where(run, "part == 'labelled'"))
+    batched = fit_calibrator(part, slice_size=12)
+    assert batched["documents_a_slice"] == [12, 12]
+    assert len(batched["slices"]) == 40
+    found = predict(batched, run, where=where).slices
+    given = [row for row in found[1:] if row.reason is None]
+    assert len(given) > 35
+    assert np.mean([row.low <= row.true <= row.high for row in given]) > 0.85
+
+
+def test_the_whole_run_is_its_slices_together(law):
+    run, fitted = law
+    whole, *rows = predict(fitted, run).slices
+    given = [row for row in rows if row.reason is None]
+    weight = np.array([row.documents for row in given])
+    assert whole.documents == weight.sum()
+    mean = (weight * [row.predicted for row in given]).sum() / weight.sum()
+    assert whole.predicted == pytest.approx(mean)
+    assert whole.low <= whole.true <= whole.high
+    assert whole.high - whole.low < min(row.high - row.low for row in given)
+
+
+def test_documents_that_were_learnt_from_are_left_out(law):
+    run, fitted = law
+    result = predict(fitted, run)
+    labelled = rows_where(run, "part == 'labelled'")
+    assert sum(row.documents for row in result.slices[1:]) == len(run.vectors) - len(labelled)
+    assert any(f"{len(labelled)} documents of this run were labelled" in note for note in result.notes)
+    with pytest.raises(UsageError, match="fitted on the labels of all"):
+        predict(fitted, run, where="part == 'labelled'")
+
+
+def test_one_subject_is_cut_into_clusters(tmp_path):
+    run = read_run(planted_store(tmp_path / "a", n=1200, effect=1.0, subject="web"))
+    fitted = fit_calibrator(labels_of(run, np.arange(700)))
+    assert fitted["by"] == "cluster"
+    result = predict(fitted, run, force=True)
+    assert not result.exchangeable
+    whole = result.slices[0]
+    assert sum(row.documents for row in result.slices[1:]) == 500
+    assert whole.predicted == pytest.approx(whole.true, abs=0.08)
+
+
+def test_only_features_that_every_labelled_document_has(tmp_path):
+    rng = np.random.default_rng(0)
+    right = rng.random(600) < 0.5
+    frame = documents(right, rng=rng, subjects=12).assign(logprobs=[[]] * 600, prompt_tokens=0)
+    write_store(tmp_path, documents=frame, vectors={"last": vectors(1.0 + right, rng=rng)}, manifest={})
+    run = read_run(tmp_path)
+    assert list(fit_calibrator(run)["features"]) == ["dispersion", "log_perplexity"]
+    assert list(fit_calibrator(run, features=["dispersion"])["features"]) == ["dispersion"]
+    with pytest.raises(UsageError, match="some labelled documents have no prompt length"):
+        fit_calibrator(run, features=["prompt_tokens"])
+    with pytest.raises(UsageError, match="there is no feature 'length'; choose from dispersion"):
+        fit_calibrator(run, features=["length"])
+
+
+@pytest.mark.parametrize("value", [6.5, 21.0])
+def test_what_is_the_same_for_every_document_is_no_feature(tmp_path, value):
+    """Means of one number over slices of many sizes differ by rounding."""
+    store = subjects_store(
+        tmp_path, subjects=20, each=50, law=0.5, luck=0.2, query_perplexity=value, prompt_tokens=17
+    )
+    run = read_run(store)
+    alike = np.full_like(run.confidence.top_probability, 0.7)
+    run = replace(run, confidence=run.confidence._replace(top_probability=alike))
+    assert list(fit_calibrator(run)["features"]) == ["dispersion"]
+    with pytest.raises(UsageError, match="log query perplexity is the same in every slice"):
+        fit_calibrator(run, features=["dispersion", "log_perplexity"])
+    assert calibrate(run).features == ["dispersion"]
+
+
+def test_vectors_that_are_all_alike_leave_the_labelled_accuracy(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = documents(rng.random(600) < 0.5, rng=rng, subjects=12).assign(
+        logprobs=[[]] * 600, prompt_tokens=0, query_perplexity=5.0
+    )
+    write_store(tmp_path, documents=frame, vectors={"last": np.tile([1.0, 2.0], (600, 1))}, manifest={})
+    run = read_run(tmp_path)
+    fitted = fit_calibrator(run)
+    assert (fitted["features"], fitted["beats_trivial"]) == ({}, False)
+    report = calibrate(run)
+    assert "read off what they show is no better" in calibration_sentence(report)
+    assert report.answer()[0].startswith("Do not use: nothing beats the labelled accuracy alone")
+
+
+def test_a_run_that_lacks_a_feature_is_refused(tmp_path, law):
+    _, fitted = law
+    bare = planted_store(tmp_path / "b", n=300, prompt_tokens=0, seed=3)
+    with pytest.raises(UsageError, match=r"no prompt length.*--feature dispersion --feature confidence"):
+        predict(fitted, read_run(bare))
+    assert list(fitted["features"]) == list(FEATURES)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.arange(0), "none of these has a label"),
+        (np.arange(100), "make fewer than 8 slices or clusters"),
+    ],
+)
+def test_too_few_labels_are_one_sentence(tmp_path, labels, message):
+    run = read_run(planted_store(tmp_path / "a", n=300))
+    with pytest.raises(UsageError, match=message):
+        fit_calibrator(labels_of(run, labels))
+
+
+def test_too_few_slices_are_one_sentence(law):
+    run, _ = law
+    with pytest.raises(UsageError, match="'category' makes 2 slices of at least 5 labelled documents"):
+        fit_calibrator(run, by="category")
+    with pytest.raises(UsageError, match="0 slices have 500 labelled documents, and 8 are needed"):
+        fit_calibrator(run, slice_size=500)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "other/model"}, "fitted for model 'synthetic/model', and the run has 'other/model'"),
+        ({"revision": "v2"}, "fitted for revision 'main', and the run has 'v2'"),
+        ({"prompt_format": "p2"}, "fitted for prompt format 'p1', and the run has 'p2'"),
+        ({"chat_template": "c"}, "fitted for chat template None"),
+        ({"num_fewshot": 5}, "number of few-shot examples 0"),
+        ({"tasks": {"other": 1}}, "the run has task 'other'"),
+        ({"tasks": {"synthetic": 2}}, "fitted on version 1 of task 'synthetic'"),
+    ],
+)
+def test_a_calibrator_refuses_another_setting_with_the_reason(tmp_path, law, change, message):
+    run = read_run(planted_store(tmp_path / "b", n=300, manifest=change))
+    with pytest.raises(UsageError, match=message):
+        check_fits(law[1], run)
+
+
+def test_a_calibrator_refuses_another_layer_and_width(law):
+    run, fitted = law
+    with pytest.raises(UsageError, match=r"fitted for layer 'layer\.3', and the run has 'last'"):
+        check_fits({**fitted, "layer": "layer.3"}, run)
+    with pytest.raises(UsageError, match="fitted for vector width 31, and the run has 32"):
+        check_fits({**fitted, "width": 31}, run)
+
+
+def test_identity_decides_where_it_is_known(tmp_path, law):
+    run, fitted = law
+    assert "only the model's name and revision were compared" in check_fits(fitted, run)[0]
+    ours = {"weights": "sha256:1", "adapter": None, "quantisation": None}
+    known = {**fitted, "identity": ours}
+    same = read_run(planted_store(tmp_path / "a", n=300, manifest={"model": "a/copy", "identity": ours}))
+    assert check_fits(known, same) == []
+    lora = {**ours, "adapter": "sha256:2"}
+    other = read_run(planted_store(tmp_path / "b", n=300, manifest={"identity": lora}))
+    with pytest.raises(UsageError, match="another model: adapter None, now 'sha256:2'"):
+        check_fits(known, other)
+    joint = {**known, "identity": {**ours, "prompt_template": "several:1"}}
+    with pytest.raises(UsageError, match="another model: prompt_template"):
+        check_fits(joint, same)
+    assert check_fits({**joint, "tasks": {**joint["tasks"], "second": 1}}, same) == []
+
+
+def test_a_file_predicts_what_the_fit_did(tmp_path, law):
+    run, fitted = law
+    (tmp_path / "cal.json").write_text(calibrator_json(fitted))
+    read_again = read_calibrator(tmp_path / "cal.json")
+    assert read_again == fitted
+    assert repr(predict(read_again, run)) == repr(predict(fitted, run))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected a calibrator"),
+        ("[1]", "is not a calibrator"),
+        ('{"format": "dispersion-audit/1"}', "is not a calibrator"),
+        ('{"format": "dispersion-calibrator/9"}', "written as 'dispersion-calibrator/9'"),
+        (
+            '{"format": "dispersion-calibrator/1"}',
+            "reads dispersion-calibrator/2; calibrate again",
+        ),
+        ('{"format": "dispersion-calibrator/2"}', "lacks 'atc_threshold'"),
+    ],
+)
+def test_what_is_no_calibrator_is_refused(tmp_path, text, message):
+    (tmp_path / "c.json").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_calibrator(tmp_path / "c.json")
+    with pytest.raises(UsageError, match="expected a calibrator"):
+        read_calibrator(tmp_path / "absent.json")
+
+
+def test_few_predictions_say_first_what_can_be_said(tmp_path, law, noise):
+    run, fitted = law
+    some = predict(fitted, run)
+    given = sum(row.reason is None for row in some.slices[1:])
+    if given < 40:
+        assert some.answer()[0].startswith(f"The accuracy of {given} of 40 slices can be estimated; ")
+    else:
+        assert some.answer()[0] == "The accuracy of all 40 slices can be estimated."
+    assert f"together: {some.slices[0].predicted:.3f} (95 %" in some.answer()[1]
+    assert "exchangeable" in some.document().limits[0]
+    assert "Forced" not in some.to_markdown()
+    forced = predict(noise[1], noise[0], force=True)
+    assert "Forced: this calibrator did not beat the labelled accuracy alone" in " ".join(forced.answer())
+    moved, fitted = halves(tmp_path / "moved", shift=2.0)
+    none = predict(fitted, moved)
+    assert none.answer()[0].startswith("The accuracy of none of the 40 slices can be estimated: they differ")
+    for width in (80, 120):
+        text = render(predict(law[1], law[0], short=True).document(), "table", width=width)
+        assert len(text.splitlines()) <= 30
+        assert max(map(len, text.splitlines())) <= width
+    drawn = some.charts()["estimates"].specification()
+    assert [row["slice"] for row in drawn["data"]["values"]] == [
+        row.slice for row in some.slices if row.reason is None
+    ]
+    assert not none.charts()
+
+
+def test_ids_are_written_as_ranges_and_read_again(law):
+    run, _ = law
+    rows = np.array([0, 1, 2, 5, 7, 8, 250])
+    ids = document_ids(run, rows)
+    assert ids == {"synthetic": "0-2,5,7-8,250"}
+    assert rows_of_ids(run, ids).tolist() == rows.tolist()
+    assert rows_of_ids(run, {"another": "0-9"}).tolist() == []

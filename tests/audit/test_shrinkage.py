@@ -1,0 +1,152 @@
+"""The shrunken regression against refits, its intervals and its unit against draws from a known truth."""
+
+import numpy as np
+import pytest
+
+from lmeval_dispersion.auditing import shrinkage
+from lmeval_dispersion.auditing.shrinkage import PENALTIES, Pairs, _Ridge, families
+
+
+def drawn(rng, slices=30, documents=50, slope=0.0, between=0.1, features=3):
+    """Slices whose accuracy is 0.5 + slope times the first feature, and something that no feature tells."""
+    z = rng.normal(size=(slices, features))
+    n = np.broadcast_to(np.asarray(documents), (slices,)).astype(float)
+    tends_to = np.clip(0.5 + slope * z[:, 0] + between * rng.normal(size=slices), 0.02, 0.98)
+    accuracy = rng.binomial(n.astype(int), tends_to) / n
+    return Pairs(z, accuracy, n, accuracy * (1 - accuracy) * n / (n - 1), np.arange(slices))
+
+
+def slow_ridge(z, y, weight, penalty):
+    """The same problem by the normal equations, with an unshrunk intercept."""
+    x = np.column_stack([np.ones(len(z)), z])
+    ridge = penalty * np.diag([0.0] + [1.0] * z.shape[1])
+    return np.linalg.solve(x.T @ (weight[:, None] * x) + ridge, x.T @ (weight * y))
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_held_out_losses_are_those_of_refits(batches):
+    rng = np.random.default_rng(0)
+    whole = drawn(rng, slices=12 * batches, documents=rng.integers(10, 40, size=12 * batches), slope=0.1)
+    pairs = Pairs(whole.z, whole.accuracy, whole.documents, whole.variance, np.repeat(np.arange(12), batches))
+    for columns in [(), (1,), (0, 1, 2)]:
+        ridge = _Ridge(pairs, columns)
+        found = ridge.held_out_losses()
+        weight = pairs.documents / pairs.documents.sum()
+        z = pairs.z[:, list(columns)] - weight @ pairs.z[:, list(columns)]
+        for row, penalty in zip(found, PENALTIES, strict=True):
+            for group in range(12):
+                out = pairs.group == group
+                b = slow_ridge(z[~out], pairs.accuracy[~out], weight[~out], penalty)
+                loss = np.square(b[0] + z[out] @ b[1:] - pairs.accuracy[out]).mean()
+                # The closed form centres the features once and shrinks around that; the refit as well.
+                assert row[group] == pytest.approx(loss, rel=1e-8)
+        fit = ridge.fit(0.3)
+        b = slow_ridge(pairs.z[:, list(columns)], pairs.accuracy, weight, 0.3)
+        np.testing.assert_allclose([fit.intercept, *fit.coefficients[list(columns)]], b, atol=1e-10)
+
+
+def test_without_features_it_is_the_labelled_accuracy():
+    pairs = drawn(np.random.default_rng(0), documents=np.arange(10, 40), slices=30)
+    fit = shrinkage.shrunken_fit(pairs, [])
+    labelled = (pairs.accuracy * pairs.documents).sum() / pairs.documents.sum()
+    assert fit.predict(pairs.z) == pytest.approx(np.full(30, labelled))
+
+
+def test_every_slice_is_estimated_by_a_fit_that_never_saw_it():
+    pairs = drawn(np.random.default_rng(1), slope=0.2)
+    folds = shrinkage.cross_fitted(pairs, families(3))
+    for k in (0, 7, 29):
+        changed = pairs.accuracy.copy()
+        changed[k] = 1 - changed[k]
+        again = shrinkage.cross_fitted(
+            Pairs(pairs.z, changed, pairs.documents, pairs.variance, pairs.group), families(3)
+        )
+        assert again.estimate[k] == folds.estimate[k]
+    assert folds.estimate != pytest.approx(again.estimate)
+
+
+@pytest.mark.parametrize("draws", [30, pytest.param(100, marks=pytest.mark.slow)])
+def test_noise_is_hardly_ever_said_to_beat_knowing_nothing_and_a_law_is(draws):
+    claims = {}
+    for slope in (0.0, 0.15):
+        rng = np.random.default_rng(0)
+        found = []
+        for _ in range(draws):
+            pairs = drawn(rng, slope=slope)
+            ours = shrinkage.cross_fitted(pairs, families(3)).estimate
+            trivial = shrinkage.cross_fitted(pairs, []).estimate
+            found.append(shrinkage.Estimator.of("ours", pairs, ours, trivial).better)
+        claims[slope] = np.mean(found)
+    assert claims[0.0] <= (0.05 if draws == 100 else 0.1)
+    assert claims[0.15] > 0.9
+
+
+def test_it_is_never_much_worse_than_knowing_nothing_or_the_best_single_feature():
+    for slope in (0.0, 0.05, 0.1, 0.2):
+        rng = np.random.default_rng(2)
+        errors = []
+        for _ in range(60):
+            pairs, new = drawn(rng, slope=slope), drawn(rng, slices=200, slope=slope)
+            fits = [shrinkage.shrunken_fit(pairs, allowed) for allowed in (families(3), [], [(0,)])]
+            errors.append([np.abs(fit.predict(new.z) - new.accuracy).mean() for fit in fits])
+        ours, trivial, single = np.mean(errors, axis=0)
+        assert ours < min(trivial, single) + 0.005, slope
+
+
+@pytest.mark.parametrize("draws", [40, pytest.param(120, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("slices", "level"), [(12, 12 / 13), (40, 0.95)])
+def test_the_interval_covers_slices_drawn_alike(slices, level, draws):
+    rng = np.random.default_rng(0)
+    assert shrinkage.level_reached(slices) == pytest.approx(level)
+    covered = []
+    for _ in range(draws):
+        size = rng.integers(30, 90, size=slices)
+        pairs = drawn(rng, slices=slices, slope=0.1, documents=size)
+        folds = shrinkage.cross_fitted(pairs, families(3))
+        error = shrinkage.ErrorSize.of(pairs, folds.estimate)
+        score = np.abs(folds.estimate - pairs.accuracy) / error.at(pairs.documents)
+        new = drawn(rng, slices=20, slope=0.1, documents=rng.integers(30, 90, size=20))
+        centres = np.array([fit.predict(new.z) for fit in folds.fits])
+        for j in range(20):
+            low, high = shrinkage.jackknife_plus(centres[:, j], score * error.at(new.documents[j]), level)
+            covered.append(low <= new.accuracy[j] <= high)
+    assert np.mean(covered) == pytest.approx(level + 0.01, abs=0.025 if draws == 120 else 0.05)
+
+
+def test_jackknife_plus_is_the_published_quantiles():
+    rng = np.random.default_rng(0)
+    centres, half = rng.uniform(0.3, 0.6, size=24), rng.uniform(0, 0.2, size=24)
+    low, high = shrinkage.jackknife_plus(centres, half, 0.9)
+    # floor(0.1 * 25) = 2nd smallest, ceil(0.9 * 25) = 23rd smallest.
+    assert low == sorted(centres - half)[1]
+    assert high == sorted(centres + half)[22]
+
+
+@pytest.mark.parametrize(("slope", "between"), [(0.0, 0.2), (0.2, 0.03), (0.0, 0.0)])
+def test_the_labels_that_it_is_worth_are_as_far_off_as_labels_drawn_at_random(slope, between):
+    rng = np.random.default_rng(3)
+    pairs = drawn(rng, slices=400, documents=40, slope=slope, between=between)
+    estimate = shrinkage.cross_fitted(pairs, [(0,)]).estimate
+    found = shrinkage.Estimator.of("ours", pairs, estimate, estimate)
+    assert found.worth_low < found.worth < found.worth_high
+    right = [np.arange(40) < round(40 * a) for a in pairs.accuracy]
+    errors = {}
+    for k in range(1, 41):
+        samples = [rng.permuted(np.tile(r, (30, 1)), axis=1)[:, :k].mean(axis=1) for r in right]
+        errors[k] = np.mean([np.square(s - r.mean()).mean() for s, r in zip(samples, right, strict=True)])
+    aim = np.square(estimate - pairs.accuracy).mean()
+    direct = next(k for k in range(1, 41) if errors[k] <= aim)
+    assert found.worth == pytest.approx(direct, abs=1.5)
+    if between == slope == 0:
+        assert found.worth == pytest.approx(20, abs=1.5)  # half of a slice that is noise around one accuracy
+
+
+def test_a_shift_is_found_and_chance_is_not():
+    rng = np.random.default_rng(0)
+    calls = [
+        shrinkage.shift(rng.normal(size=(30, 4)), rng.normal(size=(30, 4))) is not None for _ in range(300)
+    ]
+    assert np.mean(calls) <= 0.02
+    moved = rng.normal(size=(30, 4)) + np.array([0, 0, 2.0, 0])
+    assert shrinkage.shift(rng.normal(size=(30, 4)), moved) == 2
+    assert shrinkage.shift(np.empty((30, 0)), np.empty((3, 0))) is None
