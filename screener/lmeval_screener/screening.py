@@ -263,7 +263,7 @@ class Screening:
 
     async def _readings(self, targets: Sequence[Target]) -> list[Reading]:
         """The readings of all that could be read, in the order of the targets; a failure costs no other."""
-        # A checkpoint that waits for a quota holds a slot: those that need another one have slots of their own.
+        # A checkpoint that waits for a quota holds a slot: those that need another have slots of their own.
         slots = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(self._reader.side_by_side))
 
         async def work(target: Target) -> Reading | None:

@@ -49,7 +49,7 @@ class GroupResults:
 
     @cached_property
     def design(self) -> Design:
-        """The results stand for ``all`` candidates, for the list and an ``audit`` sample, or for a ``list``."""
+        """The results stand for ``all`` candidates, the list and an ``audit`` sample, or a ``list``."""
         if self.known.sum() < 2:
             return "none"
         if self.known.all():

@@ -87,8 +87,8 @@ def check_emit(folder: Path, tasks: str | None, domain: str, targets: Sequence[T
     far = next((target.repo for target in targets if "://" in target.repo), None)
     if far is not None:
         raise UsageError(
-            f"expected repositories and folders with --emit, got {far}, which lm-eval cannot read; copy it to a "
-            "folder first, or leave --emit out"
+            f"expected repositories and folders with --emit, got {far}, which lm-eval cannot read; copy it "
+            "to a folder first, or leave --emit out"
         )
     return chosen
 
