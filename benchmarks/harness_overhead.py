@@ -5,26 +5,26 @@
 
 Time is that of lm-eval's evaluation without loading (requests, model, metrics, store), order of the two
 alternating from pair to pair; the figure is the median over pairs with their range. CPU time is what the
-process itself used, on a busy machine the steadier of the two. Peak memory is that of a fresh process each
-(resident size) on CPUs, and torch's own count on a GPU.
+process itself used, on a busy machine the steadier of the two. Peak memory is that of a fresh process each:
+resident size on CPUs, torch's own count on a GPU.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve()
-sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent.parent / "tests" / "harness")]
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "harness")]
+
+from benchmarks.shared import in_a_child, parsed  # noqa: E402
 
 SIZES = {
     "20m": {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 6, "vocab_size": 32_000},
@@ -33,7 +33,7 @@ SIZES = {
 TASKS = {"stock": "mmlu_stem", "ours": "mmlu_stem_dispersion"}
 
 
-def model(arguments: argparse.Namespace, batch_size: int) -> Any:
+def model(arguments: Any, batch_size: int) -> Any:
     import torch
     import transformers
     from harness_world import hflm, trained_tokenizer
@@ -78,26 +78,23 @@ def evaluation(lm: Any, kind: str, folder: Path, limit: int) -> tuple[float, flo
     return time.perf_counter() - start, time.process_time() - used, results
 
 
-def peak(arguments: argparse.Namespace, kind: str, batch_size: int) -> int:
+def peak(arguments: Any, kind: str, batch_size: int) -> int:
     """Peak bytes of a fresh process that runs one of the two."""
-    command = [sys.executable, "-W", "ignore", str(HERE), "--only", kind, "--batch", str(batch_size)]
-    for name in ("device", "dtype", "size", "limit"):
-        command += [f"--{name}", str(getattr(arguments, name))]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return int(json.loads(done.stdout.splitlines()[-1])["peak"])
+    shape = [f"--{name}={getattr(arguments, name)}" for name in ("device", "dtype", "size", "limit")]
+    return int(in_a_child(sys.executable, __file__, *shape, "--child", kind, batch_size)["peak"])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--size", choices=SIZES, default="20m")
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--limit", type=int, default=4, help="questions of each of 19 subjects")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
-    parser.add_argument("--only", choices=TASKS, help=argparse.SUPPRESS)
-    parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parsed(
+        __doc__,
+        ("--device", {"default": "cpu"}),
+        ("--dtype", {"default": "float32"}),
+        ("--size", {"choices": SIZES, "default": "20m"}),
+        ("--pairs", {"type": int, "default": 5}),
+        ("--limit", {"type": int, "default": 4, "help": "questions of each of 19 subjects"}),
+        ("--batches", {"type": int, "nargs": "+", "default": [1, 16]}),
+        hidden=("--child", 2),
+    )
     from datasets_layout import write_all
 
     os.environ["HF_DATASETS_OFFLINE"] = "1"
@@ -109,44 +106,33 @@ def main() -> None:
 
         datasets.config.HF_DATASETS_CACHE = folder / "cache"
         datasets.disable_progress_bars()
+        if not arguments.child:
+            for batch_size in arguments.batches:
+                measure(arguments, batch_size, folder)
+            return
         import torch
 
-        if arguments.only:
-            lm = model(arguments, arguments.batch)
-            evaluation(lm, arguments.only, folder, arguments.limit)
-            if arguments.device == "cuda":
-                used = torch.cuda.max_memory_allocated()
-            else:
-                used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            print(json.dumps({"peak": used}))
-            return
-        for batch_size in arguments.batches:
-            measure(arguments, batch_size, folder)
+        kind, batch_size = arguments.child
+        evaluation(model(arguments, int(batch_size)), kind, folder, arguments.limit)
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        print(json.dumps({"peak": torch.cuda.max_memory_allocated() if arguments.device == "cuda" else used}))
 
 
-def measure(arguments: argparse.Namespace, batch_size: int, folder: Path) -> None:
-    import torch
-
+def measure(arguments: Any, batch_size: int, folder: Path) -> None:
     lm = model(arguments, batch_size)
     evaluation(lm, "stock", folder, 1)  # warm-up: data set cache, allocator
     wall: dict[str, list[float]] = {"stock": [], "ours": []}
     cpu: dict[str, list[float]] = {"stock": [], "ours": []}
-    memory = {"stock": 0, "ours": 0}
     accuracies = {}
     for pair in range(arguments.pairs):
         for kind in ("stock", "ours") if pair % 2 == 0 else ("ours", "stock"):
-            if arguments.device == "cuda":
-                torch.cuda.reset_peak_memory_stats()
             taken, used, results = evaluation(lm, kind, folder, arguments.limit)
             wall[kind].append(taken)
             cpu[kind].append(used)
-            if arguments.device == "cuda":
-                memory[kind] = max(memory[kind], torch.cuda.max_memory_allocated())
             figures = results["results"]
             accuracies[kind] = [v["acc,none"] for k, v in sorted(figures.items()) if "acc,none" in v]
     assert accuracies["stock"] == accuracies["ours"]
-    if arguments.device != "cuda":
-        memory = {kind: peak(arguments, kind, batch_size) for kind in memory}
+    memory = {kind: peak(arguments, kind, batch_size) for kind in wall}
     print(
         f"{arguments.device} {arguments.dtype} {arguments.size} batch {batch_size}, {arguments.pairs} pairs: "
         f"wall {compared(wall)}; CPU {compared(cpu)}; "

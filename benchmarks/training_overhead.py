@@ -28,7 +28,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.shared import in_a_child, parsed
-from lmeval_dispersion.training.losses import LOSSES, loss_named
+from lmeval_dispersion.training.losses import LOSSES, DispersionLoss
 from lmeval_dispersion.training.regularizer import DispersionRegularizer, Layout
 
 TOKENS = (256, None)  # sampled, all
@@ -51,7 +51,7 @@ class Bench:
     def regularizer(self, loss: str, max_tokens: int | None) -> DispersionRegularizer:
         """The hooks, now with this loss."""
         self.hooks = self.hooks or DispersionRegularizer(self.model, layers="all", weight=0.1)
-        self.hooks.loss = loss_named(loss, **({"max_tokens": max_tokens} if max_tokens else {}))
+        self.hooks.loss = DispersionLoss(loss, **({"max_tokens": max_tokens} if max_tokens else {}))
         return self.hooks
 
     def step(self, with_loss: bool = False) -> None:

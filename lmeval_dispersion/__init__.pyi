@@ -13,11 +13,11 @@ from lmeval_dispersion.geometry import dispersion_estimate as dispersion_estimat
 from lmeval_dispersion.geometry import vendi_score as vendi_score
 from lmeval_dispersion.geometry.dispersion import dispersion as dispersion
 from lmeval_dispersion.harness.task import DispersionTask as DispersionTask
-from lmeval_dispersion.laboratory import clusters as clusters
-from lmeval_dispersion.laboratory import compare_studies as compare_studies
-from lmeval_dispersion.laboratory import condensation as condensation
-from lmeval_dispersion.laboratory import law as law
-from lmeval_dispersion.laboratory import sublayers as sublayers
+from lmeval_dispersion.laboratory.comparison import compare_studies as compare_studies
+from lmeval_dispersion.laboratory.context_clusters import clusters as clusters
+from lmeval_dispersion.laboratory.perplexity_law import law as law
+from lmeval_dispersion.laboratory.sublayer_choice import sublayers as sublayers
+from lmeval_dispersion.laboratory.token_condensation import condensation as condensation
 from lmeval_dispersion.model.capture import capture as capture
 from lmeval_dispersion.model.loading import load_model as load_model
 from lmeval_dispersion.store import read_store as open_store  # noqa: F401

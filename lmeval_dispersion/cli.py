@@ -13,49 +13,27 @@ from lmeval_dispersion.errors import require_extra
 from lmeval_dispersion.options import command_parser, finished
 from lmeval_dispersion.version import __version__
 
-_LABORATORY = "lmeval_dispersion.laboratory.commands"
+_AUDIT = "lmeval_dispersion.auditing.commands"
 _HARNESS = "lmeval_dispersion.harness.cli"
+_LABORATORY = "lmeval_dispersion.laboratory.commands"
+_SCREEN = "lmeval_screener.cli"
 
 # Job -> name -> (module, the extra that the command needs in the end, summary). A module's COMMANDS
 # maps the name's last word to (add_arguments, run): add_arguments(parser) declares the options, run(args)
 # does the work and returns the exit code.
 JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
     "screen checkpoints": {
-        "screen": (
-            "lmeval_screener.cli",
-            "",
-            "rank checkpoints by their output rows; also `screen-checkpoints`",
-        ),
-        "verify": (
-            "lmeval_screener.cli",
-            "",
-            "whether the screen works for you, by your results",
-        ),
-        "registry": (
-            "lmeval_screener.registry",
-            "",
-            "ask what screenings found, and what has moved",
-        ),
+        "screen": (_SCREEN, "", "rank checkpoints by their output rows; also `screen-checkpoints`"),
+        "verify": (_SCREEN, "", "whether the screen works for you, by your results"),
+        "registry": ("lmeval_screener.registry", "", "ask what screenings found, and what has moved"),
     },
     "evaluate with dispersion": {
         "run": (_HARNESS, "models", "run lm-eval with the dispersion tasks loaded"),
         "enable": (_HARNESS, "", "let the stock lm_eval find the dispersion tasks; also undoes it"),
         "embed": (_HARNESS, "models", "make a run of plain texts, or of lm-eval's samples"),
-        "audit": (
-            "lmeval_dispersion.auditing.commands",
-            "audit",
-            "judge a finished run: slices, calibration, ranking",
-        ),
-        "calibrate": (
-            "lmeval_dispersion.auditing.commands",
-            "audit",
-            "learn accuracy from a run's labelled part",
-        ),
-        "predict": (
-            "lmeval_dispersion.auditing.commands",
-            "audit",
-            "accuracy of unlabelled slices, or why not",
-        ),
+        "audit": (_AUDIT, "audit", "judge a finished run: slices, calibration, ranking"),
+        "calibrate": (_AUDIT, "audit", "learn accuracy from a run's labelled part"),
+        "predict": (_AUDIT, "audit", "accuracy of unlabelled slices, or why not"),
         "compare": ("lmeval_dispersion.compare", "audit", "runs or studies side by side, with intervals"),
     },
     "look inside a model": {

@@ -1,24 +1,5 @@
 """Every exception that this project raises for what a user can cause.
 
-The tree::
-
-    DispersionError            exit 1
-    ├── UsageError             exit 2: an argument, a name or a file that cannot be used as given
-    │   └── StoreError         the folder of a run cannot be read or written
-    │       ├── PartialStoreError  its run did not finish
-    │       ├── StoreVersionError  written by another version of the format
-    │       └── MixedStoresError   runs that must not be read or compared as one
-    ├── GeometryError          also a ValueError: a quantity is not defined for these vectors
-    │   ├── TooFewVectorsError
-    │   └── NoDirectionError   zero or non-finite vectors
-    ├── CaptureError           a model's states cannot be seen
-    ├── HarnessError           lm-eval cannot run a dispersion task as asked
-    ├── TrainingError          a training run cannot go on
-    │   └── NonFiniteLossError     a dispersion loss is NaN or infinite; has the layer and the step
-    ├── NonFiniteStateError    a model's states hold NaN or infinity
-    ├── MissingExtraError      also an ImportError: an optional part is not installed
-    └── ScreeningError         one checkpoint cannot be screened; lives in lmeval_screener.errors
-
 A message says what was expected, what was given, and what to do next; in a command by its options, in Python
 by the names of arguments.
 """
@@ -34,6 +15,9 @@ from contextlib import contextmanager
 LIBRARIES = {
     "audit": ("pandas", "pyarrow", "safetensors", "scipy", "sklearn"),
     "models": ("torch", "transformers", "accelerate", "datasets", "lm_eval"),
+    "quantized": ("bitsandbytes",),
+    "adapters": ("peft",),
+    "knn": ("faiss",),
 }
 
 
@@ -70,10 +54,7 @@ def _as_argument(option: re.Match[str]) -> str:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """A text that does nothing to a terminal: control characters but ``keep`` as their escapes.
-
-    Names of folders and objects, and the answers of servers, may hold anything.
-    """
+    """A text that does nothing to a terminal: control characters but ``keep`` as their escapes."""
     return "".join(sign if sign.isprintable() or sign in keep else ascii(sign)[1:-1] for sign in text)
 
 
@@ -118,11 +99,7 @@ class TooFewVectorsError(GeometryError):
 
 
 class NoDirectionError(GeometryError):
-    """Zero or non-finite vectors, which have no direction.
-
-    Attributes:
-        rows: Indices of the offending rows, ascending.
-    """
+    """Zero or non-finite vectors, which have no direction; ``rows`` are their indices, ascending."""
 
     def __init__(self, message: str, rows: list[int]) -> None:
         super().__init__(message)
@@ -142,12 +119,7 @@ class TrainingError(DispersionError):
 
 
 class NonFiniteLossError(TrainingError):
-    """A dispersion loss is NaN or infinite.
-
-    Attributes:
-        layer: Name of the layer whose states gave it, such as ``layer.3``.
-        step: Number of the forward pass, from 0.
-    """
+    """A dispersion loss is NaN or infinite: at ``layer``, such as ``layer.3``, in forward pass ``step``."""
 
     def __init__(self, layer: str, step: int) -> None:
         super().__init__(
@@ -166,11 +138,7 @@ class MissingExtraError(DispersionError, ImportError):
 
 
 def require_extra(extra: str, what: str) -> None:
-    """Raise a sentence where an optional part that ``what`` needs is not installed; imports nothing.
-
-    Raises:
-        MissingExtraError: One of the part's :data:`LIBRARIES` is missing.
-    """
+    """Raise MissingExtraError where an optional part that ``what`` needs is not installed."""
     missing = [name for name in LIBRARIES[extra] if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingExtraError(

@@ -11,7 +11,8 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -33,6 +34,7 @@ _SUFFIXES = {
 }
 
 
+_PATIENCE = 1.0  # seconds without progress
 # What people type for an option that has another name here.
 _OTHER_NAMES = {"--top": "--shortlist", "--layers": "--layer", "--seeds": "--seed", "--batch": "--batch-size"}
 
@@ -51,13 +53,7 @@ class _Help(argparse.HelpFormatter):
 class _Once(argparse.Action):
     """Stores a value, and refuses a second one, which argparse would take in silence."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         given = vars(namespace).setdefault("_given", set())
         if self.dest in given:
             parser.error(f"expected {option_string} once, got it twice")
@@ -83,15 +79,14 @@ class _Parser(argparse.ArgumentParser):
 
     def _meant(self, word: str) -> str:
         """The option that an unknown one stands for, empty where none is near enough to help."""
-        option, _, value = word.partition("=")
-        if option.removeprefix("--") in FORMATS and "--format" in self._option_string_actions:
+        (option, _, value), known = word.partition("="), self._option_string_actions
+        if option.removeprefix("--") in FORMATS and "--format" in known:
             return f"--format {option.removeprefix('--')}"
-        if option in _OTHER_NAMES and (known := _OTHER_NAMES[option]) in self._option_string_actions:
+        if (other := _OTHER_NAMES.get(option)) in known:
             after = self._words[self._words.index(word) + 1 :][:1]
-            return " ".join([known, *filter(None, [value]), *(v for v in after if not value and v[0] != "-")])
-        near = difflib.get_close_matches(option, self._option_string_actions, n=1, cutoff=0.75)
-        begun = [name for name in self._option_string_actions if name.startswith(option)]
-        return (near or begun or [""])[0]
+            return " ".join([str(other), *([value] if value else [v for v in after if v[0] != "-"])])
+        near = difflib.get_close_matches(option, known, n=1, cutoff=0.75)
+        return (near or [name for name in known if name.startswith(option)] or [""])[0]
 
 
 def finished(name: str, work: Callable[[], int], extra: str = "") -> int:
@@ -130,7 +125,7 @@ def finished(name: str, work: Callable[[], int], extra: str = "") -> int:
 
 
 def command_parser(command: str, about: str) -> argparse.ArgumentParser:
-    """A parser with the manners of every command: whole option names, and folded paragraphs in the help."""
+    """A parser with the manners of every command."""
     return _Parser(prog=command, description=about, formatter_class=_Help, allow_abbrev=False)
 
 
@@ -142,12 +137,9 @@ def add_examples(parser: argparse.ArgumentParser, *examples: str, more: str = ""
 
 def add_version(parser: argparse.ArgumentParser) -> None:
     """Add ``-V/--version``."""
+    version = f"lmeval-dispersion {__version__}"
     parser.add_argument(
-        "-V",
-        "--version",
-        action="version",
-        version=f"lmeval-dispersion {__version__}",
-        help="print the version and stop",
+        "-V", "--version", action="version", version=version, help="print the version and stop"
     )
 
 
@@ -157,7 +149,7 @@ def add_format(
     *,
     default: str = "by the suffix of --output, else table",
 ) -> None:
-    """Add ``--format``, None where it is not given; ``default`` says in words what is taken then."""
+    """Add ``--format``; ``default`` says in words what is taken where it is not given."""
     parser.add_argument("--format", choices=formats, help=f"form of the report (default: {default})")
     parser.set_defaults(formats=tuple(formats))
 
@@ -182,18 +174,14 @@ def add_quiet(parser: argparse._ActionsContainer) -> None:
 def add_layer(
     parser: argparse._ActionsContainer, *, what: str = "layer of the vectors", default: str = "the run's own"
 ) -> None:
-    """Add ``--layer LAYER``, None where it is not given; ``default`` says in words what is taken then."""
+    """Add ``--layer LAYER``; ``default`` says in words what is taken where it is not given."""
     parser.add_argument("--layer", action=_Once, metavar="LAYER", help=f"{what} (default: {default})")
 
 
 def add_layers(parser: argparse._ActionsContainer, *, what: str, default: str) -> None:
-    """Add ``--layer LAYER`` for commands that take several: a list, None where it is not given."""
-    parser.add_argument(
-        "--layer",
-        action="append",
-        metavar="LAYER",
-        help=f"{what}; may be repeated (default: {default})",
-    )
+    """Add ``--layer LAYER`` for commands that take several."""
+    text = f"{what}; may be repeated (default: {default})"
+    parser.add_argument("--layer", action="append", metavar="LAYER", help=text)
 
 
 def add_column(parser: argparse._ActionsContainer) -> None:
@@ -204,27 +192,17 @@ def add_column(parser: argparse._ActionsContainer) -> None:
 
 
 def add_slice(parser: argparse._ActionsContainer) -> None:
-    """Add ``--slice COLUMN``, a list of columns of the documents; empty where it is not given."""
-    parser.add_argument(
-        "--slice",
-        action="append",
-        default=[],
-        metavar="COLUMN",
-        help="also slice by this column of the documents; may be repeated (default: none)",
-    )
+    """Add ``--slice COLUMN`` for commands that take several."""
+    text = "also slice by this column of the documents; may be repeated (default: none)"
+    parser.add_argument("--slice", action="append", default=[], metavar="COLUMN", help=text)
 
 
 def add_one_slice(
     parser: argparse._ActionsContainer, *, default: str | None = "subject", otherwise: str = ""
 ) -> None:
     """Add ``--slice COLUMN`` for commands with one way of slicing; ``otherwise`` says what None means."""
-    parser.add_argument(
-        "--slice",
-        action=_Once,
-        default=default,
-        metavar="COLUMN",
-        help=f"column of the documents that makes the slices (default: {otherwise or default})",
-    )
+    text = f"column of the documents that makes the slices (default: {otherwise or default})"
+    parser.add_argument("--slice", action=_Once, default=default, metavar="COLUMN", help=text)
 
 
 def add_metrics(parser: argparse._ActionsContainer) -> None:
@@ -246,30 +224,17 @@ def add_seed(parser: argparse._ActionsContainer, *, default: int = 0) -> None:
 
 @dataclass(frozen=True)
 class Output:
-    """Where a report goes, and in which form; checked before the work starts.
-
-    Attributes:
-        format: One of :data:`FORMATS`.
-        path: The file; None for standard output.
-        quiet: Whether remarks on standard error are left out.
-        command: The command that makes the report, as it was typed; empty in Python.
-        details: Whether a terminal shows the details too.
-    """
+    """Where a report goes, and in which form; checked before the work starts."""
 
     format: str
-    path: Path | None = None
-    quiet: bool = False
-    command: str = ""
-    details: bool = False
+    path: Path | None = None  # None: standard output
+    quiet: bool = False  # no remarks on standard error
+    command: str = ""  # as it was typed; empty in Python
+    details: bool = False  # a terminal shows them too
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Output:
-        """The output that the options of :func:`add_output` name.
-
-        Raises:
-            UsageError: The suffix stands for no format, or the file cannot be written.
-            MissingExtraError: The format needs a library that is not installed.
-        """
+        """The output that the options of :func:`add_output` name, refused where it cannot be written."""
         path: Path | None = args.output
         output_format = args.format or "table"
         if path is not None:
@@ -287,11 +252,7 @@ class Output:
         return self.format == "table" and not self.details
 
     def write(self, document: Document) -> None:
-        """Render the report, with its command; write or print it, and say which file was written.
-
-        Raises:
-            DispersionError: The file could not be written; an older file is as it was.
-        """
+        """Render the report, with its command; write or print it, and say which file was written."""
         document = replace(document, command=document.command or self.command)
         terminal = self.path is None and sys.stdout.isatty()
         text = render(
@@ -325,12 +286,26 @@ def report_beside(args: argparse.Namespace, file_format: str) -> tuple[Output, O
     return Output.of(argparse.Namespace(**given | {"output": None})), file
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is never half there: beside it first, then in its place.
+@contextmanager
+def progress_bar(*, hidden: bool = False) -> Iterator[Callable[[int, int, str], None]]:
+    """Gives ``update(done, total, label)``: a bar after a second, on a terminal or in a notebook."""
+    if hidden or not (sys.stderr.isatty() or "ipykernel" in sys.modules):
+        yield lambda done, total, label: None
+        return
+    from tqdm import tqdm
 
-    Raises:
-        DispersionError: It could not be written; the file of before is as it was.
-    """
+    with tqdm(delay=_PATIENCE, leave=False) as bar:
+
+        def update(done: int, total: int, label: str) -> None:
+            bar.total = total
+            bar.set_description_str(label, refresh=False)
+            bar.update(done - bar.n)
+
+        yield update
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that it is never half there: beside it first, then in its place."""
     place = Path(os.path.realpath(path))
     beside = place.with_name(f".{place.name[:200]}.{os.getpid()}")
     try:
@@ -376,28 +351,20 @@ def _stdout_encoding() -> str:
     return getattr(sys.stdout, "encoding", None) or "utf-8"
 
 
-def _print(text: str, output_format: str) -> None:
-    """Print what standard output's encoding can hold; files for programs are UTF-8 where it cannot.
-
-    Raises:
-        BrokenPipeError: The reader went away.
-        DispersionError: Standard output is full.
-    """
-    content = None
+def _print(text: str, form: str) -> None:
+    """Print a report: for programs in UTF-8, for people in what standard output's encoding can hold."""
     try:
-        text.encode(_stdout_encoding())
-    except UnicodeEncodeError:
-        if output_format in ("csv", "html", "json") and hasattr(sys.stdout, "buffer"):
-            content = text.encode("utf-8", "backslashreplace")
+        if form in ("csv", "html", "json") and hasattr(sys.stdout, "buffer"):
+            sys.stdout.flush()
+            sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
         else:
-            from lmeval_dispersion.report.terminal import spelled
+            try:
+                text.encode(_stdout_encoding())
+            except UnicodeEncodeError:
+                from lmeval_dispersion.report.terminal import spelled
 
-            text = spelled(text, _stdout_encoding())
-    try:
-        if content is None:
+                text = spelled(text, _stdout_encoding())
             sys.stdout.write(text)
-        else:
-            sys.stdout.buffer.write(content)
         sys.stdout.flush()
     except BrokenPipeError:
         raise

@@ -11,14 +11,7 @@ _PACKAGE = Path(__file__).resolve().parent
 def data_folder(name: str) -> Path:
     """Folder of bundled data: ``token_sets``, ``task_configs``, ``demo`` or ``demo_run``.
 
-    The wheel holds them under ``lmeval_dispersion/data/``. In a checkout, which an editable install reads,
-    the demos lie there too and the others at the top.
-
-    Args:
-        name: Name of the folder.
-
-    Raises:
-        FileNotFoundError: Neither place has it: the installation is damaged.
+    The wheel holds all under ``lmeval_dispersion/data/``, a checkout the first two at the top.
     """
     places = (_PACKAGE / "data" / name, _PACKAGE.parent / name)
     for place in places:

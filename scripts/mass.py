@@ -12,6 +12,7 @@ import ast
 import subprocess
 import sys
 from collections import Counter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,32 +53,13 @@ def imports(path: Path, modules: dict[str, Path]) -> set[str]:
     return names & modules.keys()
 
 
-def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules that reach one another (Tarjan's strongly connected components)."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    groups: list[list[str]] = []
-
-    def visit(name: str) -> None:
-        index[name] = low[name] = len(index)
-        stack.append(name)
-        for other in sorted(graph[name]):
-            if other not in index:
-                visit(other)
-                low[name] = min(low[name], low[other])
-            elif other in stack:
-                low[name] = min(low[name], index[other])
-        if low[name] == index[name]:
-            group = stack[stack.index(name) :]
-            del stack[stack.index(name) :]
-            if len(group) > 1:
-                groups.append(sorted(group))
-
-    for name in sorted(graph):
-        if name not in index:
-            visit(name)
-    return groups
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Modules that import one another in a circle; empty where there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
 
 
 def main() -> int:
@@ -87,11 +69,11 @@ def main() -> int:
         for path in tracked(str(folder.relative_to(ROOT)))
     }
     graph = {name: imports(path, sources) - {name} for name, path in sources.items()}
-    groups = circles(graph)
     if "--circles" in sys.argv:
-        for group in groups:
-            print(f"circle of imports: {', '.join(group)}", file=sys.stderr)
-        return 1 if groups else 0
+        around = circle(graph)
+        if around:
+            print(f"circle of imports: {' -> '.join(around)}", file=sys.stderr)
+        return 1 if around else 0
     rooms: Counter[str] = Counter()
     files: Counter[str] = Counter()
     for name, path in sources.items():
@@ -106,7 +88,7 @@ def main() -> int:
     for area in AREAS:
         paths = tracked(area)
         print(f"{area:<34} {sum(map(lines, paths)):>7,} lines {len(paths):>4} modules")
-    print(f"circles of imports: {len(groups)}")
+    print(f"circle of imports: {' -> '.join(circle(graph)) or 'none'}")
     return 0
 
 

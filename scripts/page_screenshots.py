@@ -5,7 +5,8 @@
 writes ``docs/pages/*.webp`` from the bundled demo models, the stores in ``examples/`` and one text, and
 prints what each page measures: its widest table, whether it scrolls sideways, what the console said and,
 with ``--axe axe.min.js`` (npm package axe-core), the violations. Takes some minutes on two cores;
-``--pages`` keeps the pages, so that a second call with that folder only takes the pictures. No test runs it.
+``--pages`` keeps the pages, so that a second call with that folder only takes the pictures. ``--front``
+takes the chart of the demo's page instead, for README.md. No test runs it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ PAGES = {
     "accuracy": ["screen-checkpoints sums-* wrong-* --accuracy accuracy.csv -o accuracy.html"],
     "audit": ["dispersion audit mmlu_after -o audit.html"],
     "predict": [
-        'dispersion calibrate mmlu_after --where "doc_id < 60" --slice-size 20 -o calibrator.json',
+        'dispersion calibrate mmlu_after --where "doc_id < 60" -o calibrator.json',
         "dispersion predict calibrator.json mmlu_after --force -o predict.html",
     ],
     "compare": ["dispersion compare mmlu_before mmlu_after -o compare.html"],
@@ -77,6 +78,11 @@ MEASURE = """({
         .filter(part => part.checkVisibility() && part.getBoundingClientRect().right > innerWidth + 1)
         .map(part => part.tagName + " " + (part.dataset.name ?? part.textContent.slice(0, 40))),
 })"""
+
+CHART = """(() => {
+    const box = document.querySelector(".chart svg").getBoundingClientRect();
+    return { x: box.x + scrollX, y: box.y + scrollY, width: box.width, height: box.height };
+})()"""
 
 
 def prepare(folder: Path, text: Path) -> None:
@@ -137,9 +143,28 @@ def pictures(folder: Path, kind: str, out: Path, axe: str, every: bool) -> dict[
     return found
 
 
+def front(folder: Path) -> None:
+    """The picture of README.md, light and dark: the chart of ``screen-checkpoints --demo``."""
+    page = folder / "demo.html"
+    command = [str(Path(sys.executable).parent / "screen-checkpoints"), "--demo", "-q", "-o", str(page)]
+    subprocess.run(command, check=True)
+    for scheme in ("light", "dark"):
+        with Browser() as browser:
+            browser.size(900, 900)
+            browser.media(scheme)
+            browser.open(page)
+            box = browser.value(CHART)
+            clip = {"x": box["x"] - 12, "y": box["y"] - 12, "width": box["width"] + 24,
+                    "height": box["height"] + 24, "scale": 2}  # fmt: skip
+            shot = browser.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
+            picture = ROOT / "docs" / "pictures" / f"demo-{scheme}.png"
+            picture.write_bytes(base64.b64decode(shot["data"]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--text", type=Path, required=True, help="plain text, such as WikiText-2's test part")
+    parser.add_argument("--text", type=Path, help="plain text, such as WikiText-2's test part")
+    parser.add_argument("--front", action="store_true", help="take the picture of README.md only")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "pages", help="(default: %(default)s)")
     parser.add_argument("--pages", type=Path, help="folder to keep the pages in (default: a temporary one)")
     parser.add_argument("--axe", type=Path, help="axe.min.js of the npm package axe-core (default: not run)")
@@ -148,7 +173,12 @@ def main() -> None:
     args = parser.parse_args()
     folder = args.pages or Path(tempfile.mkdtemp(prefix="pages-"))
     folder.mkdir(parents=True, exist_ok=True)
+    if args.front:
+        front(folder)
+        return
     if not (folder / TEXT).exists():
+        if args.text is None:
+            parser.error("--text is needed for the pages of commands that read text")
         prepare(folder, args.text)
     args.out.mkdir(parents=True, exist_ok=True)
     axe = args.axe.read_text("utf-8") if args.axe else ""

@@ -43,13 +43,6 @@ def test_public_names_are_no_rooms():
     assert not rooms & set(lmeval_dispersion.__all__)
 
 
-def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="has no attribute 'dispersal'"):
-        lmeval_dispersion.dispersal  # noqa: B018
-    with pytest.raises(ImportError):
-        importlib.import_module("lmeval_dispersion.dispersal")
-
-
 def test_the_training_page_lists_the_public_names_of_training():
     page = (ROOT.parent / "docs" / "reference" / "training.md").read_text("utf-8")
     table = page.split("## Names", 1)[1].split("\n## ", 1)[0]
@@ -88,13 +81,6 @@ def test_importing_the_package_loads_the_standard_library_only():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
-
-
-def test_an_audit_by_its_public_name():
-    report = lmeval_dispersion.audit(EXAMPLES / "mmlu_before", seed=1)
-    assert report.to_dict()["schema"] == "dispersion-audit/3"
-    assert report.seed == 1
-    assert report.run["documents"] == len(lmeval_dispersion.open_store(EXAMPLES / "mmlu_before").documents)
 
 
 # --- modules without a public name -------------------------------------------------------------------------

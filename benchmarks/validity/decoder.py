@@ -1,8 +1,7 @@
-"""A small decoder-only transformer in plain PyTorch, stored so that transformers loads it as Llama.
+"""Small decoder-only transformers in plain PyTorch, stored so that transformers loads them as Llama.
 
 RMS norm, rotary positions, SwiGLU: `tests/validity` holds its logits to transformers'. It is written out
-because
-the population trains some hundred of them on one core, where the general class costs as much as its
+because the population trains some hundred of them on one core, where the general class costs as much as its
 arithmetic.
 """
 
@@ -10,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,9 @@ EPS, THETA, POSITIONS = 1e-6, 10000.0, 256
 
 
 class Decoder(nn.Module):
-    """Token ids (batch, length) to final states (batch, length, width); ``head`` makes logits of them.
+    """Decoders of one shape side by side: what each computes is its own, and one loop serves all of them.
+
+    ``named`` holds each parameter of all members, their number in front, by its name in the file.
 
     Attributes:
         scale: Factor on the logits; folded into the final norm when stored, so that the rows stay as trained.
@@ -30,106 +32,49 @@ class Decoder(nn.Module):
 
     def __init__(
         self, vocabulary: int, width: int, mlp: int, layers: int, heads: int, *, tied: bool = False,
-        scale: float = 1.0, seed: int = 0,
+        scale: float = 1.0, seeds: Sequence[int] = (0,),
     ) -> None:  # fmt: skip
         super().__init__()
-        generator = torch.Generator().manual_seed(seed)
-
-        def normal(*shape: int, sd: float = 0.02) -> nn.Parameter:
-            return nn.Parameter(torch.randn(shape, generator=generator) * sd)
-
         self.shape = {"vocabulary": vocabulary, "width": width, "mlp": mlp, "layers": layers, "heads": heads}
-        self.tied, self.scale, self.heads = tied, scale, heads
+        self.tied, self.scale = tied, scale
+        members = [self._drawn(torch.Generator().manual_seed(seed)) for seed in seeds]
+        self.named = nn.ParameterDict(
+            {
+                name.replace(".", "/"): nn.Parameter(torch.stack([member[name] for member in members]))
+                for name in members[0]
+            }
+        )
+        half = width // heads // 2
+        angles = torch.outer(torch.arange(POSITIONS).float(), THETA ** (-torch.arange(half).float() / half))
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def _drawn(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
+        """Initial weights of one member."""
+
+        def normal(*shape: int, sd: float = 0.02) -> torch.Tensor:
+            return torch.randn(shape, generator=generator) * sd
+
+        vocabulary, width, mlp, layers, _ = self.shape.values()
         named = {"model.embed_tokens.weight": normal(vocabulary, width)}
         inner = 0.02 / math.sqrt(2 * layers)
         for layer in range(layers):
             at = f"model.layers.{layer}."
-            named[at + "input_layernorm.weight"] = nn.Parameter(torch.ones(width))
-            named[at + "post_attention_layernorm.weight"] = nn.Parameter(torch.ones(width))
+            named[at + "input_layernorm.weight"] = torch.ones(width)
+            named[at + "post_attention_layernorm.weight"] = torch.ones(width)
             for part in "qkv":
                 named[f"{at}self_attn.{part}_proj.weight"] = normal(width, width, sd=width**-0.5 / 2)
             named[at + "self_attn.o_proj.weight"] = normal(width, width, sd=inner)
             named[at + "mlp.gate_proj.weight"] = normal(mlp, width, sd=width**-0.5 / 2)
             named[at + "mlp.up_proj.weight"] = normal(mlp, width, sd=width**-0.5 / 2)
             named[at + "mlp.down_proj.weight"] = normal(width, mlp, sd=inner)
-        named["model.norm.weight"] = nn.Parameter(torch.ones(width))
-        if not tied:
+        named["model.norm.weight"] = torch.ones(width)
+        if not self.tied:
             named["lm_head.weight"] = normal(vocabulary, width)
-        self.named = nn.ParameterDict({name.replace(".", "/"): p for name, p in named.items()})
-        half = width // heads // 2
-        angles = torch.outer(torch.arange(POSITIONS).float(), THETA ** (-torch.arange(half).float() / half))
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
+        return named
 
     def weight(self, name: str) -> torch.Tensor:
-        """A parameter by the name that it has in the file."""
-        return self.named[name.replace(".", "/")]
-
-    @property
-    def rows(self) -> torch.Tensor:
-        """The output projection, (vocabulary, width)."""
-        return self.weight("model.embed_tokens.weight" if self.tied else "lm_head.weight")
-
-    def _turned(self, x: torch.Tensor) -> torch.Tensor:
-        cos, sin = self.cos[: x.shape[-2]], self.sin[: x.shape[-2]]
-        first, second = x.chunk(2, -1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Final states after the last norm, (batch, length, width)."""
-        x = embedding(ids, self.weight("model.embed_tokens.weight"))
-        batch, length, width = x.shape
-        for layer in range(self.shape["layers"]):
-            at = f"model.layers.{layer}."
-            h = nn.functional.rms_norm(x, (width,), self.weight(at + "input_layernorm.weight"), EPS)
-            q, k, v = (
-                linear(h, self.weight(f"{at}self_attn.{part}_proj.weight"))
-                .view(batch, length, self.heads, -1)
-                .transpose(1, 2)
-                for part in "qkv"
-            )
-            mixed = scaled_dot_product_attention(self._turned(q), self._turned(k), v, is_causal=True)
-            mixed = mixed.transpose(1, 2).reshape(batch, length, width)
-            x = x + linear(mixed, self.weight(at + "self_attn.o_proj.weight"))
-            h = nn.functional.rms_norm(x, (width,), self.weight(at + "post_attention_layernorm.weight"), EPS)
-            gate = silu(linear(h, self.weight(at + "mlp.gate_proj.weight")))
-            x = x + linear(
-                gate * linear(h, self.weight(at + "mlp.up_proj.weight")),
-                self.weight(at + "mlp.down_proj.weight"),
-            )
-        return nn.functional.rms_norm(x, (width,), self.weight("model.norm.weight"), EPS)
-
-    def head(self, states: torch.Tensor) -> torch.Tensor:
-        """Logits of final states."""
-        return linear(states if self.scale == 1 else states * self.scale, self.rows)
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """What is stored: BF16 tensors by name, the logits' factor folded into the final norm."""
-        found = {name.replace("/", "."): p.detach().clone() for name, p in self.named.items()}
-        found["model.norm.weight"] *= self.scale
-        return {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in found.items()}
-
-
-class Ensemble(nn.Module):
-    """Several decoders of one shape, trained side by side: what they compute is theirs alone.
-
-    One loop and one optimiser serve all of them; a member's gradient, clipping and texts are its own.
-    """
-
-    def __init__(self, members: list[Decoder]) -> None:
-        super().__init__()
-        self.members = members[:1]  # for the shape and the rotary tables
-        self.shape, self.tied, self.scale = members[0].shape, members[0].tied, members[0].scale
-        self.count = len(members)
-        self.named = nn.ParameterDict(
-            {
-                name: nn.Parameter(torch.stack([m.named[name].detach() for m in members]))
-                for name in members[0].named
-            }
-        )
-
-    def weight(self, name: str) -> torch.Tensor:
-        """A parameter of all members, with their number in front."""
+        """A parameter of all members, by the name that it has in the file."""
         return self.named[name.replace(".", "/")]
 
     def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
@@ -139,24 +84,27 @@ class Ensemble(nn.Module):
         # One vector of ones here and the weights after: the members' weights differ.
         return nn.functional.rms_norm(x, x.shape[-1:], eps=EPS) * self.weight(name)[:, None]
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits (members, batch * length, vocabulary) of ids (members, batch, length)."""
+    def _turned(self, x: torch.Tensor) -> torch.Tensor:
+        cos, sin = self.cos[: x.shape[-2]], self.sin[: x.shape[-2]]
+        first, second = x.chunk(2, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+    def states(self, ids: torch.Tensor) -> torch.Tensor:
+        """Final states (members, batch * length, width) of ids (members, batch, length)."""
         members, batch, length = ids.shape
         table = self.weight("model.embed_tokens.weight")
         offsets = torch.arange(members)[:, None, None] * table.shape[1]
         x = embedding((ids + offsets).flatten(), table.flatten(0, 1)).view(members, batch * length, -1)
-        one = self.members[0]
-        heads = self.shape["heads"]
         for layer in range(self.shape["layers"]):
             at = f"model.layers.{layer}."
             h = self._normed(x, at + "input_layernorm.weight")
             q, k, v = (
                 self._linear(h, f"{at}self_attn.{part}_proj.weight")
-                .view(members * batch, length, heads, -1)
+                .view(members * batch, length, self.shape["heads"], -1)
                 .transpose(1, 2)
                 for part in "qkv"
             )
-            mixed = scaled_dot_product_attention(one._turned(q), one._turned(k), v, is_causal=True)
+            mixed = scaled_dot_product_attention(self._turned(q), self._turned(k), v, is_causal=True)
             mixed = mixed.transpose(1, 2).reshape(members, batch * length, -1)
             x = x + self._linear(mixed, at + "self_attn.o_proj.weight")
             h = self._normed(x, at + "post_attention_layernorm.weight")
@@ -164,11 +112,28 @@ class Ensemble(nn.Module):
             x = x + self._linear(
                 gate * self._linear(h, at + "mlp.up_proj.weight"), at + "mlp.down_proj.weight"
             )
-        x = self._normed(x, "model.norm.weight") * self.scale
-        return self._linear(x, "model.embed_tokens.weight" if self.tied else "lm_head.weight")
+        return self._normed(x, "model.norm.weight")
+
+    def logits(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits (members, batch * length, vocabulary) of ids (members, batch, length)."""
+        name = "model.embed_tokens.weight" if self.tied else "lm_head.weight"
+        return self._linear(self.states(ids) * self.scale, name)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Final states (batch, length, width) of the only member, of ids (batch, length)."""
+        return self.states(ids[None]).view(*ids.shape, -1)
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """The output projection of the first member, (vocabulary, width)."""
+        return self.weight("model.embed_tokens.weight" if self.tied else "lm_head.weight")[0]
+
+    def head(self, states: torch.Tensor) -> torch.Tensor:
+        """Logits of final states of the only member."""
+        return linear(states * self.scale, self.rows)
 
     def member(self, number: int) -> dict[str, torch.Tensor]:
-        """What is stored of one member."""
+        """What is stored of one member: BF16 tensors by name, the factor folded into the final norm."""
         found = {name.replace("/", "."): p.detach()[number].clone() for name, p in self.named.items()}
         found["model.norm.weight"] *= self.scale
         return {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in found.items()}
@@ -178,7 +143,8 @@ class Ensemble(nn.Module):
         squares = sum(p.grad.flatten(1).square().sum(1) for p in self.named.values() if p.grad is not None)
         factor = (limit / (squares.sqrt() + 1e-6)).clamp(max=1.0)
         for p in self.named.values():
-            p.grad.mul_(factor.view(-1, *[1] * (p.dim() - 1)))
+            if p.grad is not None:
+                p.grad.mul_(factor.view(-1, *[1] * (p.dim() - 1)))
 
 
 def write(folder: Path, tensors: dict[str, torch.Tensor], shape: dict[str, Any], tokenizer: str) -> None:
@@ -213,11 +179,11 @@ def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
 
 
-def built(tensors: dict[str, torch.Tensor], shape: dict[str, int]) -> Decoder:
-    """A decoder of stored tensors."""
-    vocabulary = len(tensors["model.embed_tokens.weight"])
-    model = Decoder(**{**shape, "vocabulary": vocabulary}, tied="lm_head.weight" not in tensors)
+def built(members: Sequence[Mapping[str, torch.Tensor]], shape: Mapping[str, int]) -> Decoder:
+    """Decoders of stored tensors, side by side."""
+    size = {**shape, "vocabulary": len(members[0]["model.embed_tokens.weight"])}
+    model = Decoder(**size, tied="lm_head.weight" not in members[0], seeds=range(len(members)))
     with torch.no_grad():
-        for name, tensor in tensors.items():
-            model.weight(name).copy_(tensor)
+        for name in members[0]:
+            model.weight(name).copy_(torch.stack([tensors[name] for tensors in members]))
     return model.eval()

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from benchmarks.validity.decoder import Decoder, Ensemble, built, stored_tensors, write
+from benchmarks.validity.decoder import Decoder, built, stored_tensors, write
 from benchmarks.validity.questions import SKILLS, Question, answered, questions
 from benchmarks.validity.results import packed
 from benchmarks.validity.study import Run, Study
@@ -90,23 +90,17 @@ def trained(runs: list[Run], study: Study, texts: Texts, work: Path) -> list[lis
     first = runs[0]
     chosen, steps, shape = first.training, first.steps[-1], study.content["sizes"][first.size]
 
-    def last_of(recipe: str, run: Run) -> Decoder:
-        folder = work / "runs" / f"{run.size}-{recipe}-default-seed{run.seed}" / f"step{study.steps[-1]}"
-        return built(stored_tensors(folder), shape)
+    def last_of(recipe: str) -> Decoder:
+        folders = [work / "runs" / f"{run.size}-{recipe}-default-seed{run.seed}" for run in runs]
+        return built([stored_tensors(folder / f"step{study.steps[-1]}") for folder in folders], shape)
 
-    model = Ensemble(
-        [
-            last_of(run.base, run)
-            if run.base
-            else Decoder(
-                texts.vocabulary, **shape, tied=chosen["tied"], scale=chosen["logit_scale"], seed=run.seed
-            )
-            for run in runs
-        ]
+    seeds = [run.seed for run in runs]
+    model = (
+        last_of(first.base).train()
+        if first.base
+        else Decoder(texts.vocabulary, **shape, tied=chosen["tied"], scale=chosen["logit_scale"], seeds=seeds)
     )
-    teachers = None
-    if first.teacher:
-        teachers = Ensemble([last_of(first.teacher, run) for run in runs])
+    teachers = last_of(first.teacher) if first.teacher else None
     optimizer = torch.optim.AdamW(
         [
             {"params": [p for p in model.named.values() if p.dim() > 2],
@@ -140,14 +134,14 @@ def trained(runs: list[Run], study: Study, texts: Texts, work: Path) -> list[lis
         seen += batch[0].numel()
         digits += torch.isin(batch, texts.digits).flatten(1).sum(1)
         inputs, targets = batch[:, :, :-1], batch[:, :, 1:].flatten()
-        logits = model(inputs)
+        logits = model.logits(inputs)
         flat = logits.flatten(0, 1)
         plain = cross_entropy(flat, targets, label_smoothing=chosen["label_smoothing"], reduction="none")
         own = plain.view(len(runs), -1).mean(1)
         loss = own.sum()  # one member's gradient is that of its own mean
         if teachers is not None:
             with torch.no_grad():
-                aim = log_softmax(teachers(inputs), -1)
+                aim = log_softmax(teachers.logits(inputs), -1)
             loss = kl_div(log_softmax(logits, -1), aim, log_target=True, reduction="sum") / logits.shape[1]
         if chosen["z_loss"]:
             loss = loss + chosen["z_loss"] * torch.logsumexp(logits, -1).square().mean(1).sum()

@@ -40,7 +40,7 @@ def trained_group(configuration: Path, runs: list[Run], work: Path) -> list[dict
         rows: list[dict[str, Any]] = []
         for row, folder, figures in zip(checkpoints, folders, measured(folders), strict=True):
             last = row["step"] == run.steps[-1]
-            model = built(stored_tensors(folder), study.content["sizes"][run.size])
+            model = built([stored_tensors(folder)], study.content["sizes"][run.size])
             asked = examined(model, texts, ("truth", "labels") if last else ("truth",))
             if not last:
                 del asked["right"]

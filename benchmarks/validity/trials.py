@@ -1,9 +1,8 @@
 """Can G be fooled? Changes that move no prediction, and changes that move skill but not rows.
 
 Every trial takes last checkpoints of the small size and writes changed ones, which are asked and screened
-like the
-population's. What a change must leave alone is checked, not assumed: ``shift`` is the largest change of any
-log-probability on a fixed batch.
+like the population's. What a change must leave alone is checked, not assumed: ``shift`` is the largest change
+of any log-probability on a fixed batch.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ def merged(first: Tensors, second: Tensors) -> Tensors:
 
 def fine_tuned(tensors: Tensors, run: Run, study: Study, texts: Texts, *, part: str, steps: int) -> Tensors:
     """The checkpoint trained on with a recipe's texts: all of it, the ``head`` alone, the ``body`` alone."""
-    model = built(tensors, study.content["sizes"][run.size]).train()
+    model = built([tensors], study.content["sizes"][run.size]).train()
     chosen = [
         p
         for name, p in model.named.items()
@@ -147,15 +146,75 @@ def fine_tuned(tensors: Tensors, run: Run, study: Study, texts: Texts, *, part: 
         loss.backward()
         torch.nn.utils.clip_grad_norm_(chosen, 1.0)
         optimizer.step()
-    return {name: tensor.float() for name, tensor in model.tensors().items()}
+    return {name: tensor.float() for name, tensor in model.member(0).items()}
 
 
 @torch.inference_mode()
 def log_probabilities(tensors: Tensors, study: Study, texts: Texts) -> torch.Tensor:
     """Of every known token at 512 positions of held-out text."""
-    model: Decoder = built(tensors, study.content["sizes"]["small"])
+    model: Decoder = built([tensors], study.content["sizes"]["small"])
     logits = model.head(model(texts.held_out[:512].view(8, 64)))[..., : texts.vocabulary]
     return torch.log_softmax(logits.double(), -1)
+
+
+#: Changes that move no prediction, and others; each takes tensors and a generator.
+SAME: dict[str, Callable[[Tensors, torch.Generator], Tensors]] = {
+    "common vector": common_vector,
+    "rows less their mean": without_mean,
+    "scale moved": scale_moved,
+    "norm folded": norm_folded,
+    "padding rows": padded,
+    "rotation": rotated,
+}
+CHANGED: dict[str, Callable[[Tensors, torch.Generator], Tensors]] = {
+    "head in 8 bits": quantised(8),
+    "head in 4 bits": quantised(4),
+    "head in 3 bits": quantised(3),
+    "feed-forward weights shuffled": noisy_body,
+}
+
+Job = tuple[str, str, str, Callable[[], Tensors]]
+
+
+def jobs(study: Study, texts: Texts, work: Path, seed: int) -> Iterator[Job]:
+    """Kind of trial, name of the change, what it is applied to, and how it is made."""
+    asked, (*_, before, last) = study.content["trials"], study.steps
+    runs = {
+        run.recipe: run
+        for run in study.runs()
+        if (run.size, run.setting, run.seed) == ("small", "default", seed)
+    }
+
+    def stored(recipe: str, step: int = last) -> Tensors:
+        return stored_tensors(work / "runs" / runs[recipe].name / f"step{step}")
+
+    for recipe in asked["recipes"]:
+        yield "none", "unchanged", recipe, partial(stored, recipe)
+        for kind, changes in (("same", SAME), ("changed", CHANGED)):
+            for name, change in changes.items():
+                draw = torch.Generator().manual_seed(seed)
+                yield kind, name, recipe, partial(change, stored(recipe), draw)
+        yield (
+            "changed",
+            "digits' rows twice as long",
+            recipe,
+            partial(digits_longer, stored(recipe), texts.digits),
+        )
+        both = stored(recipe), stored(recipe, before)
+        yield "merge", "mean of the last two checkpoints", recipe, partial(merged, *both)
+    for first, second in asked["merges"]:
+        yield (
+            "merge",
+            "mean of two recipes",
+            f"{first} + {second}",
+            partial(merged, stored(first), stored(second)),
+        )
+    for start, towards in asked["fine_tunes"]:
+        for part in ("all", "head", "body"):
+            tuned = partial(
+                fine_tuned, stored(start), runs[towards], study, texts, part=part, steps=asked["steps"]
+            )
+            yield "fine-tune", f"fine-tuned, {part}", f"{start} -> {towards}", tuned
 
 
 def run_trials(study: Study, file: Path, work: Path) -> None:
@@ -165,102 +224,31 @@ def run_trials(study: Study, file: Path, work: Path) -> None:
         FileNotFoundError: The population is not trained that far.
     """
     torch.set_num_threads(1)
-    texts = Texts(study, work)
+    texts, shape = Texts(study, work), study.content["sizes"]["small"]
     done = {row["name"] for row in results.checked(file, study.path)}
     marks = {"configuration": results.digest(study.path), **results.provenance()}
-    last = f"step{study.steps[-1]}"
-    asked = study.content["trials"]
-    runs = {
-        (run.recipe, run.seed): run
-        for run in study.runs()
-        if run.size == "small" and run.setting == "default"
-    }
-
-    def tensors_of(recipe: str, seed: int, step: str = last) -> Tensors:
-        return stored_tensors(work / "runs" / runs[recipe, seed].name / step)
-
-    same: dict[str, Callable[[Tensors, torch.Generator], Tensors]] = {
-        "common vector": common_vector,
-        "rows less their mean": without_mean,
-        "scale moved": scale_moved,
-        "norm folded": norm_folded,
-        "padding rows": padded,
-        "rotation": rotated,
-    }
-    changed: dict[str, Callable[[Tensors, torch.Generator], Tensors]] = {
-        "head in 8 bits": quantised(8),
-        "head in 4 bits": quantised(4),
-        "head in 3 bits": quantised(3),
-        "digits' rows twice as long": lambda tensors, _: digits_longer(tensors, texts.digits),
-        "feed-forward weights shuffled": noisy_body,
-    }
-    before = f"step{study.steps[-2]}"
-
-    def jobs_of(seed: int) -> Iterator[tuple[str, str, str, Callable[[], Tensors]]]:
-        """Kind of trial, name of the change, what it is applied to, and how it is made."""
-        for recipe in asked["recipes"]:
-            yield "none", "unchanged", recipe, partial(tensors_of, recipe, seed)
-            for kind, changes in (("same", same), ("changed", changed)):
-                for name, change in changes.items():
-                    yield kind, name, recipe, partial(applied, change, recipe, seed)
-            yield (
-                "merge",
-                "mean of the last two checkpoints",
-                recipe,
-                partial(average, recipe, recipe, seed, before),
-            )
-        for first, second in asked["merges"]:
-            yield (
-                "merge",
-                "mean of two recipes",
-                f"{first} + {second}",
-                partial(average, first, second, seed, last),
-            )
-        for start, towards in asked["fine_tunes"]:
-            for part in ("all", "head", "body"):
-                yield (
-                    "fine-tune",
-                    f"fine-tuned, {part}",
-                    f"{start} -> {towards}",
-                    partial(tuned, start, towards, seed, part),
-                )
-
-    def applied(change: Callable[[Tensors, torch.Generator], Tensors], recipe: str, seed: int) -> Tensors:
-        return change(tensors_of(recipe, seed), torch.Generator().manual_seed(seed))
-
-    def average(first: str, second: str, seed: int, step: str) -> Tensors:
-        return merged(tensors_of(first, seed), tensors_of(second, seed, step))
-
-    def tuned(start: str, towards: str, seed: int, part: str) -> Tensors:
-        return fine_tuned(
-            tensors_of(start, seed), runs[towards, seed], study, texts, part=part, steps=asked["steps"]
-        )
-
-    for seed in asked["seeds"]:
-        for kind, name, recipe, make in jobs_of(seed):
+    for seed in study.content["trials"]["seeds"]:
+        unchanged: Tensors = {}
+        for kind, name, recipe, make in jobs(study, texts, work, seed):
+            if kind == "none":
+                unchanged = make()
             label = f"{name}; {recipe}; seed {seed}"
             if label in done:
                 continue
-            start = time.perf_counter()
-            made = make()
+            start, made = time.perf_counter(), make()
             folder = work / "trials" / label.replace(" ", "-").replace(">", "to")
-            write(folder, {n: t.to(asked_dtype(kind)).contiguous() for n, t in made.items()},
-                  study.content["sizes"]["small"], texts.json)  # fmt: skip
+            # Float32 where a change must not hide behind BF16's rounding.
+            dtype = torch.float32 if kind == "same" else torch.bfloat16
+            made = {name: tensor.to(dtype).contiguous() for name, tensor in made.items()}
+            write(folder, made, shape, texts.json)
+            made = {name: tensor.float() for name, tensor in made.items()}
             row: dict[str, Any] = {"name": label, "kind": kind, "change": name, "of": recipe, "seed": seed}
             if kind == "same":
-                shift = log_probabilities(made, study, texts) - log_probabilities(
-                    tensors_of(recipe, seed), study, texts
-                )
-                row["shift"] = float(f"{float(shift.abs().max()):.2g}")
-            model = built({n: t.float() for n, t in made.items()}, study.content["sizes"]["small"])
-            row["accuracy"] = examined(model, texts, ("truth",))["accuracy"]
+                after, before = (log_probabilities(part, study, texts) for part in (made, unchanged))
+                row["shift"] = float(f"{float((after - before).abs().max()):.2g}")
+            row["accuracy"] = examined(built([made], shape), texts, ("truth",))["accuracy"]
             (figures,) = measured([folder])
             row["figures"] = {n: v for n, v in figures.items() if n.rsplit("_", 1)[0] in KEPT}
             row["seconds"] = round(time.perf_counter() - start, 1)
             results.append(file, row | marks)
             print(f"{label}: {row['seconds']:.0f} s", file=sys.stderr, flush=True)
-
-
-def asked_dtype(kind: str) -> torch.dtype:
-    """What a trial is stored in: float32 where a change must not hide behind BF16's rounding."""
-    return torch.float32 if kind == "same" else torch.bfloat16

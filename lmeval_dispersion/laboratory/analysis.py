@@ -20,12 +20,13 @@ from typing import Any, ClassVar, TypedDict, TypeVar
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.laboratory.causal_model import CausalModel, Segments, prefix_of
-from lmeval_dispersion.laboratory.frames import records
+from lmeval_dispersion.laboratory.frames import FrameReport, records
 from lmeval_dispersion.laboratory.study import Folder, Study, Unit, Units, opened
 from lmeval_dispersion.model.loading import (
     LoadedModel,
@@ -37,7 +38,6 @@ from lmeval_dispersion.model.loading import (
     weights_identity,
 )
 from lmeval_dispersion.model.texts import Texts
-from lmeval_dispersion.report import Report, nullable
 from lmeval_dispersion.report.cells import json_value, short_names
 from lmeval_dispersion.report.declared import count
 
@@ -55,7 +55,7 @@ class Run(TypedDict, total=False):
         seed: Of the draws, the bootstrap and the random weights (default: 0).
         batch: Segments a forward pass; by memory if None, the default.
         folder: Where the study is kept and can be resumed; a temporary place if None, the default.
-        quiet: Whether to say nothing on stderr (default: True).
+        quiet: Whether to say nothing on stderr, where a notebook and a terminal have a bar.
     """
 
     pack: bool
@@ -69,19 +69,18 @@ def model_settings(model: ModelLike) -> dict[str, Any]:
     """The identity of a model in a study's settings: its content, never its name or place.
 
     ``weights`` and ``adapter`` are a commit of the Hub or a digest of every byte of the folder (of the
-    parameters, for a model that is loaded already); None where the Hub could not be asked. Where it runs is
-    no part of it.
+    parameters, for a model that is loaded already); None where the Hub could not be asked.
     """
     choice = model_choice(model)
-    known = {"dtype": choice.dtype, "quantize": choice.quantize, "adapter": None}
+    weights: str | None
+    adapter = None
     if isinstance(model, LoadedModel):
-        return {**known, "weights": _parameters_digest(model.model)}
-    known["weights"] = weights_identity(choice.name, _commit(choice.name, choice.revision, "config.json"))
-    if choice.adapter:
-        known["adapter"] = adapter_identity(
-            choice.adapter, _commit(choice.adapter, None, "adapter_config.json")
-        )
-    return known
+        weights = _parameters_digest(model.model)
+    else:
+        weights = weights_identity(choice.name, _commit(choice.name, choice.revision, "config.json"))
+        if name := choice.adapter:
+            adapter = adapter_identity(name, _commit(name, None, "adapter_config.json"))
+    return {"dtype": choice.dtype, "quantize": choice.quantize, "weights": weights, "adapter": adapter}
 
 
 def _commit(name: str, revision: str | None, file: str) -> str | None:
@@ -97,8 +96,6 @@ def _commit(name: str, revision: str | None, file: str) -> str | None:
 
 
 def _parameters_digest(model: Any) -> str:
-    import torch
-
     digest = sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -123,10 +120,7 @@ def _place(name: str) -> str:
 
 
 def data_settings(texts: Texts) -> dict[str, Any]:
-    """The identity of a source in a study's settings: a file's content, a Hub data set's commit.
-
-    A data set is read at that commit from here on.
-    """
+    """The identity of a source in a study's settings: a file's content, a Hub data set's commit."""
     if texts.path is not None:
         return {"sha256": file_digest(texts.path), "kind": texts.path.suffix, "column": texts.column}
     from huggingface_hub import HfApi
@@ -138,7 +132,7 @@ def data_settings(texts: Texts) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, repr=False)
-class StudyResult(Report):
+class StudyResult(FrameReport):
     """A finished study as a report; its tables are the fields of the four results."""
 
     schema = "dispersion-lab-report/2"
@@ -148,13 +142,10 @@ class StudyResult(Report):
     main: ClassVar[str]  # the table that CSV and to_frame() hold
     manifest: dict[str, Any]
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The rows of the main table."""
-        return records(getattr(self, self.main))
-
-    def to_frame(self) -> pd.DataFrame:
-        """The main table, tidy."""
-        return nullable(getattr(self, self.main))
+    def frame(self) -> pd.DataFrame:
+        """The main table."""
+        frame: pd.DataFrame = getattr(self, self.main)
+        return frame
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract: the answer, the manifest and every table."""
@@ -166,11 +157,7 @@ class StudyResult(Report):
     def context(self) -> dict[str, Any]:
         """For the template: the models' names, and what was run."""
         manifest = self.manifest
-        settings = {
-            key: json.dumps(value) if isinstance(value, (dict, list)) else value
-            for key, value in manifest["settings"].items()
-            if key != "models"
-        }
+        settings = {key: str(value) for key, value in manifest["settings"].items() if key != "models"}
         names = {key: ", ".join(value) for key, value in manifest["names"].items()}
         run = [names, *manifest["models"], settings, {**manifest["versions"], "created": manifest["created"]}]
         return {"models": [model["model"] for model in manifest["models"]], "run": run}
@@ -180,13 +167,7 @@ R = TypeVar("R", bound=StudyResult)
 
 
 class Analysis:
-    """An analysis at work.
-
-    Attributes:
-        study: Where it is kept.
-        texts: Its sources by name: ``data``, perhaps ``held-out``.
-        settings: Its protocol.
-    """
+    """An analysis at work."""
 
     def __init__(
         self,
@@ -214,11 +195,7 @@ class Analysis:
             yield label, causal, layers
 
     def drawn(self, name: str, source: Texts, draw: Callable[[], Unit]) -> tuple[Segments, Unit]:
-        """What ``draw`` took from a source when the study started: ``tokens``, ``origins`` and other arrays.
-
-        The manifest keeps the source's counts, and a hash of the tokens: studies with the same one saw the
-        same text in the same tokens.
-        """
+        """What ``draw`` took from a source when the study started; the manifest keeps the tokens' hash."""
         fresh = f"segments.{name}" not in self.study.manifest
 
         def counted(_unit: int) -> Unit:
@@ -292,8 +269,8 @@ def analyse(
         "seed": run.get("seed", 0),
     }
     readable = {"models": names, "texts": [source.source for source in texts.values()]}
-    with opened(result.kind, identity, readable, run.get("folder"), run.get("quiet", True)) as study:
-        if not study.complete:
+    with opened(result.kind, identity, readable, run.get("folder"), run.get("quiet", False)) as study:
+        if not study.manifest["complete"]:
             measure(Analysis(study, every, texts, identity, batch))
         tables = study.tables()
         columns = {field.name: tables.get(field.name) for field in fields(result) if field.name != "manifest"}

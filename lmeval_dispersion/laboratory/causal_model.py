@@ -10,8 +10,7 @@ same texts with the tokens of each in random order (what the tokenizer puts in f
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,13 +46,7 @@ class Segments(NamedTuple):
 
 
 class CausalModel:
-    """A left-to-right model, ready to run segments.
-
-    Attributes:
-        loaded: The model.
-        decoder: Its parts.
-        batch: Segments a forward pass.
-    """
+    """A left-to-right model, ready to run segments."""
 
     def __init__(self, model: ModelLike, batch: int = 1) -> None:
         self.loaded, self.batch = loaded_model(model), batch
@@ -71,22 +64,13 @@ class CausalModel:
     def summary(self) -> dict[str, Any]:
         """The model that was really run, for the manifest."""
         model = self.loaded.model
-        return {
-            "name": self.loaded.name,
-            "revision": self.loaded.revision,
-            "dtype": str(model.dtype).removeprefix("torch."),
-            "device": self.loaded.device.type,
-            "layers": len(self.decoder),
-            "width": self.width,
-            "parameters": int(sum(p.numel() for p in model.parameters())),
-        }
+        about = {"name": self.loaded.name, "revision": self.loaded.revision}
+        about |= {"dtype": str(model.dtype).removeprefix("torch."), "device": self.loaded.device.type}
+        shape = {"layers": len(self.decoder), "width": self.width}
+        return {**about, **shape, "parameters": int(sum(p.numel() for p in model.parameters()))}
 
     def layers(self, wanted: str | Sequence[str]) -> list[str]:
-        """Canonical names of ``wanted``.
-
-        ``last``, ``all`` (every block, then ``last``), ``depths`` (the embeddings, then ``all``: the
-        ``hidden_states`` of transformers), or names.
-        """
+        """Canonical names of ``wanted``."""
         names = wanted.split(",") if isinstance(wanted, str) else list(wanted)
         if names in (["all"], ["depths"]):
             blocks = [f"layer.{k}" for k in range(len(self.decoder) - 1)]
@@ -157,7 +141,7 @@ class CausalModel:
                 if end - first == 1:
                     raise DispersionError(
                         f"one segment of {tokens.shape[1]} tokens does not fit on {self.loaded.device}; "
-                        "use shorter segments, --quantize or --device auto"
+                        "use shorter segments, --quantize or --device=auto"
                     ) from error
             else:
                 for name, array in arrays.items():
@@ -194,8 +178,14 @@ class CausalModel:
         def sink(name: str, state: Tensor) -> None:
             arrays[name] = reduce(state[:, -length:])  # prompt tuning puts virtual tokens in front
 
-        with _idle(None if losses else self.decoder.head), capture(self.loaded.model, layers, sink):
-            logits = self.loaded.model(input_ids=ids, use_cache=False).logits
+        with capture(self.loaded.model, layers, sink):
+            # The output projection gets no token where none is scored; capture's hooks come before this one.
+            head = nn.Identity() if losses or self.decoder.head is None else self.decoder.head
+            idle = head.register_forward_pre_hook(lambda _head, states: (states[0][:, :0],))
+            try:
+                logits = self.loaded.model(input_ids=ids, use_cache=False).logits
+            finally:
+                idle.remove()
         if losses:
             arrays["nll"] = np.stack([_nll(*each) for each in zip(logits[:, -length:], ids, strict=True)])
         return arrays
@@ -204,7 +194,7 @@ class CausalModel:
         bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
         if bad.size:
             text, start = origins[int(bad[0])]
-            advice = "use --dtype float32 or bfloat16"
+            advice = "use --dtype=bfloat16 or --dtype=float32"
             if self.loaded.model.dtype == torch.float32:
                 advice = "check the checkpoint's weights"
             layer = "the output" if name == "nll" else name
@@ -293,23 +283,6 @@ def _nll(logits: Tensor, ids: Tensor) -> NDArray[np.float64]:
     return np.asarray(losses.to("cpu", torch.float64).numpy())
 
 
-@contextmanager
-def _idle(head: nn.Module | None) -> Iterator[None]:
-    """The output projection computes nothing meanwhile; its hooks still see its input."""
-    if head is None:
-        yield
-        return
-    before = head.__dict__.get("forward")
-    head.forward = lambda states, *_: states.new_zeros(*states.shape[:-1], 1)
-    try:
-        yield
-    finally:
-        if before is None:
-            del head.forward
-        else:
-            head.forward = before
-
-
 def perplexity(mean_nll: ArrayLike) -> NDArray[np.float64]:
     """Perplexity, exp of the mean negative log-probability (nats) a token; >= 1, lower is easier."""
     return np.asarray(np.exp(np.asarray(mean_nll, dtype=np.float64)))
@@ -321,10 +294,7 @@ def last_vectors(states: Tensor) -> NDArray[np.float32]:
 
 
 def unit_tokens(states: Tensor) -> tuple[Tensor, Tensor]:
-    """Token states (b, t, d) at length one in float32, and which of them have a direction, (b, t) bool.
-
-    Zero states (the embedding of a padding token may be one) become zero rows.
-    """
+    """Token states (b, t, d) at length one in float32, and which of them have a direction, (b, t) bool."""
     x = states.float()
     x = x / x.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
     norms = x.norm(dim=-1, keepdim=True)
@@ -332,11 +302,7 @@ def unit_tokens(states: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def token_dispersions(states: Tensor) -> NDArray[np.float64]:
-    """Dispersion over the tokens of each text: mean cosine distance over token pairs; shape (b,).
-
-    Zero states have no direction and are left out. NaN where a state is not finite or fewer than two tokens
-    are left.
-    """
+    """Dispersion over the tokens of each text: mean cosine distance over token pairs; shape (b,)."""
     units, valid = unit_tokens(states)
     count = valid.sum(dim=1).double()
     mean = units.sum(dim=1, keepdim=True) / count[:, None, None]

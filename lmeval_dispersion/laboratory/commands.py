@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -110,54 +110,38 @@ _ANALYSES = {
 }
 
 
+_MODEL: Mapping[str, dict[str, Any]] = {
+    "--dtype": {
+        "default": "auto",
+        "choices": ("auto", "float32", "float16", "bfloat16"),
+        "help": "of the weights (default: the checkpoint's own)",
+    },
+    "--quantize": {"choices": ("4bit", "8bit"), "help": "through bitsandbytes (default: not at all)"},
+    "--adapter": {"metavar": "HUB_ID|FOLDER", "help": "a PEFT adapter to put on it (default: none)"},
+    "--device": {
+        "metavar": "DEVICE",
+        "help": "cpu, cuda:1, …; auto spreads the model (default: the first GPU, else the CPU)",
+    },
+    "--trust-remote-code": {"action": "store_true", "help": "run the checkpoint's own code"},
+}
+
+
 def _add_arguments(kind: str, parser: argparse.ArgumentParser) -> None:
     analysis = _ANALYSES[kind]
-    parser.add_argument(
-        "model",
-        nargs="+" if analysis.several_models else 1,
-        metavar="MODEL",
-        help="Hub id or folder, with @REVISION where it is not the main one",
-    )
-    model = parser.add_argument_group("model")
-    model.add_argument(
-        "--dtype",
-        default="auto",
-        choices=("auto", "float32", "float16", "bfloat16"),
-        help="of the weights (default: the checkpoint's own)",
-    )
-    model.add_argument(
-        "--quantize", choices=("4bit", "8bit"), help="through bitsandbytes (default: not at all)"
-    )
-    model.add_argument(
-        "--adapter", metavar="HUB_ID|FOLDER", help="a PEFT adapter to put on it (default: none)"
-    )
-    model.add_argument(
-        "--device",
-        metavar="DEVICE",
-        help="cpu, cuda:1, …; auto spreads the model (default: the first GPU, else the CPU)",
-    )
-    model.add_argument("--trust-remote-code", action="store_true", help="run the checkpoint's own code")
-    text = parser.add_argument_group("text")
-    text.add_argument(
-        "--data",
-        required=True,
-        metavar="FILE|HUB_ID",
-        help=".txt, .jsonl, .jsonl.gz or .parquet, or a Hub data set, ID[:CONFIGURATION][@SPLIT]",
-    )
+    about = "Hub id or folder, with @REVISION where it is not the main one"
+    parser.add_argument("model", nargs="+" if analysis.several_models else 1, metavar="MODEL", help=about)
+    model, text, protocol, study = map(parser.add_argument_group, ("model", "text", "protocol", "study"))
+    for group, options in ((model, _MODEL), (protocol, analysis.options)):
+        for option, settings in options.items():
+            group.add_argument(option, **settings)
+    about = ".txt, .jsonl, .jsonl.gz or .parquet, or a Hub data set, ID[:CONFIGURATION][@SPLIT]"
+    text.add_argument("--data", required=True, metavar="FILE|HUB_ID", help=about)
     add_column(text)
     text.add_argument("--pack", action="store_true", help="join all texts to one stream (.txt always is)")
-    protocol = parser.add_argument_group("protocol")
-    for option, settings in analysis.options.items():
-        protocol.add_argument(option, **settings)
     if analysis.layers:
         add_layers(protocol, what=_LAYERS, default=" and ".join(analysis.layers))
-    study = parser.add_argument_group("study")
-    study.add_argument(
-        "--study",
-        type=Path,
-        metavar="FOLDER",
-        help="where it is kept; the same command resumes it (default: a folder in the user's cache)",
-    )
+    about = "where it is kept; the same command resumes it (default: a folder in the user's cache)"
+    study.add_argument("--study", type=Path, metavar="FOLDER", help=about)
     add_seed(study)
     add_output(study)
     add_examples(parser, *analysis.examples)
@@ -168,20 +152,19 @@ def _run(kind: str, args: argparse.Namespace) -> int:
     output = Output.of(args)
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from lmeval_dispersion import laboratory
+    import lmeval_dispersion
     from lmeval_dispersion.laboratory.study import Processes, StudyRoot
     from lmeval_dispersion.model.texts import Texts
 
     analysis = _ANALYSES[kind]
-    names = [option[2:].replace("-", "_") for option in analysis.options]
-    options = {name: getattr(args, name) for name in names}
+    options = _values(analysis.options, args)
     if options.get("held_out") is not None:
         options["held_out"] = Texts(args.held_out, column=args.column)
     if analysis.layers:
         # As a study's settings keep them, so that one started from Python can be resumed.
         options["layers"] = ",".join(args.layer or analysis.layers)
     models = [_model(text, args) for text in args.model]
-    result = getattr(laboratory, kind)(
+    result = getattr(lmeval_dispersion, kind)(
         models if analysis.several_models else models[0],
         Texts(args.data, column=args.column),
         pack=args.pack,
@@ -203,19 +186,16 @@ def _run(kind: str, args: argparse.Namespace) -> int:
     return 0
 
 
+def _values(options: Iterable[str], args: argparse.Namespace) -> dict[str, Any]:
+    """The options' values by the names of parameters."""
+    return {name: getattr(args, name) for name in (option[2:].replace("-", "_") for option in options)}
+
+
 def _model(text: str, args: argparse.Namespace) -> Any:
     from lmeval_dispersion.model.loading import ModelChoice
 
     name, _, revision = text.partition("@") if not Path(text).exists() else (text, "", "")
-    return ModelChoice(
-        name,
-        revision=revision or None,
-        dtype=args.dtype,
-        quantize=args.quantize,
-        adapter=args.adapter,
-        device=args.device,
-        trust_remote_code=args.trust_remote_code,
-    )
+    return ModelChoice(name, revision or None, **_values(_MODEL, args))
 
 
 Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]

@@ -17,28 +17,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
+from lmeval_dispersion import statistics
 from lmeval_dispersion.errors import GeometryError, UsageError
 from lmeval_dispersion.laboratory import frames
-from lmeval_dispersion.laboratory.frames import bounded, records, table
+from lmeval_dispersion.laboratory.frames import FrameReport, bounded, table
 from lmeval_dispersion.laboratory.study import Study, read_study
-from lmeval_dispersion.report import Chart, Col, Report, Table, nullable
+from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.cells import json_value, short_names
-from lmeval_dispersion.statistics import (
-    LEVEL,
-    NORMAL_975,
-    Array,
-    Bounds,
-    Interval,
-    correlation,
-    correlation_bounds,
-    correlation_difference,
-    jackknife_se,
-    normal_bounds,
-    normal_point,
-    percentiles,
-    resampled_correlations,
-    resampled_means,
-)
+from lmeval_dispersion.statistics import Array
 
 SEQUENCE = "sequence"  # perplexity of the whole segment; "last@16" is that of the token after 16
 
@@ -60,7 +46,7 @@ _EVERY = {
 class Correlated(NamedTuple):
     """A correlation over bins with its interval and its bootstrap samples."""
 
-    interval: Interval
+    interval: statistics.Interval
     samples: Array
 
 
@@ -71,14 +57,12 @@ def leading(bins: pd.DataFrame) -> Array:
 
 
 def correlated(bins: pd.DataFrame, measure: str, seed: int = 0) -> Correlated:
-    """Pearson r of perplexity and a measure over bins.
-
-    Raises:
-        GeometryError: One of them is constant, so that no correlation is defined.
-    """
+    """Pearson r of perplexity and a measure over bins."""
     x, y = leading(bins), bins[measure].to_numpy()
-    value, samples = correlation(x, y), resampled_correlations(x, y, seed=seed)
-    return Correlated(Interval(value, *correlation_bounds(value, samples, len(x))), samples)
+    value, samples = statistics.correlation(x, y), statistics.resampled_correlations(x, y, seed=seed)
+    return Correlated(
+        statistics.Interval(value, *statistics.correlation_bounds(value, samples, len(x))), samples
+    )
 
 
 def bounds_together(values: ArrayLike, samples: ArrayLike) -> tuple[Array, Array]:
@@ -89,14 +73,14 @@ def bounds_together(values: ArrayLike, samples: ArrayLike) -> tuple[Array, Array
     """
     centre, drawn = np.asarray(values, dtype=np.float64), np.asarray(samples, dtype=np.float64)
     low, high = np.full(len(centre), np.nan), np.full(len(centre), np.nan)
-    known = np.isfinite(centre) & (np.isfinite(drawn).mean(axis=0) > LEVEL)
+    known = np.isfinite(centre) & (np.isfinite(drawn).mean(axis=0) > statistics.LEVEL)
     if known.any():
         sd = np.nanstd(drawn[:, known], axis=0)
         with np.errstate(invalid="ignore", divide="ignore"):
             deviations = np.abs(drawn[:, known] - centre[known]) / sd
         # Never narrower than a normal estimate's own bound.
         largest = np.nanmax(np.where(np.isfinite(deviations), deviations, 0.0), axis=1)
-        q = max(float(np.quantile(largest, LEVEL)), NORMAL_975)
+        q = max(float(np.quantile(largest, statistics.LEVEL)), statistics.NORMAL_975)
         low[known], high[known] = centre[known] - q * sd, centre[known] + q * sd
     return low, high
 
@@ -107,15 +91,8 @@ def pairs_left_out(apart: Array) -> Array:
 
 
 @dataclass(frozen=True, repr=False)
-class StudiesCompared(Report):
-    """Two studies side by side, see :func:`compare_studies`.
-
-    Attributes:
-        differences: A row a metric: what it is about, ``figure``, ``first``, ``second``, ``difference``
-            (second minus first) with 95 % bounds ``low`` and ``high``, ``paired``.
-        first: Folder of the baseline.
-        second: Folder of the other study.
-    """
+class StudiesCompared(FrameReport):
+    """Two studies side by side; ``differences`` has a row a metric, see docs/reference/laboratory.md."""
 
     template = "studies.jinja"
     schema = "dispersion-lab-comparison/2"
@@ -124,13 +101,9 @@ class StudiesCompared(Report):
     first: str
     second: str
 
-    def rows(self) -> list[dict[str, Any]]:
+    def frame(self) -> pd.DataFrame:
         """The differences."""
-        return records(self.differences)
-
-    def to_frame(self) -> pd.DataFrame:
-        """The differences, tidy."""
-        return nullable(self.differences)
+        return self.differences
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract: the answer, both folders and every difference."""
@@ -168,12 +141,9 @@ class StudiesCompared(Report):
 
 
 def told_apart(differences: pd.DataFrame) -> pd.Series[bool]:
-    """Which differences leave out 0 with bounds that hold for all rows together.
-
-    Each bound is moved outwards as a normal estimate's would be for Bonferroni's correction.
-    """
+    """Which differences leave out 0 with bounds that hold for all rows together."""
     value = differences["difference"]
-    factor = normal_point(int(value.notna().sum())) / NORMAL_975
+    factor = statistics.normal_point(int(value.notna().sum())) / statistics.NORMAL_975
     below, above = (value - differences["low"]) * factor, (differences["high"] - value) * factor
     return (value > below) & (value > 0) | (-value > above) & (value < 0)
 
@@ -201,7 +171,7 @@ class _Compared(NamedTuple):
 
     first: float
     second: float
-    bounds: Bounds
+    bounds: statistics.Bounds
     paired: bool
 
 
@@ -254,7 +224,7 @@ def _models(x: pd.DataFrame, y: pd.DataFrame) -> list[tuple[str, str]]:
 def _correlations(x: pd.DataFrame, y: pd.DataFrame, column: str, _paired: bool) -> _Compared:
     """Bins are another choice in each study, so never paired."""
     a, b = (correlated(bins, column, seed) for seed, bins in enumerate((x, y)))
-    bounds = correlation_difference(a.interval, b.interval, (a.samples, b.samples), paired=False)
+    bounds = statistics.correlation_difference(a.interval, b.interval, (a.samples, b.samples), paired=False)
     return _Compared(a.interval.value, b.interval.value, bounds, False)
 
 
@@ -268,7 +238,7 @@ def _draws(x: pd.DataFrame, y: pd.DataFrame, column: str, paired: bool) -> _Comp
 def _jackknifed(x: pd.DataFrame, y: pd.DataFrame, column: str, paired: bool) -> _Compared:
     """The value of all texts comes first, then those without each group of texts."""
     (first, *a), (second, *b) = x[column], y[column]
-    error = jackknife_se(np.subtract(b, a)) if paired else jackknife_se(a, b)
+    error = statistics.jackknife_se(np.subtract(b, a)) if paired else statistics.jackknife_se(a, b)
     return _normal(first, second, error, paired)
 
 
@@ -276,19 +246,24 @@ def _pair_means(x: pd.DataFrame, y: pd.DataFrame, column: str, paired: bool) -> 
     """Mean over pairs of centroids."""
     a, b = x[column].to_numpy(), y[column].to_numpy()
     left = [pairs_left_out(each) if len(each) > 2 else each * np.nan for each in (a, b)]
-    error = jackknife_se(left[1] - left[0]) if paired else jackknife_se(*left)
+    error = statistics.jackknife_se(left[1] - left[0]) if paired else statistics.jackknife_se(*left)
     return _normal(a.mean(), b.mean(), error, paired)
 
 
 def _normal(first: float, second: float, error: float, paired: bool) -> _Compared:
-    return _Compared(float(first), float(second), normal_bounds(float(second - first), error), paired)
+    return _Compared(
+        float(first), float(second), statistics.normal_bounds(float(second - first), error), paired
+    )
 
 
 def _means(x: pd.DataFrame, y: pd.DataFrame, column: str, paired: bool) -> _Compared:
     """Means over texts or clusters, which are resampled."""
     a, b = x[column].to_numpy(), y[column].to_numpy()
-    earlier, later = resampled_means(a[:, None], 0), resampled_means(b[:, None], 0 if paired else 1)
-    return _Compared(float(a.mean()), float(b.mean()), percentiles(later - earlier), paired)
+    earlier, later = (
+        statistics.resampled_means(a[:, None], 0),
+        statistics.resampled_means(b[:, None], 0 if paired else 1),
+    )
+    return _Compared(float(a.mean()), float(b.mean()), statistics.percentiles(later - earlier), paired)
 
 
 _BY_SPLIT, _BY_MODEL = "segments.{split}", "segments.{model}"

@@ -1,24 +1,22 @@
 """The perplexity law: do texts that a model finds easier lie further apart?
 
 Two passes. The first runs every segment once: its perplexity, its token dispersion, and sums for the
-dispersion of all texts. Perplexities alone settle the bins, so the second pass runs only the segments of
-the chosen bins again, bin by bin, and their states are forgotten with the bin. For n segments and K bins
-of s segments it costs K s / n of the first pass (less for short contexts); the alternative, keeping every
-segment's state of every layer until the bins are known, takes n x layers x width numbers on disk.
+dispersion of all texts. Perplexities settle the bins; the second pass runs the segments of the chosen bins
+again, bin by bin, so that no states are kept.
 
 The perplexity of a single token runs over many powers of ten, so its logarithm stands for it: in the choice
-of bins and in r. Controls (:mod:`lmeval_dispersion.laboratory.causal_model`) keep the model's bins and
-perplexities and change the states alone, so that both are compared on the same segments in the same bins.
+of bins and in r. Controls keep the model's bins and perplexities and change the states alone.
 
 Source: RD sections 2.2, A.1.2 (bins, algorithm 1), A.4 (held-out split), A.5 (Vendi score).
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -37,6 +35,7 @@ from lmeval_dispersion.laboratory.analysis import (
     analyse,
 )
 from lmeval_dispersion.laboratory.causal_model import (
+    CONTROLS,
     CausalModel,
     Segments,
     as_controls,
@@ -44,7 +43,7 @@ from lmeval_dispersion.laboratory.causal_model import (
     perplexity,
     token_dispersions,
 )
-from lmeval_dispersion.laboratory.comparison import SEQUENCE, bounds_together, correlated, leading
+from lmeval_dispersion.laboratory.comparison import SEQUENCE, Correlated, bounds_together, correlated, leading
 from lmeval_dispersion.laboratory.frames import bounded, records, table
 from lmeval_dispersion.laboratory.study import Unit
 from lmeval_dispersion.model.loading import ModelLike
@@ -61,29 +60,27 @@ MEASURES = ("dispersion", "token_dispersion", "vendi_score", *Spectrum._fields)
 _GROUPS = 32  # of the jackknife over texts
 _UNITS = 64  # of the first pass, at most
 _SHOWN = 12  # layers of a default answer
-_PANELS = 6  # layers that have a panel each; more are rows of a heat map
+_PANELS = 6  # layers that have a panel of their bins
 _ABOUT = ["split", "perplexity", "layer"]
 
-_LAYERS = {
-    "layer": Col("Layer"),
-    **bounded("pearson", "r", "+.2f", hint="over bins; -1: easier bins are more dispersed, 0: no line"),
-    "untrained": Col("Untrained", "+.2f"),
-    "shuffled": Col("Shuffled", "+.2f"),
-    "reason": Col("Why undefined"),
-}
 _CORRELATIONS = {
     "split": Col("Text"),
     "perplexity": Col("Perplexity of", hint="sequence: whole segments; last@c: the token after c"),
     "layer": Col("Layer"),
     "measure": Col("Measure"),
     "control": Col("Control", hint="random weights, or the tokens of each text in random order"),
-    **bounded("pearson", "r", "+.2f"),
+    **bounded("pearson", "r", "+.2f", hint="over bins; -1: easier bins are more dispersed, 0: no line"),
     "line_r2": Col("R² of the line", ".2f", short="R²", drop=3, hint="fitted on data; negative: poor"),
     "difference": Col("Model minus control", "+.2f"),
     "difference_low": Col("from", "+.2f"),
     "difference_high": Col("to", "+.2f"),
     "bins": Col("Bins", "d", drop=3),
     "reason": Col("Why undefined"),
+}
+_LAYERS = {
+    **{key: _CORRELATIONS[key] for key in ("layer", "pearson", "low", "high")},
+    **{control: Col(control.capitalize(), "+.2f") for control in CONTROLS},
+    "reason": _CORRELATIONS["reason"],
 }
 _OVERALL = {
     "split": Col("Text"),
@@ -99,22 +96,13 @@ _OVERALL = {
 
 @dataclass(frozen=True, repr=False)
 class LawResult(StudyResult):
-    """The perplexity law of one model on one or two sources.
+    """The perplexity law of one model on one or two sources; docs/reference/laboratory.md has the columns.
 
     Attributes:
-        correlations: One row a split, perplexity, layer and measure: ``pearson`` with ``low`` and ``high``
-            (95 % over ``bins``): with the plain perplexity of segments, the log perplexity of single tokens.
-            ``all_low`` and ``all_high`` are bounds of r of dispersion on ``data`` that hold for all layers
-            and perplexities together. ``line_r2``: how much of the variance over this split's bins the line
-            fitted on the bins of ``data`` explains (in-sample on ``data``, and negative where it is worse
-            than the mean); ``reason`` where a number is undefined (NaN).
-        points: One row a chosen bin and layer: its mean perplexity and every measure; of controls as
-            ``dispersion.CONTROL`` and ``token_dispersion.CONTROL``.
+        correlations: One row a split, perplexity, layer and measure: ``pearson`` with bounds over bins.
+        points: One row a chosen bin and layer: its mean perplexity and every measure, also of controls.
         overall: One row a split and layer: dispersion over all texts, token dispersion, perplexity.
-        controls: One row a split, perplexity, layer, measure and control: the control's ``pearson`` with
-            bounds, the model's minus it as ``difference`` with bounds (both resampled over the same bins),
-            and ``apart_low``, ``apart_high``: bounds of that difference on Fisher's scale that hold for all
-            of them together (dispersion on ``data``). None where no control ran.
+        controls: One row a split, perplexity, layer, measure and control; None where no control ran.
         manifest: Settings, counts and what was run.
     """
 
@@ -146,25 +134,19 @@ class LawResult(StudyResult):
         }
 
     def charts(self) -> dict[str, Chart]:
-        """``layers``: r by layer; ``bins``: perplexity and dispersion of every bin."""
-        layers, drawn = self.correlations["layer"].nunique(), {}
-        if layers > 1:
+        """``layers``: r by layer; ``bins``: perplexity and dispersion of every bin, of a few layers."""
+        layers, drawn = list(dict.fromkeys(self.points["layer"])), {}
+        if len(layers) > 1:
             drawn["layers"] = Chart(
                 partial(frames.law_layers, self.correlations, self.controls),
                 "r of perplexity and dispersion by layer, with 95 % intervals over bins",
                 "One panel a perplexity; a dot a layer.",
                 "Bars are for one layer alone; the answer's hold for all together.",
             )
-        if layers > _PANELS:
-            drawn["bins"] = Chart(
-                partial(frames.law_heat, self.points),
-                "Dispersion of every chosen bin by layer, in standard deviations of the layer's bins",
-                "A heat map: bins from easy to hard, a row a layer.",
-                "Where the law holds, a row goes from high on the left to low on the right.",
-            )
-        else:
-            caption = "Mean perplexity and dispersion of every chosen bin"
-            drawn["bins"] = Chart(partial(frames.law_bins, self.points), caption, "One dot a bin.")
+        shown = layers[:: math.ceil(len(layers) / _PANELS)]
+        points = self.points[self.points["layer"].isin(shown)]
+        caption = "Mean perplexity and dispersion of every chosen bin"
+        drawn["bins"] = Chart(partial(frames.law_bins, points), caption, "One dot a bin.")
         return drawn
 
     def context(self) -> dict[str, Any]:
@@ -177,15 +159,6 @@ class LawResult(StudyResult):
 
 def _of_dispersion(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.query("measure == 'dispersion' and split == 'data'")
-
-
-class _Claim(NamedTuple):
-    """Layers at which r has a sign for sure, and the controls that it is beyond or like there."""
-
-    sign: int
-    places: str
-    beyond: list[str]
-    like: list[str]
 
 
 def _verdict(kind: str, every: pd.DataFrame, controls: pd.DataFrame | None) -> dict[str, Any]:
@@ -206,8 +179,8 @@ def _verdict(kind: str, every: pd.DataFrame, controls: pd.DataFrame | None) -> d
     }
 
 
-def _claims(rows: pd.DataFrame, controls: pd.DataFrame, sign: int) -> Iterator[_Claim]:
-    """Where r has this sign for sure, and from which controls it does not clearly differ there."""
+def _claims(rows: pd.DataFrame, controls: pd.DataFrame, sign: int) -> Iterator[dict[str, Any]]:
+    """Where r has this sign for sure, and the controls that it is ``beyond`` or ``like`` there."""
     end = "high" if sign < 0 else "low"
     layers = rows["layer"].tolist()
     alike = controls[~(controls[f"apart_{end}"].astype(float) * sign > 0)]
@@ -217,7 +190,7 @@ def _claims(rows: pd.DataFrame, controls: pd.DataFrame, sign: int) -> Iterator[_
         groups.setdefault(like, []).append(layer)
     for like, where in sorted(groups.items()):
         beyond = [] if like else list(dict.fromkeys(controls["control"]))
-        yield _Claim(sign, places(where, layers), beyond, list(like))
+        yield {"sign": sign, "places": places(where, layers), "beyond": beyond, "like": like}
 
 
 def places(chosen: Sequence[str], every: Sequence[str]) -> str:
@@ -231,11 +204,14 @@ def places(chosen: Sequence[str], every: Sequence[str]) -> str:
     if len(chosen) == len(every):
         return f"at all {len(every)} layers"
     numbers = [place for place, layer in enumerate(every) if layer in set(chosen)]
-    breaks = [place for place, (a, b) in enumerate(pairwise(numbers)) if b != a + 1 or every[b] == "last"]
-    starts, ends = [0, *(b + 1 for b in breaks)], [*breaks, len(numbers) - 1]
-    runs = [(every[numbers[a]], every[numbers[b]]) for a, b in zip(starts, ends, strict=True)]
-    shown = ", ".join(a if a == b else f"{a} to {b}" for a, b in runs)
-    return f"at {len(numbers)} of {len(every)} layers ({shown})"
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1 and every[number] != "last":
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    shown = [" to ".join(dict.fromkeys((every[run[0]], every[run[-1]]))) for run in runs]
+    return f"at {len(numbers)} of {len(every)} layers ({', '.join(shown)})"
 
 
 def law(
@@ -254,19 +230,12 @@ def law(
 ) -> LawResult:
     """Perplexity against dispersion over the texts of ``data``, per layer.
 
-    Args:
-        model: Hub id, folder, :class:`~lmeval_dispersion.model.loading.ModelChoice`, or a loaded model.
-        data: A file or Hub data set, see :mod:`lmeval_dispersion.model.texts`.
-        segment: Tokens a segment.
-        segments: Segments to draw; all of them where the data has fewer.
-        layers: ``last``, ``all``, or names.
-        bins: Bins chosen by algorithm 1 (K).
-        bin_size: Segments a bin.
-        contexts: Context lengths of the last-token variant; those not below ``segment`` are left out.
-        held_out: A second source, binned by itself; the line fitted on ``data`` is tested on it.
-        control: ``untrained``, ``shuffled`` or both, run beside the model on the same bins.
-        **run: ``pack``, ``seed``, ``batch``, ``folder`` and ``quiet``, see
-            :class:`~lmeval_dispersion.laboratory.analysis.Run`.
+    At most ``segments`` segments of ``segment`` tokens are drawn from a file or Hub data set; a bin has
+    ``bin_size`` of them, and algorithm 1 chooses ``bins``. ``contexts`` are the context lengths of the
+    last-token variant (those below ``segment``). ``held_out``, a second source, is binned by itself; the line
+    fitted on ``data`` is tested on it. ``control``: ``untrained``, ``shuffled`` or both, run beside the model
+    on the same bins. ``layers``: ``last``, ``all``, or names. More:
+    :class:`~lmeval_dispersion.laboratory.analysis.Run`.
 
     Raises:
         UsageError: What was asked for does not fit the model or the data.
@@ -416,23 +385,15 @@ def _points(bins: list[_Bin], layers: list[str], values: dict[str, NDArray[Any]]
 def _overall(split: _Split, layers: list[str], seed: int) -> pd.DataFrame:
     """One row a layer: dispersion over all texts with jackknife error, token dispersion, perplexity."""
     rows = []
-    for place, layer in enumerate(layers):
-        estimate = Dispersion.from_state({"sums": split.sums[place], "counts": split.counts}).estimate()
-        token = mean_interval(split.tokens[:, place], seed)
-        rows.append(
-            {
-                "split": split.name,
-                "layer": layer,
-                "texts": estimate.n,
-                "dispersion": estimate.mean,
-                "dispersion_se": estimate.se,
-                "token_dispersion": token.value,
-                "token_dispersion_low": token.low,
-                "token_dispersion_high": token.high,
-                "perplexity": float(perplexity(split.nll[:, 0].mean())),
-            }
-        )
-    return pd.DataFrame(rows)
+    for sums, spread in zip(split.sums, split.tokens.T, strict=True):
+        estimate = Dispersion.from_state({"sums": sums, "counts": split.counts}).estimate()
+        rows.append((estimate.n, estimate.mean, estimate.se, *mean_interval(spread, seed)))
+    columns = ["texts", "dispersion", "dispersion_se"]
+    columns += ["token_dispersion", "token_dispersion_low", "token_dispersion_high"]
+    frame = pd.DataFrame(rows, columns=columns).assign(perplexity=float(perplexity(split.nll[:, 0].mean())))
+    frame.insert(0, "split", split.name)
+    frame.insert(1, "layer", layers)
+    return frame
 
 
 def _left_out(split: _Split, layers: list[str]) -> pd.DataFrame:
@@ -486,27 +447,20 @@ def correlations(points: pd.DataFrame, seed: int) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     claimed: dict[int, tuple[float, Array]] = {}  # r and its resamples on Fisher's scale, by row
     lines: dict[tuple[Any, ...], NDArray[Any]] = {}  # fitted on `data`, which comes first
-    for (split, kind, layer), bins in points.groupby(_ABOUT, sort=False):
-        x = leading(bins)
+    for key, bins in points.groupby(_ABOUT, sort=False):
+        split, *panel = key
         for measure in (m for m in MEASURES if m in bins and bins[m].notna().any()):
-            about = {"split": split, "perplexity": kind, "layer": layer, "measure": measure, "bins": len(x)}
-            y, undefined = (
-                bins[measure].to_numpy(),
-                dict.fromkeys(("pearson", "low", "high", "line_r2"), np.nan),
-            )
-            try:
-                r = correlated(bins, measure, seed)
-            except GeometryError as error:
-                rows.append({**about, **undefined, "reason": str(error)})
-                continue
-            if split == "data":
-                lines[kind, layer, measure] = np.polyfit(x, y, 1)
+            row, r = _pearson(bins, measure, seed)
+            x, y, line = leading(bins), bins[measure].to_numpy(), (*panel, measure)
+            if split == "data" and r is not None:
+                lines[line] = np.polyfit(x, y, 1)
                 if measure == "dispersion":
                     claimed[len(rows)] = float(fisher(r.interval.value)), fisher(r.samples)
-            line = np.polyval(lines.get((kind, layer, measure), [np.nan]), x)
-            fit = float(1 - np.square(y - line).sum() / np.square(y - y.mean()).sum())
-            value, low, high = r.interval
-            rows.append({**about, "pearson": value, "low": low, "high": high, "line_r2": fit, "reason": ""})
+            if r is not None:
+                left = y - np.polyval(lines.get(line, [np.nan]), x)
+                row["line_r2"] = float(1 - np.square(left).sum() / np.square(y - y.mean()).sum())
+            about = {**dict(zip(_ABOUT, key, strict=True)), "measure": measure, "bins": len(x)}
+            rows.append({**about, "line_r2": np.nan, **row})
     frame = _with_bounds(rows, claimed, "all")
     frame[["all_low", "all_high"]] = np.tanh(frame[["all_low", "all_high"]])
     return frame
@@ -516,29 +470,33 @@ def control_correlations(points: pd.DataFrame, names: Sequence[str], seed: int) 
     """Correlation of every control, and the model's minus it over the same resamples of bins."""
     rows: list[dict[str, Any]] = []
     claimed: dict[int, tuple[float, Array]] = {}
-    for (split, kind, layer), bins in points.groupby(_ABOUT, sort=False):
-        for measure in MEASURES[:2]:
-            for control in names:
-                column = f"{measure}.{control}"
-                if column not in bins or bins[column].isna().any():
-                    continue
-                about = {"split": split, "perplexity": kind, "layer": layer, "measure": measure}
-                try:
-                    mine, other = (correlated(bins, each, seed) for each in (measure, column))
-                except GeometryError as error:
-                    rows.append({**about, "control": control, "pearson": np.nan, "reason": str(error)})
-                    continue
-                (r, *_), (beside, low, high) = mine.interval, other.interval
-                if split == "data" and measure == "dispersion":
-                    difference = fisher(r) - fisher(beside)
-                    claimed[len(rows)] = float(difference), fisher(mine.samples) - fisher(other.samples)
-                less, more = correlation_difference(
-                    other.interval, mine.interval, (other.samples, mine.samples), paired=True
-                )
-                ends = {"difference": r - beside, "difference_low": less, "difference_high": more}
-                row = {"control": control, "pearson": beside, "low": low, "high": high, **ends, "reason": ""}
-                rows.append({**about, **row})
+    for key, bins in points.groupby(_ABOUT, sort=False):
+        for measure, control in itertools.product(MEASURES[:2], names):
+            column = f"{measure}.{control}"
+            if column not in bins or bins[column].isna().any():
+                continue
+            (_, mine), (row, other) = (_pearson(bins, each, seed) for each in (measure, column))
+            if mine is not None and other is not None:
+                samples = other.samples, mine.samples
+                ends = correlation_difference(other.interval, mine.interval, samples, paired=True)
+                row["difference"] = mine.interval.value - other.interval.value
+                row |= {"difference_low": ends.low, "difference_high": ends.high}
+                if key[0] == "data" and measure == "dispersion":
+                    apart = fisher(mine.interval.value) - fisher(other.interval.value)
+                    claimed[len(rows)] = float(apart), fisher(mine.samples) - fisher(other.samples)
+            about = {**dict(zip(_ABOUT, key, strict=True)), "measure": measure, "control": control}
+            rows.append({**about, **row})
     return _with_bounds(rows, claimed, "apart")
+
+
+def _pearson(bins: pd.DataFrame, column: str, seed: int) -> tuple[dict[str, Any], Correlated | None]:
+    """R of a column with its bounds, or why it is not defined."""
+    try:
+        found = correlated(bins, column, seed)
+    except GeometryError as error:
+        return {**dict.fromkeys(("pearson", "low", "high"), np.nan), "reason": str(error)}, None
+    value, low, high = found.interval
+    return {"pearson": value, "low": low, "high": high, "reason": ""}, found
 
 
 def _with_bounds(

@@ -1,8 +1,7 @@
 """A study: the folder of one analysis, which can be stopped, resumed and shared by several processes.
 
-It holds ``manifest.json`` (``{"format": "dispersion-lab/2", "kind": "law", "complete": true, "settings":
-{...}, ...}``), a parquet file a table once it is complete, and ``work/`` until then. Its settings hold the
-content of its inputs (digests, commits): a changed text or a retrained model makes another study.
+It holds ``manifest.json``, a parquet file a table once it is complete, and ``work/`` until then. Its settings
+hold the content of its inputs (digests, commits): a changed text or a retrained model makes another study.
 
 Work is cut into numbered units whose content is settled before the first one starts. Each unit is one
 ``.npz`` file; a unit whose file is there is done. Files are read in the order of their numbers, so neither
@@ -17,7 +16,6 @@ import re
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
@@ -31,11 +29,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.options import progress_bar
 from lmeval_dispersion.version import __version__
 
 FORMAT = "dispersion-lab/2"
-
-_QUIET_FOR = 1.0  # seconds without a progress bar
 
 
 class StudyRoot(NamedTuple):
@@ -49,10 +46,7 @@ Unit = dict[str, NDArray[Any]]
 
 
 class Processes:
-    """This process's number among those that ``accelerate launch`` started; one alone otherwise.
-
-    They share files, so the study's folder must be on a disk that all of them see.
-    """
+    """This process's number among those that ``accelerate launch`` started; one alone otherwise."""
 
     def __init__(self) -> None:
         self.index, self.count, self._state = 0, 1, None
@@ -101,14 +95,7 @@ class Units(NamedTuple):
 
 
 class Study:
-    """One study's folder, see the module.
-
-    Attributes:
-        folder: The folder.
-        manifest: What ``manifest.json`` holds.
-        quiet: Whether to say nothing on stderr.
-        processes: Who works on it.
-    """
+    """One study's folder, see the module."""
 
     def __init__(self, folder: Path, quiet: bool = True) -> None:
         self.folder, self.quiet, self.processes = folder, quiet, Processes()
@@ -131,46 +118,30 @@ class Study:
         processes.wait()
         return cls(folder, quiet)
 
-    @property
-    def complete(self) -> bool:
-        """Whether the results are there."""
-        return bool(self.manifest["complete"])
-
     def once(self, key: str, value: Any) -> Any:
         """The first process's ``value``, kept in the manifest: the others and a resumed study read it."""
         if key not in self.manifest:
             if self.processes.first:
-                self._write({key: value})
+                _write_manifest(self.folder, {**self.manifest, key: value})
             self.processes.wait()
             self.manifest = read_manifest(self.folder)
         return self.manifest[key]
 
     def units(self, name: str, count: int, do: Callable[[int], Unit]) -> Units:
         """Keep the arrays of ``do(unit)`` for every unit; this process does its share of what is not done."""
-        from rich.console import Console
-        from rich.progress import Progress
-
         folder = self.folder / "work" / name
         folder.mkdir(parents=True, exist_ok=True)
         files = [folder / f"{unit}.npz" for unit in range(count)]
         waiting = [unit for unit, file in enumerate(files) if not file.exists()]
         self.processes.wait()  # so that all of them share the same list
         mine = waiting[self.processes.index :: self.processes.count]
-        hidden = self.quiet or not self.processes.first or not sys.stderr.isatty()
-        progress = Progress(console=Console(stderr=True), transient=True, disable=hidden)
-        task, begun = progress.add_task(name, total=len(mine)), time.monotonic()
-        try:
-            for unit in mine:
+        with progress_bar(hidden=self.quiet or not self.processes.first) as update:
+            for done, unit in enumerate(mine, 1):
                 part = folder / f"{unit}.part"
                 with part.open("wb") as file:
                     np.savez(file, **do(unit))  # type: ignore[arg-type]
                 part.replace(files[unit])
-                progress.advance(task)
-                if time.monotonic() - begun > _QUIET_FOR:
-                    progress.start()
-        finally:
-            if progress.live.is_started:
-                progress.stop()
+                update(done, len(mine), name)
         self.processes.wait()
         return Units(files)
 
@@ -182,7 +153,9 @@ class Study:
                 part = self.folder / f"{name}.part"
                 frame.to_parquet(part, index=False)
                 part.replace(part.with_suffix(".parquet"))
-            self._write({**fields, "tables": sorted(tables), "complete": True})
+            _write_manifest(
+                self.folder, {**self.manifest, **fields, "tables": sorted(tables), "complete": True}
+            )
             shutil.rmtree(self.folder / "work", ignore_errors=True)
         self.processes.wait()
         self.manifest = read_manifest(self.folder)
@@ -195,9 +168,6 @@ class Study:
         """Tell the user something on stderr."""
         if not self.quiet and self.processes.first:
             print(sentence, file=sys.stderr)
-
-    def _write(self, fields: Mapping[str, Any]) -> None:
-        _write_manifest(self.folder, {**self.manifest, **fields})
 
 
 @contextmanager
@@ -239,7 +209,7 @@ def is_study(folder: str | Path) -> bool:
 def read_study(folder: str | Path) -> Study:
     """A complete study, to be looked at."""
     study = Study(Path(folder))
-    if not study.complete:
+    if not study.manifest["complete"]:
         raise UsageError(f"the study in {folder} is not complete; give its command again to resume it")
     return study
 
@@ -261,12 +231,9 @@ def _prepare(folder: Path, kind: str, settings: dict[str, Any], names: Mapping[s
         raise UsageError(f"{folder} exists and holds no study; pass another --study")
     folder.mkdir(parents=True, exist_ok=True)
     versions = {name: version(name) for name in ("torch", "transformers")}
-    about = {
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "versions": {"lmeval_dispersion": __version__, **versions},
-    }
-    started = {"format": FORMAT, "kind": kind, "complete": False, "settings": settings, "names": names}
-    _write_manifest(folder, {**started, **about})
+    manifest = {"format": FORMAT, "kind": kind, "complete": False, "settings": settings, "names": names}
+    manifest["created"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    _write_manifest(folder, {**manifest, "versions": {"lmeval_dispersion": __version__, **versions}})
 
 
 def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:

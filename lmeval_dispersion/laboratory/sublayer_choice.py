@@ -9,8 +9,7 @@ Source: RD section 3.3, table 1, B.3.
 The kNN-LM (Khandelwal et al. 2020): keys are a candidate's states, values the next tokens. A query's
 nearest ``NEIGHBOURS`` keys (exact, squared Euclidean distance) vote for their values with weight
 softmax(-distance / T); the model's probability and theirs are mixed with a weight. Temperature and weight are
-tuned per candidate on segments of their own, and the perplexity is that of other segments. States are kept on
-disk while the study works; one candidate's, tokens x width float32, and their index are in memory at a time.
+tuned per candidate on segments of their own, and the perplexity is that of other segments.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmeval_dispersion.errors import MissingExtraError, UsageError
+from lmeval_dispersion.errors import UsageError, require_extra
 from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.laboratory import frames
 from lmeval_dispersion.laboratory.analysis import Analysis, DataLike, Run, StudyResult, analyse
@@ -49,6 +48,10 @@ EVALUATED = 50  # at most so many segments to tune on, and as many to test on
 WEIGHTS = np.linspace(0.0, 0.95, 20)
 TEMPERATURES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # multiples of the median distance to the nearest key
 
+_KNN_COLUMNS = [
+    *("layer", "keys", "segments", "base_perplexity", "perplexity"),
+    *("gain", "gain_low", "gain_high", "weight", "temperature"),
+]
 _POOL = 10  # segments to draw from, as a multiple of the largest draw
 
 _DRAWS = {
@@ -83,19 +86,14 @@ _PAIRS = {"first": Col("First"), "second": Col("Second"), **bounded("difference"
 
 @dataclass(frozen=True, repr=False)
 class SublayersResult(StudyResult):
-    """Dispersion of candidate sub-layers.
+    """Dispersion of candidate sub-layers; docs/reference/laboratory.md has the columns.
 
     Attributes:
         summary: One row a candidate and size of draw: ``mean`` and ``sd`` over draws.
         recommendation: One row: the ``layer`` of highest mean in the largest draws, ``second``, and the
-            ``margin``: mean difference over draws divided by the standard deviation of one draw's difference.
-            Below ``MARGIN`` the draws do not tell them apart (``told_apart``). Where the kNN-LM was built,
-            ``lowest_perplexity`` and ``knn``: whether it ``agrees``, ``contradicts``, or leaves the two
-            ``not told apart``.
+            ``margin``; below ``MARGIN`` they are not ``told_apart``.
         draws: One row a candidate, size and draw.
-        knn: One row a candidate of the kNN-LM, or None where it was not asked for: ``base_perplexity`` of the
-            model alone, ``perplexity`` interpolated, ``weight`` and ``temperature`` as tuned on other
-            segments, ``gain`` in nats a token with bounds over segments.
+        knn: One row a candidate of the kNN-LM; None where it was not asked for, as is the next.
         knn_differences: One row a pair of candidates, first minus second in nats a token, with bounds.
         manifest: Settings, counts and what was run.
     """
@@ -159,16 +157,10 @@ def sublayers(
 ) -> SublayersResult:
     """Dispersion of the candidates' states, the recommended one, and the proof where it is asked for.
 
-    Args:
-        model: Hub id, folder, :class:`~lmeval_dispersion.model.loading.ModelChoice`, or a loaded model.
-        data: A file or Hub data set, see :mod:`lmeval_dispersion.model.texts`.
-        layers: The candidates; by default both sub-layers of the last block.
-        segment: Tokens a segment.
-        sizes: Segments a draw; those that the data cannot fill are left out, with a note.
-        knn: Build a kNN-LM from each candidate and report its interpolated perplexity: the tokens of its
-            datastore, 100,000 for True; a tenth as many more tune it, and as many test it.
-        **run: ``pack``, ``seed``, ``batch``, ``folder`` and ``quiet``, see
-            :class:`~lmeval_dispersion.laboratory.analysis.Run`.
+    ``layers`` are the candidates, by default both sub-layers of the last block. Draws have ``sizes`` segments
+    of ``segment`` tokens of a file or Hub data set; those that it cannot fill are left out. ``knn`` builds a
+    kNN-LM from each candidate, of so many tokens (100,000 for True; a tenth as many more tune it, and as many
+    test it). More: :class:`~lmeval_dispersion.laboratory.analysis.Run`.
 
     Raises:
         UsageError: What was asked for does not fit the model (the message lists its sub-layers) or the data.
@@ -178,7 +170,7 @@ def sublayers(
     if not sizes or min(sizes) < 2:
         raise UsageError(f"expected draws of at least 2 segments, got {list(sizes)}")
     if knn:
-        require_faiss()
+        require_extra("knn", "--knn")
     tokens = KNN_TOKENS if knn is True else int(knn)
     settings = {"layers": layers, "segment": segment, "sizes": sorted(set(sizes)), "knn": tokens}
     return analyse(SublayersResult, _measure, model, data, settings, run)
@@ -241,17 +233,9 @@ def recommendation(draws: pd.DataFrame, pool: int) -> pd.DataFrame:
     new = 1 - size / pool
     spread = float(np.std(difference, ddof=1)) / np.sqrt(new) if new > 0 else float("nan")
     margin = float(difference.mean()) / spread if spread > 0 else float("nan")
-    row = {
-        "layer": best,
-        "second": second,
-        "segments": size,
-        "difference": float(difference.mean()),
-        "difference_sd": spread,
-        "margin": margin,
-        "told_apart": margin >= MARGIN,
-        "draws_won": int((difference > 0).sum()),
-        "draws": len(difference),
-    }
+    row = {"layer": best, "second": second, "segments": size, "difference": float(difference.mean())}
+    row |= {"difference_sd": spread, "margin": margin, "told_apart": margin >= MARGIN}
+    row |= {"draws_won": int((difference > 0).sum()), "draws": len(difference)}
     return pd.DataFrame([row])
 
 
@@ -270,27 +254,19 @@ def _knn_tables(analysis: Analysis, causal: CausalModel, names: list[str]) -> di
     tune, test = slice(0, part), slice(part, 2 * part)
 
     def one_candidate(which: int) -> Unit:
+        import faiss
+
         states, values = units.joined(names[which]), targets[2 * part :].ravel()
-        keys = require_faiss().IndexFlatL2(states.shape[-1])
+        keys = faiss.IndexFlatL2(states.shape[-1])
         keys.add(states[2 * part :].reshape(-1, states.shape[-1]))
-        tuned = Votes(keys, values, states[tune], targets[tune])
-        weight, temperature = tuned.best(np.exp(-losses[tune]))
-        votes = Votes(keys, values, states[test], targets[test], tuned.scale)
-        mixed = votes.losses(np.exp(-losses[test]), weight, temperature)
+        votes = Votes(keys, values, states[: 2 * part], targets[: 2 * part], part)
+        weight, temperature = votes.best(np.exp(-losses[tune]), tune)
+        mixed = _mixed(np.exp(-losses[test]), votes.probability(temperature, test), weight)
         return {"row": np.array([weight, temperature, len(values), *mixed.mean(axis=1)])}
 
     # One candidate a unit, one at a time in a process.
     rows = analysis.study.units("knn-search", len(names), one_candidate).stacked("row")
     return _compared_keys(names, rows, losses[test].mean(axis=1), analysis.settings["seed"])
-
-
-def require_faiss() -> Any:
-    """The faiss module."""
-    try:
-        import faiss
-    except ImportError as error:
-        raise MissingExtraError("--knn needs faiss; pip install 'lmeval-dispersion[knn]'") from error
-    return faiss
 
 
 def _before_the_last(states: Tensor) -> NDArray[np.float32]:
@@ -305,29 +281,19 @@ def _evaluated(segments: int) -> int:
 def _compared_keys(names: list[str], rows: Array, base: Array, seed: int) -> dict[str, pd.DataFrame]:
     measured, pairs = [], []
     for name, (weight, temperature, keys, *mixed) in zip(names, rows, strict=True):
-        gain = mean_interval(base - np.array(mixed), seed)
-        measured.append(
-            {
-                "layer": name,
-                "keys": int(keys),
-                "segments": len(base),
-                "base_perplexity": float(np.exp(base.mean())),
-                "perplexity": float(np.exp(np.mean(mixed))),
-                "gain": gain.value,
-                "gain_low": gain.low,
-                "gain_high": gain.high,
-                "weight": weight,
-                "temperature": temperature,
-            }
-        )
+        gain, low, high = mean_interval(base - np.array(mixed), seed)
+        perplexities = float(np.exp(base.mean())), float(np.exp(np.mean(mixed)))
+        measured.append((name, int(keys), len(base), *perplexities, gain, low, high, weight, temperature))
     couples = list(itertools.combinations(range(len(names)), 2))
     for first, second in couples:
         difference = rows[first, 3:] - rows[second, 3:]
         # Bonferroni: the bounds hold for all pairs together.
         bounds = student_interval(difference, 1 - (1 - LEVEL) / len(couples))
         pairs.append((names[first], names[second], float(difference.mean()), *bounds))
-    columns = ["first", "second", "difference", "low", "high"]
-    return {"knn": pd.DataFrame(measured), "knn_differences": pd.DataFrame(pairs, columns=columns)}
+    return {
+        "knn": pd.DataFrame(measured, columns=_KNN_COLUMNS),
+        "knn_differences": pd.DataFrame(pairs, columns=["first", "second", "difference", "low", "high"]),
+    }
 
 
 def agreement(recommended: str, differences: pd.DataFrame) -> str:
@@ -343,47 +309,37 @@ def agreement(recommended: str, differences: pd.DataFrame) -> str:
 
 
 class Votes:
-    """Votes of the nearest keys, an index of n, with their values (n,), for queries' (s, t, d) next tokens.
+    """Votes of the nearest of an index of keys with their values (n,) for queries' (s, t, d) next tokens.
 
-    Distances are squared, in units of ``scale``: by default the median distance to the nearest key.
+    Distances are squared, in units of the median one to the nearest key of the first ``scaled`` segments.
     """
 
     def __init__(
-        self,
-        keys: Any,
-        values: NDArray[Any],
-        queries: NDArray[np.float32],
-        targets: NDArray[Any],
-        scale: float | None = None,
+        self, keys: Any, values: NDArray[Any], queries: NDArray[Any], targets: NDArray[Any], scaled: int
     ) -> None:
-        distances, right = [], []
-        for segment, target in zip(queries, targets, strict=True):
-            far, who = keys.search(segment, min(NEIGHBOURS, len(values)))
-            distances.append(far.astype(np.float64))
-            right.append(values[who] == target[:, None])
-        self.distances, self.right = np.stack(distances), np.stack(right)
+        nearest = [keys.search(segment, min(NEIGHBOURS, len(values))) for segment in queries]
+        distances = np.stack([far for far, _ in nearest]).astype(np.float64)
+        self.right = np.stack([values[who] for _, who in nearest]) == targets[..., None]
         # Exact repeats of the text lie at distance 0; they must not set the unit to 0.
-        self.scale = scale or float(np.median(self.distances[..., 0])) or float(self.distances.mean()) or 1.0
+        first = distances[:scaled]
+        self.distances = distances / (float(np.median(first[..., 0])) or float(first.mean()) or 1.0)
 
-    def probability(self, temperature: float) -> Array:
+    def probability(self, temperature: float, rows: slice) -> Array:
         """Probability that the neighbours give to each target, shape (segments, t)."""
-        weights = -(self.distances - self.distances.min(axis=-1, keepdims=True)) / (self.scale * temperature)
-        weights = np.exp(weights)
-        return np.asarray((weights * self.right).sum(axis=-1) / weights.sum(axis=-1))
+        distances = self.distances[rows]
+        weights = np.exp(-(distances - distances.min(axis=-1, keepdims=True)) / temperature)
+        return np.asarray((weights * self.right[rows]).sum(axis=-1) / weights.sum(axis=-1))
 
-    def losses(self, model: Array, weight: float, temperature: float) -> Array:
-        """NLL in nats of the mixture; ``model`` are the model's own probabilities."""
-        return _mixed(model, self.probability(temperature), weight)
-
-    def best(self, model: Array) -> tuple[float, float]:
-        """Weight and temperature of the lowest mean NLL."""
+    def best(self, model: Array, rows: slice) -> tuple[float, float]:
+        """Weight and temperature of the lowest mean NLL; ``model`` are the model's own probabilities."""
         tried = []
         for temperature in TEMPERATURES:
-            votes = self.probability(temperature)
+            votes = self.probability(temperature, rows)
             tried += [(float(_mixed(model, votes, w).mean()), float(w), temperature) for w in WEIGHTS]
         _, weight, temperature = min(tried)
         return weight, temperature
 
 
 def _mixed(model: Array, votes: Array, weight: float) -> Array:
+    """NLL in nats of the mixture of two probabilities."""
     return np.asarray(-np.log(np.maximum((1 - weight) * model + weight * votes, np.finfo(float).tiny)))

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lmeval_dispersion import statistics
 from lmeval_dispersion.errors import GeometryError, UsageError
 from lmeval_dispersion.laboratory import frames
 from lmeval_dispersion.laboratory.analysis import Analysis, DataLike, Run, StudyResult, analyse
@@ -28,14 +29,7 @@ from lmeval_dispersion.laboratory.causal_model import as_controls, token_dispers
 from lmeval_dispersion.laboratory.frames import bounded, table
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.report import Chart, Col, Table
-from lmeval_dispersion.statistics import (
-    LEVEL,
-    Array,
-    correlation,
-    mean_interval,
-    rank_correlations,
-    student_interval,
-)
+from lmeval_dispersion.statistics import Array
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -70,13 +64,11 @@ _EVERY_TREND = {
 
 @dataclass(frozen=True, repr=False)
 class CondensationResult(StudyResult):
-    """Condensation of one model or several.
+    """Condensation of one model or several; docs/reference/laboratory.md has the columns.
 
     Attributes:
-        summary: One row a model and control (empty for the model itself): ``trend``: the mean over texts of
-            each text's own Spearman of similarity and depth (+1: tokens grow alike with every layer), with a
-            Student interval over texts; ``spearman`` and ``kendall`` of the layer means against depth;
-            ``last_mean``: similarity averaged over the last depths, with bounds.
+        summary: One row a model and control (empty for the model itself): ``trend``, ``spearman``,
+            ``kendall``, ``last_mean``.
         layers: One row a model and depth: ``mean`` similarity over pairs of different tokens with bounds.
         histogram: One row a model, depth and bin of similarity: ``density`` (integrates to 1 over [-1, 1]).
         texts: One row a model, depth and text: its mean.
@@ -193,7 +185,7 @@ def _turn(values: Array, claims: int) -> int:
 
 def _bounds(values: Array, claims: int = 1) -> tuple[float, float]:
     """Student bounds of the mean of the finite values that hold for ``claims`` such means (Bonferroni)."""
-    return student_interval(values[np.isfinite(values)], 1 - (1 - LEVEL) / claims)
+    return statistics.student_interval(values[np.isfinite(values)], 1 - (1 - statistics.LEVEL) / claims)
 
 
 def _mean(values: Array) -> float:
@@ -207,7 +199,7 @@ def text_trends(per_text: Array) -> Array:
     Texts are independent, so the mean of these has an honest interval also where layers hardly differ; there
     the bootstrap of the layer means' rank correlation leaves out 0 far too often.
     """
-    return rank_correlations(np.arange(per_text.shape[1]), per_text)
+    return statistics.rank_correlations(np.arange(per_text.shape[1]), per_text)
 
 
 def condensation(
@@ -222,15 +214,10 @@ def condensation(
 ) -> CondensationResult:
     """Similarity of the tokens of a text, layer by layer, of one model or several.
 
-    Args:
-        models: One model or several: a family by size, a training trajectory by revision.
-        data: A file or Hub data set, see :mod:`lmeval_dispersion.model.texts`.
-        segment: Tokens a text.
-        segments: Texts to draw.
-        last: How many of the last depths ``last_mean`` averages.
-        control: ``untrained``, ``shuffled`` or both, run beside every model on the same texts.
-        **run: ``pack``, ``seed``, ``batch``, ``folder`` and ``quiet``, see
-            :class:`~lmeval_dispersion.laboratory.analysis.Run`.
+    ``models``: one or several, such as a family by size, or a training by revision. ``segments`` texts of
+    ``segment`` tokens are drawn from a file or Hub data set; ``last_mean`` averages the ``last`` depths.
+    ``control``: ``untrained``, ``shuffled`` or both, run beside every model on the same texts. More:
+    :class:`~lmeval_dispersion.laboratory.analysis.Run`.
 
     Raises:
         UsageError: What was asked for does not fit a model or the data.
@@ -252,9 +239,8 @@ def _measure(analysis: Analysis) -> None:
             model = causal.control(control, settings["seed"])
             units = analysis.over(f"{label}{control}", model, drawn, names, _mean_and_histogram)
             each = np.stack([units.joined(name) for name in names], axis=1)
-            tables = model_tables(
-                names, each[..., 0], each[..., 1:].sum(axis=0), settings["seed"], settings["last"]
-            )
+            means, counts = each[..., 0], each[..., 1:].sum(axis=0)
+            tables = model_tables(names, means, counts, settings["seed"], settings["last"])
             for name, frame in tables.items():
                 frame.insert(0, "model", label)
                 frame.insert(1, "control", control)
@@ -281,10 +267,7 @@ def similarity_counts(states: Tensor) -> NDArray[np.int64]:
 def model_tables(
     names: list[str], means: Array, counts: NDArray[Any], seed: int = 0, last: int = 3
 ) -> dict[str, pd.DataFrame]:
-    """The tables of one model, from its texts' means (n, depths) and the histograms (depths, bins).
-
-    ``trends``, each text's own trend and last mean, is for comparisons.
-    """
+    """The tables of one model, from its texts' means (n, depths) and the histograms (depths, bins)."""
     depth, bins = np.arange(len(names)), counts.shape[1]
     edges = np.linspace(-1, 1, bins + 1)
     with np.errstate(invalid="ignore"):
@@ -293,11 +276,11 @@ def model_tables(
     layer_means = means.mean(axis=0)
     reason = ""
     try:
-        rho, tau = (correlation(depth, layer_means, kind) for kind in ("spearman", "kendall"))
+        rho, tau = (statistics.correlation(depth, layer_means, kind) for kind in ("spearman", "kendall"))
     except GeometryError as error:
         rho, tau, reason = float("nan"), float("nan"), str(error)
     trend_low, trend_high = _bounds(trends)
-    tail, tail_low, tail_high = mean_interval(tails, seed)
+    tail, tail_low, tail_high = statistics.mean_interval(tails, seed)
     summary = {
         **{"texts": len(means), "depths": len(names)},
         **{"trend": _mean(trends), "trend_low": trend_low, "trend_high": trend_high},
@@ -305,7 +288,7 @@ def model_tables(
         **{"last_mean": tail, "last_mean_low": tail_low, "last_mean_high": tail_high},
         **{"last": min(last, len(names)), "reason": reason},
     }
-    layers = [(k, name, *mean_interval(means[:, k], seed)) for k, name in enumerate(names)]
+    layers = [(k, name, *statistics.mean_interval(means[:, k], seed)) for k, name in enumerate(names)]
     histogram = {
         "depth": np.repeat(depth, bins),
         "low": np.tile(edges[:-1], len(names)),

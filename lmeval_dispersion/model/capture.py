@@ -31,6 +31,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -40,18 +41,13 @@ from lmeval_dispersion.errors import CaptureError, UsageError
 from lmeval_dispersion.model import NAME
 
 Sink = Callable[[str, Tensor], None]
+_PARTS = ("attn", "ffn")
 _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module")
 
 
 @dataclass(frozen=True)
 class Site:
-    """One place whose state can be seen.
-
-    Attributes:
-        name: Canonical name: no negative index, ``layer.K`` for ``layer.K.ffn``.
-        module: Whose input or output it is; for ``attn`` the block.
-        kind: ``input``, ``output`` or ``attn``.
-    """
+    """One place whose state can be seen."""
 
     name: str
     module: nn.Module
@@ -61,28 +57,15 @@ class Site:
         """Register hooks that hand every forward pass's state (b, t, d) to ``see``; remove them yourself."""
         if self.kind == "attn":
             return _AfterMixer(see).hook(self.module)
-        if self.kind == "input":
-
-            def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
-                see(_first(args, kwargs, self.name))
-
-            return [self.module.register_forward_pre_hook(before, with_kwargs=True)]
-
-        def after(_module: nn.Module, _args: Any, output: Any) -> None:
-            see(_first(output, {}, self.name))
-
-        return [self.module.register_forward_hook(after)]
+        if self.kind == "output":
+            return [self.module.register_forward_hook(lambda _m, _a, output: see(_first(output, self.name)))]
+        before = self.module.register_forward_pre_hook
+        return [before(lambda _m, *given: see(_first(given, self.name)), with_kwargs=True)]
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """The parts of a causal decoder, found inside any wrapper (PEFT, DDP, FSDP, ``torch.compile``).
-
-    Attributes:
-        blocks: The decoder blocks in order.
-        norm: The final norm, or None where there is none.
-        head: The output projection, or None for a bare decoder.
-    """
+    """The parts of a causal decoder, found inside any wrapper (PEFT, DDP, FSDP, ``torch.compile``)."""
 
     blocks: tuple[nn.Module, ...]
     norm: nn.Module | None
@@ -90,11 +73,7 @@ class Decoder:
 
     @classmethod
     def of(cls, model: nn.Module) -> Decoder:
-        """Find the parts of ``model``.
-
-        Raises:
-            CaptureError: It is an encoder-decoder, or no list of decoder blocks is in it.
-        """
+        """Find the parts of ``model``."""
         inner = unwrapped(model)
         config = getattr(inner, "config", None)
         kind = type(inner).__name__
@@ -102,14 +81,14 @@ class Decoder:
             raise CaptureError(
                 f"expected a decoder-only model, got the encoder-decoder {kind}; use a causal one"
             )
-        layers, found = depth(config), block_lists(text_decoder(inner))
-        if not found:
+        layers, lists = depth(config), block_lists(text_decoder(inner))
+        if not lists:
             raise CaptureError(
                 f"expected a model with a list of decoder blocks, got {kind}, which has none; "
                 "load it with AutoModelForCausalLM"
             )
         # max keeps the first of equals: the stack itself is registered before heads and extras.
-        parent, blocks = max(found, key=lambda pair: (len(pair[1]) == layers, len(pair[1])))
+        parent, blocks = max(lists, key=lambda pair: (len(pair[1]) == layers, len(pair[1])))
         return cls(tuple(blocks), final_norm(parent, blocks), head(inner))
 
     def __len__(self) -> int:
@@ -118,40 +97,33 @@ class Decoder:
 
     def names(self) -> list[str]:
         """Every canonical name and alias that :meth:`site` takes, without negative indices."""
-        names = [n for n, part in (("last", self.head or self.norm), ("norm", self.norm)) if part is not None]
-        names.append("embeddings")
+        names = list(self._outside())
         for k, block in enumerate(self.blocks):
-            parts = [f"layer.{k}.attn", f"layer.{k}.ffn"] if has_two_parts(block) else []
-            names += [f"layer.{k}", *parts]
+            names += [f"layer.{k}", *(f"layer.{k}.{part}" for part in _PARTS if has_two_parts(block))]
         return names
 
     def site(self, name: str) -> Site:
-        """The place called ``name``.
-
-        Raises:
-            UsageError: There is none; the message lists what there is.
-        """
-        if name == "last" and self.head is not None:
-            return Site("last", self.head, "input")
-        if name == "embeddings":
-            return Site(name, self.blocks[0], "input")
-        if name in ("last", "norm") and self.norm is not None:
-            return Site(name, self.norm, "output")
-        match = NAME.fullmatch(name)
-        if match and -len(self) <= int(match[1]) < len(self):
-            k = int(match[1]) % len(self)
-            if match[2] is None or has_two_parts(self.blocks[k]):
-                if match[2] == "attn":
-                    return Site(f"layer.{k}.attn", self.blocks[k], "attn")
-                return Site(f"layer.{k}", self.blocks[k], "output")
-        raise UsageError(f"expected layers among {self._summary()}; got {name!r}")
-
-    def _summary(self) -> str:
-        names = [n for n in ("last", "norm", "embeddings") if n in self.names()]
-        ends = f"layer.0 ... layer.{len(self) - 1} (or layer.-{len(self)} ... layer.-1)"
+        """The place called ``name``."""
+        if name in (outside := self._outside()):
+            return outside[name]
+        match, n = NAME.fullmatch(name), len(self)
         two = [k for k, block in enumerate(self.blocks) if has_two_parts(block)]
-        which = "each" if len(two) == len(self) else f"layers {', '.join(map(str, two))}"
-        return ", ".join([*names, ends]) + (f", {which} also with .attn and .ffn" if two else "")
+        if match and -n <= int(match[1]) < n and (match[2] is None or int(match[1]) % n in two):
+            k, kind = int(match[1]) % n, "attn" if match[2] == "attn" else "output"
+            return Site(f"layer.{k}" + ".attn" * (kind == "attn"), self.blocks[k], kind)
+        known = ", ".join([*outside, f"layer.0 ... layer.{n - 1} (or layer.-{n} ... layer.-1)"])
+        which = "each" if len(two) == n else f"layers {', '.join(map(str, two))}"
+        known += f", {which} also with .attn and .ffn" if two else ""
+        raise UsageError(f"expected layers among {known}; got {name!r}")
+
+    def _outside(self) -> dict[str, Site]:
+        """The places that belong to no single block."""
+        sites = [Site("embeddings", self.blocks[0], "input")]
+        if self.norm is not None:
+            sites = [Site("norm", self.norm, "output"), *sites]
+        if last := self.head or self.norm:
+            sites = [Site("last", last, "input" if self.head else "output"), *sites]
+        return {site.name: site for site in sites}
 
 
 def split_names(names: str | Sequence[str]) -> list[str]:
@@ -165,12 +137,7 @@ def split_names(names: str | Sequence[str]) -> list[str]:
 
 
 def resolve(model: nn.Module, names: Sequence[str]) -> list[Site]:
-    """The places called ``names``, in that order.
-
-    Raises:
-        UsageError: A name is unknown; the message lists what there is.
-        CaptureError: ``model`` has no decoder blocks.
-    """
+    """The places called ``names``, in that order."""
     decoder = Decoder.of(model)
     return [decoder.site(name) for name in names]
 
@@ -199,35 +166,28 @@ def capture(model: nn.Module, names: Sequence[str], sink: Sink | None = None) ->
     >>> {name: tuple(state.shape) for name, state in states.items()}
     {'layer.-1.attn': (1, 3, 8), 'last': (1, 3, 8)}
     """
-    sites = list(zip(names, resolve(model, names), strict=True))
+    sites = zip(names, resolve(model, names), strict=True)
     latest: dict[str, Tensor] = {}
     seen: set[str] = set()
-    ran = False
+    passes: list[None] = []
 
-    def see(name: str) -> Callable[[Tensor], None]:
-        def take(state: Tensor) -> None:
-            seen.add(name)
-            if sink is None:
-                latest[name] = state
-            else:
-                sink(name, state)
+    def see(name: str, state: Tensor) -> None:
+        seen.add(name)
+        if sink is None:
+            latest[name] = state
+        else:
+            sink(name, state)
 
-        return take
-
-    def passed(_module: nn.Module, _args: Any, _output: Any) -> None:
-        nonlocal ran
-        ran = True
-
-    handles = [model.register_forward_hook(passed)]
+    handles = [model.register_forward_hook(lambda *_: passes.append(None))]
     try:
         for name, site in sites:
-            handles += site.hook(see(name))
+            handles += site.hook(partial(see, name))
         yield latest
     finally:
         for handle in handles:
             handle.remove()
     missed = [name for name in names if name not in seen]
-    if ran and missed:
+    if passes and missed:
         raise CaptureError(
             f"the model ran and never passed {', '.join(missed)}; a compiled model must be captured before "
             "its first call, and a loss that skips the output projection needs 'norm' in place of 'last'"
@@ -248,18 +208,17 @@ class _AfterMixer:
         self.done = False
 
     def hook(self, block: nn.Module) -> list[RemovableHandle]:
-        handles = [
+        children = list(unwrapped(block).children())
+        return [
             block.register_forward_pre_hook(self.enter, with_kwargs=True),
             block.register_forward_hook(self.leave),
+            *(c.register_forward_pre_hook(self.before_child, with_kwargs=True) for c in children),
+            *(c.register_forward_hook(self.after_child, with_kwargs=True) for c in children),
         ]
-        for child in unwrapped(block).children():
-            handles.append(child.register_forward_pre_hook(self.before_child, with_kwargs=True))
-            handles.append(child.register_forward_hook(self.after_child, with_kwargs=True))
-        return handles
 
     def enter(self, _block: nn.Module, args: Any, kwargs: Any) -> None:
         self.clear()
-        self.block_input = _first(args, kwargs, "a block's input")
+        self.block_input = _first((args, kwargs), "a block's input")
         self.known = [self.block_input]
 
     def before_child(self, _child: nn.Module, args: Any, kwargs: Any) -> None:
@@ -278,7 +237,7 @@ class _AfterMixer:
             return
         given = list(_tensors((args, kwargs)))
         if self.mixed is None:
-            if any(True for _ in child.children()):
+            if _composite(child):
                 self.mixed = out
                 if any(other is self.block_input for other in given[1:]):  # BLOOM: the mixer adds it itself
                     self.see(out)
@@ -288,8 +247,7 @@ class _AfterMixer:
         self.known.append(out)
 
     def leave(self, _block: nn.Module, _args: Any, _output: Any) -> None:
-        x, mixed = self.block_input, self.mixed
-        done = self.done
+        x, mixed, done = self.block_input, self.mixed, self.done
         self.clear()
         if not done and x is not None and mixed is not None:
             self.see(x.to(mixed.device) + mixed.reshape(x.shape))
@@ -300,16 +258,14 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         if value.is_floating_point() and value.ndim >= 2:
             yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
+    elif isinstance(value, dict | tuple | list):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from _tensors(item)
 
 
-def _first(args: Any, kwargs: dict[str, Any], what: str) -> Tensor:
-    state = next(_tensors((args, kwargs)), None)
+def _first(given: Any, what: str) -> Tensor:
+    """The states in arguments or an output."""
+    state = next(_tensors(given), None)
     if state is None or state.ndim != 3:
         shape = None if state is None else tuple(state.shape)
         raise CaptureError(f"expected {what} to hold one state a token, shape (b, t, d), got {shape}")
@@ -321,18 +277,14 @@ def _first(args: Any, kwargs: dict[str, Any], what: str) -> Tensor:
 def unwrapped(model: nn.Module) -> nn.Module:
     """``model`` without PEFT, DDP, FSDP and ``torch.compile`` around it."""
     while True:
+        children = dict(model.named_children())
         if callable(getattr(model, "get_base_model", None)):
             inner = model.get_base_model()  # type: ignore[operator]
         else:
-            inner = next((c for n in _WRAPPED if (c := _only_child(model, n)) is not None), None)
+            inner = next((children[name] for name in _WRAPPED if [*children] == [name]), None)
         if not isinstance(inner, nn.Module) or inner is model:
             return model
         model = inner
-
-
-def _only_child(model: nn.Module, name: str) -> nn.Module | None:
-    children = dict(model.named_children())
-    return children.get(name) if len(children) == 1 else None
 
 
 def text_decoder(model: nn.Module) -> nn.Module:
@@ -351,14 +303,14 @@ def depth(config: Any) -> int | None:
 
 def block_lists(root: nn.Module) -> list[tuple[nn.Module, nn.ModuleList]]:
     """Outermost lists whose members are built of modules, with the module that holds each."""
-    found: list[tuple[nn.Module, nn.ModuleList]] = []
+    lists: list[tuple[nn.Module, nn.ModuleList]] = []
     for child in root.children():
         if isinstance(child, nn.ModuleList):
-            if len(child) and all(any(True for _ in unwrapped(member).children()) for member in child):
-                found.append((root, child))
+            if len(child) and all(_composite(unwrapped(member)) for member in child):
+                lists.append((root, child))
         else:
-            found += block_lists(child)
-    return found
+            lists += block_lists(child)
+    return lists
 
 
 def final_norm(parent: nn.Module, blocks: nn.ModuleList) -> nn.Module | None:
@@ -380,14 +332,18 @@ def final_norm(parent: nn.Module, blocks: nn.ModuleList) -> nn.Module | None:
 def head(model: nn.Module) -> nn.Module | None:
     """The output projection, or None for a bare decoder."""
     find = getattr(model, "get_output_embeddings", None)
-    found = find() if callable(find) else None
-    return found if isinstance(found, nn.Module) else None
+    projection = find() if callable(find) else None
+    return projection if isinstance(projection, nn.Module) else None
 
 
 def has_two_parts(block: nn.Module) -> bool:
     """Whether a block has a mixer and a feed-forward part: two sub-modules, no norms, one composite."""
     children = list(unwrapped(block).children())
-    composite = [child for child in children if any(True for _ in child.children())]
-    weights = [getattr(child, "weight", None) for child in children if child not in composite]
+    weights = [getattr(child, "weight", None) for child in children if not _composite(child)]
     linear = [w for w in weights if isinstance(w, Tensor) and w.ndim >= 2]
-    return len(composite) >= 1 and len(composite) + len(linear) >= 2
+    composite = sum(map(_composite, children))
+    return composite >= 1 and composite + len(linear) >= 2
+
+
+def _composite(module: nn.Module) -> bool:
+    return any(True for _ in module.children())

@@ -30,7 +30,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
+from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError, require_extra
 
 if TYPE_CHECKING:
     import torch
@@ -38,32 +38,24 @@ if TYPE_CHECKING:
 Quantization = Literal["4bit", "8bit"]
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 
-_BLOCK = 1 << 22
 _COMMIT = 40  # hex digits
 
 # What a folder's model consists of besides its weights; states of optimizers and logs are no part of it.
 _TEXTS = (
-    "config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "*.tiktoken",
-    "*.py",
+    *("config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.*", "merges.txt", "*.model", "*.tiktoken", "*.py"),
 )
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.pth")
 _ADAPTER = ("adapter_config.json", "adapter_model*")
 
 # Heads that read both ways or write no text: their configurations sit in the causal mapping all the same.
-_OTHER_HEADS = (
+_OTHER_HEADS = [
     "MaskedLM",
     "SequenceClassification",
     "TokenClassification",
     "QuestionAnswering",
     "PreTraining",
-)
+]
 
 
 @dataclass(frozen=True)
@@ -85,15 +77,9 @@ class ModelChoice:
 
 
 class LoadedModel(NamedTuple):
-    """A decoder in evaluation mode with its tokenizer.
+    """A decoder in evaluation mode, gradients off, with its tokenizer, which always has a pad token.
 
-    Attributes:
-        model: The transformers model (or its PEFT wrapper), gradients off.
-        tokenizer: Its tokenizer; always has a pad token.
-        name: Hub id or folder as given.
-        revision: The commit that was loaded, where the Hub said it.
-        device: Where inputs go.
-        choice: How it was loaded.
+    ``revision`` is the commit that was loaded, where the Hub said it; inputs go to ``device``.
     """
 
     model: Any
@@ -119,9 +105,7 @@ ModelLike = str | Path | ModelChoice | LoadedModel
 
 def loaded_model(model: ModelLike) -> LoadedModel:
     """``model``, loaded where it is not yet."""
-    if isinstance(model, LoadedModel):
-        return model
-    return load_model(**asdict(model_choice(model)))
+    return model if isinstance(model, LoadedModel) else load_model(**asdict(model_choice(model)))
 
 
 def model_choice(model: ModelLike) -> ModelChoice:
@@ -158,13 +142,10 @@ def load_model(
         UsageError: No such model or revision, a gated one, one that is no decoder, an unknown dtype.
         DispersionError: The files cannot be loaded.
     """
-    try:
-        import torch
-        import transformers
-    except ImportError as error:
-        raise MissingExtraError(
-            "running a model needs torch and transformers; pip install 'lmeval-dispersion[models]'"
-        ) from error
+    require_extra("models", "running a model")
+    import torch
+    import transformers
+
     if dtype not in DTYPES:
         raise UsageError(f"expected a dtype of {', '.join(DTYPES)}, got {dtype!r}")
     source = _source(name)
@@ -286,20 +267,14 @@ def _check_decoder(source: str, config: Any, transformers: Any) -> None:
 def _quantization(quantize: str, transformers: Any) -> Any:
     if quantize not in ("4bit", "8bit"):
         raise UsageError(f"expected quantize of 4bit or 8bit, got {quantize!r}")
-    try:
-        import bitsandbytes  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(
-            "quantised weights need bitsandbytes; pip install 'lmeval-dispersion[quantized]'"
-        ) from error
+    require_extra("quantized", "loading quantised weights")
     return transformers.BitsAndBytesConfig(load_in_4bit=quantize == "4bit", load_in_8bit=quantize == "8bit")
 
 
 def _with_adapter(model: Any, adapter: str) -> Any:
-    try:
-        import peft
-    except ImportError as error:
-        raise MissingExtraError("adapters need peft; pip install 'lmeval-dispersion[adapters]'") from error
+    require_extra("adapters", "putting an adapter on a model")
+    import peft
+
     try:
         return peft.PeftModel.from_pretrained(model, adapter)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
@@ -314,15 +289,10 @@ def _first_line(error: BaseException) -> str:
 
 
 def weights_identity(name: str | Path, commit: str | None = None, gguf: str | None = None) -> str | None:
-    """Identity of a checkpoint's files: its commit on the Hub, or a digest of its folder.
+    """Identity of a checkpoint's files: its commit on the Hub, or a digest of its folder; None for neither.
 
-    Args:
-        name: Hub id or folder.
-        commit: Commit that was loaded, where known; looked up in the Hub's cache otherwise.
-        gguf: The one weight file of it that was loaded.
-
-    Returns:
-        None where neither can be told.
+    ``commit`` is the one that was loaded, looked up in the Hub's cache where it is not known; ``gguf`` the
+    one weight file that was loaded.
     """
     folder = Path(name).expanduser()
     if not folder.is_dir():
@@ -338,8 +308,7 @@ def weights_identity(name: str | Path, commit: str | None = None, gguf: str | No
 
 def adapter_identity(name: str | Path, commit: str | None = None) -> str | None:
     """Identity of a PEFT adapter, likewise."""
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    if (folder := Path(name).expanduser()).is_dir():
         return folder_digest(folder, _ADAPTER)
     known = cached_commit(str(name), commit, "adapter_config.json")
     return f"{name}@{known}" if known else None
@@ -359,10 +328,7 @@ def cached_commit(name: str, revision: str | None = None, file: str | None = Non
 
 
 def folder_digest(folder: Path, patterns: tuple[str, ...]) -> str | None:
-    """``sha256:…`` over names, sizes and contents of the files that match; None where none does.
-
-    Shards are read side by side.
-    """
+    """``sha256:…`` over names, sizes and contents of the files that match; None where none does."""
     files = _files(folder, patterns)
     if not files:
         return None
@@ -401,6 +367,6 @@ def file_digest(file: Path) -> str:
 def _content_digest(file: Path, _size: int, _modified: int, _inode: int) -> str:
     digest = hashlib.sha256()
     with file.open("rb") as stream:
-        while block := stream.read(_BLOCK):
+        while block := stream.read(1 << 22):
             digest.update(block)
     return digest.hexdigest()

@@ -24,7 +24,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from lmeval_dispersion.errors import MissingExtraError, UsageError
+from lmeval_dispersion.errors import UsageError, require_extra
 
 FILE_KINDS = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 
@@ -33,12 +33,7 @@ _HUB = re.compile(r"(?P<id>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[^@]+))?(?:@(?P<s
 
 
 class Text(NamedTuple):
-    """One text of a source.
-
-    Attributes:
-        id: Position in the source, from 0, counting skipped texts too: stable whatever is skipped.
-        text: The text itself, never empty.
-    """
+    """One text of a source."""
 
     id: int
     text: str
@@ -127,12 +122,9 @@ class Texts:
             )
 
     def _hub_rows(self) -> Iterator[dict[str, Any]]:
-        try:
-            import datasets
-        except ImportError as error:
-            raise MissingExtraError(
-                "data sets of the Hub need the package datasets; pip install 'lmeval-dispersion[models]'"
-            ) from error
+        require_extra("models", "a data set of the Hub")
+        import datasets
+
         try:
             rows = datasets.load_dataset(
                 self.name, self.config, split=self.split, revision=self.revision, streaming=True
@@ -148,13 +140,10 @@ class Texts:
             ) from error
 
     def _parquet_values(self, path: Path) -> Iterator[Any]:
-        try:
-            import pyarrow
-            import pyarrow.parquet as parquet
-        except ImportError as error:
-            raise MissingExtraError(
-                "parquet files need the package pyarrow; pip install 'lmeval-dispersion[models]'"
-            ) from error
+        require_extra("audit", "a parquet file")
+        import pyarrow
+        import pyarrow.parquet as parquet
+
         try:
             with parquet.ParquetFile(path) as file:
                 self._check_column(file.schema_arrow.names)

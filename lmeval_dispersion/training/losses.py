@@ -17,7 +17,7 @@ They raise GeometryError where a shape does not fit, and UsageError for an optio
 Vectors of length up to 1e-12 have no direction: the angular losses leave them out. A group with fewer than
 two points drops out; where none is left the loss is 0 with a zero gradient. Non-finite states give NaN.
 
-:func:`loss_named` gives a loss as a module that holds its options and its own draws of tokens.
+:class:`DispersionLoss` is a loss as a module that holds its options and its own draws of tokens.
 
 Sources: RD is "On the Predictive Power of Representation Dispersion in Language Models" (ICLR 2026), sections
 3.4 and B.4.2 (push-away, cross-domain push-away, squeeze); LD is "Dispersion Loss Counteracts Embedding
@@ -240,6 +240,9 @@ _PER_CALL = ("z", "mask", "segments", "domains", "generator")
 class DispersionLoss(nn.Module):
     """A loss with its options fixed.
 
+    >>> DispersionLoss("angular_spread", tau=0.5)
+    DispersionLoss(angular_spread, tau=0.5)
+
     Args:
         name: Name of the loss's function.
         seed: Seed of the draw where ``max_tokens`` is given. The draw of call number k depends on the seed
@@ -291,18 +294,6 @@ class DispersionLoss(nn.Module):
     def extra_repr(self) -> str:
         """The name and the options."""
         return ", ".join([self.name, *(f"{name}={value!r}" for name, value in self.options.items())])
-
-
-def loss_named(name: str, **options: Any) -> DispersionLoss:
-    """A new loss module by its function's name.
-
-    Raises:
-        UsageError: There is no such loss or option.
-
-    >>> loss_named("angular_spread", tau=0.5)
-    DispersionLoss(angular_spread, tau=0.5)
-    """
-    return DispersionLoss(name, **options)
 
 
 def _by_layer(z: Tensor, p: Points, values: Tensor, counted: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 from lmeval_dispersion.errors import CaptureError, GeometryError, NonFiniteLossError, UsageError
 from lmeval_dispersion.model import states_after_blocks
 from lmeval_dispersion.model.capture import Decoder, unwrapped
-from lmeval_dispersion.training.losses import DispersionLoss, loss_named, push_away
+from lmeval_dispersion.training.losses import DispersionLoss, push_away
 from lmeval_dispersion.training.pairs import NO_DIRECTION
 
 Mode = Literal["add", "inject"]
@@ -75,7 +75,7 @@ class DispersionRegularizer:
 
     Args:
         model: A causal decoder of transformers, bare or wrapped.
-        loss: Name of a loss, see :mod:`lmeval_dispersion.training.losses`, or a loss of :func:`loss_named`.
+        loss: Name of a loss, see :mod:`lmeval_dispersion.training.losses`, or a ``DispersionLoss``.
         layers: States after blocks, by the names, words and indices of
             :mod:`lmeval_dispersion.model`: ``last`` (after the final norm), ``all``,
             ``early_half``, ``late_half``, ``layer.3``, ``[0, -1]``, ...
@@ -115,7 +115,7 @@ class DispersionRegularizer:
         if mode not in ("add", "inject"):
             raise UsageError(f"expected a mode of add, inject, got {mode!r}")
         decoder = Decoder.of(model)
-        self.loss = loss_named(loss, seed=seed, **options) if isinstance(loss, str) else loss
+        self.loss = DispersionLoss(loss, seed=seed, **options) if isinstance(loss, str) else loss
         self.layers = states_after_blocks(layers, len(decoder))
         self.weight, self.mode, self.loss_scale, self.step = float(weight), mode, 1.0, 0
         self.values: dict[str, Tensor] = {}

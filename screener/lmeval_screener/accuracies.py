@@ -1,7 +1,6 @@
-"""Supplied accuracies, matched by name, and whether gaps rank checkpoints as they do.
+"""Supplied accuracies: read from lm-eval's results, a CSV file or the Hub, matched by name.
 
-Accuracies are read from lm-eval's results, a CSV file or the Hub, and matched before anything is screened, so
-that a name that fits nothing costs no request.
+They are read and matched before anything is screened, so that a name that fits nothing costs no request.
 """
 
 from __future__ import annotations
@@ -14,12 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.geometry import Metric
-from lmeval_dispersion.statistics import rank_agreement
-from lmeval_screener.screened import Group
 from lmeval_screener.targets import Target, label, labelled, run_and_step
 from lmeval_screener.yaml_fields import nearest
 
@@ -33,16 +29,7 @@ _LABELS = ("repo", "checkpoint", "name", "label")  # headings of the column that
 
 @dataclass(frozen=True)
 class Rated:
-    """An accuracy as its source has it.
-
-    Attributes:
-        name: The checkpoint, as the source writes it.
-        revision: Its revision; None where the source names none.
-        accuracy: In the source's unit.
-        place: Where it stands, for messages.
-        file: The GGUF file that was evaluated; None where the source names none.
-        label: What a report called it; None where the source has no labels.
-    """
+    """An accuracy as its source has it; ``place`` says where it stands, ``label`` what a report called it."""
 
     name: str
     revision: str | None
@@ -54,52 +41,40 @@ class Rated:
 
 @dataclass(frozen=True)
 class Accuracies:
-    """Accuracies of one source.
-
-    Attributes:
-        rated: All of them.
-        meaning: What they are, such as ``gsm8k, exact_match,strict-match (5 of lm-eval's result files)``.
-        complete: Whether each of them has to be of a checkpoint that is screened, as in a CSV file.
-    """
+    """Accuracies of one source; where it is ``complete``, each has to be of a checkpoint that is screened."""
 
     rated: tuple[Rated, ...]
     meaning: str
     complete: bool = True
 
     def check(self, targets: Sequence[Target]) -> None:
-        """Make sure that they fit what is to be screened; a glob of revisions fits what it matches.
-
-        Raises:
-            UsageError: An accuracy fits nothing, or several checkpoints, or one that has another.
-        """
+        """Make sure that they fit what is to be screened; a glob of revisions fits what it matches."""
+        screened = _listed([target.label for target in labelled(targets)])
         taken: dict[str, Rated] = {}
         names, any_fits = _Names(targets), False
         for rated in self.rated:
             fitting = names.matches(rated, expanded=False)
             any_fits |= bool(fitting)
-            name = label(rated.name, rated.revision)
-            if len(fitting) > 1:
-                raise UsageError(
-                    f"{rated.place}: {name} is screened {len(fitting)} times, as "
-                    f"{_listed([target.label for target in fitting], 4)}; name one of them, a revision in "
-                    "`revision`"
+            name, several = label(rated.name, rated.revision), len(fitting) > 1
+            twice = [t for t in fitting if not _is_several(t) and taken.setdefault(t.label, rated) != rated]
+            if several:
+                places = _listed([target.label for target in fitting], 4)
+                why = (
+                    f"{name} is screened {len(fitting)} times, as {places}; name one of them, a revision in "
                 )
+                raise UsageError(f"{rated.place}: {why}`revision`")
+            if twice:
+                why = f"{twice[0].label} is there twice; expected one accuracy per checkpoint"
+                raise UsageError(f"{rated.place}: {why}")
             if not fitting and self.complete:
-                known = [target.label for target in labelled(targets)]
+                near = nearest(name, [target.label for target in labelled(targets)])
                 raise UsageError(
-                    f"{rated.place}: expected a checkpoint that is screened, got {name!r}"
-                    f"{nearest(name, known)}; screened: {_listed(known)}"
+                    f"{rated.place}: expected a checkpoint that is screened, got {name!r}{near}; screened: "
+                    f"{screened}"
                 )
-            for target in fitting:
-                if not _is_several(target) and taken.setdefault(target.label, rated) is not rated:
-                    raise UsageError(
-                        f"{rated.place}: {target.label} is there twice; expected one accuracy per checkpoint"
-                    )
         if not any_fits:
-            raise UsageError(
-                f"expected accuracies of what is screened ({_listed([t.label for t in labelled(targets)])}), "
-                f"got those of {_listed([label(rated.name, rated.revision) for rated in self.rated])}"
-            )
+            others = _listed([label(rated.name, rated.revision) for rated in self.rated])
+            raise UsageError(f"expected accuracies of what is screened ({screened}), got those of {others}")
 
     def of(self, targets: Sequence[Target]) -> list[Target]:
         """The targets, globs expanded, each with its accuracy of this source and of no other."""
@@ -282,7 +257,7 @@ def _from_results(path: Path, task: str) -> Accuracies:
         raise UsageError(f"{path}: expected the task {task}, got {_listed(tasks)}{nearest(task, tasks)}")
     metric = _metric(task, [run["results"][task] for run in chosen.values()], path)
     latest: dict[tuple[str, str | None, str | None], Rated] = {}
-    for file, run in sorted(chosen.items(), key=lambda pair: (_date(pair[1]), str(pair[0]))):
+    for file, run in sorted(chosen.items(), key=lambda pair: (pair[1]["date"], str(pair[0]))):
         name, revision, weights = _model(run, file)
         value = _number(run["results"][task][metric], str(file))
         latest[name, revision, weights] = Rated(name, revision, value, str(file), weights)
@@ -301,7 +276,8 @@ def _results(file: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
         raise UsageError(f"{file}: expected lm-eval's results with the key `results`, got other JSON")
-    return content
+    date = content.get("date")
+    return content | {"date": date if isinstance(date, (int, float)) else 0.0}
 
 
 def _tasks(run: Mapping[str, Any]) -> list[str]:
@@ -334,11 +310,6 @@ def _model(run: Mapping[str, Any], file: Path) -> tuple[str, str | None, str | N
     if not name:
         raise UsageError(f"{file}: expected the model's name in config.model_args, got none")
     return str(name), arguments.get("revision") or None, arguments.get("gguf_file") or None
-
-
-def _date(run: Mapping[str, Any]) -> float:
-    date = run.get("date")
-    return float(date) if isinstance(date, (int, float)) else 0.0
 
 
 def _from_hub(task: str, targets: Sequence[Target]) -> Accuracies:
@@ -393,83 +364,3 @@ def _task_names(entry: Any) -> set[str]:
     """Names by which a published result may be asked for."""
     names = (entry.task_id, entry.dataset_id, entry.dataset_id.rpartition("/")[2], *_kinds([entry]))
     return {name.casefold() for name in names}
-
-
-# --- agreement ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How far two orders of the same checkpoints agree.
-
-    Attributes:
-        scope: ``group`` (one group), ``within groups`` (all groups, compared only inside each), ``overall``
-            (across groups, which the published evidence does not support).
-        group: The group's name; empty for the other scopes.
-        n: Checkpoints that have both a gap and an accuracy.
-        spearman: Rank correlation in [-1, 1]: 1 same order, 0 no relation, -1 opposite. NaN where undefined.
-            *Within groups*: the same sum of products over ranks inside the groups.
-        spearman_p: Two-sided: the share of all orders of the accuracies whose |Spearman| is at least as
-            large. Two checkpoints always give 1, three give at least 1/3: it is reported as it is.
-        exact: All orders were enumerated (groups of up to nine). Otherwise ``permutations`` were drawn with a
-            fixed seed, and p = (1 + as large) / (1 + drawn).
-        permutations: Orders that were enumerated or drawn.
-        reason: Why the figures are NaN; empty where they are not.
-    """
-
-    scope: Literal["group", "within groups", "overall"]
-    group: str
-    n: int
-    spearman: float = math.nan
-    spearman_p: float = math.nan
-    exact: bool = True
-    permutations: int = 0
-    reason: str = ""
-
-    @classmethod
-    def of(cls, scope: Any, group: str, strata: Sequence[tuple[list[float], list[float]]]) -> Agreement:
-        """The agreement of gaps with accuracies, which are permuted inside each stratum."""
-        n = sum(len(gaps) for gaps, _ in strata)
-        figures = rank_agreement(strata)
-        if figures is not None:
-            return cls(scope, group, n, **figures._asdict())
-        if all(len(gaps) < 2 for gaps, _ in strata):
-            return cls(scope, group, n, reason="fewer than two checkpoints to compare")
-        equal = "gaps" if all(len(set(gaps)) < 2 for gaps, _ in strata) else "accuracies"
-        return cls(scope, group, n, reason=f"all {equal} are equal")
-
-
-def agreement(gaps: Sequence[float], accuracies: Sequence[float], groups: Sequence[str]) -> list[Agreement]:
-    """Agreement of gaps with accuracies, per group and overall.
-
-    Returns:
-        One line per group in order of appearance; with more than one group also *within groups* and
-        *overall*.
-
-    >>> [line.spearman for line in agreement([1.0, 2.0, 3.0], [10, 30, 20], ["7B"] * 3)]
-    [0.5]
-    """
-    members: dict[str, tuple[list[float], list[float]]] = {group: ([], []) for group in groups}
-    for gap, accuracy, group in zip(gaps, accuracies, groups, strict=True):
-        if math.isfinite(gap) and math.isfinite(accuracy):
-            members[group][0].append(gap)
-            members[group][1].append(accuracy)
-    lines = [Agreement.of("group", group, [pair]) for group, pair in members.items()]
-    if len(members) > 1:
-        everything = (
-            [gap for xs, _ in members.values() for gap in xs],
-            [accuracy for _, ys in members.values() for accuracy in ys],
-        )
-        lines.append(Agreement.of("within groups", "", list(members.values())))
-        lines.append(Agreement.of("overall", "", [everything]))
-    return lines
-
-
-def agreements(groups: Sequence[Group], metric: Metric) -> list[Agreement]:
-    """Agreement of G with the supplied accuracies, per group and overall; empty without any."""
-    rated = [(group.name, c) for group in groups for c in group.checkpoints if c.accuracy is not None]
-    return agreement(
-        [c.gaps[metric].mean for _, c in rated],
-        [float(c.accuracy or 0.0) for _, c in rated],
-        [name for name, _ in rated],
-    )

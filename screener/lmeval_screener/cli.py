@@ -15,23 +15,26 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.options import Output, add_examples, add_output, add_version, command_parser, finished
-from lmeval_dispersion.report import Column, Document, Section, Table
-from lmeval_screener.planning import add_limit_options, allowance_of
+from lmeval_dispersion.options import (
+    Output,
+    add_examples,
+    add_output,
+    add_version,
+    command_parser,
+    finished,
+    progress_bar,
+)
 from lmeval_screener.registry import add_registry_options
 from lmeval_screener.targets.selection import add_selection_options
 
 if TYPE_CHECKING:
-    from lmeval_screener.result import Result
     from lmeval_screener.screened import Failed, Reading
     from lmeval_screener.screening import OnDone
     from lmeval_screener.shortlist import Shortlist
 
-_GUIDE = "docs/reference/token-sets.md"
-_PATIENCE = 1.0  # seconds without progress
 _EVERY = 30.0  # seconds between two lines of progress
 _ABOUT = (
     "Rank checkpoints by how far apart their output rows keep a domain's tokens: no labels, no data, no GPU, "
@@ -117,7 +120,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)"
     )
-    add_limit_options(how)
+    how.add_argument(
+        "--max-requests",
+        type=int,
+        metavar="N",
+        help="begin no checkpoint after so many requests to the Hub, as its quota counts; give each of "
+        "several processes its share (default: no limit)",
+    )
+    how.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="say what would be read at most, what it costs and how long the Hub's quota makes it, and stop",
+    )
     add_registry_options(how)
     show = parser.add_argument_group("what to show")
     add_output(show)
@@ -175,24 +189,31 @@ def run(args: argparse.Namespace) -> int:
         # A hundred rows need one thread; a pool that spins for them is five times slower on a busy machine.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if args.list is not None:
-        Output.of(args).write(_families() if args.list == "families" else _domains())
+        from lmeval_screener.planning import domains_document, families_document
+
+        Output.of(args).write(families_document() if args.list == "families" else domains_document())
         return 0
     _check(args)
     output = Output.of(args)
 
+    from lmeval_screener.checkpoints.limits import Allowance
     from lmeval_screener.registry import kept_in, reader_type_of
-    from lmeval_screener.screening import Screening, add_named, reference_among, screen_targets
+    from lmeval_screener.screening import Screening, add_named, reference_among
     from lmeval_screener.targets.selection import select_targets, selection_of
     from lmeval_screener.tokens import load_token_set
 
-    allowance = allowance_of(args)
+    def notice(name: str, seconds: float) -> None:
+        output.say(
+            f"screen-checkpoints: the server's quota of {name} is used up; going on in {seconds:.0f} s"
+        )
+
+    allowance = Allowance(args.max_requests, notice)
     selected = select_targets(
         args.checkpoints, selection_of(args), args.lists, allowance=allowance, tokenizer=args.tokenizer
     )
     if selected.sentence:
         output.say(f"screen-checkpoints: {selected.sentence}")
-    file, _, family = (args.family or "").rpartition(":")
-    add_named(selected, family or None, file or None, demo=args.demo)
+    add_named(selected, args.family, demo=args.demo)
     named = list(selected.targets)
     if args.fail_if_below is not None:
         named = list(dict.fromkeys([*named, reference_among(named, args.fail_if_below, args.tokenizer)]))
@@ -220,7 +241,7 @@ def run(args: argparse.Namespace) -> int:
             from lmeval_screener.registry.queries import since_time
 
             since = since_time(session.connection, args.since)
-        settings = Screening(
+        screening = Screening(
             domain,
             reference,
             metric=args.metric,
@@ -231,11 +252,11 @@ def run(args: argparse.Namespace) -> int:
             session=session,
             reader_type=reader_type,
             allowance=allowance,
-            selected=selected,
             keep_on_interrupt=True,
+            on_done=show,
         )
 
-        result = screen_targets(selected.targets, settings, show)
+        result = screening.result(selected)
         if session is not None and since is not None:
             from lmeval_screener.registry.queries import diff
 
@@ -270,7 +291,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"screen-checkpoints: {failed.label}: {failed.error}: {failed.message}", file=sys.stderr)
     if any(failed.error == "Interrupted" for failed in result.failed):
         output.say("stopped; the same command goes on from here")
-    return _status(result)
+    return result.exit_code
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -290,14 +311,6 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("expected --emit FOLDER with --tasks, got no --emit")
 
 
-def _status(result: Result) -> int:
-    if result.gate is not None and result.gate.exit_code is not None:
-        return result.gate.exit_code
-    if not result.failed:
-        return 0
-    return 3 if result.checkpoints else 1
-
-
 def _print_names(chosen: Shortlist, output: Output) -> None:
     """The names of the list as a user writes them; how it came about goes to stderr, past any pipe."""
     for choice in chosen.groups:
@@ -308,32 +321,15 @@ def _print_names(chosen: Shortlist, output: Output) -> None:
 
 @contextmanager
 def _progress(quiet: bool) -> Iterator[OnDone]:
-    """A bar on a terminal's standard error, which disappears when all is read; elsewhere lines.
-
-    The bar comes after a second only, when the total is known.
-    """
+    """A bar on a terminal's standard error, which disappears when all is read; elsewhere lines."""
     if quiet:
         yield lambda outcome, done, count: None
         return
     if not sys.stderr.isatty():
         yield progress_lines(lambda text: print(f"screen-checkpoints: {text}", file=sys.stderr, flush=True))
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    task, start = bar.add_task(""), time.monotonic()
-
-    def update(outcome: Reading | Failed, done: int, count: int) -> None:
-        bar.update(task, completed=done, total=count, description=outcome.label)
-        if time.monotonic() - start > _PATIENCE:
-            bar.start()
-
-    try:
-        yield update
-    finally:
-        bar.stop()
+    with progress_bar() as update:
+        yield lambda outcome, done, count: update(done, count, outcome.label)
 
 
 def progress_lines(say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> OnDone:
@@ -354,56 +350,6 @@ def progress_lines(say: Callable[[str], None], clock: Callable[[], float] = time
         say(f"{done} of {count}, about {left} left" + (f"; failed: {errors}" if errors else ""))
 
     return update
-
-
-def _families() -> Document:
-    """The bundled families."""
-    from lmeval_screener.targets.selection import load_families
-
-    rows = [
-        {
-            "family": name,
-            "entries": len(family.checkpoints),
-            "scales": ", ".join(family.scales),
-            "note": family.note or None,
-        }
-        for name, family in load_families().items()
-    ]
-    headings = {"family": "Family", "entries": "Checkpoints", "scales": "Scales", "note": "Note"}
-    return _listing("Families", f"{len(rows)} families; `--family NAME` screens one.", rows, headings)
-
-
-def _domains() -> Document:
-    """The bundled token sets, a row for each of their groups."""
-    from lmeval_screener.tokens import bundled_token_sets, described_groups
-
-    names = bundled_token_sets()
-    rows = [
-        {
-            "set": name,
-            "group": key,
-            "role": role,
-            "words": len(group.items),
-            "default": taken,
-            "examples": " ".join(group.items[:5]),
-        }
-        for name in names
-        for role, key, group, taken in described_groups(name)
-    ]
-    headings = {"set": "Set", "group": "Group", "role": "Role", "words": "Words", "default": "Taken"}
-    answer = (
-        f"{len(names)} token sets; `--domain SET` and `--reference SET` take one, `SET:GROUP` its groups."
-    )
-    return _listing("Token sets", answer, rows, headings | {"examples": "Such as"})
-
-
-def _listing(title: str, answer: str, rows: list[dict[str, Any]], headings: dict[str, str]) -> Document:
-    # Where there is no room the last columns go first.
-    columns = [
-        Column(key, heading, drop=max(place - 1, 0)) for place, (key, heading) in enumerate(headings.items())
-    ]
-    sections = [Section("", [Table(rows, columns, "", name="listing")])]
-    return Document(title, answer=[answer], sections=sections, rows=rows, guide=_GUIDE)
 
 
 # --- verify ---------------------------------------------------------------------------------------------

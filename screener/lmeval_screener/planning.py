@@ -1,17 +1,15 @@
-"""The cost of a screening before it is done, and the options that limit it."""
+"""Documents before anything is screened: the bundled families and token sets, and the cost of a plan."""
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from lmeval_dispersion.report import Column, Document, Section, Table
+
 if TYPE_CHECKING:
-    from lmeval_dispersion.report import Document
-    from lmeval_screener.checkpoints.limits import Allowance
     from lmeval_screener.targets import Target
     from lmeval_screener.targets.selection import Selected
     from lmeval_screener.tokens import TokenSet
@@ -22,40 +20,13 @@ _WINDOW = 300.0  # seconds
 #: Bytes of a checkpoint beside its rows: header, configuration, index.
 _BESIDE = 40_000
 _SLACK = 1.2
-
-
-def add_limit_options(parser: argparse._ActionsContainer) -> None:
-    """Add the options that limit what a run costs; `allowance_of` reads them."""
-    parser.add_argument(
-        "--max-requests",
-        type=int,
-        metavar="N",
-        help="begin no checkpoint after so many requests to the Hub, as its quota counts; those begun "
-        "come to their end; give each of several processes its share (default: no limit)",
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="say what would be read at most, what it costs and how long the Hub's quota makes it, and stop",
-    )
-
-
-def allowance_of(args: argparse.Namespace) -> Allowance:
-    """The limits of a run by its options."""
-    from lmeval_screener.checkpoints.limits import Allowance
-
-    def notice(name: str, seconds: float) -> None:
-        message = f"the server's quota of {name} is used up; going on in {seconds:.0f} s"
-        print(f"screen-checkpoints: {message}", file=sys.stderr, flush=True)
-
-    return Allowance(args.max_requests, None if args.quiet else notice)
+_GUIDE = "docs/reference/token-sets.md"
 
 
 def plan_document(
     selected: Selected, targets: Sequence[Target], domain: TokenSet, reference: TokenSet
 ) -> Document:
     """The most that the screening of some targets costs: from a cache or a registry it costs less."""
-    from lmeval_dispersion.report import Column, Document, Section, Table
     from lmeval_screener.checkpoints.hub import Hub
 
     has_token = Hub().has_token()
@@ -103,3 +74,53 @@ def _planned(target: Target, words: int, has_token: bool) -> dict[str, Any]:
     sharded = listed is not None and "model.safetensors" not in listed.files
     size = int(words * width * 2 * _SLACK) + _BESIDE
     return row | {"api": 1, "resolvers": 4 if sharded else 3, "bytes": size}
+
+
+def families_document() -> Document:
+    """The bundled families."""
+    from lmeval_screener.targets.selection import load_families
+
+    rows = [
+        {
+            "family": name,
+            "entries": len(family.checkpoints),
+            "scales": ", ".join(family.scales),
+            "note": family.note or None,
+        }
+        for name, family in load_families().items()
+    ]
+    headings = {"family": "Family", "entries": "Checkpoints", "scales": "Scales", "note": "Note"}
+    return _listing("Families", f"{len(rows)} families; `--family NAME` screens one.", rows, headings)
+
+
+def domains_document() -> Document:
+    """The bundled token sets, a row for each of their groups."""
+    from lmeval_screener.tokens import bundled_token_sets, described_groups
+
+    names = bundled_token_sets()
+    rows = [
+        {
+            "set": name,
+            "group": key,
+            "role": role,
+            "words": len(group.items),
+            "default": taken,
+            "examples": " ".join(group.items[:5]),
+        }
+        for name in names
+        for role, key, group, taken in described_groups(name)
+    ]
+    headings = {"set": "Set", "group": "Group", "role": "Role", "words": "Words", "default": "Taken"}
+    answer = (
+        f"{len(names)} token sets; `--domain SET` and `--reference SET` take one, `SET:GROUP` its groups."
+    )
+    return _listing("Token sets", answer, rows, headings | {"examples": "Such as"})
+
+
+def _listing(title: str, answer: str, rows: list[dict[str, Any]], headings: dict[str, str]) -> Document:
+    # Where there is no room the last columns go first.
+    columns = [
+        Column(key, heading, drop=max(place - 1, 0)) for place, (key, heading) in enumerate(headings.items())
+    ]
+    sections = [Section("", [Table(rows, columns, "", name="listing")])]
+    return Document(title, answer=[answer], sections=sections, rows=rows, guide=_GUIDE)

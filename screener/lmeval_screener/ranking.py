@@ -2,14 +2,11 @@
 
 A group is one tokenizer and one scale. In a group, a pair has a clear order where G separates it once all
 pairs are counted, with at most 5 % that any pair is ordered wrongly, and the ratio says the same
-(`Ratio.above`): what moves no prediction moves G, and orders nothing. That can only tie more pairs. Two
-procedures keep that rate, and which one runs depends on the size of the group alone:
+(`Ratio.above`): what moves no prediction moves G, and orders nothing.
 
-- up to `ALL_PAIRS` checkpoints, Holm's step-down procedure over the p-values of all pairs;
-- above, an interval around each checkpoint's G less the group's mean, all n of them at 1 - 5 %/n
-  (Bonferroni, Student's t). With a probability of 95 % every interval holds its value, so no two whose
-  intervals are disjoint can be equal, whichever pairs are looked at. It takes n errors, not
-  n (n - 1) / 2.
+- Up to `ALL_PAIRS` checkpoints: Holm's step-down procedure over the p-values of all pairs.
+- Above: an interval around each checkpoint's G less the group's mean, all n of them at 1 - 5 %/n (Bonferroni,
+  Student's t). With 95 % every interval holds its value, so no two whose intervals are disjoint can be equal.
 
 For a few checkpoints a pair's own error is the sharper one; for many, 5 %/n is a far milder level than 5 %
 over the number of pairs. `benchmarks/separation.py` simulates both.
@@ -17,23 +14,22 @@ over the number of pairs. `benchmarks/separation.py` simulates both.
 
 from __future__ import annotations
 
-import bisect
 import functools
 import math
 import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import combinations, pairwise
-from typing import NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 from lmeval_dispersion.geometry import Array, Metric
-from lmeval_dispersion.statistics import student_points
+from lmeval_dispersion.statistics import rank_agreement, student_points
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import Gap, Ratio, difference, ranks
-from lmeval_screener.screened import Next, Ranks, Reading, Screened
+from lmeval_screener.screened import Group, Next, Ranks, Reading, Screened
 from lmeval_screener.targets import labelled
 from lmeval_screener.tokens import Resolution
 
@@ -93,12 +89,7 @@ def _rows(resolution: Resolution) -> frozenset[tuple[str, int]]:
 
 
 def ranked(members: Sequence[tuple[Reading, Reading]], metric: Metric) -> list[Screened]:
-    """Every group's checkpoints, best first, with their ranks and those they have no clear order with.
-
-    Args:
-        members: Each with the one that showed its common tokenizer.
-        metric: Which gap ranks.
-    """
+    """Every group's checkpoints, best first; of each member the one that showed its common tokenizer too."""
     families: dict[str, list[Reading]] = {}
     labels = labelled([reading.target for reading, _ in members])
     for (reading, common), target in zip(members, labels, strict=True):
@@ -136,13 +127,7 @@ def _ranked_group(family: str, scale: str, members: list[Reading], metric: Metri
 
 
 class Standing(NamedTuple):
-    """Where one gap of a group stands.
-
-    Attributes:
-        rank: 1 for the largest; equal means share the better rank.
-        ties: Ranks with which it has no clear order; its own where another gap shares it.
-        next: Against the gap of the next rank; None for the last.
-    """
+    """Where one gap of a group stands; ``ties`` holds its own rank where another gap shares it."""
 
     rank: int
     ties: Ranks
@@ -161,11 +146,7 @@ def agree(better: Ratio | None, worse: Ratio | None) -> bool:
 
 
 def holm(p_values: Mapping[K, float], level: float = ERROR_RATE) -> set[K]:
-    """The tests that Holm's step-down procedure rejects at a level for all of them together.
-
-    >>> sorted(holm({"a": 0.01, "b": 0.04, "c": 0.02}))
-    ['a', 'b', 'c']
-    """
+    """The tests that Holm's step-down procedure rejects at a level for all of them together."""
     rejected: set[K] = set()
     for done, (test, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
         if p > level / (len(p_values) - done):
@@ -294,11 +275,8 @@ def scale_names(readings: Sequence[Reading]) -> list[str]:
         reading.target.scale or _of_name(reading.repo, count)
         for reading, count in zip(readings, counts, strict=True)
     ]
-    # Without the second matrix: an untied copy is still a sibling. Sorted, so that the nearest of thousands
-    # is found at once.
-    siblings = sorted(
-        {(math.log(count[-1]), name) for count, name in zip(counts, named, strict=True) if name and count}
-    )
+    # Without the second matrix: an untied copy is still a sibling.
+    siblings = {(math.log(c[-1]), name) for c, name in zip(counts, named, strict=True) if name and c}
     return [
         name or _of_sibling(count, siblings) or _of_count(count)
         for count, name in zip(counts, named, strict=True)
@@ -330,19 +308,11 @@ def _of_name(name: str, counts: tuple[int, ...]) -> str | None:
     return scale if off <= math.log(2) else None
 
 
-def _of_sibling(counts: tuple[int, ...], siblings: Sequence[tuple[float, str]]) -> str | None:
+def _of_sibling(counts: tuple[int, ...], siblings: set[tuple[float, str]]) -> str | None:
     """The name of the sibling nearest in the logarithm of its count, within the tolerance."""
-    for count in counts[-1:]:
-        place = math.log(count)
-        at = bisect.bisect_left(siblings, (place,))
-        near = [(abs(place - other), name) for other, name in siblings[max(at - 1, 0) : at + 2]]
-        # The smaller name of two that are equally far, however many share a count.
-        if at > 0:
-            first = bisect.bisect_left(siblings, (siblings[at - 1][0],))
-            near.append((abs(place - siblings[first][0]), siblings[first][1]))
-        if near and min(near)[0] <= _TOLERANCE:
-            return min(near)[1]
-    return None
+    place = math.log(counts[-1]) if counts else math.inf
+    off, name = min(((abs(place - other), name) for other, name in siblings), default=(math.inf, ""))
+    return name if off <= _TOLERANCE else None
 
 
 def _of_count(counts: tuple[int, ...]) -> str:
@@ -373,3 +343,71 @@ def _scales() -> dict[float, str]:
     scales = {scale for family in load_families().values() for scale in family.scales}
     # Counts alone cannot tell Pythia's 6.9B from the many 7B; by name it keeps its own.
     return {float(scale[:-1]) * _UNITS[scale[-1]]: scale for scale in (*scales - {"6.9B"}, *_FURTHER)}
+
+
+# --- agreement ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far two orders of the same checkpoints agree, by Spearman's rank correlation in [-1, 1].
+
+    Scope *within groups* compares all groups, each only inside; *overall* is across groups, which the
+    published evidence does not support. ``spearman_p`` is two-sided: the share of all orders of the
+    accuracies whose correlation is at least as large; beyond nine checkpoints of orders drawn with a fixed
+    seed, as (1 + as large) / (1 + drawn). Two checkpoints always give 1, three at least 1/3: it is reported
+    as it is.
+    """
+
+    scope: Literal["group", "within groups", "overall"]
+    group: str
+    n: int
+    spearman: float = math.nan
+    spearman_p: float = math.nan
+    exact: bool = True
+    permutations: int = 0
+    reason: str = ""
+
+    @classmethod
+    def of(cls, scope: Any, group: str, strata: Sequence[tuple[list[float], list[float]]]) -> Agreement:
+        """The agreement of gaps with accuracies, which are permuted inside each stratum."""
+        n = sum(len(gaps) for gaps, _ in strata)
+        figures = rank_agreement(strata)
+        if figures is not None:
+            return cls(scope, group, n, **figures._asdict())
+        if all(len(gaps) < 2 for gaps, _ in strata):
+            return cls(scope, group, n, reason="fewer than two checkpoints to compare")
+        equal = "gaps" if all(len(set(gaps)) < 2 for gaps, _ in strata) else "accuracies"
+        return cls(scope, group, n, reason=f"all {equal} are equal")
+
+
+def agreement(gaps: Sequence[float], accuracies: Sequence[float], groups: Sequence[str]) -> list[Agreement]:
+    """Agreement per group in order of appearance; with several groups also *within groups* and *overall*.
+
+    >>> [line.spearman for line in agreement([1.0, 2.0, 3.0], [10, 30, 20], ["7B"] * 3)]
+    [0.5]
+    """
+    members: dict[str, tuple[list[float], list[float]]] = {group: ([], []) for group in groups}
+    for gap, accuracy, group in zip(gaps, accuracies, groups, strict=True):
+        if math.isfinite(gap) and math.isfinite(accuracy):
+            members[group][0].append(gap)
+            members[group][1].append(accuracy)
+    lines = [Agreement.of("group", group, [pair]) for group, pair in members.items()]
+    if len(members) > 1:
+        everything = (
+            [gap for xs, _ in members.values() for gap in xs],
+            [accuracy for _, ys in members.values() for accuracy in ys],
+        )
+        lines.append(Agreement.of("within groups", "", list(members.values())))
+        lines.append(Agreement.of("overall", "", [everything]))
+    return lines
+
+
+def agreements(groups: Sequence[Group], metric: Metric) -> list[Agreement]:
+    """Agreement of G with the supplied accuracies, per group and overall; empty without any."""
+    rated = [(group.name, c) for group in groups for c in group.checkpoints if c.accuracy is not None]
+    return agreement(
+        [c.gaps[metric].mean for _, c in rated],
+        [float(c.accuracy or 0.0) for _, c in rated],
+        [name for name, _ in rated],
+    )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import GeometryError, printable
 from lmeval_dispersion.geometry import Metric
@@ -21,30 +21,20 @@ from lmeval_screener.targets import REPOSITORY, Target, parse_target
 from lmeval_screener.tokens import Resolution, ResolutionCache, TokenSet, resolve
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
 from lmeval_screener.weights.projection import OutputProjection, find_projection, read_rows_and_norm
-from lmeval_screener.weights.rows import PiecedRows, sliced
+from lmeval_screener.weights.rows import PiecedRows, side_by_side, sliced
 
 if TYPE_CHECKING:
     from lmeval_screener.weights.adapters import Adapter
 
-#: What is known of a checkpoint as it was opened, an adapter with its base, so that it need not be read; None
-#: for nothing.
+#: The reading that is known of a checkpoint as it was opened, an adapter with its base; None for none.
 Known = Callable[[Target, Snapshot, Snapshot | None], Reading | None]
 
 
 class Reader:
     """Reads checkpoints for one pair of token sets; resolutions are shared by checkpoints of one tokenizer.
 
-    Args:
-        hub: Where repositories are read; its connections and cache serve other places too.
-        domain: T.
-        reference: R.
-        cache: Where resolutions are kept between runs.
-        known: Asked for every checkpoint that was opened; may raise a `ScreeningError` that is known too.
-
-    Attributes:
-        meters: What travelled past the hub, for a reader that reads elsewhere.
-        reached: Whether any repository was.
-        side_by_side: Checkpoints to read at once: their requests share one pool of connections.
+    ``known`` is asked for every checkpoint that was opened, and may raise a `ScreeningError` that is known
+    too. ``meters`` count what a reader that reads elsewhere spent past the hub.
     """
 
     side_by_side = 16
@@ -87,7 +77,7 @@ class Reader:
             if _tokenizer_file(holder) is None:
                 await _projection(snapshot, adapter, base)  # where there are no weights, that is what to say
             file, digest = _tokenizer(holder)
-            projection, resolution = await all_or_none(
+            projection, resolution = await side_by_side(
                 _projection(snapshot, adapter, base),
                 self._resolution(digest, lambda: _vocabulary(holder, file), over),
             )
@@ -180,16 +170,6 @@ async def _read_figures(
         raise ScreeningError(
             "BadRows", f"cannot be screened because of {projection.name}: {error}"
         ) from error
-
-
-async def all_or_none(*work: Coroutine[Any, Any, Any]) -> list[Any]:
-    """The results of all, side by side; when one fails the others are stopped, not left running behind."""
-    tasks = [asyncio.create_task(item) for item in work]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 def _is_gguf(snapshot: Snapshot, target: Target) -> bool:

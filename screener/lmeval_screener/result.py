@@ -1,31 +1,32 @@
-"""What a screening yields, in every form: the sentences stand in ``screening.jinja`` beside this module.
+"""The result of a screening, in every form: the sentences stand in ``screening.jinja`` beside this module.
 
 The JSON contract, ``screen-checkpoints/3``, is documented in docs/reference/screening.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lmeval_dispersion.geometry import Metric
-from lmeval_dispersion.report import Chart, Col, Column, Report, Row, Table
+from lmeval_dispersion.report import Chart, Column, Report, Row, Table
 from lmeval_dispersion.report.cells import json_value, shown
+from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import answer
 from lmeval_screener.contract import entry, flat_row
 from lmeval_screener.figures import difference
+from lmeval_screener.ranking import Agreement, agreements
 from lmeval_screener.screened import Failed, Group, Screened
 
 if TYPE_CHECKING:
-    from lmeval_screener.accuracies import Agreement
     from lmeval_screener.shortlist import Shortlist
     from lmeval_screener.shortlist.verdict import Verdict
 
 SCHEMA = "screen-checkpoints/3"
-#: What every standard error of a gap is of. Not of training: runs that differ in their seed alone differ too.
+#: Every standard error of a gap is of this. Not of training: runs that differ in their seed alone differ too.
 SE_COVERS = "choice of tokens"
 #: Exit status where a checkpoint is below that of ``--fail-if-below``.
 EXIT_BELOW = 4
@@ -37,15 +38,7 @@ _TOP, _BOTTOM = 15, 3  # rows that it shows of a longer one, beside those tied w
 
 @dataclass(frozen=True)
 class Gate:
-    """Whether any checkpoint is clearly below the one that none may fall behind.
-
-    Attributes:
-        reference: Label of that one.
-        below: Labels of those that are clearly below it, all pairs of the group counted.
-        compared: Checkpoints of its group beside it.
-        not_compared: Checkpoints of another tokenizer or scale, or that failed.
-        failed: Code of the reference's own failure; None where it was screened.
-    """
+    """Whether any checkpoint of a group is clearly below ``reference``, which none may fall behind."""
 
     reference: str
     below: tuple[str, ...]
@@ -70,41 +63,6 @@ class Gate:
         """Whether something was compared, and nothing is below."""
         return not self.below and self.compared > 0
 
-    @property
-    def exit_code(self) -> int | None:
-        """Exit status that it asks for; None for the screening's own."""
-        return EXIT_BELOW if self.below else None if self.passed else 1
-
-
-@dataclass(frozen=True)
-class FailedRow:
-    """A checkpoint that failed, or some that failed alike."""
-
-    label: Annotated[str, Col("Checkpoint")]
-    error: Annotated[str, Col("Error")]
-    message: Annotated[str, Col("Why, and what to do")]
-
-
-@dataclass(frozen=True)
-class AgreementRow:
-    """Rank correlations of G with supplied accuracies."""
-
-    group: Annotated[str, Col("Group")]
-    n: Annotated[int, Col("n", "d")]
-    spearman: Annotated[float, Col("Spearman", ".3f")]
-    spearman_p: Annotated[float, Col("p", "p-value")]
-    permutations: Annotated[str, Col("Permutations", drop=1)]
-
-
-@dataclass(frozen=True)
-class TokensRow:
-    """The tokens of one set in one tokenizer."""
-
-    family: Annotated[str, Col("Family")]
-    set: Annotated[str, Col("Set")]
-    variant: Annotated[str, Col("Variant")]
-    tokens: Annotated[str, Col("Piece:row")]
-
 
 @dataclass(frozen=True, repr=False)
 class Result(Report):
@@ -119,9 +77,9 @@ class Result(Report):
         seconds: Wall time of the whole.
         bytes_read: Bytes that travelled, those of failed checkpoints and of listings included.
         requests: Requests likewise.
-        gate: What ``--fail-if-below`` found; None where it was not asked for.
+        gate: The answer of ``--fail-if-below``; None where it was not asked for.
         chosen: The short list that the report shows; None for all checkpoints.
-        accuracy: What the supplied accuracies are, in words; empty where nothing says.
+        accuracy: The supplied accuracies, in words; empty where nothing says.
     """
 
     template: ClassVar[str] = "screening.jinja"
@@ -151,12 +109,15 @@ class Result(Report):
 
     @property
     def best(self) -> Screened:
-        """The checkpoint with the largest G of the first group.
-
-        Raises:
-            IndexError: Nothing was screened.
-        """
+        """The checkpoint with the largest G of the first group; an IndexError where nothing was screened."""
         return self.checkpoints[0]
+
+    @property
+    def exit_code(self) -> int:
+        """Exit status of the command: 4 below the gate, 1 where there is no answer, 3 where some failed."""
+        if self.gate is not None and not self.gate.passed:
+            return EXIT_BELOW if self.gate.below else 1
+        return (3 if self.checkpoints else 1) if self.failed else 0
 
     def shortlist(self, k: int, *, audit_sample: int = 0, seed: int = 0) -> Shortlist:
         """The K best of each group, those without a clear order with the K-th, and some others at random.
@@ -165,9 +126,6 @@ class Result(Report):
             k: How many of each group.
             audit_sample: How many others of each group to add at random.
             seed: Of the random sample.
-
-        Raises:
-            UsageError: ``k`` below 1, or ``audit_sample`` below 0.
         """
         from lmeval_screener.shortlist import shortlist
 
@@ -178,9 +136,6 @@ class Result(Report):
 
         Args:
             results: lm-eval's results or folders of them, CSV files, or ``hub:TASK``.
-
-        Raises:
-            UsageError: A source cannot be read or fits no checkpoint.
         """
         from lmeval_screener.shortlist.manifest import manifest_dict, manifest_of
         from lmeval_screener.shortlist.verdict import verify
@@ -203,10 +158,6 @@ class Result(Report):
     @cached_property
     def agreement(self) -> list[Agreement]:
         """Agreement of G with the supplied accuracies, per group and overall; empty without any."""
-        if all(c.accuracy is None for c in self.checkpoints):
-            return []
-        from lmeval_screener.accuracies import agreements
-
         return agreements(self.groups, self.metric)
 
     # --- forms for programs -----------------------------------------------------------------------------
@@ -279,45 +230,41 @@ class Result(Report):
 
     def tables(self) -> Mapping[str, Table]:
         """The rankings of the groups, their figures, what failed, what was read."""
-        tables = {"failed": Table.of(_failures(self.failed), "", name="failed")}
-        everyone: list[Row] = []
+        tables, everyone = dict[str, Table](), list[Row]()
         for place, (group, entries) in enumerate(self._entries.items()):
-            rows = [flat_row(entries[c]) | self._shown(c, group) for c in entries]
+            members = list(entries)
+            rows = [flat_row(entries[c]) | self._shown(c, group) for c in members]
             everyone += rows
-            excerpt = _excerpt(list(entries), training=bool(group.steps))
-            decimals = answer.digits(list(entries), self.metric) if entries else 3
-            shares = all((c.accuracy or 0) <= 1 for c in entries)
-            columns = {
-                "ranking": _ranking(self.metric, decimals, ".3f" if shares else ".1f", group),
-                "figures": _figures(self.metric, decimals, group),
+            excerpt = _excerpt(members, training=bool(group.steps))
+            decimals = answer.digits(members, self.metric)
+            shares = all((c.accuracy or 0) <= 1 for c in members)
+            ranking = _ranking(self.metric, decimals, ".3f" if shares else ".1f", group)
+            figures = _figures(self.metric, decimals, group)
+            tables[f"ranking{place}"] = _table(rows, ranking, f"ranking-{group.anchor}", excerpt)
+            tables[f"figures{place}"] = _table(rows, figures, f"figures-{group.anchor}", excerpt)
+        agreements = [
+            fields_of(line)
+            | {
+                "group": line.group or _SCOPES[line.scope],
+                "permutations": line.reason or f"{'all' if line.exact else 'drawn'}: {line.permutations:,}",
             }
-            for name, shown_columns in columns.items():
-                table = _table(rows, shown_columns, f"{name}-{group.anchor}", excerpt)
-                tables[f"{name}{place}"] = table
-        lines = [
-            AgreementRow(
-                line.group or _SCOPES[line.scope],
-                line.n,
-                line.spearman,
-                line.spearman_p,
-                line.reason or f"{'all' if line.exact else 'drawn'}: {line.permutations:,}",
-            )
             for line in self.agreement
         ]
         tokens = [
-            TokensRow(
-                tokens["family"],
-                name,
-                " and ".join(tokens[side]["variants"]),
-                " ".join(f"{piece}:{row}" for piece, row in tokens[side]["pieces"].items()),
-            )
+            {
+                "family": tokens["family"],
+                "set": name,
+                "variant": " and ".join(tokens[side]["variants"]),
+                "tokens": " ".join(f"{piece}:{row}" for piece, row in tokens[side]["pieces"].items()),
+            }
             for tokens in self._tokens()
             for side, name in (("domain", f"T, {self.domain}"), ("reference", f"R, {self.reference}"))
         ]
         return tables | {
+            "failed": _table(_failures(self.failed), _FAILED, "failed"),
             "read": _table(everyone, _READ, "read"),
-            "agreement": Table.of(lines, "", name="agreement"),
-            "tokens": Table.of(tokens, "", name="tokens"),
+            "agreement": _table(agreements, _AGREEMENT, "agreement"),
+            "tokens": _table(tokens, _TOKENS, "tokens"),
         }
 
     def _shown(self, c: Screened, group: Group) -> dict[str, Any]:
@@ -358,34 +305,23 @@ class Result(Report):
                     f", the {_DRAWN} best of {count}" if count > _DRAWN else ""
                 )
                 description = f"Dots of G, best first, from {best}."
-            draw = self._drawing("steps" if group.steps else "dots", group)
+            draw = partial(_draw, "steps" if group.steps else "dots", group, self.metric)
             drawn[f"ranking{place}"] = Chart(draw, caption, description, name=f"gap-{group.anchor}")
             if any(c.ratio for c in group.steps):
                 drawn[f"ratio{place}"] = Chart(
-                    self._drawing("ratios", group),
+                    partial(_draw, "ratios", group, self.metric),
                     f"Ratio along the training of {group.title}",
                     "within(T) / within(R) of rows times the final norm, against the training step.",
                     name=f"ratio-{group.anchor}",
                 )
         if self.agreement:
             drawn["accuracy"] = Chart(
-                self._drawing("accuracies", self.groups),
+                partial(_draw, "accuracies", self.groups, self.metric),
                 "Accuracy against G",
                 "One point a checkpoint with an accuracy, by group.",
                 name="accuracy",
             )
         return drawn
-
-    def _drawing(self, name: str, of: Group | Sequence[Group]) -> Callable[[], dict[str, Any]]:
-        """A function of `lmeval_screener.charts` that is imported only where a page is drawn."""
-
-        def draw() -> dict[str, Any]:
-            from lmeval_screener import charts
-
-            specification: dict[str, Any] = getattr(charts, name)(of, self.metric)
-            return specification
-
-        return draw
 
     def context(self) -> Mapping[str, Any]:
         """The sentences of each group, notes, and facts of all."""
@@ -418,6 +354,14 @@ class Result(Report):
             f"{shown(self.bytes_read, 'bytes')} in {self.requests} requests, {self.seconds:.2f} s",
         }
         return {name: text for name, text in facts.items() if text}
+
+
+def _draw(name: str, of: Group | Sequence[Group], metric: Metric) -> dict[str, Any]:
+    """A chart by its function in `lmeval_screener.charts`, which is imported only where a page is drawn."""
+    from lmeval_screener import charts
+
+    specification: dict[str, Any] = getattr(charts, name)(of, metric)
+    return specification
 
 
 # --- tables: columns over the rows of CSV ---------------------------------------------------------------
@@ -464,6 +408,20 @@ _READ = [
     Column("requests", "Requests", "d"),
     Column("seconds", "Seconds", ".2f", short="s"),
 ]
+_FAILED = [Column("label", "Checkpoint"), Column("error", "Error"), Column("message", "Why, and what to do")]
+_AGREEMENT = [
+    Column("group", "Group"),
+    Column("n", "n", "d"),
+    Column("spearman", "Spearman", ".3f"),
+    Column("spearman_p", "p", "p-value"),
+    Column("permutations", "Permutations", drop=1),
+]
+_TOKENS = [
+    Column("family", "Family"),
+    Column("set", "Set"),
+    Column("variant", "Variant"),
+    Column("tokens", "Piece:row"),
+]
 
 
 def _table(rows: Sequence[Row], columns: Sequence[Column], name: str, excerpt: Sequence[int] = ()) -> Table:
@@ -494,17 +452,16 @@ def _who(said: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, s
     return who | {text: f"all {everyone}" for text, of in labels.items() if len(of) == everyone > 1}
 
 
-def _failures(failed: Sequence[Failed]) -> list[FailedRow]:
+def _failures(failed: Sequence[Failed]) -> list[Row]:
     """Failures, equal ones in one line."""
     equal: dict[tuple[str, str], list[Failed]] = {}
     for f in failed:
         message = f.message.replace(f.label, "ORG/NAME").replace(f.repo, "ORG/NAME")
         equal.setdefault((f.error, message), []).append(f)
-    rows = []
+    rows: list[Row] = []
     for (error, message), alike in equal.items():
-        if len(alike) == 1:
-            rows.append(FailedRow(alike[0].label, error, alike[0].message))
-            continue
         some = ", ".join(f.label for f in alike[:3]) + (", …" if len(alike) > 3 else "")
-        rows.append(FailedRow(f"{len(alike)} checkpoints: {some}", error, message))
+        label = some if len(alike) == 1 else f"{len(alike)} checkpoints: {some}"
+        said = alike[0].message if len(alike) == 1 else message
+        rows.append({"label": label, "error": error, "message": said})
     return rows

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.geometry import METRICS, Metric
+from lmeval_dispersion.options import progress_bar
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Allowance, Budget
 from lmeval_screener.errors import ScreeningError
@@ -28,7 +29,7 @@ from lmeval_screener.reading import Reader
 from lmeval_screener.result import Gate, Result
 from lmeval_screener.screened import Failed, Reading
 from lmeval_screener.targets import Target, labelled, parse_targets
-from lmeval_screener.targets.selection import Selected, Selection, select_targets
+from lmeval_screener.targets.selection import Selected, Selection, demo_targets, load_family, select_targets
 from lmeval_screener.tokens import ResolutionCache, TokenSet, load_token_set
 
 if TYPE_CHECKING:
@@ -41,60 +42,21 @@ TIMEOUT = 60.0  # seconds for one checkpoint, everything included; the only time
 _SCOUTS = 3  # checkpoints that are tried alone while the Hub does not answer; when all fail, no more are
 _PATIENCE = 0.25  # seconds without an answer or a failed connection after which the others go on
 
-#: Called as ``progress(done, all, label)`` whenever a checkpoint ends.
-Progress = Callable[[int, int, str], None]
-#: Called when a checkpoint ends, with what was read of it or why nothing was, how many have ended, and how
-#: many there are.
+#: Called when a checkpoint ends, with its reading or failure, how many have ended, and how many there are.
 OnDone = Callable[[Reading | Failed, int, int], None]
-
-
-@dataclass(frozen=True)
-class Screening:
-    """How targets are screened.
-
-    Attributes:
-        domain: T.
-        reference: R.
-        metric: Which gap ranks.
-        timeout: Seconds for one checkpoint.
-        tokenizer: Where the tokenizer of a checkpoint is read that stores none.
-        accuracies: Accuracies of some of them, which the result carries.
-        fail_if_below: The checkpoint that none may fall behind, as its label or as any is named; it is
-            screened too.
-        session: A registry's, which knows what need not be read again and keeps what is read.
-        reader_type: What reads the checkpoints: this process, or those of a cluster.
-        allowance: What the run may cost.
-        selected: The selection that the targets came of, whose cost counts too.
-        keep_on_interrupt: Whether Ctrl-C and SIGTERM end the reading and return what is done (main thread
-            only).
-    """
-
-    domain: TokenSet
-    reference: TokenSet
-    metric: Metric = "cosine"
-    timeout: float = TIMEOUT
-    tokenizer: str | None = None
-    accuracies: Accuracies | None = None
-    fail_if_below: str | None = None
-    session: Session | None = None
-    reader_type: type[Reader] = Reader
-    allowance: Allowance | None = None
-    selected: Selected | None = None
-    keep_on_interrupt: bool = False
 
 
 def screen(
     checkpoints: str | Iterable[str] = (),
     *,
     family: str | None = None,
-    families: str | Path | None = None,
     domain: str = "math",
     reference: str = "reference",
     metric: Metric = "cosine",
     timeout: float = TIMEOUT,
     accuracy: str | Path | None = None,
     demo: bool = False,
-    progress: Progress | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
     tokenizer: str | None = None,
     selection: Selection | None = None,
     allowance: Allowance | None = None,
@@ -106,25 +68,23 @@ def screen(
     Args:
         checkpoints: One or several of ``REPO``, ``REPO@REVISION``, ``REPO@GLOB``, ``ORG/*``, folders, folders
             of training runs, files of weights, or addresses such as ``s3://bucket/run/checkpoint-*``.
-        family: Name of a family whose checkpoints are added.
-        families: A family file of your own in place of the bundled one.
+        family: Name of a family whose checkpoints are added; ``FILE:NAME`` for one of a file of your own.
         domain: Bundled token set or a YAML file.
         reference: The everyday token set, likewise.
         metric: ``cosine`` or ``euclidean``: which gap ranks. Both are computed.
         timeout: Seconds for one checkpoint.
-        accuracy: What to compare G with: a CSV file, lm-eval's results, or ``hub:TASK``; see
-            :func:`lmeval_screener.accuracies.read_accuracies`.
+        accuracy: Where accuracies to compare G with are read: a CSV file, lm-eval's results, or ``hub:TASK``.
         demo: Whether to add the bundled demo's checkpoints.
-        progress: Called as ``progress(done, all, label)`` whenever a checkpoint ends.
+        progress: Called as ``progress(done, all, label)`` whenever a checkpoint ends. Default: a bar, in a
+            notebook or on a terminal, where that takes more than a second.
         tokenizer: Where the tokenizer of checkpoints that store none is read: a repository, a folder, an
             address, or a tokenizer's file.
-        selection: What is selected on the Hub beside what is named.
-        allowance: What the run may cost.
+        selection: Lists of the Hub to screen beside what is named.
+        allowance: The most that the run may cost.
         registry: The SQLite file that keeps what is measured; only what is new or changed is read.
         refresh: Whether to read again what the registry has.
 
-    Returns:
-        Screened checkpoints, ranked inside (family, scale), and the failed ones with their reasons.
+    Returns: Screened checkpoints, ranked inside (family, scale), and the failed ones with their reasons.
 
     Raises:
         UsageError: A name, a file or a combination that cannot be used as given.
@@ -135,7 +95,7 @@ def screen(
     selected = run_sync(
         lambda: select_targets(names, selection or Selection(), allowance=allowance, tokenizer=tokenizer)
     )
-    add_named(selected, family, families, demo=demo)
+    add_named(selected, family, demo=demo)
     accuracies = None
     if accuracy is not None:
         from lmeval_screener.accuracies import read_accuracies
@@ -143,8 +103,11 @@ def screen(
         accuracies = read_accuracies(str(accuracy), selected.targets)
     sets = load_token_set(domain, "domain"), load_token_set(reference, "reference")
     place = None if registry is None else Path(registry)
-    with kept_in(place, *sets, metric=metric, refresh=refresh, command="screen()") as session:
-        settings = Screening(
+    with (
+        kept_in(place, *sets, metric=metric, refresh=refresh, command="screen()") as session,
+        progress_bar(hidden=progress is not None) as bar,
+    ):
+        run = Screening(
             *sets,
             metric=metric,
             timeout=timeout,
@@ -152,74 +115,19 @@ def screen(
             accuracies=accuracies,
             session=session,
             allowance=allowance,
-            selected=selected,
         )
-        report = progress or (lambda done, count, label: None)
-        return screen_targets(
-            selected.targets, settings, lambda outcome, done, count: report(done, count, outcome.label)
-        )
+        report = progress or bar
+        run.on_done = lambda outcome, done, count: report(done, count, outcome.label)
+        return run.result(selected)
 
 
-def add_named(selected: Selected, family: str | None, families: str | Path | None, *, demo: bool) -> None:
-    """Add the checkpoints of a family and of the demo to a selection."""
+def add_named(selected: Selected, family: str | None, *, demo: bool) -> None:
+    """Add the checkpoints of a family (``NAME`` or ``FILE:NAME``) and of the demo to a selection."""
     if family is not None:
-        from lmeval_screener.targets.selection import load_family
-
-        selected.targets += load_family(family, families).checkpoints
+        file, _, name = family.rpartition(":")
+        selected.targets += load_family(name, file or None).checkpoints
     if demo:
-        from lmeval_screener.targets.selection import demo_targets
-
         selected.targets += demo_targets()
-
-
-def screen_targets(targets: Sequence[Target], settings: Screening, on_done: OnDone | None = None) -> Result:
-    """:func:`screen` for targets and token sets that are already at hand."""
-    if not targets:
-        raise UsageError("expected at least one checkpoint or a family, got none; see --list families")
-    if settings.metric not in METRICS:
-        raise UsageError(f"expected a metric of {', '.join(METRICS)}, got {settings.metric!r}")
-    if not settings.timeout > 0:
-        raise UsageError(f"expected a timeout above 0 seconds, got {settings.timeout}")
-    results: list[Result] = []
-
-    async def screened() -> None:
-        # Not returned: asyncio.run prints its task's result when it puts the signal handler back, which
-        # takes 0.1 s for the arrays of a family.
-        results.append(await _screened(targets, settings, on_done))
-
-    run_sync(lambda: asyncio.run(screened()))
-    if settings.session is not None:
-        settings.session.finish(results[0])
-    return results[0]
-
-
-async def _screened(targets: Sequence[Target], settings: Screening, on_done: OnDone | None) -> Result:
-    start = time.perf_counter()
-    session, selected = settings.session, settings.selected
-    async with Hub(offline=_at_hand(targets) or None, allowance=settings.allowance) as hub:
-        known = session.find if session is not None else None
-        sets = settings.domain, settings.reference
-        reader = settings.reader_type(hub, *sets, ResolutionCache(hub.cache), known)
-        with contextlib.closing(reader):
-            run = _Run(reader, settings, on_done)
-            readings = await run.readings(await run.expanded(targets))
-            checkpoints = ranked(await run.comparable(readings), settings.metric)
-    meters = [hub.meter, *reader.meters]
-    if selected is not None:
-        meters.append(selected.meter)
-    result = Result(
-        domain=settings.domain.name,
-        reference=settings.reference.name,
-        metric=settings.metric,
-        checkpoints=tuple(checkpoints),
-        failed=tuple(run.failed[target] for target in run.order if target in run.failed),
-        seconds=time.perf_counter() - start,
-        bytes_read=sum(meter.bytes_read for meter in meters),
-        requests=sum(meter.requests for meter in meters),
-    )
-    if run.reference is None:
-        return result
-    return replace(result, gate=Gate.of(result.groups, result.failed, run.reference.label))
 
 
 def _at_hand(targets: Sequence[Target]) -> bool:
@@ -256,52 +164,106 @@ def reference_among(targets: Sequence[Target], text: str, tokenizer: str | None 
     return next((item for item in targets if place(item) == place(wanted[0])), wanted[0])
 
 
-class _Run:
-    """One screening on its way.
+@dataclass
+class Screening:
+    """One screening: its settings, as :func:`screen` has them, and while it runs what came of it.
 
     Attributes:
-        order: All checkpoints as they were asked for, with their labels.
-        failed: Those that could not be screened.
-        reference: The one that none may fall behind; None where that was not asked for.
+        fail_if_below: The checkpoint that none may fall behind, by its label or as any is named.
+        session: A registry's, which knows what need not be read again and keeps what is read.
+        reader_type: The reader of the checkpoints: this process, or those of a cluster.
+        keep_on_interrupt: Whether Ctrl-C and SIGTERM return what is done (main thread only).
     """
 
-    def __init__(self, reader: Reader, settings: Screening, on_done: OnDone | None) -> None:
-        self.order: list[Target] = []
-        self.failed: dict[Target, Failed] = {}
-        self.reference: Target | None = None
-        self._reader, self._settings, self._on_done = reader, settings, on_done
-        self._session = settings.session
+    domain: TokenSet
+    reference: TokenSet
+    metric: Metric = "cosine"
+    timeout: float = TIMEOUT
+    tokenizer: str | None = None
+    accuracies: Accuracies | None = None
+    fail_if_below: str | None = None
+    session: Session | None = None
+    reader_type: type[Reader] = Reader
+    allowance: Allowance | None = None
+    keep_on_interrupt: bool = False
+    on_done: OnDone | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse settings that are none."""
+        if self.metric not in METRICS:
+            raise UsageError(f"expected a metric of {', '.join(METRICS)}, got {self.metric!r}")
+        if not self.timeout > 0:
+            raise UsageError(f"expected a timeout above 0 seconds, got {self.timeout}")
+        self._failed: dict[Target, Failed] = {}
         self._scouts: list[Budget] = []
         self._unreachable: list[str] = []
         self._stopped = False
         self._done = 0
 
-    async def expanded(self, targets: Sequence[Target]) -> list[Target]:
-        """The targets with globs replaced by the revisions that they stand for, each one once."""
+    def result(self, selected: Selected) -> Result:
+        """Screen what was selected."""
+        if not selected.targets:
+            raise UsageError("expected at least one checkpoint or a family, got none; see --list families")
+        results: list[Result] = []
+
+        async def screened() -> None:
+            # Not returned: asyncio.run prints its task's result when it puts the signal handler back, which
+            # takes 0.1 s for the arrays of a family.
+            results.append(await self._screened(selected))
+
+        run_sync(lambda: asyncio.run(screened()))
+        if self.session is not None:
+            self.session.finish(results[0])
+        return results[0]
+
+    async def _screened(self, selected: Selected) -> Result:
+        start = time.perf_counter()
+        async with Hub(offline=_at_hand(selected.targets) or None, allowance=self.allowance) as hub:
+            known = self.session.find if self.session is not None else None
+            cache = ResolutionCache(hub.cache)
+            self._reader = self.reader_type(hub, self.domain, self.reference, cache, known)
+            with contextlib.closing(self._reader):
+                targets, held = await self._expanded(selected.targets)
+                comparable = await self._comparable(await self._readings(targets))
+                checkpoints = ranked(comparable, self.metric)
+        meters = [hub.meter, selected.meter, *self._reader.meters]
+        result = Result(
+            domain=self.domain.name,
+            reference=self.reference.name,
+            metric=self.metric,
+            checkpoints=tuple(checkpoints),
+            failed=tuple(self._failed[target] for target in targets if target in self._failed),
+            seconds=time.perf_counter() - start,
+            bytes_read=sum(meter.bytes_read for meter in meters),
+            requests=sum(meter.requests for meter in meters),
+        )
+        return replace(result, gate=Gate.of(result.groups, result.failed, held.label)) if held else result
+
+    async def _expanded(self, targets: Sequence[Target]) -> tuple[list[Target], Target | None]:
+        """The targets, each once and with a label, with globs replaced by the revisions that they stand for.
+
+        Beside them the one that none may fall behind.
+        """
         lists = await asyncio.gather(*map(self._revisions, targets))
         expanded = list(dict.fromkeys(target for revisions in lists for target in revisions))
-        if self._settings.accuracies is not None:
-            expanded = self._settings.accuracies.of(expanded)
-        if self._settings.fail_if_below is not None:
-            reference = reference_among(expanded, self._settings.fail_if_below, self._settings.tokenizer)
-            expanded = list(dict.fromkeys([*expanded, reference]))
-            self.reference = labelled(expanded)[expanded.index(reference)]
-        self.order = labelled(expanded)
-        return self.order
+        if self.accuracies is not None:
+            expanded = self.accuracies.of(expanded)
+        if self.fail_if_below is None:
+            return labelled(expanded), None
+        held = reference_among(expanded, self.fail_if_below, self.tokenizer)
+        expanded = labelled(list(dict.fromkeys([*expanded, held])))
+        return expanded, expanded[expanded.index(held)]
 
     async def _revisions(self, target: Target) -> list[Target]:
-        budget = Budget(self._settings.timeout)
+        budget = Budget(self.timeout)
         try:
             return await budget.bounded(self._reader.sources.expand(target, budget)) or [target]
         except ScreeningError as error:
             return [replace(target, refused=(error.code, str(error)))]  # fails when it is read
 
-    async def readings(self, targets: Sequence[Target]) -> list[Reading]:
-        """What could be read, in the order of the targets, some side by side.
-
-        What goes wrong with one, or an interrupt, costs no other.
-        """
-        # Who waits for a quota holds a slot; those that need another quota or none have slots of their own.
+    async def _readings(self, targets: Sequence[Target]) -> list[Reading]:
+        """The readings of all that could be read, in the order of the targets; a failure costs no other."""
+        # A checkpoint that waits for a quota holds a slot: those that need another have slots of their own.
         slots = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(self._reader.side_by_side))
 
         async def work(target: Target) -> Reading | None:
@@ -313,7 +275,7 @@ class _Run:
             except asyncio.CancelledError:
                 if not self._stopped:
                     raise
-                kept = "cached" if self._session is None else "in the registry"
+                kept = "cached" if self.session is None else "in the registry"
                 outcome = ScreeningError(
                     "Interrupted",
                     f"stopped before it was read; what was read is {kept}, run the same command again",
@@ -339,16 +301,16 @@ class _Run:
                 task.cancel()
 
         try:
-            with _on_interrupt(stop) if self._settings.keep_on_interrupt else contextlib.nullcontext():
+            with _on_interrupt(stop) if self.keep_on_interrupt else contextlib.nullcontext():
                 return [reading for reading in await asyncio.gather(*tasks) if reading is not None]
         finally:
             for task in tasks:
                 task.cancel()
 
     async def _read(self, target: Target) -> Reading:
-        if self._session is not None and (known := self._session.pinned(target)) is not None:
+        if self.session is not None and (known := self.session.pinned(target)) is not None:
             return known
-        budget = Budget(self._settings.timeout)
+        budget = Budget(self.timeout)
         if target.on_hub and target.refused is None:
             await self._hub_answers(budget)
         return await self._reader.read(target, budget)
@@ -356,18 +318,18 @@ class _Run:
     def _report(self, target: Target, outcome: Reading | ScreeningError, count: int) -> None:
         """Keep what came of a checkpoint and say so."""
         self._done += 1
-        if self._session is not None and target.refused is None:
-            self._session.keep(target, outcome)
+        if self.session is not None and target.refused is None:
+            self.session.keep(target, outcome)
         ended = self._fail(target, outcome) if isinstance(outcome, ScreeningError) else outcome
-        if self._on_done is not None:
-            self._on_done(ended, self._done, count)
+        if self.on_done is not None:
+            self.on_done(ended, self._done, count)
 
     def _fail(self, target: Target, error: ScreeningError) -> Failed:
         if error.code == "Unreachable" and target.on_hub:
             self._unreachable.append(str(error))
         # Words and sentences, not exceptions: those hold on to every frame that they passed.
-        self.failed[target] = Failed(target, error.code, str(error))
-        return self.failed[target]
+        self._failed[target] = Failed(target, error.code, str(error))
+        return self._failed[target]
 
     async def _hub_answers(self, budget: Budget) -> None:
         """Wait while nothing of the Hub was reached and the first checkpoints have trouble reaching it."""
@@ -386,7 +348,7 @@ class _Run:
                 return
             await asyncio.sleep(0.01)
 
-    async def comparable(self, readings: Sequence[Reading]) -> list[tuple[Reading, Reading]]:
+    async def _comparable(self, readings: Sequence[Reading]) -> list[tuple[Reading, Reading]]:
         """Those that can be compared, each with the one of its common tokenizer."""
         families: dict[str | None, list[Reading]] = {}
         for reading in readings:
@@ -413,7 +375,7 @@ class _Run:
         """The same checkpoint over the tokens of another tokenizer, at the commit that was read."""
         target = reading.target
         at = replace(target, revision=reading.revision) if reading.revision is not None else target
-        again = await self._reader.read(at, Budget(self._settings.timeout), over=common.resolution)
+        again = await self._reader.read(at, Budget(self.timeout), over=common.resolution)
         return replace(
             again,
             target=target,

@@ -50,20 +50,8 @@ def load_yaml(layout: type[T], path: Path) -> T:
     """
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        """A safe loader that refuses a key that is given twice, where PyYAML keeps the last one."""
-
-    def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-        keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
-        for position, key in enumerate(keys):
-            if isinstance(key, (list, dict)) or key in keys[:position]:
-                line = node.value[position][0].start_mark.line + 1
-                raise UsageError(f"{path}: line {line}: expected each key once, got {key!r} again")
-        return loader.construct_mapping(node, deep=True)
-
-    Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=Loader)
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: expected a readable YAML file, got {error.strerror or error}") from error
     except UnicodeDecodeError as error:

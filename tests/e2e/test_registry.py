@@ -358,20 +358,20 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(hub, add, start, 
     for name in names:
         add(name)
     hub.latency = 0.2
-    store, lines = tmp_path / "s.db", tmp_path / "out.jsonl"
-    process = start(*names, "--registry", store, "--output", lines)
+    store = tmp_path / "s.db"
+    process = start(*names, "--registry", store, "--format", "json")
     deadline = time.monotonic() + 60
-    while not (lines.exists() and b"\n" in lines.read_bytes()) and time.monotonic() < deadline:
+    while not kept(store) and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 3, err
     assert "the same command goes on from here" in err
-    *each, last = [json.loads(line) for line in lines.read_text().splitlines()]
-    done = {line["repo"] for line in each if "error" not in line}
-    assert {line["error"] for line in each if "error" in line} == {"Interrupted"}
-    assert len(each) == 30
-    assert last["summary"]["totals"]["checkpoints"] == len(done) > 0
+    document = json.loads(out)
+    done = {row["repo"] for row in document["checkpoints"]}
+    assert {row["error"] for row in document["failed"]} == {"Interrupted"}
+    assert len(done) + len(document["failed"]) == 30
+    assert done
     assert {row[0] for row in rows_of(store, "SELECT repo FROM results")} == done
     hub.latency = 0.0
     assert f"{len(done)} of 30 taken from" in run(*names, "--registry", store).stderr

@@ -1,7 +1,5 @@
 """Stands in for vLLM's server, and plants defects: its protocol, answered by a transformers model on the CPU.
 
-    python engine_server.py MODEL PORT
-
 Answers as `vllm serve MODEL --runner pooling --convert embed` does. A word at the start of the path plants a
 defect: ``/unit``, ``/before-norm``, ``/below`` (without the last block), ``/shifted``, ``/short``.
 """
@@ -10,14 +8,17 @@ from __future__ import annotations
 
 import base64
 import json
-import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-MODEL: Any = None  # loaded where this is run: collecting doctests imports it
+MODEL: Any = None  # while it serves
 LONGEST = 512
 EXTRA = {"model", "input", "encoding_format", "add_special_tokens", "use_activation", "user", "dimensions"}
 
@@ -99,7 +100,14 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    MODEL = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
-    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """The address of a server of the model in ``folder``."""
+    global MODEL
+    MODEL = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()

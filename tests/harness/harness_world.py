@@ -16,8 +16,10 @@ import transformers
 from datasets_layout import DATA, FACTS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from lmeval_dispersion.geometry import dispersion_estimate
 from lmeval_dispersion.harness import install
 from lmeval_dispersion.harness.records import DocRecord
+from lmeval_dispersion.store import read_store
 
 CHAT = (
     "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>\n{% endfor %}"
@@ -181,3 +183,18 @@ def hidden(lm: Any, tokens: list[int], layer: str) -> Any:
 
 def hooks_left(model: torch.nn.Module) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def check_stored_run(out: Path, task: str, documents: int = 8) -> None:
+    """Results under ``--output_path`` and the store beside them hold the same figures, of all documents."""
+    results = json.loads(next(out.rglob("results_*.json")).read_text())
+    store = read_store(next(out.rglob("dispersion_*")))
+    assert store.documents["doc_id"].tolist() == list(range(documents))
+    figures, summary = results["results"][task], results["configs"][task]["metadata"]["dispersion"]
+    expected = dispersion_estimate(store.vectors())
+    for figure in (figures["dispersion,none"], summary["layers"]["last"]["dispersion"]):
+        assert figure == pytest.approx(expected.mean, abs=1e-4)
+    for error in (figures["dispersion_stderr,none"], summary["layers"]["last"]["dispersion_stderr"]):
+        assert error == pytest.approx(expected.se, abs=1e-4)
+    assert summary["documents"] == documents
+    assert figures["acc,none"] == store.documents["correct"].mean()

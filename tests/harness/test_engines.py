@@ -5,17 +5,14 @@ The server here plants defects (`engine_server.py`); `scripts/try_vllm.sh` runs 
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from harness_world import arguments, environment
+from engine_server import serving
+from harness_world import arguments
 
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.harness.from_samples import stores_from_samples
@@ -24,29 +21,12 @@ from lmeval_dispersion.store import read_store
 
 pytestmark = pytest.mark.usefixtures("in_world")
 
-HERE = Path(__file__).resolve().parent
-
 
 @pytest.fixture(scope="module")
 def server(model_folder: Path) -> Iterator[str]:
-    """Address of a process that answers as vLLM does, on the tiny model."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, str(HERE / "engine_server.py"), str(model_folder), str(port)], env=environment()
-    )
-    try:
-        for _ in range(1200):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            assert process.poll() is None
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait(timeout=30)
+    """Address of a server that answers as vLLM does, on the tiny model."""
+    with serving(model_folder) as address:
+        yield address
 
 
 def test_a_server_gives_the_store_of_transformers(

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
-from harness_world import arguments, environment, evaluate, from_folder, tiny_llama
+from harness_world import arguments, evaluate, from_folder, tiny_llama
 
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.harness import from_samples, requests
@@ -118,6 +114,7 @@ def test_a_killed_run_goes_on_and_equal_prompts_run_once(
     monkeypatch.setattr(requests, "prefilled", counted(prefilled, ran, stop_after=1))
     with pytest.raises(KeyboardInterrupt):
         stores_from_samples(logged, arguments(model_folder), tmp_path / "s")
+    assert not list((tmp_path / "s").rglob("manifest.json"))
     rest: list[int] = []
     monkeypatch.setattr(requests, "prefilled", counted(prefilled, rest))
     stores_from_samples(logged, arguments(model_folder), tmp_path / "s")
@@ -209,73 +206,6 @@ def test_what_the_results_do_not_tell_is_noted(
     notes = " ".join(store.manifest["samples"]["notes"])
     for part in ("do not tell the tokenizer", "do not tell the backend's context length", "from a function"):
         assert part in notes
-
-
-# The command in a process that has written one part and then stands still, until it is killed.
-HALTED = """
-import time
-from lmeval_dispersion.cli import main
-from lmeval_dispersion.harness import prefill
-prefill._PART = 3
-save = from_samples._save
-def once(*given):
-    save(*given)
-    time.sleep(600)
-from_samples._save = once
-raise SystemExit(main())
-"""
-
-
-def test_an_interrupted_run_loses_no_finished_part(
-    stock: Callable[..., Path], model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The quick form of the next."""
-    logged = stock("arc_easy", families=("arc",))
-    monkeypatch.setattr(from_samples, "_PART", 3)
-    save = from_samples._save
-
-    def interrupted(*given: Any) -> None:
-        save(*given)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(from_samples, "_save", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            stores_from_samples(logged, arguments(model_folder), tmp_path / "cut")
-    assert not list((tmp_path / "cut").rglob("manifest.json"))
-    ran: list[int] = []
-    monkeypatch.setattr(requests, "prefilled", counted(requests.prefilled, ran))
-    stores_from_samples(logged, arguments(model_folder), tmp_path / "cut")
-    assert ran == [3, 2]  # of eight
-
-
-@pytest.mark.slow
-def test_a_process_that_is_killed_loses_no_finished_part(
-    stock: Callable[..., Path], model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    logged = stock("arc_easy", families=("arc",))
-    stores_from_samples(logged, arguments(model_folder), tmp_path / "whole")
-    command = [sys.executable, "-W", "ignore", "-c", HALTED, "embed", str(model_folder)]
-    command += ["--from-samples", str(logged), "--dtype", "float32"]
-    command += ["--device", "cpu", "-o", str(tmp_path / "killed")]
-    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    while process.poll() is None and not [
-        file for file in (tmp_path / "killed").rglob("*.safetensors") if file.parent.name == ".parts"
-    ]:
-        time.sleep(0.02)
-    process.kill()
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL, output  # it ran when the signal came
-    assert not list((tmp_path / "killed").rglob("manifest.json"))
-    monkeypatch.setattr(from_samples, "_PART", 3)
-    ran: list[int] = []
-    monkeypatch.setattr(requests, "prefilled", counted(requests.prefilled, ran))
-    stores_from_samples(logged, arguments(model_folder), tmp_path / "killed")
-    assert ran == [3, 2]  # of eight
-    whole, killed = (read_store(tmp_path / name) for name in ("whole", "killed"))
-    np.testing.assert_allclose(killed.vectors(), whole.vectors(), atol=1e-3)
-    left = {file.name for file in (tmp_path / "killed/arc_easy_dispersion").iterdir()}
-    assert left == {"documents.parquet", "manifest.json", "vectors.safetensors"}
 
 
 def test_several_launched_processes_are_refused(

@@ -84,38 +84,6 @@ def test_weights_in_few_bits_give_their_own_states(
     assert 0.001 < np.linalg.norm(ours - theirs) / np.linalg.norm(theirs) < 1.0  # not the plain one's
 
 
-def test_a_device_map_gives_the_same_states(model_folder: Path, task_manager: Callable[..., Any]) -> None:
-    results = []
-    for settings in ({}, {"device_map": "auto"}):
-        lm = hflm(str(model_folder), None, device="cpu", dtype="float32", max_length=512, **settings)
-        found = evaluate(lm, ["arc_easy_dispersion"], task_manager(), limit=4)
-        results.append([r.state.vectors["last"] for r in records(found, "arc_easy_dispersion")])
-    np.testing.assert_allclose(*results, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["Mixtral", "Qwen2Moe"])
-def test_experts(kind: str, tokenizer: Any, task_manager: Callable[..., Any]) -> None:
-    torch.manual_seed(0)
-    more = {"num_local_experts": 4} if kind == "Mixtral" else {"num_experts": 4}
-    if kind == "Qwen2Moe":
-        more |= {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
-    config = getattr(transformers, f"{kind}Config")(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_experts_per_tok=2,
-        max_position_embeddings=512,
-        eos_token_id=1,
-        pad_token_id=2,
-        **more,
-    )
-    lm = hflm(getattr(transformers, f"{kind}ForCausalLM")(config).eval(), tokenizer, batch_size=1)
-    check_vectors(lm, evaluate(lm, ["arc_easy_dispersion"], task_manager(), limit=3), "arc_easy_dispersion")
-
-
 @pytest.fixture(scope="module")
 def seeing_model(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny LLaVA with its processor as a folder."""

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness_world import environment, trimmed_copy
+from harness_world import check_stored_run, environment
 
-from lmeval_dispersion.geometry import dispersion_estimate
 from lmeval_dispersion.harness import install
 from lmeval_dispersion.store import read_store
 
@@ -104,20 +103,20 @@ def test_the_next_lm_eval_gives_the_same_stores_and_metrics(
             np.testing.assert_array_equal(first.vectors(layer), second.vectors(layer))
 
 
+@needs_next
 @pytest.mark.parametrize(
-    ("snapshot", "variables"),
+    "variables",
     [
-        pytest.param("", {}, id="installed"),
-        pytest.param(NEXT, {}, id="next", marks=needs_next),
-        pytest.param(NEXT, {"LMEVAL_DISABLE_MULTIPROC": "1"}, id="next-one-process", marks=needs_next),
+        pytest.param({}, id="bootstrap-in-processes", marks=pytest.mark.slow),
+        pytest.param({"LMEVAL_DISABLE_MULTIPROC": "1"}, id="bootstrap-in-one-process"),
     ],
 )
 def test_the_command_with_default_options_stores_the_run(
-    snapshot: str, variables: dict[str, str], in_world: Path, model_folder: Path, tmp_path: Path
+    variables: dict[str, str], in_world: Path, model_folder: Path, tmp_path: Path
 ) -> None:
+    """As `test_run_command.py` has it of the installed lm-eval."""
     import datasets
 
-    lm_eval = snapshot or str(trimmed_copy(tmp_path / "site"))
     task = "arc_easy_dispersion"
     arguments = ["--model", "hf", "--model_args", f"pretrained={model_folder},dtype=float32"]
     arguments += ["--tasks", task, "--output_path", str(tmp_path / "out")]
@@ -125,7 +124,7 @@ def test_the_command_with_default_options_stores_the_run(
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "lmeval_dispersion", "run", *arguments],
         env=environment(
-            PYTHONPATH=f"{lm_eval}:{OURS}",
+            PYTHONPATH=f"{NEXT}:{OURS}",
             HF_DATASETS_CACHE=str(datasets.config.HF_DATASETS_CACHE),
             HF_DATASETS_OFFLINE="1",
             XDG_CACHE_HOME=str(tmp_path / "cache"),
@@ -138,14 +137,4 @@ def test_the_command_with_default_options_stores_the_run(
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "ootstrapping" not in done.stdout + done.stderr
-    results = json.loads(next((tmp_path / "out").rglob("results_*.json")).read_text())
-    store = read_store(next((tmp_path / "out").rglob("dispersion_*")))
-    assert store.documents["doc_id"].tolist() == list(range(8))
-    figures, summary = results["results"][task], results["configs"][task]["metadata"]["dispersion"]
-    expected = dispersion_estimate(store.vectors())
-    for figure in (figures["dispersion,none"], summary["layers"]["last"]["dispersion"]):
-        assert figure == pytest.approx(expected.mean, abs=1e-4)
-    for error in (figures["dispersion_stderr,none"], summary["layers"]["last"]["dispersion_stderr"]):
-        assert error == pytest.approx(expected.se, abs=1e-4)
-    assert summary["documents"] == 8
-    assert figures["acc,none"] == store.documents["correct"].mean()
+    check_stored_run(tmp_path / "out", task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,28 +69,27 @@ def test_subjects_of_one_benchmark_have_one_template() -> None:
 
 
 def test_the_models_arguments_that_change_vectors_are_in_its_identity(tmp_path: Any) -> None:
-    class Lm:
-        pretrained, revision, peft, delta, add_bos_token, model = (
-            str(tmp_path),
-            "main",
-            None,
-            None,
-            None,
-            None,
-        )
-
+    keys = ("peft", "delta", "add_bos_token", "model")
+    lm = SimpleNamespace(pretrained=str(tmp_path), revision="main", **dict.fromkeys(keys))
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"w")
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(name.encode())
-    base = model_identity(Lm, {})
+    base = model_identity(lm, {})
     assert base.keys() == {"weights"}
-    a, b = (model_identity(Lm, f"pretrained={tmp_path},gguf_file={name}") for name in ("a.gguf", "b.gguf"))
+    a, b = (model_identity(lm, f"pretrained={tmp_path},gguf_file={name}") for name in ("a.gguf", "b.gguf"))
     assert (a["gguf"], b["gguf"]) == ("a.gguf", "b.gguf")
     assert len({base["weights"], a["weights"], b["weights"]}) == 3
-    assert model_identity(Lm, {"tokenizer": "org/other"})["tokenizer"] == "org/other"
-    assert model_identity(Lm, {"tokenizer": str(tmp_path)}) == base
-    Lm.add_bos_token = True
-    assert model_identity(Lm, {})["add_bos_token"] == "true"
-    Lm.peft = "org/adapter-that-is-not-cached"
-    assert model_identity(Lm, {})["adapter"] == "org/adapter-that-is-not-cached"
+    assert model_identity(lm, {"tokenizer": "org/other"})["tokenizer"] == "org/other"
+    assert model_identity(lm, {"tokenizer": str(tmp_path)}) == base
+    lm.add_bos_token = True
+    assert model_identity(lm, {})["add_bos_token"] == "true"
+    lm.peft = "org/adapter-that-is-not-cached"
+    assert model_identity(lm, {})["adapter"] == "org/adapter-that-is-not-cached"
+
+
+def test_a_hub_model_is_told_by_its_commit() -> None:
+    config = SimpleNamespace(_commit_hash="0" * 40)
+    model = SimpleNamespace(config=config, dtype="float32")
+    lm = SimpleNamespace(pretrained="org/name", revision="main", model=model)
+    assert model_identity(lm, {})["weights"] == f"org/name@{'0' * 40}"

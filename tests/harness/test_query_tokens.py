@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,6 @@ from tokenizers import Tokenizer, models, trainers
 from lmeval_dispersion.harness.recording import query_tokens
 
 REAL = sorted((Path(__file__).parents[1] / "data/tokenizers").glob("*.json"))
-WHOLE = sorted(Path(os.environ.get("WHOLE_TOKENIZERS", os.devnull)).glob("*/tokenizer.json"))
 
 QUERY = "A lesion of the nerve (1993) will cause:\nA. paralysis\nB.  none\nAnswer:"
 PYTHON = '\ndef add(a, b):\n    """Ça va? 日本語 😀"""\n        '
@@ -51,16 +49,8 @@ def trained(file: Path) -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=core)
 
 
-def tokenizers() -> list[Any]:
-    return [pytest.param(file, id=file.stem) for file in REAL] + [
-        pytest.param(file, id=f"whole {file.parent.name}") for file in WHOLE
-    ]
-
-
-@pytest.fixture(scope="module", params=tokenizers())
+@pytest.fixture(scope="module", params=REAL, ids=lambda file: file.stem)
 def tokenizer(request: pytest.FixtureRequest) -> Any:
-    if request.param in WHOLE:
-        return transformers.PreTrainedTokenizerFast(tokenizer_file=str(request.param))
     return trained(request.param)
 
 

@@ -39,6 +39,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Olmo2": SIZES,
     "Phi": SIZES,
     "Mixtral": SIZES | KV | {"num_local_experts": 4},
+    "Qwen2Moe": SIZES
+    | KV
+    | {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
 }
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from harness_world import check_stored_run
 
 from lmeval_dispersion import open_store
 from lmeval_dispersion.cli import main
@@ -48,8 +49,8 @@ def _quick_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
 
 def run(model: Path, tasks: str, store: Path, *more: str) -> int:
     arguments = ["--model", "hf", "--model_args", f"pretrained={model},dtype=float32", "--device", "cpu"]
-    arguments += ["--tasks", tasks, "--limit", "3", "--metadata", f"dispersion_store={store}"]
-    return main(["run", *arguments, *more])
+    arguments += ["--tasks", tasks, "--metadata", f"dispersion_store={store}"]
+    return main(["run", *arguments, *(more if "--limit" in more else ("--limit", "3", *more))])
 
 
 def test_a_users_own_tasks_run_beside_ours(model_folder: Path, tmp_path: Path) -> None:
@@ -75,21 +76,36 @@ def test_a_second_run_into_a_store_says_how_to_go_on(
     )
 
 
+def test_the_command_with_default_options_stores_the_run(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "--model",
+        "hf",
+        "--model_args",
+        f"pretrained={model_folder},dtype=float32",
+        "--device",
+        "cpu",
+    ]
+    arguments += ["--tasks", "arc_easy_dispersion", "--output_path", str(tmp_path / "out")]
+    assert main(["run", *arguments, "--metadata", '{"dispersion_layers": "last+layer.0"}']) == 0
+    said = capsys.readouterr()
+    assert "ootstrapping" not in said.out + said.err
+    check_stored_run(tmp_path / "out", "arc_easy_dispersion")
+
+
 def test_what_concerns_many_tasks_is_one_warning(
     model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(model_folder, "mmlu_stem_dispersion", tmp_path / "store") == 0
+    tasks = [f"{name}_dispersion" for name in ("arc_challenge", "arc_easy", "hellaswag", "truthfulqa_mc1")]
+    assert run(model_folder, ",".join(tasks), tmp_path / "store", "--limit", "1") == 0
     assert "is NaN" not in capsys.readouterr().err
     saving.tell()
     said = capsys.readouterr().err.splitlines()
-    warnings = [line for line in said if "dispersion_correct is NaN" in line]
-    few = sum(
-        (read_store(store).documents["correct"] > 0.5).sum() < 2 for store in (tmp_path / "store").iterdir()
-    )
-    assert few > 3
-    assert len(warnings) == 1
-    assert warnings[0].startswith(f"warning: {few} tasks (mmlu_")
-    assert warnings[0].endswith(", …): dispersion_correct is NaN (fewer than two correct documents)")
+    warnings = [line for line in said if "dispersion is NaN" in line]
+    assert warnings == [
+        f"warning: 4 tasks ({', '.join(tasks[:3])}, …): dispersion is NaN (fewer than two documents)"
+    ]
     assert said[-1] == f"next: dispersion audit {tmp_path / 'store'}"
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,31 @@ from harness_world import check_vectors, evaluate, hflm, hooks_left, records, ti
 
 from lmeval_dispersion.geometry import dispersion, dispersion_estimate
 from lmeval_dispersion.harness import install
-from lmeval_dispersion.harness.records import DocRecord
 
 pytestmark = pytest.mark.usefixtures("in_world")
+
+
+METABENCH = ["arc", "gsm8k", "hellaswag", "mmlu", "truthfulqa", "winogrande"]
+
+
+def check_same(ours: str, stock: str, results: Any, plain: Any) -> None:
+    """Every answer and metric is the stock task's; the figures are those of the states."""
+    for mine, theirs in zip(results["samples"][ours], plain["samples"][stock], strict=True):
+        for key in ("doc_id", "doc_hash", "prompt_hash", "target_hash", "resps", "filtered_resps", "filter"):
+            assert mine[key] == theirs[key], key
+        for metric in theirs["metrics"]:
+            assert mine[metric] == theirs[metric]
+    metrics = {key: value for key, value in plain["results"][stock].items() if "," in key}
+    assert metrics
+    for key, value in metrics.items():
+        assert results["results"][ours][key] == value, key
+    assert results["versions"][ours] == plain["versions"][stock]
+    states = {record.doc_id: record.state for record in records(results, ours)}.values()
+    rows = np.concatenate([state.vectors["last"] for state in states])
+    for name in {sample["filter"] for sample in results["samples"][ours]}:
+        figures = [results["results"][ours][f"dispersion{part},{name}"] for part in ("", "_stderr")]
+        assert figures[0] == pytest.approx(dispersion(rows), rel=1e-9)
+        assert figures[1] == pytest.approx(dispersion_estimate(rows).se, rel=1e-9, nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -43,29 +67,9 @@ def test_answers_are_the_stock_tasks_own_document_by_document(
     ours = f"{stock}_dispersion"
     plain = evaluate(lm, [stock], manager, **settings)
     results = evaluate(lm, [ours], manager, **settings)
-    for mine, theirs in zip(results["samples"][ours], plain["samples"][stock], strict=True):
-        for key in ("doc_id", "doc_hash", "prompt_hash", "target_hash", "resps", "filtered_resps", "filter"):
-            assert mine[key] == theirs[key], key
-        for metric in theirs["metrics"]:
-            assert mine[metric] == theirs[metric]
-    for key, value in plain["results"][stock].items():
-        if "," in key:
-            assert results["results"][ours][key] == value, key
-    assert results["versions"][ours] == plain["versions"][stock]
-    figure = results["results"][ours]
-    filters = {sample["filter"] for sample in results["samples"][ours]}
-    for name in filters:
-        rows = np.concatenate([r.state.vectors["last"] for r in unique(records(results, ours))])
-        assert figure[f"dispersion,{name}"] == pytest.approx(dispersion(rows), rel=1e-9)
-        assert figure[f"dispersion_stderr,{name}"] == pytest.approx(
-            dispersion_estimate(rows).se, rel=1e-9, nan_ok=True
-        )
+    check_same(ours, stock, results, plain)
     assert not hooks_left(lm.model)
     assert not {"_model_call", "_loglikelihood_tokens", "tok_encode", "_model_generate"} & set(lm.__dict__)
-
-
-def unique(found: list[DocRecord]) -> list[DocRecord]:
-    return list({record.doc_id: record for record in found}.values())
 
 
 def test_predict_only_is_the_stock_task(tokenizer: Any, task_manager: Callable[..., Any]) -> None:
@@ -120,15 +124,65 @@ def test_every_configuration_that_is_shipped_loads_and_answers(
     tokenizer: Any, task_manager: Callable[..., Any]
 ) -> None:
     lm = hflm(tiny_llama(tokenizer), tokenizer, batch_size=16)
-    manager = task_manager("llama3/instruct/mmlu_th")
+    manager = task_manager()
     tasks = ["quail_dispersion", "m_mmlu_dispersion", "truthfulqa_mc1_dispersion", "arc_challenge_dispersion"]
     results = evaluate(lm, tasks, manager, limit=3)
     assert results["groups"]["m_mmlu_dispersion"]["sample_len"] == 18
     for task in tasks:
         assert math.isfinite(results["results"][task]["dispersion,none"])
+
+
+@pytest.mark.slow
+def test_a_group_of_generations_in_chats_is_pooled(tokenizer: Any, task_manager: Callable[..., Any]) -> None:
+    lm = hflm(tiny_llama(tokenizer), tokenizer, batch_size=16)
+    manager = task_manager("llama3/instruct/mmlu_th")
     settings = {"gen_kwargs": {"max_gen_toks": 2}, "apply_chat_template": True}
     thai = evaluate(lm, ["mmlu_th_llama_dispersion"], manager, limit=1, **settings)
     assert len(thai["samples"]) == 57
     group = thai["groups"]["mmlu_th_llama_dispersion"]
     rows = np.concatenate([r.state.vectors["last"] for t in thai["samples"] for r in records(thai, t)])
     assert group["dispersion,strict_match"] == pytest.approx(dispersion(rows), rel=1e-9)
+
+
+@pytest.fixture
+def tiny_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the tinyBenchmarks package, which is on no index: an estimate that is no plain mean."""
+
+    def estimate(items: Any, benchmark: str) -> Any:
+        weights = np.arange(1, len(items) + 1)
+        return {benchmark: {"gpirt": float(weights @ np.asarray(items) / weights.sum())}}
+
+    module = types.ModuleType("tinyBenchmarks")
+    monkeypatch.setattr(module, "evaluate", estimate, raising=False)
+    monkeypatch.setitem(sys.modules, "tinyBenchmarks", module)
+
+
+@pytest.mark.usefixtures("tiny_package")
+def test_tiny_benchmarks_answer_as_the_stock_tasks(tokenizer: Any, task_manager: Callable[..., Any]) -> None:
+    lm = hflm(tiny_llama(tokenizer), tokenizer, max_length=1024)
+    manager = task_manager("tinyBenchmarks")
+    names = ["tinyArc", "tinyHellaswag", "tinyMMLU"]
+    plain = evaluate(lm, names, manager, num_fewshot=1)
+    results = evaluate(lm, [f"{name}_dispersion" for name in names], manager, num_fewshot=1)
+    for name in names:
+        check_same(f"{name}_dispersion", name, results, plain)
+    check_vectors(lm, results, "tinyMMLU_dispersion")
+
+
+def test_metabench_answers_as_the_stock_group(tokenizer: Any, task_manager: Callable[..., Any]) -> None:
+    lm = hflm(tiny_llama(tokenizer), tokenizer, max_length=2000, batch_size=16)
+    manager = task_manager("metabench")
+    settings = {"gen_kwargs": {"max_gen_toks": 4}}
+    plain = evaluate(lm, ["metabench", "metabench_arc_secondary"], manager, **settings)
+    ours = ["metabench_dispersion", "metabench_arc_secondary_dispersion"]
+    results = evaluate(lm, ours, manager, **settings)
+    for name in [*METABENCH, "arc_secondary"]:
+        check_same(f"metabench_{name}_dispersion", f"metabench_{name}", results, plain)
+    group = results["groups"]["metabench_dispersion"]
+    assert group["acc,none"] == plain["groups"]["metabench"]["acc,none"]
+    assert math.isfinite(group["dispersion,none"])
+
+
+def test_every_task_of_metabench_has_its_counterpart() -> None:
+    stock = {path.stem for path in (install.harness_tasks() / "metabench").glob("*.yaml")}
+    assert {f"{name}_dispersion" for name in stock} <= set(install.task_names())

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import pickle
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,34 +22,43 @@ from lmeval_dispersion.store import read_store
 pytestmark = pytest.mark.usefixtures("in_world")
 
 
+@pytest.mark.parametrize(
+    ("name", "leaves", "categories"),
+    [
+        ("mmlu_stem_dispersion", 19, {"stem"}),
+        pytest.param(
+            "mmlu_dispersion", 57, {"stem", "other", "social sciences", "humanities"}, marks=pytest.mark.slow
+        ),
+    ],
+)
 def test_groups_are_pooled_over_all_documents(
-    tokenizer: Any, task_manager: Callable[..., Any], tmp_path: Path
+    name: str,
+    leaves: int,
+    categories: set[str],
+    tokenizer: Any,
+    task_manager: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
     lm = hflm(tiny_llama(tokenizer), tokenizer, batch_size=16)
     manager = task_manager(dispersion_store=str(tmp_path / "store"), dispersion_layers="last+layer.0")
-    results = evaluate(lm, ["mmlu_dispersion"], manager)
-    assert len(results["group_subtasks"]["mmlu_stem_dispersion"]) == 19
-    leaves = [task for task in results["samples"] if task.startswith("mmlu_")]
-    assert len(leaves) == 57
-    every = [record for task in leaves for record in records(results, task)]
+    results = evaluate(lm, [name], manager)
+    tasks = list(results["samples"])
+    assert len(tasks) == leaves
+    every = [record for task in tasks for record in records(results, task)]
     rows = np.concatenate([record.state.vectors["last"] for record in every])
     right = np.array([record.correct for record in every]) == 1.0
-    group = results["groups"]["mmlu_dispersion"]
+    group = results["groups"][name]
     expected = dispersion_estimate(rows)
     assert group["dispersion,none"] == pytest.approx(expected.mean, rel=1e-9)
     assert group["dispersion_stderr,none"] == pytest.approx(expected.se, rel=1e-9)
     assert group["dispersion_correct,none"] == pytest.approx(dispersion(rows[right]), rel=1e-9)
     assert group["dispersion_incorrect,none"] == pytest.approx(dispersion(rows[~right]), rel=1e-9)
-    mean_of_means = np.mean([results["results"][task]["dispersion,none"] for task in leaves])
+    mean_of_means = np.mean([results["results"][task]["dispersion,none"] for task in tasks])
     assert abs(group["dispersion,none"] - mean_of_means) > 1e-3
-    stem = [r for t in results["group_subtasks"]["mmlu_stem_dispersion"] for r in records(results, t)]
-    assert results["groups"]["mmlu_stem_dispersion"]["dispersion,none"] == pytest.approx(
-        dispersion(np.concatenate([r.state.vectors["last"] for r in stem])), rel=1e-9
-    )
     store = read_store(tmp_path / "store")
-    assert len(store.documents) == len(every) == 228
-    assert set(store.documents["category"]) == {"stem", "other", "social sciences", "humanities"}
-    assert store.documents["subject"].nunique() == 57
+    assert len(store.documents) == len(every) == 4 * leaves
+    assert set(store.documents["category"]) == categories
+    assert store.documents["subject"].nunique() == leaves
     assert store.layers == ["last", "layer.0"]
     order = {record.columns["doc_hash"]: i for i, record in enumerate(every)}
     units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
@@ -91,21 +99,13 @@ def test_undefined_figures_are_nan_with_a_reason(
     assert layers["last"]["dispersion"] is None
 
 
-@pytest.fixture(scope="module")
-def other_process() -> Iterator[Any]:
-    """A pool of one process that was started afresh: it has no state of this one."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        yield pool
-
-
-@pytest.mark.parametrize("task", ["arc_easy_dispersion", "gsm8k_dispersion", "wikitext_dispersion"])
+@pytest.mark.parametrize("task", ["gsm8k_dispersion", "wikitext_dispersion"])
 def test_a_bootstrap_of_our_metrics_changes_no_figure_and_no_store(
     task: str,
     tokenizer: Any,
     task_manager: Callable[..., Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    other_process: Any,
 ) -> None:
     """lm-eval 0.5 bootstraps every aggregation that is no mean, in this process or in others."""
     import lm_eval.evaluator_utils as evaluator
@@ -125,10 +125,9 @@ def test_a_bootstrap_of_our_metrics_changes_no_figure_and_no_store(
             if type(metric).__module__.startswith("lmeval_dispersion"):
                 draw = random.Random(0)
                 samples = [draw.choices(items, k=len(items)) for _ in range(3)]
-                here = [metric(sample) for sample in samples]
-                assert type(pickle.loads(pickle.dumps(metric))) is type(metric)
-                there = other_process.map(metric, samples)
-                np.testing.assert_allclose(there, here, rtol=1e-12)
+                copied, again = pickle.loads(pickle.dumps((metric, samples)))  # as in another process
+                for sample, copy in zip(samples, again, strict=True):
+                    np.testing.assert_allclose(copied(copy), metric(sample), rtol=1e-12)
                 bootstraps.append(metric)
             return "N/A"
 

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from lmeval_dispersion import compare_studies
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.laboratory import compare_studies
 from lmeval_dispersion.laboratory.study import Study
 from lmeval_dispersion.laboratory.token_condensation import model_tables
 

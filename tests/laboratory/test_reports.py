@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from json_schemas import faults
 
-from lmeval_dispersion.laboratory import clusters, condensation, law, sublayers
+from lmeval_dispersion import clusters, condensation, law, sublayers
 from lmeval_dispersion.laboratory.comparison import StudiesCompared, bounds_together, told_apart
 from lmeval_dispersion.laboratory.context_clusters import ClustersResult, ratio_interval
 from lmeval_dispersion.laboratory.perplexity_law import LawResult, control_correlations, correlations
@@ -56,58 +56,57 @@ def law_result(rng, slopes, control=None, kinds=("sequence",), noise=0.3):
     return LawResult(MANIFEST, correlations(points, 0), points, OVERALL, controls)
 
 
-def answer_of(result):
+def answers(result):
     return result.answer()
 
 
 def test_a_planted_law_is_found_where_it_is():
     slopes = [0, 0, 0, -1.5, -1.5, -1.5, 0, -1.5]
-    answer = answer_of(law_result(np.random.default_rng(0), slopes))
+    answer = answers(law_result(np.random.default_rng(0), slopes))
     assert (
         "r of perplexity and dispersion is negative at 4 of 8 layers (layer.3 to layer.5, last) (r -0"
         in answer[0]
     )
     assert answer[-1] == NO_CONTROL
-    reverse = answer_of(law_result(np.random.default_rng(0), [-s for s in slopes]))
+    reverse = answers(law_result(np.random.default_rng(0), [-s for s in slopes]))
     assert "is positive at 4 of 8 layers (layer.3 to layer.5, last) (r +0" in reverse[0]
     assert "negative" not in reverse[0]
 
 
 def test_a_law_that_a_control_shows_too_is_not_the_models():
     rng = np.random.default_rng(1)
-    answer = answer_of(law_result(rng, [-1.5] * 8, {"untrained": -1.5, "shuffled": 0.0}))
+    answer = answers(law_result(rng, [-1.5] * 8, {"untrained": -1.5, "shuffled": 0.0}))
     assert "negative at all 8 layers, but not clearly more so than untrained (r -0.9" in answer[0]
     assert "; untrained -0." in answer[0]
     assert "; shuffled " in answer[0]
     assert NO_CONTROL not in answer
-    own = answer_of(law_result(rng, [-1.5] * 8, {"untrained": 0.0, "shuffled": 0.0}))
+    own = answers(law_result(rng, [-1.5] * 8, {"untrained": 0.0, "shuffled": 0.0}))
     assert "negative at all 8 layers, more so than untrained and shuffled" in own[0]
     assert "not clearly" not in own[0]
 
 
-def test_a_correlation_that_is_undefined_or_has_no_interval_is_said_so():
-    points = pd.DataFrame(
-        {"perplexity": "sequence", "split": "data", "layer": "last", "mean_perplexity": [1.0, 2, 4]}
-    )
-    points["mean_nll"] = np.log(points["mean_perplexity"])
-    for dispersion, words in (
+@pytest.mark.parametrize(
+    ("dispersion", "words"),
+    [
         ([0.3, 0.3, 0.3], "undefined: a correlation with a constant"),
         ([3.0, 2.0, 2.5], "-0.33, without an interval at 3 bins"),
-    ):
-        points = points.assign(dispersion=dispersion)
-        result = LawResult(MANIFEST, correlations(points, 0), points, OVERALL, None)
-        answer = answer_of(result)[0]
-        assert words in answer
-        assert "nan" not in answer
+    ],
+)
+def test_a_correlation_that_is_undefined_or_has_no_interval_is_said_so(dispersion, words):
+    columns = {"perplexity": "sequence", "split": "data", "layer": "last", "bin": range(3)}
+    easy = {"mean_perplexity": [1.0, 2, 4], "mean_nll": np.log([1.0, 2, 4])}
+    points = pd.DataFrame({**columns, **easy, "dispersion": dispersion})
+    result = LawResult(MANIFEST, correlations(points, 0), points, OVERALL, None)
+    assert words in answers(result)[0]
+    assert "nan" not in answers(result)[0]
+    assert ("a correlation with a constant" in result.to_html()) == ("undefined" in words)
 
 
 def test_single_tokens_have_a_sentence_of_their_own():
-    answer = answer_of(
-        law_result(np.random.default_rng(0), [1.5] * 8, kinds=("sequence", "last@16", "last@32"))
-    )
-    assert answer[1].startswith(
-        "Single tokens: after 16, r of log perplexity is positive at all 8 layers (r +0.8"
-    )
+    kinds = ("sequence", "last@16", "last@32")
+    answer = answers(law_result(np.random.default_rng(0), [1.5] * 8, kinds=kinds))
+    start = "Single tokens: after 16, r of log perplexity is positive at all 8 layers (r +0.8"
+    assert answer[1].startswith(start)
     assert "; after 32, r of log perplexity is positive at all 8 layers" in answer[1]
     assert len(answer) == 3
 
@@ -124,18 +123,14 @@ FEW_AND_FULL = pytest.mark.parametrize("full", [False, pytest.param(True, marks=
 
 
 @FEW_AND_FULL
-def test_noise_claims_no_law(full):
+@pytest.mark.parametrize(("slope", "control"), [(0, None), (-0.8, {"untrained": -0.8})])
+def test_noise_claims_no_law_and_a_shared_law_is_no_more_than_the_controls(full, slope, control):
     """For all layers together at most 5 %: of 60 draws at most 8 with 99 % probability, of 15 at most 4."""
-    count, most = (60, 8) if full else (15, 4)
-    assert false_claims(count, lambda rng: bool(law_claims(law_result(rng, [0] * 8)))) <= most / count
-
-
-@FEW_AND_FULL
-def test_a_shared_law_is_rarely_said_to_be_more_than_the_control(full):
     count, most = (60, 8) if full else (15, 4)
 
     def claimed(rng):
-        return any(claim.beyond for claim in law_claims(law_result(rng, [-0.8] * 8, {"untrained": -0.8})))
+        claims = law_claims(law_result(rng, [slope] * 8, control))
+        return any(claim["beyond"] or not control for claim in claims)
 
     assert false_claims(count, claimed) <= most / count
 
@@ -172,27 +167,18 @@ def sublayer_result(rng, lead, pool=500, knn=None):
         names = {"first": "layer.2.attn", "second": "layer.2.ffn"}
         differences = pd.DataFrame([{**names, "difference": sum(knn) / 2, "low": knn[0], "high": knn[1]}])
         chosen = chosen.assign(knn=agreement(chosen["layer"].item(), differences))
-        columns = (
-            "base_perplexity",
-            "perplexity",
-            "gain",
-            "gain_low",
-            "gain_high",
-            "keys",
-            "weight",
-            "temperature",
-        )
+        columns = ("base_perplexity", "perplexity", "gain", "gain_low", "gain_high", "keys")
         measured = pd.DataFrame({"layer": list(names.values())}).assign(**dict.fromkeys(columns, 1.0))
     return SublayersResult(MANIFEST, summary.reset_index(), chosen, draws, measured, differences)
 
 
 def test_a_key_is_recommended_only_where_the_draws_tell_it_apart():
-    (clear,) = answer_of(sublayer_result(np.random.default_rng(0), 0.1))
+    (clear,) = answers(sublayer_result(np.random.default_rng(0), 0.1))
     assert clear.startswith("Key the datastore by layer.2.attn: layer.2.attn lies above layer.2.ffn by 0.")
     assert clear.endswith("(10 of 10 draws).")
-    (open_,) = answer_of(sublayer_result(np.random.default_rng(0), 0.0))
+    (open_,) = answers(sublayer_result(np.random.default_rng(0), 0.0))
     assert open_.startswith("No recommendation: ")
-    (whole,) = answer_of(sublayer_result(np.random.default_rng(0), 0.1, pool=50))
+    (whole,) = answers(sublayer_result(np.random.default_rng(0), 0.1, pool=50))
     assert whole.startswith("No recommendation: ")
     assert "a draw is the whole text, so nothing says how sure that is" in whole
     noise = false_claims(200, lambda rng: bool(sublayer_result(rng, 0.0).recommendation["told_apart"].item()))
@@ -202,22 +188,13 @@ def test_a_key_is_recommended_only_where_the_draws_tell_it_apart():
 @pytest.mark.parametrize(
     ("knn", "sentence"),
     [
-        (
-            (-0.03, -0.01),
-            "The measured kNN-LM agrees with this recommendation: layer.2.attn costs -0.0200 (-0.0300 to",
-        ),
-        (
-            (0.01, 0.03),
-            "The measured kNN-LM contradicts this recommendation: layer.2.attn costs +0.0200 (+0.0100 to",
-        ),
-        (
-            (-0.01, 0.03),
-            "The measured kNN-LMs do not clearly differ: layer.2.attn costs +0.0100 (-0.0100 to +0.0300)",
-        ),
+        ((-0.03, -0.01), "The measured kNN-LM agrees with this recommendation: layer.2.attn costs -0.0200 ("),
+        ((0.01, 0.03), "The measured kNN-LM contradicts this recommendation: layer.2.attn costs +0.0200 ("),
+        ((-0.01, 0.03), "The measured kNN-LMs do not clearly differ: layer.2.attn costs +0.0100 (-0.0100 to"),
     ],
 )
 def test_a_measured_key_agrees_only_where_it_is_sure(knn, sentence):
-    answer = answer_of(sublayer_result(np.random.default_rng(0), 0.1, knn=knn))
+    answer = answers(sublayer_result(np.random.default_rng(0), 0.1, knn=knn))
     assert answer[1].startswith(sentence)
 
 
@@ -236,18 +213,18 @@ def condensation_result(rng, slopes, noise=0.05, texts=40):
 
 def test_condensation_is_claimed_where_planted_and_beside_its_controls():
     rng = np.random.default_rng(0)
-    answer = answer_of(condensation_result(rng, {("m", ""): 0.3}))
+    answer = answers(condensation_result(rng, {("m", ""): 0.3}))
     assert answer[0].startswith(
         "Tokens of a text grow alike with depth: Spearman of a text's similarity and depth +0."
     )
     assert answer[1] == NO_CONTROL
-    assert "grow apart with depth" in answer_of(condensation_result(rng, {("m", ""): -0.3}))[0]
-    same = answer_of(condensation_result(rng, {("m", ""): 0.2, ("m", "shuffled"): 0.2}))
+    assert "grow apart with depth" in answers(condensation_result(rng, {("m", ""): -0.3}))[0]
+    same = answers(condensation_result(rng, {("m", ""): 0.2, ("m", "shuffled"): 0.2}))
     assert same[0].startswith("Tokens of a text grow alike, but no more than shuffled, with depth: ")
-    more = answer_of(condensation_result(rng, {("m", ""): 0.2, ("m", "shuffled"): -0.1}))
+    more = answers(condensation_result(rng, {("m", ""): 0.2, ("m", "shuffled"): -0.1}))
     assert more[0].startswith("Tokens of a text grow alike, more so than shuffled, with depth")
     assert "; shuffled -0." in more[0]
-    several = answer_of(condensation_result(rng, {("a", ""): 0.2, ("b", ""): -0.2, ("c", ""): 0.2}))
+    several = answers(condensation_result(rng, {("a", ""): 0.2, ("b", ""): -0.2, ("c", ""): 0.2}))
     assert several[0] == "Tokens of a text grow alike with depth in a and c; grow apart with depth in b."
 
 
@@ -259,12 +236,12 @@ def test_a_curve_that_turns_early_is_no_steady_growth(sign, words):
     result = condensation_result(rng, {("m", ""): 0.0, ("m", "shuffled"): 0.0}, noise=0.01)
     curve = np.array([0.0, 0.2, 0.4, 0.35, 0.3, 0.25])
     result.texts["mean"] += sign * curve[result.texts["depth"]] * (result.texts["control"] == "")
-    (answer,) = answer_of(result)
+    (answer,) = answers(result)
     assert answer.startswith("Tokens of a text show no steady trend with depth: ")
     assert words in answer
     late = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.3])
     result.texts["mean"] += sign * (late - curve)[result.texts["depth"]] * (result.texts["control"] == "")
-    assert " grow alike, more" in answer_of(result)[0] or sign < 0
+    assert " grow alike, more" in answers(result)[0] or sign < 0
 
 
 @FEW_AND_FULL
@@ -293,16 +270,16 @@ def clusters_result(rng, ratios, clusters=60):
 
 def test_clusters_are_compared_with_the_first_model():
     rng = np.random.default_rng(0)
-    (answer,) = answer_of(clusters_result(rng, {"a": 1.0, "b": 1.5, "c": 1.0, "d": 0.5}))
+    (answer,) = answers(clusters_result(rng, {"a": 1.0, "b": 1.5, "c": 1.0, "d": 0.5}))
     assert answer == (
         "Against a, clusters lie further apart in b; closer together in d; not clearly differently in c "
         "(between over within 60 clusters at last)."
     )
-    (alone,) = answer_of(clusters_result(rng, {"a": 1.5}))
+    (alone,) = answers(clusters_result(rng, {"a": 1.5}))
     assert alone.startswith(
         "Clusters lie further apart than their members lie from their centre: between over"
     )
-    assert answer_of(clusters_result(rng, {"a": 0.5}))[0].startswith("Clusters lie closer together than")
+    assert answers(clusters_result(rng, {"a": 0.5}))[0].startswith("Clusters lie closer together than")
     noise = false_claims(
         150, lambda rng: "not" not in clusters_result(rng, {"a": 1.0, "b": 1.0}).context()["against"][0][0]
     )
@@ -400,87 +377,43 @@ def test_a_default_answer_fits_one_look_and_details_hold_the_rest(results, kind)
     assert results[kind].plot()["data"]["values"]
 
 
-def test_thirty_layers_are_a_dozen_rows_and_a_heat_map():
+def test_thirty_layers_are_a_dozen_rows_and_a_few_panels():
     rng = np.random.default_rng(0)
     layers = [*(f"layer.{k}" for k in range(29)), "last"]
-    points = pd.concat(
-        pd.DataFrame(
-            {
-                "split": "data", "perplexity": kind, "layer": layer, "bin": np.arange(0, 60, 3),
-                "mean_perplexity": np.linspace(10, 90, 20), "mean_nll": np.log(np.linspace(10, 90, 20)),
-                "dispersion": 10.0**-place + rng.normal(size=20) * 10.0**-place,
-            }
-        )
-        for kind in ("sequence", "last@16")
-        for place, layer in enumerate(layers)
-    )  # fmt: skip
+    mean = np.linspace(10, 90, 20)
+    columns = {"split": "data", "perplexity": "sequence", "mean_perplexity": mean, "mean_nll": np.log(mean)}
+    columns["bin"] = np.arange(20)
+    frames = [pd.DataFrame({**columns, "layer": x, "dispersion": rng.normal(size=20)}) for x in layers]
+    points = pd.concat(frames)
     result = LawResult(MANIFEST, correlations(points, 0), points, OVERALL, None)
     text = render(result.document(), "table", width=100)
     assert len(text.splitlines()) <= 30
     assert "12 of 30 rows; --details shows all." in text
     shown = [line.split()[0] for line in text.splitlines() if line.startswith(("layer.", "last"))]
     assert (len(shown), shown[0], shown[-1]) == (12, "layer.0", "last")
-    lines, heat = (chart.specification() for chart in result.charts().values())
-    rows = pd.DataFrame(heat["data"]["values"])
-    assert len(rows) == 2 * 30 * 20
-    assert heat["spec"]["mark"]["type"] == "rect"
-    # Every layer is in its own standard deviations, whatever its level; bins stand from easy to hard.
-    spread = rows.groupby(["panel", "layer"])["deviation"].agg(["mean", "std"])
-    assert spread["mean"].abs().max() < 1e-3
-    assert (spread["std"] - 1).abs().max() < 1e-3
-    ordered = rows.sort_values("place").groupby(["panel", "layer"])["mean_perplexity"]
-    assert ordered.is_monotonic_increasing.all()
-    assert {row["layer"] for row in lines["data"]["values"]} == set(layers)
-
-
-def test_a_page_of_an_undefined_correlation_gives_its_reason():
-    points = pd.DataFrame({"split": "data", "perplexity": "sequence", "layer": "last", "bin": range(3)})
-    points = points.assign(mean_perplexity=[1.0, 2, 4], mean_nll=np.log([1, 2, 4]), dispersion=0.5)
-    result = LawResult(MANIFEST, correlations(points, 0), points, OVERALL, None)
-    assert "a correlation with a constant is not defined" in result.to_html()
+    lines, bins = (chart.specification()["data"]["values"] for chart in result.charts().values())
+    assert {row["layer"] for row in lines} == set(layers)
+    assert len({row["panel"] for row in bins}) == 6
 
 
 def test_a_comparison_has_every_row_in_every_form():
-    frame = pd.DataFrame(
-        {
-            "layer": ["layer.0", "last", "last"],
-            "figure": ["dispersion", "dispersion", "pearson r"],
-            "first": [0.1, 0.2, float("nan")],
-            "second": [0.2, 0.25, 0.5],
-            "difference": [0.1, 0.05, float("nan")],
-            "low": [0.05, -0.01, float("nan")],
-            "high": [0.15, 0.11, float("nan")],
-            "paired": [True, True, False],
-        }
-    )
+    frame = differences([0.1, 0.05, np.nan], 0.06)
     result = StudiesCompared(frame, "a", "b")
     assert result.answer() == [
         "b minus a: 1 of 3 differences is clear of 0, all taken together.",
-        "The clearest of each metric: layer.0, dispersion +0.1 (+0.05 to +0.15).",
+        "The clearest of each metric: a, mean +0.1 (+0.04 to +0.16).",
     ]
-    found = json.loads(render(result.document(), "json"))
-    assert list(found) == ["schema", "answer", "first", "second", "rows"]
-    assert faults(found) == []
-    without = [{key: value for key, value in row.items() if key != "paired"} for row in found["rows"]]
-    assert faults({**found, "rows": without})
-    assert found["rows"][0] == {
-        "layer": "layer.0", "figure": "dispersion", "first": 0.1, "second": 0.2, "difference": 0.1,
-        "low": 0.05, "high": 0.15, "paired": True,
-    }  # fmt: skip
-    assert found["rows"][2]["difference"] is None
-    assert (
-        render(result.document(), "csv")
-        .splitlines()[2]
-        .startswith("last,dispersion,0.2,0.25,0.05,-0.01,0.11,")
-    )
-    labels = [row["row"] for row in result.plot()["data"]["values"]]
-    assert labels == ["layer.0", "last", "last"]
+    report = json.loads(render(result.document(), "json"))
+    assert list(report) == ["schema", "answer", "first", "second", "rows"]
+    assert faults(report) == []
+    without = [{key: value for key, value in row.items() if key != "paired"} for row in report["rows"]]
+    assert faults({**report, "rows": without})
+    assert report["rows"][0] == {**frame.iloc[0].to_dict(), "paired": True}
+    assert report["rows"][2]["difference"] is None
+    assert render(result.document(), "csv").splitlines()[2].startswith("b,mean,0.0,0.05,0.05,-0.00999")
+    assert [row["row"] for row in result.plot()["data"]["values"]] == ["a", "b", "c"]
 
 
 def test_studies_are_compared_without_torch():
-    code = (
-        "import sys, lmeval_dispersion.laboratory.comparison; "
-        "print(sorted({'vl_convert', 'torch', 'transformers'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    code = "import sys, lmeval_dispersion.laboratory.comparison; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -84,7 +84,7 @@ def test_what_cannot_be_tokenised_is_counted(tmp_path):
 
 def test_too_little_text_says_what_to_do(tmp_path):
     source = lines(tmp_path / "a.jsonl", [words(1), words(2, 3)])
-    with pytest.raises(UsageError, match=r"one segment of 8 tokens, got none: .*2 too short.*--pack"):
+    with pytest.raises(UsageError, match=r"one segment of 8 tokens, got none: .*2 too short.*pack="):
         draw_segments(source, tiny_models.tokenizer(), length=8, most=5)
     with pytest.raises(UsageError, match="segments of at least 2 tokens, got 1"):
         draw_segments(source, tiny_models.tokenizer(), length=1, most=5)

@@ -8,8 +8,8 @@ import tiny_models
 import torch
 from slow_states import hidden_states, token_ids
 
+from lmeval_dispersion import condensation
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.laboratory import condensation
 from lmeval_dispersion.laboratory.token_condensation import similarity_counts
 from lmeval_dispersion.model.loading import ModelChoice
 

@@ -145,7 +145,6 @@ class HubServer:
         self.blobs_in_api = True
         self.raw = True
         self.quotas = Quotas(quotas or {})
-        self.collections: dict[str, list[tuple[str, str]]] = {}
         self.repositories: dict[str, Repository] = {}
         self.renamed: dict[str, str] = {}
         self.buckets: dict[str, Path] = {}
@@ -262,8 +261,6 @@ class HubServer:
             return self._bucket(request)
         if path == "/api/models":
             return "list", self._list(request)
-        if path.startswith("/api/collections/"):
-            return "list", self._collection(request, path.removeprefix("/api/collections/"))
         if path.startswith("/api/resolve-cache/models/"):
             *name, commit, file = path.removeprefix("/api/resolve-cache/models/").split("/", 3)
             return "resolve", self._content(request, "/".join(name), commit, file)
@@ -476,15 +473,6 @@ class HubServer:
         if repository.parameters:
             everything["safetensors"] = {"total": repository.parameters}
         return {"_id": "6" * 24, "id": name, **{k: v for k, v in everything.items() if k in expand}}
-
-    def _collection(self, request: Request, slug: str) -> Reply:
-        if slug not in self.collections:
-            return Reply(404, {}, b'{"error": "Collection not found"}')
-        items = [
-            {"_id": "6" * 24, "id": name, "type": kind, "position": position}
-            for position, (kind, name) in enumerate(self.collections[slug])
-        ]
-        return self._json(request, {"slug": slug, "title": "A collection", "items": items})
 
     def _tree(self, request: Request, name: str, commit: str) -> Reply:
         entries = self._entries(name, commit)

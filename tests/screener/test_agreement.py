@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
-from lmeval_screener.accuracies import agreement
+from lmeval_screener.ranking import agreement
 
 TABLES = json.loads((Path(__file__).parent.parent / "data" / "paper_gap_tables.json").read_text())
 

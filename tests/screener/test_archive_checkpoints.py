@@ -45,15 +45,12 @@ def test_one_g_with_the_safetensors_sibling(tmp_path):
     found = {c.file: c for c in screened(archive, DEMO)}
     ours, theirs = found["pytorch_model.bin"], found["model-00001-of-00002.safetensors"]
     assert ours.gaps["cosine"].mean == theirs.gaps["cosine"].mean
-    assert ours.gaps["euclidean"].mean == theirs.gaps["euclidean"].mean
+    assert (ours.gaps["euclidean"].mean, ours.ratio.mean) == (
+        theirs.gaps["euclidean"].mean,
+        theirs.ratio.mean,
+    )
     assert (ours.scale, ours.dtype, ours.shape) == (theirs.scale, "BF16", theirs.shape)
     assert not ours.notes
-
-
-def test_the_ratio_is_that_of_the_safetensors_sibling(tmp_path):
-    archive = folder(tmp_path / "bin", pytorch_model=tensors())
-    ours, theirs = screened(archive, DEMO)
-    assert ours.ratio.mean == theirs.ratio.mean
 
 
 def test_of_an_archive_only_what_is_read_is_located(hub, tmp_path, monkeypatch):
@@ -141,16 +138,3 @@ def test_safetensors_win_over_an_archive_beside_them(tmp_path):
         shutil.copy(file, place / file.name)
     (found,) = screened(place)
     assert found.file == "model-00001-of-00002.safetensors"
-
-
-def test_an_archive_that_would_run_something_is_refused(tmp_path):
-    import os
-
-    class Runs:
-        def __reduce__(self) -> Any:
-            return os.system, (f"touch {tmp_path / 'ran'}",)
-
-    place = folder(tmp_path / "bin", pytorch_model={"lm_head.weight": torch.zeros(3, 3), "x": Runs()})
-    (failed,) = screening.screen([str(place)]).failed
-    assert failed.error == "UnsafePickle"
-    assert not (tmp_path / "ran").exists()

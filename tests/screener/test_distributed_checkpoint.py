@@ -149,12 +149,6 @@ def test_slices_are_put_together(tmp_path, places, dtype):
     np.testing.assert_array_equal(rows(folder, [19, 0, 9]), HEAD.numpy()[[19, 0, 9]])
 
 
-def test_several_slices_in_one_process_are_in_one_file_and_refused(tmp_path):
-    # One name can stand for one tensor in a file: torch writes the last, and so what is there is no whole.
-    folder = write_by_torch(tmp_path / "m", [[(0, 0, HEAD[:10]), (10, 0, HEAD[10:])]])
-    refused(folder)
-
-
 def test_from_afar_only_the_slices_with_needed_rows_are_read(hub, tmp_path):
     hub.add("org/m", write_by_torch(tmp_path / "m", cut((0, 5, 0, D), (5, 10, 0, D), (10, V, 0, D))))
 

@@ -95,13 +95,6 @@ def test_as_compressed_tensors_dequantises_them(tmp_path, shape, settings):
     np.testing.assert_array_equal(rows(folder), expected.numpy()[IDS])
 
 
-@pytest.mark.parametrize("name", ["rows", "row list"])
-def test_one_number_a_row(tmp_path, name):
-    weight, scale = codes(), scales(SCALES[name])
-    folder = write(tmp_path, {"lm_head.weight": weight, "lm_head.weight_scale": scale})
-    np.testing.assert_array_equal(rows(folder), (weight.float() * scale.reshape(V, 1)).numpy()[IDS])
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.float8_e8m0fnu])
 def test_scales_of_every_type(tmp_path, dtype):
     weight, scale = codes(), scales((3, 2)).to(dtype)

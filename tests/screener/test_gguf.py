@@ -17,7 +17,7 @@ from gguf import GGUFWriter
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from hub_client import ours
-from lmeval_screener import screening, targets
+from lmeval_screener import screening
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.cli import main
@@ -128,13 +128,6 @@ def test_gap_of_block_types_that_only_llama_cpp_writes(tmp_path, dtype):
     assert found.tied
 
 
-def test_sentencepiece_vocabulary(tmp_path):
-    full = matrix()
-    write(tmp_path / "m.gguf", {"output.weight": ("F32", full)}, model="llama")
-    (found,) = screen(str(tmp_path / "m.gguf")).checkpoints
-    assert found.gaps["cosine"].mean == pytest.approx(whole_gap(full.astype(float), "▁"), abs=1e-6)
-
-
 def test_rows_are_exact_where_the_format_is(tmp_path):
     full = matrix()
     write(tmp_path / "m.gguf", {"output.weight": ("F32", full)})
@@ -187,16 +180,6 @@ def test_the_file_that_is_meant():
             choose_files(names, choice, "r")
         assert caught.value.code == code
         assert "M-Q4_K_S.gguf" in str(caught.value)
-
-
-def test_names_on_the_command_line(tmp_path):
-    (tmp_path / "a.gguf").touch()
-    local = targets.parse_target(str(tmp_path / "a.gguf"))
-    assert (local.repo, local.local, local.file) == (str(tmp_path), True, "a.gguf")
-    remote = targets.parse_target("org/name@main:Q4_K_M")
-    assert (remote.repo, remote.revision, remote.file) == ("org/name", "main", "Q4_K_M")
-    assert remote.label == "org/name@main:Q4_K_M"
-    assert targets.parse_target("org/name:model-Q8_0.gguf").file == "model-Q8_0.gguf"
 
 
 def test_two_quantisations_of_one_model_are_one_group(tmp_path):
@@ -441,15 +424,3 @@ def test_where_a_file_tells_no_final_norm_a_reason_stands(tmp_path, norm, archit
     else:
         assert found.ratio is None
         assert reason in found.no_ratio
-
-
-def test_json_says_which_file(tmp_path):
-    write(tmp_path / "m.gguf", {"output.weight": ("Q8_0", matrix())})
-    (line,) = json.loads(json.dumps(screen(str(tmp_path / "m.gguf")).to_dict()))["checkpoints"]
-    assert line["tensor"] | {"shape": None} == {
-        "name": "output.weight",
-        "file": "m.gguf",
-        "dtype": "Q8_0",
-        "shape": None,
-        "tied": False,
-    }

@@ -25,7 +25,7 @@ from lmeval_screener.checkpoints.hub import (
     parse_tree,
     understood,
 )
-from lmeval_screener.checkpoints.limits import Budget
+from lmeval_screener.checkpoints.limits import Account, Budget
 from lmeval_screener.checkpoints.snapshots import open_download
 from lmeval_screener.errors import ScreeningError
 
@@ -213,7 +213,7 @@ def test_answers_that_are_not_the_hubs(meaning, body):
 def test_sizes_and_digests_that_are_none_count_as_unknown(size):
     sibling = {"rfilename": "config.json", "size": size, "blobId": "../../x", "lfs": {"sha256": "y"}}
     found = parse_listing({"sha": "0" * 40, "siblings": [sibling], "safetensors": {"total": size}})
-    assert found.files["config.json"] == FileEntry("config.json", None, None)
+    assert found.files["config.json"] == FileEntry("config.json", -1, None)
     assert found.parameters is None
 
 
@@ -319,7 +319,7 @@ def test_blobs_that_huggingface_hub_downloaded_are_not_read_again(hub, add, tmp_
             listed = parse_listing(await answer.json())
         client = ours(hub, tmp_path / "cache", offline=True)  # no transport: whatever travelled would fail
         client.downloads = tmp_path / "hf"
-        found = HubSnapshot(client, listed, budget=Budget(5), meter=Meter())
+        found = HubSnapshot(client, listed, Account(Budget(5), Meter()))
         return await read_of(found)
 
     found = asyncio.run(work())
@@ -333,13 +333,13 @@ def test_a_download_of_huggingface_hub_is_a_snapshot(hub, add, tmp_path):
         tmp_path / "hf", "org/model", commit, hub.repositories["org/model"].commits[commit], hub.digest
     )
     for revision in (None, "main", commit):
-        found = open_download(tmp_path / "hf", "org/model", revision)
+        found = open_download(tmp_path / "hf", "org/model", revision or "main")
         assert found is not None
         assert found.revision == commit
         np.testing.assert_array_equal(asyncio.run(read_of(found)).rows, truth)
     for revision in ("v1", "../../../etc/passwd", commit[:7], "0" * 40):
         assert open_download(tmp_path / "hf", "org/model", revision) is None
-    assert open_download(tmp_path / "hf", "org/other", None) is None
+    assert open_download(tmp_path / "hf", "org/other", "main") is None
 
 
 DOWNLOAD = """
@@ -381,5 +381,5 @@ def test_settings_and_downloads_of_the_real_huggingface_hub(hub, add, tmp_path):
     assert online.split()[:2] == [commit, hub.endpoint]
     assert float(offline.split()[3]) == float(online.split()[3]) == pytest.approx(truth.sum(), rel=1e-6)
     mine = [r for r in hub.requests if r.headers["user-agent"].startswith("screen-checkpoints")]
-    assert {r.part for r in mine} == {"api", "raw"}
+    assert {r.part for r in mine} == {"api"}
     assert all(r.headers["authorization"] == f"Bearer {hub.token}" for r in mine)

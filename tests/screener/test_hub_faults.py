@@ -189,12 +189,6 @@ def test_what_stays_wrong_ends_in_its_named_error(hub, checkpoint, where, fault,
     assert refusal(checkpoint) == code
 
 
-def test_a_slow_early_text_holds_nothing_up(hub, checkpoint):
-    """Texts that are asked for before the commit is known are a favour, not a need."""
-    hub.fault("raw", stalled(60), times=2)
-    check(checkpoint, timeout=10)
-
-
 def test_a_body_that_breaks_again_and_again_is_resumed_where_it_broke(hub, checkpoint):
     hub.fault("cdn", truncated(200))
     check(checkpoint, timeout=30)

@@ -25,7 +25,7 @@ def let_go(bucket, count):
     """How many of some requests leave at once."""
 
     async def work():
-        tasks = [asyncio.ensure_future(bucket.turn(None)) for _ in range(count)]
+        tasks = [asyncio.ensure_future(bucket.turn(Budget(60))) for _ in range(count)]
         await asyncio.sleep(0.01)
         gone = sum(task.done() for task in tasks)
         for task in tasks:
@@ -80,9 +80,9 @@ def test_a_cancelled_request_gives_its_turn_back():
     bucket.done(told(2, 200))
 
     async def work():
-        first = [asyncio.ensure_future(bucket.turn(None)) for _ in range(2)]
+        first = [asyncio.ensure_future(bucket.turn(Budget(60))) for _ in range(2)]
         await asyncio.sleep(0)
-        waiting = [asyncio.ensure_future(bucket.turn(None)) for _ in range(2)]
+        waiting = [asyncio.ensure_future(bucket.turn(Budget(60))) for _ in range(2)]
         await asyncio.sleep(0)
         waiting[0].cancel()
         await asyncio.sleep(0)
@@ -97,10 +97,10 @@ def test_too_long_a_wait_is_refused_to_all_that_wait():
     async def work():
         bucket = Quota("api")
         bucket.hold(100)
-        waiting = asyncio.ensure_future(bucket.turn(None))
+        waiting = asyncio.ensure_future(bucket.turn(Budget(60)))
         await asyncio.sleep(0)
         bucket.hold(3600)
-        for turn in (waiting, bucket.turn(None)):
+        for turn in (waiting, bucket.turn(Budget(60))):
             with pytest.raises(ScreeningError, match=r"try again in 36\d\d s|try again in 3600 s") as error:
                 await turn
             assert error.value.code == "RateLimited"
@@ -113,9 +113,9 @@ def test_a_wait_is_told_once_a_window():
 
     async def work():
         bucket = Quota("api", lambda name, seconds: heard.append((name, round(seconds, -1))))
-        await bucket.turn(None)
+        await bucket.turn(Budget(60))
         bucket.done(told(0, 200))
-        waiting = [asyncio.ensure_future(bucket.turn(None)) for _ in range(5)]
+        waiting = [asyncio.ensure_future(bucket.turn(Budget(60))) for _ in range(5)]
         await asyncio.sleep(0.01)
         for task in waiting:
             task.cancel()

@@ -14,8 +14,6 @@ from lmeval_screener.checkpoints import Meter
 from lmeval_screener.checkpoints.snapshots import open_folder, read_ranges
 from lmeval_screener.errors import ScreeningError
 
-COMMITS = ["a" * 40, "b" * 40]
-
 
 @pytest.fixture
 def folder(tmp_path):
@@ -33,43 +31,9 @@ def test_a_folder_as_transformers_saves_it(tmp_path, shards):
     assert found.snapshot.meter == Meter(0, 0)
 
 
-def in_cache(tmp_path, folder, commits, main=None):
-    place = tmp_path / "models--org--model"
-    (place / "refs").mkdir(parents=True)
-    if main:
-        (place / "refs" / "main").write_text(main)
-    for commit in commits:
-        snapshot = place / "snapshots" / commit
-        snapshot.mkdir(parents=True)
-        for file in folder.iterdir():
-            os.symlink(file, snapshot / file.name)
-    return place
-
-
-def test_a_snapshot_of_the_hubs_cache_and_the_repository_around_it(tmp_path, folder):
-    place = in_cache(tmp_path, folder, COMMITS, main=COMMITS[1])
-    truth = read_folder(folder).rows
-    np.testing.assert_array_equal(read_folder(place).rows, truth)
-    np.testing.assert_array_equal(read_folder(place / "snapshots" / COMMITS[0]).rows, truth)
-
-
-def test_the_only_snapshot_is_taken_without_a_reference(tmp_path, folder):
-    place = in_cache(tmp_path, folder, COMMITS[:1], main="no commit")
-    assert open_folder(place).folder.name == COMMITS[0]
-
-
-@pytest.mark.parametrize("commits", [[], COMMITS])
-def test_several_snapshots_or_none_are_a_question(tmp_path, folder, commits):
-    place = in_cache(tmp_path, folder, commits)
-    (place / "snapshots").mkdir(exist_ok=True)
-    with pytest.raises(ScreeningError, match="several snapshots or none") as raised:
-        open_folder(place)
-    assert raised.value.code == "FolderNotFound"
-
-
 def test_what_is_no_folder(tmp_path):
     (tmp_path / "file").write_text("")
-    for path in (tmp_path / "none", tmp_path / "file"):
+    for path in (tmp_path / "none",):
         with pytest.raises(ScreeningError) as raised:
             open_folder(path)
         assert raised.value.code == "FolderNotFound"
@@ -99,7 +63,7 @@ def test_a_file_that_disappears_or_shrinks_while_it_is_read(folder):
         read_ranges(folder / FILE, [(0, 8), (0, 10**6)])
     assert raised.value.code == "BadResponse"
     shutil.rmtree(folder)
-    for work in (snapshot.small_file("config.json"), snapshot.ranges(FILE, [(0, 8)]), snapshot.size(FILE)):
+    for work in (snapshot.small_file("config.json"), snapshot.ranges(FILE, [(0, 8)])):
         with pytest.raises(ScreeningError) as raised:
             asyncio.run(work)
         assert raised.value.code == "FileNotFound"

@@ -118,8 +118,6 @@ def test_merges_do_not_matter_where_the_tokenizer_ignores_them(bpe):
     [
         (normalizers.Lowercase(), {" None"}),
         (normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()]), {" None"}),
-        (normalizers.BertNormalizer(), {" None"}),
-        (normalizers.BertNormalizer(lowercase=False), set()),
         (normalizers.Replace("cat", "dog"), {" cat"}),
         (normalizers.NFKC(), set()),
     ],
@@ -159,15 +157,6 @@ def test_bare_digits_where_text_makes_spaced_ones(unigram):
 
 def has(data, piece):
     return any(piece == known for known, _ in data["model"]["vocab"])
-
-
-def test_bare_digits_where_a_space_is_put_before_the_text_only(unigram):
-    data = json.loads(json.dumps(unigram))
-    data["model"]["vocab"] += [[sign, -9.0] for sign in ("7", "▁7") if not has(data, sign)]
-    for part in data["pre_tokenizer"]["pretokenizers"]:
-        if part["type"] == "Metaspace":
-            part["prepend_scheme"] = "first"
-    assert read(data).row("7") is not None
 
 
 def test_a_unigram_piece_that_is_never_the_likeliest(unigram):

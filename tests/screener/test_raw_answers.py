@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmeval_screener.checkpoints import Cache, FileEntry, Meter, http, snapshots
 from lmeval_screener.checkpoints.http import Transport
-from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.web import WebSnapshot
+from lmeval_screener.checkpoints.limits import Account, Budget
+from lmeval_screener.checkpoints.web import WebFile, WebSnapshot
 from lmeval_screener.errors import ScreeningError
 from yarl import URL
 
@@ -105,10 +105,8 @@ class RawServer:
 async def ranges_of(url, spans, tmp_path, *, token=None, pause=0.0, timeout=30.0):
     """Each span of the file at an address, or the code of its error; and what it cost."""
     transport, meter, budget = Transport(str(url.origin()), token, "test"), Meter(), Budget(timeout)
-    entry = FileEntry("file", len(FILE), None)
-    snapshot = WebSnapshot(
-        transport, "m", {"file": url}, {"file": entry}, {}, budget=budget, meter=meter, cache=Cache(tmp_path)
-    )
+    files = {"file": WebFile(url, FileEntry("file", len(FILE), None), None)}
+    snapshot = WebSnapshot(transport, "m", files, Account(budget, meter), Cache(tmp_path))
 
     async def read():
         bodies = []
@@ -263,7 +261,9 @@ def test_nothing_is_smuggled_into_a_request(version):
         async with RawServer(lambda n, a, b: [answer(a, b)]) as server:
             transport = Transport("https://hub.example", None, "test")
             with pytest.raises(ValueError, match="header"):
-                async with await transport.request("GET", server.url, {"If-Match": version}, Meter()):
+                async with await transport.request(
+                    "GET", server.url, {"If-Match": version}, Account(Budget(9), Meter())
+                ):
                     pass
             await transport.close()
             return server.requests
@@ -303,14 +303,15 @@ def test_tls_is_spoken_and_a_certificate_that_nobody_vouches_for_is_refused(read
 
     async def work():
         async with RawServer(lambda n, a, b: [answer(a, b)], tls) as server:
-            transport, meter = Transport("https://hub.example", None, "test"), Meter()
+            transport = Transport("https://hub.example", None, "test")
+            account = Account(Budget(9), Meter())
             with pytest.raises(ScreeningError, match=r"not trusted.*SSL_CERT_FILE or REQUESTS_CA_BUNDLE"):
-                async with await transport.request("GET", server.url, {}, meter):
+                async with await transport.request("GET", server.url, {}, account):
                     pass
             http._tls_context.cache_clear()
             monkeypatch.setenv("SSL_CERT_FILE", "/none/at/all.pem")
             with pytest.raises(ScreeningError, match=r"/none/at/all.pem.*SSL_CERT_FILE"):
-                async with await transport.request("GET", server.url, {}, meter):
+                async with await transport.request("GET", server.url, {}, account):
                     pass
             await transport.close()
             return server.requests

@@ -124,11 +124,22 @@ class ClusterOfTwo:
         self._process.communicate(timeout=PATIENCE)
 
 
+# The command, with a line of progress whenever a checkpoint ends.
+_SCREEN = """
+import sys
+from lmeval_screener import cli
+
+if __name__ == "__main__":
+    cli._EVERY = 0.0
+    sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
 @contextlib.contextmanager
 def screening(cluster, gate, *words):
     """The command over all of the gate's checkpoints on both nodes: half of them wait at each."""
     names = sorted(gate.asked)
-    command = [Path(sys.executable).with_name("screen-checkpoints"), *map(gate.address, names)]
+    command = [sys.executable, "-c", _SCREEN, *map(gate.address, names)]
     process = subprocess.Popen(
         [*command, "--engine", "ray", "--timeout", str(PATIENCE), *words], text=True,
         env=os.environ | RAY_SETTINGS | {"RAY_ADDRESS": cluster.address},
@@ -142,6 +153,11 @@ def screening(cluster, gate, *words):
     finally:
         process.kill()
         process.communicate()
+
+
+def wait_for_half(process):
+    """Until six checkpoints have ended."""
+    assert any(line.startswith("screen-checkpoints: 6 of 12") for line in process.stderr)
 
 
 @needs_ray
@@ -162,13 +178,13 @@ def test_the_loss_of_one_of_two_nodes_costs_nothing(zoo, gaps):
 def test_a_cluster_that_is_lost_half_way_leaves_what_was_read(zoo, gaps):
     with ClusterOfTwo() as cluster, Gate(zoo) as gate:
         gate.held = tuple(f"/m{number:02d}" for number in range(6, 12))
-        with screening(cluster, gate, "--format", "jsonl") as process:
-            read = [json.loads(process.stdout.readline()) for _ in range(6)]
+        with screening(cluster, gate, "--format", "json") as process:
+            wait_for_half(process)
             cluster.tell("end")
             out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 3, err
-    assert gaps_of(read) == {name: gaps[name] for name in sorted(gaps)[:6]}
-    lost = [json.loads(line) for line in out.splitlines()[:-1]]
+    assert gaps_of(json.loads(out)["checkpoints"]) == {name: gaps[name] for name in sorted(gaps)[:6]}
+    lost = json.loads(out)["failed"]
     assert len(lost) == 6
     assert {(row["error"], row["message"]) for row in lost} == {
         (
@@ -185,15 +201,15 @@ def test_a_cluster_that_is_lost_half_way_leaves_what_was_read(zoo, gaps):
 def test_a_signal_ends_it_and_what_was_read_is_kept(zoo, gaps, number):
     with ClusterOfTwo() as cluster, Gate(zoo) as gate:
         gate.held = tuple(f"/m{place:02d}" for place in range(6, 12))
-        with screening(cluster, gate, "--format", "jsonl") as process:
-            read = [json.loads(process.stdout.readline()) for _ in range(6)]
+        with screening(cluster, gate, "--format", "json") as process:
+            wait_for_half(process)
             process.send_signal(number)
             out, err = process.communicate(timeout=PATIENCE)
         assert not gate.open.is_set()
     assert process.returncode == 3
     assert "stopped; the same command goes on from here" in err
-    assert gaps_of(read) == {name: gaps[name] for name in sorted(gaps)[:6]}
-    assert len(out.splitlines()) == 7  # those that were stopped, and the summary
+    assert gaps_of(json.loads(out)["checkpoints"]) == {name: gaps[name] for name in sorted(gaps)[:6]}
+    assert len(json.loads(out)["failed"]) == 6
 
 
 @needs_ray

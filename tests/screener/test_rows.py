@@ -8,10 +8,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from checkpoints import head_and_embedding, stored, write_checkpoint
+from checkpoints import head_and_embedding, write_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmeval_screener.checkpoints import Cache
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.errors import ScreeningError
@@ -43,10 +42,6 @@ def test_no_other_choice_of_gaps_needs_fewer_runs(ids):
         if sum(gap for at, gap in enumerate(gaps) if chosen >> at & 1) <= budget
     )
     assert len(coalesced(order)) == len(order) - best
-
-
-def test_no_rows_are_no_runs():
-    assert coalesced([]) == []
 
 
 def local(tmp_path, tensors):
@@ -187,24 +182,3 @@ def test_a_damaged_cache_entry_is_noticed_and_read_again(hub, tmp_path, read, ho
     before = len(hub.requests)
     read([1, 2, 50])
     assert len(hub.requests) == before + 1
-
-
-def test_a_cache_that_cannot_be_written_costs_only_the_keeping(hub, tmp_path, read):
-    tensors = head_and_embedding()
-    hub.add("org/m", write_checkpoint(tmp_path / "m", tensors))
-    (tmp_path / "cache").write_text("a file where the folder should be")
-    for _ in range(2):
-        got, meter = read([1, 2, 50])
-        np.testing.assert_array_equal(got, tensors["lm_head.weight"][1].astype(np.float32)[[1, 2, 50]])
-        assert meter.requests > 1
-
-
-def test_an_interrupted_write_leaves_no_entry(tmp_path):
-    cache = Cache(tmp_path)
-    cache.write("rows", "key", b"old")
-    leftover = next(place for place in tmp_path.rglob("*") if place.is_file()).with_name(".new-1234")
-    leftover.write_bytes(b"half of")
-    assert cache.read("rows", "key") == b"old"
-    assert cache.read("rows", "another") is None
-    cache.write("rows", "key", stored(np.zeros((2, 2)), "F32"))
-    assert cache.read("rows", "key") == bytes(16)

@@ -1,4 +1,4 @@
-"""Checkpoints by author, words, tags, base model, collection, date or a list, without an API call each."""
+"""Checkpoints by author, words, tags, base model, date or a list, without an API call each."""
 
 from __future__ import annotations
 
@@ -104,9 +104,6 @@ def family(registry, tmp_path):
     (tmp_path / "texts" / "README.md").write_text("nothing here")
     (tmp_path / "texts" / "training_args.bin").write_text("nor here")
     registry.add("acme/only-texts", tmp_path / "texts", changed="2026-10-01T00:00:00Z")
-    registry.collections["acme/best-0123456789abcdef01234567"] = [
-        ("model", "acme/tuned-2"), ("dataset", "acme/data"), ("model", "other/tuned-9"),
-    ]  # fmt: skip
     return registry
 
 
@@ -120,7 +117,6 @@ def family(registry, tmp_path):
         (["--author", "acme", "--limit", "2"], "tuned-3 tuned-2"),
         (["--author", "acme", "--since", "2026-05-01"], "tuned-3 tuned-2"),
         (["--author", "acme", "--since", "2026-05-02"], "tuned-3"),
-        (["--collection", "acme/best-0123456789abcdef01234567"], "tuned-2 tuned-9"),
     ],
 )
 def test_what_options_select(family, words, expected):
@@ -192,8 +188,6 @@ def test_names_lists_and_selections_together_name_each_checkpoint_once(family, t
     ("words", "said"),
     [
         (["--author", "nobody"], "expected models of nobody/\\*"),
-        (["--collection", "acme/gone-1"], "has no such list"),
-        (["--collection", "https://x"], "expected --collection such as OWNER/SLUG"),
         (["--author", "a/b"], "expected --author such as ORG"),
         (["--base-model", "b"], "expected --base-model such as ORG/NAME"),
         (["--since", "yesterday"], "expected --since such as"),

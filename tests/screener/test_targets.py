@@ -61,7 +61,7 @@ def test_names_and_addresses_of_the_hub(monkeypatch, text, repo, revision):
         ("https://huggingface.co/org/name/blob/main/config.json", "BadName", "checkpoint: org/name@main"),
         ("https://huggingface.co/org/name/tree/main/sub", "BadName", "checkpoint: org/name@main"),
         ("https://huggingface.co/org/name/discussions", "BadName", "no page of a revision"),
-        ("https://huggingface.co/collections/org/best-1", "BadName", "write --collection org/best-1"),
+        ("https://huggingface.co/collections/org/best-1", "BadName", "of collections, not of a model"),
         ("https://huggingface.co/models?search=x", "BadName", "write 'ORG/*'"),
         ("https://huggingface.co/org/models", "BadName", "write 'ORG/*'"),
         ("https://[", "BadName", "expected"),

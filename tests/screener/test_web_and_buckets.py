@@ -184,7 +184,7 @@ def test_a_file_on_disk(folder, tmp_path, monkeypatch):
     alone = shutil.copy(head, tmp_path / "alone" / "weights.safetensors")
     (failed,) = screen([str(alone)]).failed
     assert failed.error == "TokenizerNotFound"
-    assert "--tokenizer" in failed.message
+    assert "name another place of it with" in failed.message
     (found,) = screen([str(alone)], tokenizer=str(demo)).checkpoints
     matrix = full_matrix(alone, found.tensor)
     ids = [[t.id for t in side] for side in (found.resolution.domain, found.resolution.reference)]

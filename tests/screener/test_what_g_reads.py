@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from lmeval_screener import screen
 from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.projection import OutputProjection, find_projection, read_rows
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from test_ratio import TOKENIZER
 from test_ratio import V as WORDS
 
@@ -128,18 +127,6 @@ def test_a_bias_of_the_head_is_left_out(tmp_path):
     assert found.name == "lm_head.weight"
     assert close(states @ rows.T + bias, out)
     assert not close(states @ rows.T, out)
-
-
-def test_a_tied_head_that_is_stored_is_read_as_transformers_reads_it(tmp_path):
-    model = build("Llama", **SHAPE, tie_word_embeddings=False)
-    model.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text()) | {"tie_word_embeddings": True}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    found, rows = reading(tmp_path)
-    theirs = loaded(tmp_path, "LlamaForCausalLM").get_output_embeddings().weight.detach().numpy()
-    np.testing.assert_array_equal(rows, theirs)
-    assert not close(rows, model.get_input_embeddings().weight.detach().numpy())
-    assert "config.json says that embeddings are tied, but lm_head.weight is stored" in found.warnings[0]
 
 
 @pytest.mark.parametrize("name", ["Gemma", "Gemma2", "Gemma3"])
@@ -258,15 +245,3 @@ def test_hf_olmos_own_word_for_tying(tmp_path, config, stored, read):
         assert found.name == read
         assert found.warnings == ()
         np.testing.assert_array_equal(rows, tensors[read][1].astype(np.float32))
-
-
-def test_rows_of_further_words_that_are_stored_apart_are_left_out(tmp_path):
-    """Idefics keeps the rows of words that were added to a frozen head in a matrix of their own."""
-    draw = torch.Generator().manual_seed(0)
-    tensors = {"lm_head.weight": torch.randn(V, D, generator=draw)}
-    tensors["lm_head.additional_fc.weight"] = torch.randn(4, D, generator=draw)
-    save_file(tensors, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "idefics", "vocab_size": V}))
-    found, rows = reading(tmp_path)
-    assert found.shape == (V, D)
-    np.testing.assert_array_equal(rows, tensors["lm_head.weight"].numpy())

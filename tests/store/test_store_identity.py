@@ -16,8 +16,8 @@ BASE = {"weights": "sha256:1", "dtype": "bfloat16", "prompt_template": "p", "num
 CHANGES = {key: {key: "other"} for key in (*MODEL_KEYS, *RUN_KEYS, *TASK_KEYS)}
 
 
-def written(path: Path, task: str = "t", identity: dict[str, str] | None = None) -> Path:
-    manifest = {"model": "m", "revision": "r", "tasks": {task: 1}}
+def written(path: Path, task: str = "t", identity: dict[str, str] | None = None, **more: str) -> Path:
+    manifest = {"model": "m", "revision": "r", "tasks": {task: 1}, **more}
     rows = np.random.default_rng(0).normal(size=(20, 8))
     return write_store(
         path,
@@ -31,6 +31,17 @@ def written(path: Path, task: str = "t", identity: dict[str, str] | None = None)
 def test_other_models_and_other_runs_are_not_merged(tmp_path: Path, key: str) -> None:
     written(tmp_path / "a", "a", BASE)
     written(tmp_path / "b", "b", {**BASE, **CHANGES[key]})
+    with pytest.raises(MixedStoresError, match=f"the stores in a and b differ in {key} \\("):
+        read_store(tmp_path)
+
+
+@pytest.mark.parametrize("identity", [None, BASE])
+@pytest.mark.parametrize("key", ["model", "revision"])
+def test_other_names_and_revisions_are_not_merged(
+    tmp_path: Path, key: str, identity: dict[str, str] | None
+) -> None:
+    written(tmp_path / "a", "a", identity)
+    written(tmp_path / "b", "b", identity, **{key: "other"})
     with pytest.raises(MixedStoresError, match=f"the stores in a and b differ in {key} \\("):
         read_store(tmp_path)
 

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from benchmarks.validity import results
 from benchmarks.validity.analysis import DOMAINS
-from benchmarks.validity.decoder import Decoder, Ensemble, built, stored_tensors, write
+from benchmarks.validity.decoder import Decoder, built, stored_tensors, write
 from benchmarks.validity.measures import measured
 from benchmarks.validity.population import Texts, examined, sampled, trained
 from benchmarks.validity.questions import SKILLS, answered, questions, runs
@@ -104,7 +104,7 @@ def test_the_tokenizer_has_the_rows_that_screening_needs(texts, tiny, work):
         assert set(SOURCES) >= {name}
         assert len(stream) == 4000
     folder = work / "untrained"
-    write(folder, Decoder(texts.vocabulary, **SHAPE).tensors(), SHAPE, texts.json)
+    write(folder, Decoder(texts.vocabulary, **SHAPE).member(0), SHAPE, texts.json)
     (figures,) = measured([folder])
     assert all(f"cosine_{domain}" in figures for domain in DOMAINS)
     rows = stored_tensors(folder)["lm_head.weight"].numpy()
@@ -113,10 +113,10 @@ def test_the_tokenizer_has_the_rows_that_screening_needs(texts, tiny, work):
 
 
 def test_transformers_loads_the_checkpoints_and_computes_the_same(texts, work):
-    model = Decoder(texts.vocabulary, **SHAPE, scale=3.0, seed=4)
-    write(work / "as-llama", model.tensors(), SHAPE, texts.json)
+    model = Decoder(texts.vocabulary, **SHAPE, scale=3.0, seeds=[4])
+    write(work / "as-llama", model.member(0), SHAPE, texts.json)
     theirs = LlamaForCausalLM.from_pretrained(work / "as-llama", dtype=torch.float32).eval()
-    ours = built(stored_tensors(work / "as-llama"), SHAPE)
+    ours = built([stored_tensors(work / "as-llama")], SHAPE)
     ids = texts.held_out[:60].view(2, 30)
     with torch.no_grad():
         torch.testing.assert_close(ours.head(ours(ids)), theirs(input_ids=ids).logits, atol=1e-5, rtol=1e-4)
@@ -124,10 +124,10 @@ def test_transformers_loads_the_checkpoints_and_computes_the_same(texts, work):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_models_side_by_side_compute_what_each_computes_alone(tied):
-    alone = [Decoder(60, **SHAPE, tied=tied, scale=2.0, seed=seed) for seed in (1, 2, 3)]
-    both = Ensemble(alone)
+    alone = [Decoder(60, **SHAPE, tied=tied, scale=2.0, seeds=[seed]) for seed in (1, 2, 3)]
+    both = Decoder(60, **SHAPE, tied=tied, scale=2.0, seeds=[1, 2, 3])
     ids = torch.randint(60, (3, 4, 9), generator=torch.Generator().manual_seed(0))
-    logits = both(ids)
+    logits = both.logits(ids)
     for number, model in enumerate(alone):
         own = model.head(model(ids[number])).flatten(0, 1)
         torch.testing.assert_close(logits[number], own, atol=1e-5, rtol=1e-4)
@@ -138,7 +138,7 @@ def test_models_side_by_side_compute_what_each_computes_alone(tied):
     for number, model in enumerate(alone):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
         for name, parameter in model.named.items():
-            torch.testing.assert_close(both.named[name].grad[number], parameter.grad, atol=1e-6, rtol=1e-3)
+            torch.testing.assert_close(both.named[name].grad[number], parameter.grad[0], atol=1e-6, rtol=1e-3)
 
 
 def test_a_model_that_knows_is_right_and_one_that_does_not_is_not(texts):
@@ -231,7 +231,7 @@ def test_training_lowers_the_loss_and_repeated_texts_are_few(tiny, texts, work):
     study = Study(tiny.path, content)
     (run,) = [run for run in study.runs() if run.name == "small-sums-20-default-seed0"]
     (found,) = trained([run], study, texts, work / "longer")
-    model = built(stored_tensors(work / "longer" / "runs" / run.name / "step40"), SHAPE)
+    model = built([stored_tensors(work / "longer" / "runs" / run.name / "step40")], SHAPE)
     assert examined(model, texts)["text_loss"] < 5.5 < np.log(texts.vocabulary) < 7
     assert found[-1]["digit_share"] > 0.02
     few = Study(tiny.path, content)._run("small", "repeated", "default", 0)

@@ -67,18 +67,3 @@ def test_tensorboard_has_what_the_jsonl_has(tmp_path, monkeypatch):
         found = {event.step: event.value for event in events.Scalars(f"train/{name}")}
         assert found == pytest.approx(steps, rel=1e-6)  # events hold float32
     assert [event.step for event in events.Scalars("train/loss")] == [2, 4, 6]
-
-
-def test_mlflow_has_what_the_jsonl_has(tmp_path, monkeypatch):
-    import mlflow
-
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "runs").as_uri())
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "watched")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    expected = watched(tmp_path, "mlflow")
-    client = mlflow.MlflowClient((tmp_path / "runs").as_uri())
-    experiment = client.get_experiment_by_name("watched")
-    (run,) = client.search_runs([experiment.experiment_id])
-    for name, steps in expected.items():
-        history = client.get_metric_history(run.info.run_id, name)
-        assert {one.step: one.value for one in history} == steps

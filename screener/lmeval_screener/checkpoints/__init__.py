@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from lmeval_screener.errors import ScreeningError
+
 #: Which service a scheme of an address means.
 SERVICES = {
     **dict.fromkeys(("s3", "s3a"), "S3"),
@@ -35,22 +37,21 @@ class FileEntry:
 
     Attributes:
         path: Path inside the repository or folder, with ``/``.
-        size: Bytes; None where the listing does not say.
+        size: Bytes; negative where its listing does not say.
         digest: ``sha256:<hex>`` of the content (large files of the Hub, small files of a folder), or
             ``git:<hex>``, the git blob id, which is a hash of the content too; ``xet:<hex>`` likewise.
-            ``etag:<hex>`` stands for a file's address and the version that its storage names (ETag,
-            generation), so it changes with the content. None if unknown. Two files
-            with equal digests are equal; two digests of different kinds say nothing.
+            ``etag:<hex>`` stands for a file's address and the version that its storage names. None if
+            unknown. Files with equal digests are equal; digests of different kinds say nothing.
     """
 
     path: str
-    size: int | None
+    size: int
     digest: str | None
 
     def fits(self, body: bytes) -> bool:
         """Whether a whole content is this file's, by size and digest."""
         kind, _, digest = (self.digest or "").partition(":")
-        if self.size is not None and len(body) != self.size:
+        if len(body) != self.size:
             return False
         if kind == "sha256":
             return hashlib.sha256(body).hexdigest() == digest
@@ -64,8 +65,7 @@ class Meter:
     """Traffic of one checkpoint; stays zero for a folder and a cached one.
 
     Attributes:
-        bytes_read: Bytes of bodies as they travelled (compressed where the server compresses), API calls
-            and failed attempts included, HTTP headers not.
+        bytes_read: Bytes of bodies as they travelled, failed attempts included, HTTP headers not.
         requests: HTTP requests, retries and redirect hops included.
         above: Counts the same beside that of others.
     """
@@ -109,21 +109,23 @@ class Snapshot(Protocol):
         """Bytes ``[begin, end)`` of a file for each range, in the order given, read side by side."""
         ...
 
-    async def size(self, path: str) -> int:
-        """Size of a file in bytes."""
-        ...
+
+def entry_of(snapshot: Snapshot, path: str) -> FileEntry:
+    """A file of a checkpoint, which has to be there."""
+    if (entry := snapshot.files.get(path)) is None:
+        at = f" at revision {snapshot.revision}; ask for another revision" if snapshot.revision else ""
+        where = at or "; is the download or upload complete?"
+        raise ScreeningError("FileNotFound", f"{snapshot.repo} has no {path}{where}")
+    return entry
 
 
 def content_key(snapshot: Snapshot, path: str) -> str:
     """Name under which what was read from a file may be cached: by its content, else by commit and path."""
-    return snapshot.files[path].digest or f"{snapshot.repo}@{snapshot.revision}/{path}"
+    return entry_of(snapshot, path).digest or f"{snapshot.repo}@{snapshot.revision}/{path}"
 
 
 def single_file(files: Mapping[str, FileEntry], name: str) -> dict[str, FileEntry]:
-    """The files of a checkpoint that is one file of weights: it, its parts if it is split, and small ones.
-
-    An index is left out, as it speaks of other files.
-    """
+    """The files of a checkpoint that is one file of weights: it or its parts, small ones, and no index."""
     stem = _PART.sub("", name)
     parts = {path for path in files if name.endswith(".gguf") and _PART.sub("", path) == stem}
     return {
@@ -137,12 +139,8 @@ def single_file(files: Mapping[str, FileEntry], name: str) -> dict[str, FileEntr
 class Cache:
     """A folder of entries, each found by its kind and key, each checking itself, written atomically.
 
-    An entry is a file: one line of JSON (``{"key": …, "sha256": …}``), then the content. A damaged entry, one
-    of another key, or one that another program writes to, is noticed and counts as missing. Nothing in here
-    is needed: deleting the folder costs only the reading again.
-
-    Args:
-        folder: Where the entries live; created when the first one is written.
+    An entry is a file: one line of JSON (``{"key": …, "sha256": …}``), then the content. A damaged entry or
+    one of another key counts as missing. Deleting the folder costs only the reading again.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -170,10 +168,7 @@ class Cache:
         return content if entry.get("sha256") == hashlib.sha256(content).hexdigest() else None
 
     def write(self, kind: str, key: str, *content: bytes) -> None:
-        """Keep content, in one piece or several.
-
-        A full or read-only disk is no reason to fail: then nothing is kept.
-        """
+        """Keep content, in one piece or several; on a full or read-only disk nothing is kept."""
         (folder, name), digest = self._place(kind, key), hashlib.sha256()
         for piece in content:
             digest.update(piece)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 from urllib.parse import quote
 
 from yarl import URL
 
 from lmeval_screener.checkpoints import FileEntry, Meter, Snapshot
-from lmeval_screener.checkpoints.hub import Hub, ResolvedSnapshot, items, text
-from lmeval_screener.checkpoints.limits import Budget
+from lmeval_screener.checkpoints.http import offline
+from lmeval_screener.checkpoints.hub import Hub, ResolvedSnapshot, items
+from lmeval_screener.checkpoints.limits import Account, Budget
 from lmeval_screener.checkpoints.stores import FolderListing, Store
 from lmeval_screener.errors import ScreeningError
 
@@ -26,14 +26,12 @@ class HubBucket(Store):
     async def listed(self, path: str, meter: Meter) -> FolderListing:
         """Files and folders in a folder, page by page; see `Store.listed`."""
         if self.hub.transport is None:
-            raise ScreeningError(
-                "Offline", f"offline mode is on and {self.address} is on the network; unset HF_HUB_OFFLINE"
-            )
+            raise offline(self.address)
         below = f"/{quote(path, safe='')}" if path else ""
         name = self.address.removeprefix("hf://buckets/")
         url = f"{self.hub.endpoint}/api/buckets/{name}/tree{below}?recursive=false"
         try:
-            tree = await self.hub.pages(url, self.address, Budget(math.inf), meter, _parse_folder)
+            tree = await self.hub.pages(url, self.address, Account(Budget(math.inf), meter), items)
         except ScreeningError as error:
             if error.code == "FileNotFound":
                 return FolderListing()
@@ -41,7 +39,7 @@ class HubBucket(Store):
         folders: list[str] = []
         files: dict[str, FileEntry] = {}
         for item in tree:
-            name = item["path"].removeprefix(f"{path}/" if path else "").strip("/")
+            name = str(item.get("path", "")).removeprefix(f"{path}/" if path else "").strip("/")
             if "/" in name or not name:
                 continue
             if item.get("type") == "directory":
@@ -52,27 +50,20 @@ class HubBucket(Store):
                 files[name] = FileEntry(name, item["size"], digest)
         return FolderListing(tuple(folders), files)
 
-    def opened(
-        self, repo: str, path: str, files: Mapping[str, FileEntry], budget: Budget, meter: Meter
-    ) -> Snapshot:
+    def opened(self, repo: str, path: str, files: Mapping[str, FileEntry], account: Account) -> Snapshot:
         """A checkpoint of listed files; see `Store.opened`."""
         folder = f"{self.hub.endpoint}/{self.address.removeprefix('hf://')}/resolve/"
-        return _BucketSnapshot(self.hub, repo, folder, path, files, budget=budget, meter=meter)
+        return _BucketSnapshot(self.hub, repo, folder, path, files, account)
 
 
 class _BucketSnapshot(ResolvedSnapshot):
     """A checkpoint in a bucket; see `Snapshot`."""
 
     def __init__(
-        self, hub: Hub, repo: str, folder: str, path: str, files: Mapping[str, FileEntry], **reading: Any
+        self, hub: Hub, repo: str, folder: str, path: str, files: Mapping[str, FileEntry], account: Account
     ) -> None:
-        super().__init__(hub, repo, files, **reading)
+        super().__init__(hub, repo, files, account)
         self._folder, self._path = folder, f"{path}/" if path else ""
 
     def _url(self, path: str) -> URL:
         return URL(self._folder + quote(self._path + path, safe=""), encoded=True)
-
-
-def _parse_folder(tree: Any) -> list[dict[str, Any]]:
-    """Items of one page of ``/api/buckets/{name}/tree/{folder}``."""
-    return [item for item in items(tree) if text(item["path"])]

@@ -25,6 +25,7 @@ from yarl import URL
 from lmeval_screener.checkpoints import Meter
 from lmeval_screener.checkpoints.limits import (
     LONGEST_WAIT,
+    Account,
     Allowance,
     Budget,
     Quota,
@@ -57,18 +58,12 @@ _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
 
 
 class AgainError(Exception):
-    """An attempt failed in a way that may pass.
-
-    Attributes:
-        error: What to raise if it does not.
-        wait: Seconds that the server asked for; None if it did not.
-        attempts: Fruitless attempts after which it is raised.
-        fruitful: Whether the attempt got further than the one before.
-    """
+    """An attempt failed in a way that may pass."""
 
     def __init__(self, error: ScreeningError, *, wait: float | None = None, attempts: int = ATTEMPTS) -> None:
         super().__init__(str(error))
-        self.error, self.wait, self.attempts, self.fruitful = error, wait, attempts, False
+        self.error, self.wait, self.attempts = error, wait, attempts
+        self.fruitful = False  # whether it got further than the one before
 
 
 def contradiction(what: str, code: str = "BadResponse") -> AgainError:
@@ -78,12 +73,27 @@ def contradiction(what: str, code: str = "BadResponse") -> AgainError:
     return AgainError(ScreeningError(code, what), attempts=CONTRADICTIONS)
 
 
+def offline(what: str) -> ScreeningError:
+    """The error of something that only the network has."""
+    return ScreeningError(
+        "Offline",
+        f"offline mode is on and {what} is not in the cache; screen it once with a network, or unset "
+        "HF_HUB_OFFLINE",
+    )
+
+
+def untrusted(host: str | None, reason: str = "") -> ScreeningError:
+    """The error of a certificate that nobody here vouches for."""
+    return ScreeningError(
+        "Unreachable",
+        f"the certificate of {host} is not trusted{reason}; if it is your own network's, name its issuer's "
+        "file in SSL_CERT_FILE or REQUESTS_CA_BUNDLE",
+    )
+
+
 def misdirected(host: str | None, where: str) -> ScreeningError:
     """The error of a redirect that is not followed."""
-    return ScreeningError(
-        "BadResponse",
-        f"{host} redirects {where}; check the address or HF_ENDPOINT",
-    )
+    return ScreeningError("BadResponse", f"{host} redirects {where}; check the address or HF_ENDPOINT")
 
 
 async def retried(attempt: Callable[[], Awaitable[T]], budget: Budget) -> T:
@@ -107,14 +117,7 @@ async def retried(attempt: Callable[[], Awaitable[T]], budget: Budget) -> T:
 
 
 class Transport:
-    """One pool of connections for all checkpoints of a run; made inside a running event loop.
-
-    Args:
-        endpoint: Origin of the Hub, such as ``https://huggingface.co``.
-        token: Sent to that origin and nowhere else; None: anonymous.
-        agent: User-Agent.
-        allowance: The user's own limits; None: none.
-    """
+    """One pool of connections for all checkpoints of a run; made inside a running event loop."""
 
     def __init__(
         self, endpoint: str, token: str | None, agent: str, allowance: Allowance | None = None
@@ -161,27 +164,19 @@ class Transport:
         return quota
 
     async def request(
-        self,
-        method: str,
-        url: URL,
-        headers: Mapping[str, str],
-        meter: Meter,
-        budget: Budget | None = None,
+        self, method: str, url: URL, headers: Mapping[str, str], account: Account
     ) -> aiohttp.ClientResponse:
-        """The answer to one request when its quota has room, no retries, no redirects.
-
-        It has to be entered (``async with``); its body is not yet read, see `piece_of`.
-        """
+        """The answer to one request when its quota has room, to be entered; no retries, no redirects."""
         counted = self.is_hub(url)
         if counted and self.token:
             headers = {**headers, "Authorization": f"Bearer {self.token}"}
-        self.allowance.begin(meter)
+        self.allowance.begin(account.meter)
         quota = self.quota(url)
-        await quota.turn(budget)
+        await quota.turn(account.budget)
         answered = None
         try:
             self.allowance.requests += counted
-            meter.add(requests=1)
+            account.meter.add(requests=1)
             response = await self._session.request(
                 method,
                 url,
@@ -202,18 +197,17 @@ class Transport:
         method: str,
         url: URL,
         headers: Mapping[str, str],
-        meter: Meter,
-        budget: Budget | None = None,
+        account: Account,
         until: Callable[[aiohttp.ClientResponse], bool] = lambda response: False,
     ) -> aiohttp.ClientResponse:
         """`request` with redirects followed: the last answer, or the first redirect that is far enough."""
         for _ in range(HOPS):
-            response = await self.request(method, url, headers, meter, budget)
+            response = await self.request(method, url, headers, account)
             try:
                 if not is_redirect(response) or until(response):
                     self.raise_if_passing(response)
                     return response
-                url = await self.redirect(response, meter)
+                url = await self.redirect(response, account.meter)
             except BaseException:
                 response.close()
                 raise
@@ -223,18 +217,16 @@ class Transport:
     async def body(
         self,
         url: URL,
-        meter: Meter,
+        account: Account,
         limit: int,
         refused: Callable[[aiohttp.ClientResponse], ScreeningError],
-        budget: Budget | None = None,
     ) -> tuple[bytes, aiohttp.ClientResponse]:
         """A whole small body, which may come compressed, in one attempt; and the response it came with."""
-        gzip = {"Accept-Encoding": "gzip"}
-        async with await self.followed("GET", url, gzip, meter, budget) as response:
+        async with await self.followed("GET", url, {"Accept-Encoding": "gzip"}, account) as response:
             if response.status != 200:
-                await drained(response, meter)
+                await drained(response, account.meter)
                 raise refused(response)
-            return await unpacked(response, meter, limit), response
+            return await unpacked(response, account.meter, limit), response
 
     async def redirect(self, response: aiohttp.ClientResponse, meter: Meter) -> URL:
         """Where a redirect leads; its body is read so that the connection can serve the next request."""
@@ -251,9 +243,8 @@ class Transport:
         if source.scheme == "https" and url.scheme == "http":
             raise misdirected(source.host, f"from https to http ({url.host}), which is not followed")
         if url.host != source.host and await self._is_private(url) and not await self._is_private(source):
-            raise misdirected(
-                source.host, f"to {url.host}, an address of a private network, which is not followed"
-            )
+            where = f"to {url.host}, an address of a private network, which is not followed"
+            raise misdirected(source.host, where)
         return url
 
     def leads_away(self, response: aiohttp.ClientResponse) -> bool:
@@ -283,11 +274,7 @@ class Transport:
         return self._proxies[origin]
 
     def raise_if_passing(self, response: aiohttp.ClientResponse) -> None:
-        """Raise `AgainError` for an answer that may pass: 408, 429 and 5xx.
-
-        How long to wait is in ``Retry-After``, or (the Hub's 429 has none) in ``RateLimit: …;t=<seconds>``.
-        After a 429 the next attempt waits for its turn, as all others of its quota do.
-        """
+        """Raise `AgainError` for an answer that may pass: 408, 5xx, and 429 (then the others wait too)."""
         status, host = response.status, response.url.host
         if status == 429:
             wait = asked_wait(response.headers)
@@ -321,11 +308,7 @@ def _unreachable(error: Exception, url: URL) -> Exception:
     import aiohttp
 
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return ScreeningError(
-            "Unreachable",
-            f"the certificate of {url.host} is not trusted ({error.certificate_error}); if it is your own "
-            "network's, name its issuer's file in SSL_CERT_FILE or REQUESTS_CA_BUNDLE",
-        )
+        return untrusted(url.host, f" ({error.certificate_error})")
     # aiohttp's own text of a refused connection shows its context of TLS as Python prints it.
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     text = cause.message if isinstance(cause, aiohttp.ClientResponseError) else str(cause)
@@ -392,10 +375,7 @@ async def side_by_side(works: Iterable[Coroutine[Any, Any, T]], most: int | None
 
 
 def environment_proxy(url: URL) -> str | None:
-    """The proxy that the environment names for a URL; None for none, and for what NO_PROXY names.
-
-    Asked once an origin: aiohttp's own ``trust_env`` asks at each request, and reads ~/.netrc too.
-    """
+    """The proxy that the environment names for a URL; aiohttp's own ``trust_env`` reads ~/.netrc too."""
     proxies = urllib.request.getproxies()
     proxy = proxies.get(url.scheme) or proxies.get("all")
     host = url.host or ""

@@ -1,9 +1,7 @@
 """Checkpoints on the Hub (or any server that speaks its protocol), read by ranges over pooled connections.
 
 Token, endpoint, offline mode and places come from huggingface_hub. Its `HfApi` is not used: its import takes
-as long as a small screening, its calls need a thread each, its requests are neither metered nor bounded by
-our time budget, and it takes two round trips where one request says all: the pinned commit, the sizes and
-the digests. config.json and the index travel beside that request, checked by the digests that it brings.
+as long as a small screening, and its requests are neither metered nor bounded by our time budget.
 
 A large file is resolved by HEAD *without* Range: the signature of the address then covers every range (had
 the request carried one, only that one).
@@ -16,8 +14,9 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,17 +26,19 @@ from yarl import URL
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.version import __version__
-from lmeval_screener.checkpoints import Cache, FileEntry, Meter, Snapshot
+from lmeval_screener.checkpoints import Cache, FileEntry, Meter, Snapshot, entry_of
 from lmeval_screener.checkpoints.http import (
     CONTRADICTIONS,
     AgainError,
     Transport,
     contradiction,
     is_redirect,
+    offline,
     retried,
+    side_by_side,
 )
-from lmeval_screener.checkpoints.limits import Allowance, Budget
-from lmeval_screener.checkpoints.snapshots import SMALL, RemoteSnapshot, open_download
+from lmeval_screener.checkpoints.limits import Account, Allowance, Budget
+from lmeval_screener.checkpoints.snapshots import RemoteSnapshot, open_download
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets import Listed, matching, step_key
 
@@ -52,20 +53,13 @@ _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 _TOKEN = re.compile(r"[!-~]+")
 #: Listings of repositories with thousands of files have some megabytes.
 _LISTING_LIMIT = 64 * 2**20
-#: Texts that nearly every checkpoint needs, asked for beside the listing when nothing is cached.
-_EARLY = ("config.json", "model.safetensors.index.json")
+#: Texts that nearly every checkpoint needs, asked for side by side when nothing is cached.
+_TEXTS = ("config.json", "model.safetensors.index.json")
 
 
 @dataclass(frozen=True, slots=True)
 class RepoFiles:
-    """A repository at one commit.
-
-    Attributes:
-        repo: Its name after renames.
-        commit: 40 hex digits.
-        files: By path.
-        parameters: As the Hub counts them; None if it does not say.
-    """
+    """A repository at one commit."""
 
     repo: str
     commit: str
@@ -91,22 +85,8 @@ class Hub:
     ``$HF_HOME/token``, ``HF_HUB_DISABLE_IMPLICIT_TOKEN``, ``HF_HUB_OFFLINE``, ``HF_HOME``, ``HF_HUB_CACHE``.
     Downloads of huggingface_hub are read from its cache.
 
-    Args:
-        offline: Whether to make no request at all; None: as huggingface_hub is set.
-        cache: Where listings, headers, small files and rows are kept; None: under huggingface_hub's folder
-            for other libraries' data, ``$HF_HOME/assets/screen-checkpoints``.
-        endpoint: Origin of the Hub; None: as huggingface_hub is set.
-        token: A token; None: as huggingface_hub finds it.
-        allowance: The user's own limits; None: none.
-
     Raises:
         UsageError: The endpoint is no address, or (on entering) the token no token.
-
-    Attributes:
-        meter: All that travelled.
-        cache: Where everything that was read once is kept.
-        allowance: The user's own limits.
-        transport: The connections, for other places than repositories too; None in offline mode.
     """
 
     def __init__(
@@ -149,6 +129,10 @@ class Hub:
         if self.transport:
             await self.transport.close()
 
+    def account(self, budget: Budget) -> Account:
+        """The account of a checkpoint whose traffic counts as this hub's."""
+        return Account(budget, Meter(above=self.meter))
+
     def has_token(self) -> bool:
         """Whether requests would carry a token."""
         return bool(self._token or _implicit_token())
@@ -161,60 +145,50 @@ class Hub:
         listed: Listed | None = None,
     ) -> Snapshot:
         """A checkpoint at a revision, pinned to its commit; at the listed commit, if it comes from a list."""
-        budget, meter = budget or Budget(math.inf), Meter(above=self.meter)
+        account = self.account(budget or Budget(math.inf))
         if not _NAME.fullmatch(repo):
             raise ScreeningError("RepoNotFound", f"expected a name such as org/model, got {repo!r}; check it")
         asked = listed.commit if listed else revision or "main"
-        early: dict[str, bytes] = {}
         kept = self.cache.read("listings", self._key(repo, asked))
         listing = None if kept is None else RepoFiles.from_json(kept)
-        if self.transport is None:
-            if listing is None:
-                downloaded = open_download(self.downloads, repo, asked)
-                if downloaded is None:
-                    raise _offline(f"{repo} at revision {asked}")
-                return downloaded
-        elif listing is None:
-            if listed and listed.gated and self.transport.token is None:
-                raise gated(repo, self.endpoint, token=False)
-            # What a list names is not asked for in vain.
-            texts = [path for path in _EARLY if listed is None or path in listed.files]
-            listing, early = await self._listed(repo, asked, texts, budget, meter)
-        elif not _COMMIT.fullmatch(asked) and not await self._unmoved(listing, repo, asked, budget, meter):
-            listing = await self._listing(repo, asked, budget, meter)
-        return HubSnapshot(self, listing, budget=budget, meter=meter, early=early)
+        if self.transport is None and listing is None:
+            if (downloaded := open_download(self.downloads, repo, asked)) is None:
+                raise offline(f"{repo} at revision {asked}")
+            return downloaded
+        if listing is None:
+            if listed and listed.gated and not self._has_token:
+                raise self._gated(repo)
+            listing = await self._listing(repo, asked, account)
+        elif not await self._unmoved(listing, asked, account):
+            listing = await self._listing(repo, asked, account)
+        snapshot = HubSnapshot(self, listing, account)
+        if kept is None:
+            await side_by_side(snapshot.small_file(path) for path in _TEXTS if path in listing.files)
+        return snapshot
 
     async def page(
         self, address: str, what: str, parse: Callable[[Any], T], budget: Budget
     ) -> tuple[T, str | None]:
-        """One page of a list of repositories, understood, and the address of the next one."""
+        """One page of a list (of repositories, of branches), understood, and the address of the next one."""
         address = address if "://" in address else f"{self.endpoint}{address}"
         if self.transport is None:
             kept = self.cache.read("pages", address)
             if kept is None:
-                raise _offline(f"the list {address}")
+                raise offline(f"the list {address}")
             following, content = json.loads(kept)
             return parse(content), following
-
-        page, response = await self.api(
-            address, what, "main", budget, self.meter, lambda content: (parse(content), content)
+        account = Account(budget, self.meter)
+        (page, content), response = await self.api(
+            address, what, "main", account, lambda content: (parse(content), content)
         )
         following = self._next(response, "repositories")
-        self.cache.write("pages", address, json.dumps([following, page[1]]).encode())
-        return page[0], following
+        self.cache.write("pages", address, json.dumps([following, content]).encode())
+        return page, following
 
     async def revisions(self, repo: str, pattern: str, budget: Budget | None = None) -> list[str]:
         """Branches and tags that match a glob, in the order of the numbers in their names."""
-        budget, key = budget or Budget(math.inf), f"{self.endpoint} {repo}"
-        if self.transport is None:
-            kept = self.cache.read("refs", key)
-            if kept is None:
-                raise _offline(f"the list of branches of {repo}")
-            names = json.loads(kept)
-        else:
-            address = f"{self.endpoint}/api/models/{repo}/refs"
-            names, _ = await self.api(address, repo, pattern, budget, self.meter, parse_references)
-            self.cache.write("refs", key, json.dumps(names).encode())
+        address = f"/api/models/{repo}/refs"
+        names, _ = await self.page(address, repo, parse_references, budget or Budget(math.inf))
         matches = matching(names, pattern)
         if not matches:
             some = ", ".join(sorted(names, key=step_key)[:6]) or "none"
@@ -225,7 +199,7 @@ class Hub:
         return matches
 
     async def api(
-        self, address: str, what: str, revision: str, budget: Budget, meter: Meter, parse: Callable[[Any], T]
+        self, address: str, what: str, revision: str, account: Account, parse: Callable[[Any], T]
     ) -> tuple[T, aiohttp.ClientResponse]:
         """An answer of the API, understood; what is not the Hub's is asked for again."""
         transport, url = self.transport, URL(address, encoded=True)
@@ -233,28 +207,77 @@ class Hub:
 
         async def attempt() -> tuple[T, aiohttp.ClientResponse]:
             body, response = await transport.body(
-                url, meter, _LISTING_LIMIT, lambda refused: self.refusal(refused, what, revision), budget
+                url, account, _LISTING_LIMIT, partial(self.refusal, repo=what, revision=revision)
             )
             return understood(body, what, parse), response
 
-        return await retried(attempt, budget)
+        return await retried(attempt, account.budget)
 
     async def pages(
-        self, address: str, what: str, budget: Budget, meter: Meter, parse: Callable[[Any], list[T]]
+        self, address: str, what: str, account: Account, parse: Callable[[Any], list[T]]
     ) -> list[T]:
         """The items of all pages of a listing that begins at an address; see `api`."""
         items: list[T] = []
         following: str | None = address
         while following is not None:
-            page, response = await self.api(following, what, "main", budget, meter, parse)
+            page, response = await self.api(following, what, "main", account, parse)
             items += page
             following = self._next(response, what)
         return items
 
-    def refusal(self, response: aiohttp.ClientResponse, what: str, revision: str) -> ScreeningError:
-        """The error that a final status means; see `refusal`."""
-        token = self.transport is not None and self.transport.token is not None
-        return refusal(response, what, revision, self.endpoint, token=token)
+    def refusal(self, response: aiohttp.ClientResponse, repo: str, revision: str) -> ScreeningError:
+        """The error that a final status other than 2xx and 3xx of the Hub means.
+
+        The Hub names its reasons in ``X-Error-Code``; without one, 401 stands for a repository that is
+        missing or private (it does not say which).
+        """
+        status, code, host = response.status, response.headers.get("X-Error-Code", ""), response.url.host
+        if code == "GatedRepo":
+            return self._gated(repo)
+        if code == "RevisionNotFound":
+            return ScreeningError(
+                "RevisionNotFound",
+                f"{repo} has no revision {revision!r}; see {self.endpoint}/{repo}/tree/main for its branches",
+            )
+        if code == "EntryNotFound":
+            return ScreeningError(
+                "FileNotFound", f"{response.url.path} is not in {repo}; ask for another revision"
+            )
+        if status == 401 and self._has_token and not code and "X-Error-Message" in response.headers:
+            # With a token that it accepts, the Hub answers 404 for what is missing.
+            reason = response.headers["X-Error-Message"][:200]
+            return ScreeningError(
+                "BadToken",
+                f"{host} does not accept the token ({reason}); log in again (hf auth login), "
+                "correct HF_TOKEN, or unset it for public repositories",
+            )
+        if code == "RepoNotFound" or status in (401, 404):
+            return ScreeningError(
+                "RepoNotFound",
+                f"{repo} is not on {self.endpoint}, or it is private; check the name, or {self._login}",
+            )
+        if status in (403, 451):
+            return ScreeningError(
+                "AccessDenied", f"{host} refuses access to {repo} ({status}); {self._login}"
+            )
+        return ScreeningError("ServerError", f"{host} answered {status} for {repo}; try again later")
+
+    def _gated(self, repo: str) -> ScreeningError:
+        """The error of a repository whose files need accepted conditions."""
+        place = f"{self.endpoint}/{repo}"
+        return ScreeningError(
+            "GatedRepo", f"{repo} is gated; accept its conditions at {place} and {self._login}"
+        )
+
+    @property
+    def _has_token(self) -> bool:
+        return self.transport is not None and self.transport.token is not None
+
+    @property
+    def _login(self) -> str:
+        if self._has_token:
+            return "check that the token may read it"
+        return "log in (hf auth login, or set HF_TOKEN)"
 
     def _next(self, response: aiohttp.ClientResponse, what: str) -> str | None:
         """Where a list goes on."""
@@ -271,70 +294,35 @@ class Hub:
             )
         return None if url is None else str(url)
 
-    async def _listed(
-        self, repo: str, revision: str, texts: Sequence[str], budget: Budget, meter: Meter
-    ) -> tuple[RepoFiles, dict[str, bytes]]:
-        """The listing, and texts that were asked for beside it."""
-        tasks = {
-            path: asyncio.ensure_future(self._early(repo, revision, path, meter, budget)) for path in texts
-        }
-        try:
-            listing = await self._listing(repo, revision, budget, meter)
-            # They left together; what is not here a moment later is asked for again when it is needed.
-            if tasks:
-                await asyncio.wait(tasks.values(), timeout=0.5)
-        finally:
-            for task in tasks.values():
-                task.cancel()
-            await asyncio.gather(*tasks.values(), return_exceptions=True)
-        return listing, {path: task.result() for path, task in tasks.items() if not task.cancelled()}
-
-    async def _listing(self, repo: str, revision: str, budget: Budget, meter: Meter) -> RepoFiles:
+    async def _listing(self, repo: str, revision: str, account: Account) -> RepoFiles:
         address = f"{self.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true"
-        listing, _ = await self.api(address, repo, revision, budget, meter, parse_listing)
+        listing, _ = await self.api(address, repo, revision, account, parse_listing)
         listing = replace(listing, repo=listing.repo or repo)
-        if any(entry.size is None or not entry.digest for entry in listing.files.values()):
+        if any(entry.size < 0 or not entry.digest for entry in listing.files.values()):
             # Some mirrors' listings have no sizes.
             address = f"{self.endpoint}/api/models/{listing.repo}/tree/{listing.commit}?recursive=true"
-            entries = await self.pages(address, listing.repo, budget, meter, parse_tree)
+            entries = await self.pages(address, listing.repo, account, parse_tree)
             listing = replace(listing, files={entry.path: entry for entry in entries})
         content = listing.to_json()
         for name in {revision, listing.commit}:
             self.cache.write("listings", self._key(repo, name), content)
         return listing
 
-    async def _unmoved(self, kept: RepoFiles, repo: str, revision: str, budget: Budget, meter: Meter) -> bool:
-        """Whether a branch is where it was, by one resolver request: more of them are allowed than API calls.
-
-        One attempt; where the answer says something else or nothing, the listing is asked for.
-        """
+    async def _unmoved(self, kept: RepoFiles, revision: str, account: Account) -> bool:
+        """Whether a branch is where it was, by one request to the resolver, which allows more of them."""
         transport = self.transport
-        assert transport is not None
-        url = URL(f"{self.endpoint}/{repo}/resolve/{quote(revision, safe='')}/{_EARLY[0]}", encoded=True)
-        if _EARLY[0] not in kept.files or not transport.quota(url).affords():
+        if transport is None or _COMMIT.fullmatch(revision):
+            return True
+        name = f"{kept.repo}/resolve/{quote(revision, safe='')}/{_TEXTS[0]}"
+        url = URL(f"{self.endpoint}/{name}", encoded=True)
+        if _TEXTS[0] not in kept.files or not transport.quota(url).affords():
             return False
         with contextlib.suppress(ScreeningError, AgainError):
-            async with await transport.request("HEAD", url, {}, meter, budget) as response:
+            async with await transport.request("HEAD", url, {}, account) as response:
                 transport.raise_if_passing(response)
                 if response.status < 400:
-                    return kept.repo == repo and response.headers.get("X-Repo-Commit") == kept.commit
+                    return response.headers.get("X-Repo-Commit") == kept.commit
         return False
-
-    async def _early(self, repo: str, revision: str, path: str, meter: Meter, budget: Budget) -> bytes:
-        """A text at a revision, empty if anything is wrong with it; one attempt.
-
-        A favour: it is not asked for where the quota of pages comes near its end.
-        """
-        transport = self.transport
-        assert transport is not None
-        url = URL(f"{self.endpoint}/{repo}/raw/{quote(revision, safe='')}/{path}", encoded=True)
-        with contextlib.suppress(ScreeningError, AgainError):
-            if transport.quota(url).affords():
-                body, _ = await transport.body(
-                    url, meter, SMALL, lambda refused: self.refusal(refused, repo, revision), budget
-                )
-                return body
-        return b""
 
     def _key(self, repo: str, revision: str) -> str:
         return f"{self.endpoint} {repo}@{revision}"
@@ -343,15 +331,13 @@ class Hub:
 class ResolvedSnapshot(RemoteSnapshot):
     """Files that the Hub resolves to addresses elsewhere, those of a repository or of a bucket."""
 
-    def __init__(
-        self, hub: Hub, repo: str, files: Mapping[str, FileEntry], *, budget: Budget, meter: Meter
-    ) -> None:
-        super().__init__(hub.transport, repo, files, budget=budget, meter=meter, cache=hub.cache)
+    def __init__(self, hub: Hub, repo: str, files: Mapping[str, FileEntry], account: Account) -> None:
+        super().__init__(hub.transport, repo, files, account, hub.cache)
         self._hub = hub
 
     async def _resolved(self, path: str) -> URL:
         """Where a file lies, by HEAD."""
-        transport, entry = self._online(path), self._entry(path)
+        transport, entry = self._online(path), entry_of(self, path)
 
         def believe(response: aiohttp.ClientResponse, *, final: bool) -> None:
             if problem := resolve_problem(response.headers, entry, self.revision, final=final):
@@ -361,7 +347,7 @@ class ResolvedSnapshot(RemoteSnapshot):
             believe(response, final=False)
             return transport.leads_away(response)
 
-        asked = transport.followed("HEAD", self._url(path), {}, self.meter, self._budget, leads_away)
+        asked = transport.followed("HEAD", self._url(path), {}, self._account, leads_away)
         async with await asked as response:
             if is_redirect(response):
                 return await transport.redirect(response, self.meter)
@@ -378,37 +364,21 @@ class ResolvedSnapshot(RemoteSnapshot):
 
 
 class HubSnapshot(ResolvedSnapshot):
-    """A checkpoint on the Hub at one commit; see `Snapshot`. Made by `Hub`."""
+    """A checkpoint on the Hub at one commit; see `Snapshot`."""
 
-    def __init__(
-        self,
-        hub: Hub,
-        listing: RepoFiles,
-        *,
-        budget: Budget,
-        meter: Meter,
-        early: Mapping[str, bytes] | None = None,
-    ) -> None:
-        super().__init__(hub, listing.repo, listing.files, budget=budget, meter=meter)
+    def __init__(self, hub: Hub, listing: RepoFiles, account: Account) -> None:
+        super().__init__(hub, listing.repo, listing.files, account)
         self.revision, self.parameters = listing.commit, listing.parameters
         self.cache = hub.cache  # a commit's file is the same tomorrow, with or without a digest
-        self._early = dict(early or {})
 
     async def _text(self, path: str) -> bytes:
-        """A small file from the network.
-
-        Texts in git are served by `raw` in one round trip, compressed; but they count as pages, of which
-        few are allowed.
-        """
-        entry, body = self._entry(path), self._early.pop(path, b"")
-        if body and entry.fits(body):
-            return body
-        transport, size, url = self._online(path), await self.size(path), self._url(path, "raw")
+        """A small file: texts in git come by `raw` in one round trip, compressed, while its quota allows."""
+        entry, body = entry_of(self, path), b""
+        transport, size, url = self._online(path), entry.size, self._url(path, "raw")
         in_git = not (entry.digest or "").startswith("sha256:")
-        body = b""
         if in_git and transport.quota(url).affords():
             try:
-                body, _ = await transport.body(url, self.meter, size, self._refused, self._budget)
+                body, _ = await transport.body(url, self._account, size, self._refused)
             except ScreeningError as error:
                 # Mirrors often know nothing but resolve.
                 if error.code not in ("RepoNotFound", "RateLimited"):
@@ -448,23 +418,20 @@ def parse_listing(info: Any) -> RepoFiles:
     """Files from ``/api/models/{repo}/revision/{revision}?blobs=true``."""
     if not _COMMIT.fullmatch(info["sha"]):
         raise ValueError("no commit")
-    entries = [
-        file_entry(text(item["rfilename"]), item.get("size"), part(item, "lfs", "sha256"), item.get("blobId"))
-        for item in items(info.get("siblings", []))
-    ]
-    parameters = part(info, "safetensors", "total")
-    known = type(parameters) is int and parameters > 0
-    files = {entry.path: entry for entry in entries}
-    return RepoFiles(info.get("id") or "", info["sha"], files, parameters if known else None)
+    entries = [file_entry(item) for item in items(info.get("siblings", []))]
+    weights = info.get("safetensors")
+    parameters = weights.get("total") if isinstance(weights, dict) else None
+    return RepoFiles(
+        info.get("id") or "",
+        info["sha"],
+        {entry.path: entry for entry in entries},
+        parameters if type(parameters) is int and parameters > 0 else None,
+    )
 
 
 def parse_tree(tree: Any) -> list[FileEntry]:
     """Files from one page of ``/api/models/{repo}/tree/{revision}?recursive=true``."""
-    return [
-        file_entry(text(item["path"]), item.get("size"), part(item, "lfs", "oid"), item.get("oid"))
-        for item in items(tree)
-        if item.get("type") == "file"
-    ]
+    return [file_entry(item) for item in items(tree) if item.get("type") == "file"]
 
 
 def parse_references(refs: Any) -> list[str]:
@@ -473,14 +440,17 @@ def parse_references(refs: Any) -> list[str]:
     return list(dict.fromkeys(text(ref["name"]) for kind in kinds for ref in kind))
 
 
-def file_entry(path: str, size: Any, sha256: Any, oid: Any) -> FileEntry:
-    """A file as the Hub names it; sizes and digests that are none count as unknown."""
+def file_entry(item: Any) -> FileEntry:
+    """A file as a listing or a tree names it; sizes and digests that are none count as unknown."""
+    size, lfs = item.get("size"), item.get("lfs") or {}
+    sha256, oid = lfs.get("sha256") or lfs.get("oid"), item.get("blobId") or item.get("oid")
     digest = None
     if isinstance(sha256, str) and _SHA256.fullmatch(sha256):
         digest = f"sha256:{sha256}"
     elif isinstance(oid, str) and _COMMIT.fullmatch(oid):
         digest = f"git:{oid}"
-    return FileEntry(path, size if type(size) is int and size >= 0 else None, digest)
+    path = text(item.get("rfilename") or item.get("path"))
+    return FileEntry(path, size if type(size) is int and size >= 0 else -1, digest)
 
 
 def text(value: Any) -> str:
@@ -495,62 +465,6 @@ def items(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise TypeError("expected a list")
     return value
-
-
-def part(item: Any, name: str, key: str) -> Any:
-    """A part of an object of an answer; None where there is none."""
-    inner = item.get(name)
-    return inner.get(key) if isinstance(inner, dict) else None
-
-
-def refusal(
-    response: aiohttp.ClientResponse, repo: str, revision: str, endpoint: str, *, token: bool
-) -> ScreeningError:
-    """The error that a final status other than 2xx and 3xx of the Hub means.
-
-    The Hub names its reasons in ``X-Error-Code``; without one, 401 to a request without a token stands for a
-    repository that is missing or private (it does not tell which), and 401 with an ``X-Error-Message`` to one
-    with a token for a token that it does not accept.
-    """
-    status, code, host = response.status, response.headers.get("X-Error-Code", ""), response.url.host
-    login = _login(token=token)
-    if code == "GatedRepo":
-        return gated(repo, endpoint, token=token)
-    if code == "RevisionNotFound":
-        return ScreeningError(
-            "RevisionNotFound",
-            f"{repo} has no revision {revision!r}; see {endpoint}/{repo}/tree/main for its branches",
-        )
-    if code == "EntryNotFound":
-        return ScreeningError(
-            "FileNotFound", f"{response.url.path} is not in {repo}; ask for another revision"
-        )
-    if status == 401 and token and not code and "X-Error-Message" in response.headers:
-        # With a token that it knows, the Hub answers 404 for what is missing; only one it refuses gets a 401.
-        reason = response.headers["X-Error-Message"][:200]
-        return ScreeningError(
-            "BadToken",
-            f"{host} does not accept the token ({reason}); log in again (hf auth login), "
-            "correct HF_TOKEN, or unset it for public repositories",
-        )
-    if code == "RepoNotFound" or status in (401, 404):
-        return ScreeningError(
-            "RepoNotFound", f"{repo} is not on {endpoint}, or it is private; check the name, or {login}"
-        )
-    if status in (403, 451):
-        return ScreeningError("AccessDenied", f"{host} refuses access to {repo} ({status}); {login}")
-    return ScreeningError("ServerError", f"{host} answered {status} for {repo}; try again later")
-
-
-def gated(repo: str, endpoint: str, *, token: bool) -> ScreeningError:
-    """The error of a repository whose files need accepted conditions."""
-    return ScreeningError(
-        "GatedRepo", f"{repo} is gated; accept its conditions at {endpoint}/{repo} and {_login(token=token)}"
-    )
-
-
-def _login(*, token: bool) -> str:
-    return "check that the token may read it" if token else "log in (hf auth login, or set HF_TOKEN)"
 
 
 def resolve_problem(
@@ -588,11 +502,3 @@ def _implicit_token() -> str | None:
     from huggingface_hub import constants, get_token
 
     return None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
-
-
-def _offline(what: str) -> ScreeningError:
-    return ScreeningError(
-        "Offline",
-        f"offline mode is on and {what} is not in the cache; screen it once with a network, or unset "
-        "HF_HUB_OFFLINE",
-    )

@@ -1,9 +1,8 @@
 """Limits: the time of a checkpoint, the quotas of servers as their answers tell them, the user's own.
 
 The Hub counts requests in windows of five minutes, by kind: ``api``, ``resolvers`` and ``pages``. Every
-answer says what is left of its quota (``RateLimit: "api";r=12;t=87``) and how large it is
-(``RateLimit-Policy: "fixed window";"api";q=500;w=300``). A request leaves when its quota has room for it and
-for all that are on their way; else it waits for the next window, and the clock of its checkpoint stands.
+answer says what is left of its quota (``RateLimit: "api";r=12;t=87``) and how large it is. A request leaves
+when there is room for all that are on their way; else it waits, and the clock of its checkpoint stands.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lmeval_dispersion.errors import UsageError
@@ -43,18 +43,12 @@ Notice = Callable[[str, float], None]
 
 
 class Budget:
-    """Seconds that one checkpoint may take; the clock runs only while something is done for it.
-
-    Attributes:
-        seconds: The whole of it.
-        trouble: Why what is being tried again failed the last time: the reason to give when time runs out.
-        refusals: How often each quota had been refused when this budget met it first, see `Quota.turn`.
-    """
+    """Seconds that one checkpoint may take; the clock runs only while something is done for it."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.trouble: ScreeningError | None = None
-        self.refusals: dict[Quota, int] = {}
+        self.trouble: ScreeningError | None = None  # why the last attempt failed
+        self.refusals: dict[Quota, int] = {}  # of each quota, when this budget met it first
         self._spent = 0.0
         self._since: float | None = None
         self._pauses = 0
@@ -104,13 +98,16 @@ class Budget:
         return self._spent + running
 
 
-class Quota:
-    """One quota of one host.
+@dataclass(frozen=True)
+class Account:
+    """One checkpoint's account: the time that it may take, and the traffic that it caused."""
 
-    Args:
-        name: As the server calls it, else by the kind of address.
-        notice: Called with the name and the seconds, once a window, where requests have to wait for it.
-    """
+    budget: Budget
+    meter: Meter
+
+
+class Quota:
+    """One quota of one host."""
 
     def __init__(self, name: str, notice: Notice | None = None) -> None:
         self.name, self._notice = name, notice
@@ -138,7 +135,7 @@ class Quota:
         reserve = 0 if self._left is None else max(RESERVED, RESERVE * self._most)
         return not self._waiting and room > reserve
 
-    async def turn(self, budget: Budget | None) -> None:
+    async def turn(self, budget: Budget) -> None:
         """Wait until one request may leave; `done` must follow.
 
         The budget's clock stands meanwhile, unless the quota was refused `PATIENCE` times since the budget
@@ -153,7 +150,7 @@ class Quota:
                 self._noticed = opens + _WORTH_A_WORD
                 self._notice(self.name, opens - now)
             clock: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-            if budget and self._refusals - budget.refusals.setdefault(self, self._refusals) < PATIENCE:
+            if self._refusals - budget.refusals.setdefault(self, self._refusals) < PATIENCE:
                 clock = budget.paused()
             self._news.clear()
             self._waiting += 1
@@ -199,16 +196,6 @@ class Allowance:
 
     Those that have begun come to their end, so a run may cost a little more than allowed. What is in the
     cache costs nothing and is read all the same.
-
-    Args:
-        requests: Requests to the Hub itself, which its quotas count; None: any number.
-        notice: Told when requests have to wait for a server's quota, see `Quota`.
-
-    Attributes:
-        requests: Requests to the Hub so far.
-
-    Raises:
-        UsageError: A limit below 1.
     """
 
     def __init__(self, requests: int | None = None, notice: Notice | None = None) -> None:

@@ -1,8 +1,7 @@
 """Models of an MLflow registry (extra ``mlflow``): versions are resolved to their storage and read there.
 
 MLflow's own client asks the registry, so its settings and credentials count (``MLFLOW_TRACKING_URI``,
-``MLFLOW_REGISTRY_URI``, ``MLFLOW_TRACKING_TOKEN``, …). What it would do next, download the whole model, is
-not done: the storage of a version is read by ranges, or refused if its server sends whole files only.
+``MLFLOW_TRACKING_TOKEN``, …). The storage of a version is read by ranges, or refused where it has none.
 """
 
 from __future__ import annotations
@@ -24,33 +23,19 @@ from lmeval_screener.targets import Target, parse_target
 
 T = TypeVar("T")
 
-#: Where MLflow's flavour for transformers keeps the model and the tokenizer.
-_MODEL, _TOKENIZER = "model", "components/tokenizer"
 _NAME = re.compile(r"models:/([^/@]+)(?:/([^/@]+)|@([^/@]+))?")
 _SERVER = "set MLFLOW_TRACKING_URI (or MLFLOW_REGISTRY_URI) to the address of your MLflow server"
 
 
 class RegisteredModels:
-    """Models of an MLflow registry; a `Source`.
+    """Models of an MLflow registry; a `Source`."""
 
-    Args:
-        open_storage: Opens the storage of a version, see `Source.snapshot`.
-        names: The folders and files of a storage's folder.
-    """
-
-    def __init__(
-        self,
-        open_storage: Callable[[Target, Budget], Awaitable[Snapshot]],
-        names: Callable[[Target, Budget], Awaitable[tuple[set[str], set[str]]]],
-    ) -> None:
-        self._open_storage, self._names = open_storage, names
+    def __init__(self, open_storage: Callable[[Target, Budget], Awaitable[Snapshot]]) -> None:
+        self._open_storage = open_storage
         self._client: Any = None
 
     async def expand(self, target: Target, budget: Budget) -> list[Target]:
-        """The versions that a name, a stage, an alias or ``*`` stands for; see `Source.expand`.
-
-        ``models:/NAME`` and ``models:/NAME/latest`` are the latest version, ``models:/NAME/*`` all of them.
-        """
+        """The versions that a name (the latest), a stage, an alias or ``*`` stands for."""
         name, version, alias = _parts(target.repo)
         if version and version.isdigit():
             return [target]
@@ -63,13 +48,10 @@ class RegisteredModels:
         )
         numbers = sorted(int(entry.version) for entry in every if _fits(entry, version))
         if not numbers:
-            stages = ", ".join(sorted({str(entry.current_stage) for entry in every}))
-            versions = f"; it has {len(every)} versions (stages: {stages})" if every else ", nor any other"
             which = f"version {version}" if version and version != "*" else "version"
-            raise ScreeningError(
-                "RepoNotFound",
-                f"the registry has no {which} of the model {name}{versions}; check the name, and {_SERVER}",
-            )
+            others = f"; it has {len(every)} others" if every else ", nor any other"
+            what = f"the registry has no {which} of the model {name}{others}; check the name, and {_SERVER}"
+            raise ScreeningError("RepoNotFound", what)
         wanted = numbers if version == "*" else numbers[-1:]
         return [replace(target, repo=f"models:/{name}/{number}") for number in wanted]
 
@@ -80,27 +62,29 @@ class RegisteredModels:
         where = await self._asked(
             chosen, lambda client: str(client.get_model_version_download_uri(name, str(version)))
         )
+        download = f"download the version (mlflow artifacts download -u {chosen.repo}) and screen the folder"
         if where.startswith("mlflow-artifacts:"):
             raise ScreeningError(
                 "RangeNotSupported",
-                f"the files of {chosen.repo} lie behind the MLflow server ({where}), which sends whole "
-                "files; start it with --no-serve-artifacts and --default-artifact-root s3://… (or gs://, "
-                "abfss://), or download the version "
-                f"(mlflow artifacts download -u {chosen.repo}) and screen the folder",
+                f"the files of {chosen.repo} lie behind the MLflow server, which sends whole files; start it "
+                f"with --no-serve-artifacts and --default-artifact-root s3://… (or gs://), or {download}",
             )
         inner = replace(parse_target(where), tokenizer=chosen.tokenizer, file=chosen.file)
         if inner.refused is not None or inner.on_hub or inner.scheme == "models":
             raise ScreeningError(
-                "BadName",
-                f"the files of {chosen.repo} lie at {where}, which is not read; download the version (mlflow "
-                f"artifacts download -u {chosen.repo}) and screen the folder",
+                "BadName", f"the files of {chosen.repo} lie at {where}, which is not read; {download}"
             )
-        folders, files = await self._names(inner, budget)
-        if _MODEL in folders and "config.json" not in files:
-            if inner.tokenizer is None and _TOKENIZER.partition("/")[0] in folders:
-                inner = replace(inner, tokenizer=f"{inner.repo.rstrip('/')}/{_TOKENIZER}")
-            inner = replace(inner, repo=f"{inner.repo.rstrip('/')}/{_MODEL}")
-        snapshot = await self._open_storage(inner, budget)
+        try:
+            # MLflow's flavour for transformers keeps the model and the tokenizer in folders of their own.
+            place = inner.repo.rstrip("/")
+            tokenizer = inner.tokenizer or f"{place}/components/tokenizer"
+            snapshot = await self._open_storage(
+                replace(inner, repo=f"{place}/model", tokenizer=tokenizer), budget
+            )
+        except ScreeningError as error:
+            if error.code not in ("FolderNotFound", "FileNotFound"):
+                raise
+            snapshot = await self._open_storage(inner, budget)
         snapshot.repo = chosen.repo
         return snapshot
 
@@ -154,8 +138,6 @@ def _explained(error: Exception, what: str) -> ScreeningError:
             f"the registry refuses access to {what} ({said}); set MLFLOW_TRACKING_TOKEN, or "
             "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
         )
-    if "Max retries" in said or "onnection" in said:
-        return ScreeningError("Unreachable", f"the registry cannot be reached for {what} ({said}); {_SERVER}")
     return ScreeningError("ServerError", f"the registry failed for {what} ({said}); try again, and {_SERVER}")
 
 

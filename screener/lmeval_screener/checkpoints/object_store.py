@@ -1,9 +1,8 @@
 """S3, Google Cloud Storage and Azure: listed and read by ranges through obstore (extra ``cloud``).
 
-obstore's own retries are switched off: each attempt is one request, which the meter counts and the time
-budget bounds, and what may pass is tried again as for the Hub. Every range asks for the listed version
-(``If-Match``, for which obstore's ``get_ranges`` has no place) and is believed only if begin, end, total and
-ETag are the expected ones, so an object that is replaced in between is an error and never a mixture.
+obstore's own retries are switched off: each attempt is one request that the meter counts. Every range asks
+for the listed version (``If-Match``, for which obstore's ``get_ranges`` has no place) and is believed only if
+begin, end, total and ETag are the expected ones: an object that is replaced in between is an error.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 
 from lmeval_dispersion.version import __version__
 from lmeval_screener.checkpoints import SERVICES, FileEntry, Meter
-from lmeval_screener.checkpoints.http import CONNECTIONS, SILENCE, AgainError, contradiction
+from lmeval_screener.checkpoints.http import CONNECTIONS, SILENCE, AgainError, contradiction, untrusted
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.stores import FolderListing, Store, changed, in_thread, version_digest
 from lmeval_screener.errors import ScreeningError
@@ -39,13 +38,7 @@ _PIECE = 1 << 16
 
 
 class ObjectStore(Store):
-    """One bucket or container.
-
-    Args:
-        address: ``s3://bucket``, ``gs://bucket``, ``az://container`` or
-            ``abfss://container@account.dfs.core.windows.net``.
-        hub: For its cache and meter.
-    """
+    """One bucket or container."""
 
     def __init__(self, address: str, hub: Hub) -> None:
         super().__init__(address, hub)
@@ -59,10 +52,7 @@ class ObjectStore(Store):
         self._versions: dict[str, tuple[str | None, str | None]] = {}
 
     async def listed(self, path: str, meter: Meter) -> FolderListing:
-        """The folders and files under a prefix; see `Store.listed`.
-
-        A page of a listing counts as a request, its bytes are not to be known.
-        """
+        """The folders and files under a prefix; a page counts as a request, its bytes are not to be known."""
         store = await self._opened()
         meter.add(requests=1)
         try:
@@ -203,11 +193,7 @@ class ObjectStore(Store):
         if status or "Requested" in text or "Content-Range" in text:
             return contradiction(f"{where} answered wrongly for {path} ({reason})")
         if "InvalidCertificate" in text:
-            return ScreeningError(
-                "Unreachable",
-                f"the certificate of {where}'s server is not trusted; if it is your own network's, "
-                "name its issuer's file in SSL_CERT_FILE or REQUESTS_CA_BUNDLE",
-            )
+            return untrusted(f"{where}'s server")
         if "error sending request" in text or "body error" in text or "HttpError" in text:
             what = f"the connection to {where} failed; check the network, and the endpoint in use"
             return AgainError(ScreeningError("Unreachable", what))

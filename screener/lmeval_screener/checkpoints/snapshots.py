@@ -2,8 +2,8 @@
 
 A large remote file is resolved once, and its ranges are read side by side from where that leads. When that
 address is refused (expired), it is resolved once more; when the new one is refused too, every range is
-resolved by itself. There is no checksum of a range, so `range_problem` is all that stands between a faulty
-server and wrong rows: nothing is read from an answer that contradicts what was asked or listed.
+resolved by itself. A range has no checksum, so `range_problem` is all that stands between a faulty server and
+wrong rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from yarl import URL
 
-from lmeval_screener.checkpoints import Cache, FileEntry, Meter, single_file
+from lmeval_screener.checkpoints import Cache, FileEntry, Meter, entry_of, single_file
 from lmeval_screener.checkpoints.http import (
     ATTEMPTS,
     RANGES,
@@ -27,12 +27,13 @@ from lmeval_screener.checkpoints.http import (
     Transport,
     contradiction,
     drained,
+    offline,
     piece_of,
     retried,
     side_by_side,
     unpacked,
 )
-from lmeval_screener.checkpoints.limits import Budget
+from lmeval_screener.checkpoints.limits import Account
 from lmeval_screener.errors import ScreeningError
 
 if TYPE_CHECKING:
@@ -60,86 +61,44 @@ class LocalSnapshot:
 
     async def small_file(self, path: str) -> bytes:
         """Whole content of a file; see `Snapshot.small_file`."""
-        place = self._place(path)
-        try:
-            return await asyncio.to_thread(place.read_bytes)
-        except OSError as error:
-            raise ScreeningError("FileNotFound", f"cannot read {path} of {self.repo}: {error}") from error
+        (body,) = await self.ranges(path, [(0, entry_of(self, path).size)])
+        return body
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Bytes of a file; see `Snapshot.ranges`."""
-        return await asyncio.to_thread(read_ranges, self._place(path), ranges)
-
-    async def size(self, path: str) -> int:
-        """Size of a file; see `Snapshot.size`."""
-        try:
-            return self._place(path).stat().st_size
-        except OSError as error:
-            raise ScreeningError("FileNotFound", f"cannot read {path} of {self.repo}: {error}") from error
-
-    def _place(self, path: str) -> Path:
-        if path not in self.files:
-            raise ScreeningError("FileNotFound", f"{self.repo} has no {path}; is the download complete?")
-        return self.folder / path
+        return await asyncio.to_thread(read_ranges, self.folder / entry_of(self, path).path, ranges)
 
 
 def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:
-    """A checkpoint in a folder.
+    """A checkpoint in a folder, or a file of weights with the configuration and tokenizer beside it, if any.
 
-    Three layouts are understood:
-
-    - transformers' own (``save_pretrained``): config.json and the safetensors files side by side;
-    - a snapshot of the Hub's cache (``…/snapshots/<commit>``), whose files are symbolic links;
-    - a repository of the Hub's cache (``models--org--name``): the commit that ``refs/main`` names, or
-      the only snapshot there is.
+    A folder is laid out as by ``save_pretrained`` or in the Hub's cache (``…/snapshots/COMMIT``).
     """
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
+    place = Path(path).expanduser()
+    if place.is_file():
+        return LocalSnapshot(str(path), place.parent, single_file(_files(place.parent), place.name))
+    if not place.is_dir():
         raise ScreeningError(
             "FolderNotFound", f"expected a folder, got {str(path)!r}, which is none; check the path"
         )
-    if not any(folder.iterdir()):
+    if not any(place.iterdir()):
         raise ScreeningError(
             "FolderNotFound",
             f"{path} is empty; name a folder with config.json and *.safetensors, or a training run's folder "
             "with checkpoint-*, step_* or iter_* in it",
         )
-    if folder.name.startswith("models--") and (folder / "snapshots").is_dir():
-        commit = _cached_commit(folder, "main")
-        snapshots = sorted(place for place in (folder / "snapshots").iterdir() if place.is_dir())
-        if commit is None and len(snapshots) != 1:
-            names = ", ".join(place.name for place in snapshots) or "none"
-            raise ScreeningError(
-                "FolderNotFound",
-                f"{folder} holds several snapshots or none ({names}); name one: {folder}/snapshots/…",
-            )
-        folder = folder / "snapshots" / commit if commit else snapshots[0]
-    return LocalSnapshot(str(path), folder, _files(folder))
+    return LocalSnapshot(str(path), place, _files(place))
 
 
-def open_file(path: str | os.PathLike[str]) -> LocalSnapshot:
-    """A checkpoint that is one file of weights, with the configuration and tokenizer beside it, if any."""
-    place = Path(path).expanduser()
-    if not place.is_file():
-        raise ScreeningError("FolderNotFound", f"there is no file {str(path)!r}; check the path")
-    return LocalSnapshot(str(path), place.parent, single_file(_files(place.parent), place.name))
-
-
-def open_download(cache: Path, repo: str, revision: str | None) -> LocalSnapshot | None:
+def open_download(cache: Path, repo: str, revision: str) -> LocalSnapshot | None:
     """A checkpoint that huggingface_hub downloaded; None if this revision is not in its cache."""
     folder = cache / f"models--{repo.replace('/', '--')}"
-    if (commit := _cached_commit(folder, revision or "main")) is None:
-        return None
-    place = folder / "snapshots" / commit
-    return LocalSnapshot(repo, place, _files(place), revision=commit)
-
-
-def _cached_commit(folder: Path, revision: str) -> str | None:
-    """The commit that a revision names in a repository of the Hub's cache, if its files are there."""
     reference = folder / "refs" / revision
     commit = reference.read_text().strip() if reference.is_file() else revision
-    there = _COMMIT.fullmatch(commit) and (folder / "snapshots" / commit).is_dir()
-    return commit if there else None
+    place = folder / "snapshots" / commit
+    if not _COMMIT.fullmatch(commit) or not place.is_dir():
+        return None
+    return LocalSnapshot(repo, place, _files(place), revision=commit)
 
 
 def _files(folder: Path) -> dict[str, FileEntry]:
@@ -174,27 +133,17 @@ def read_ranges(place: Path, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
 
 
 class RangedSnapshot:
-    """Listed files, read by ranges in attempts; see `Snapshot`. Subclasses say how one attempt goes.
+    """Listed files, read by ranges in attempts; see `Snapshot`. Subclasses say how one attempt goes."""
 
-    Args:
-        repo: Its name, or the address that was asked for.
-        files: Those that are there.
-        budget: Time for everything.
-        meter: Counts what travels.
-        cache: Where things are kept, under the versions of the files.
-    """
-
-    def __init__(
-        self, repo: str, files: Mapping[str, FileEntry], *, budget: Budget, meter: Meter, cache: Cache
-    ) -> None:
+    def __init__(self, repo: str, files: Mapping[str, FileEntry], account: Account, cache: Cache) -> None:
         self.repo = repo
         self.revision: str | None = None
         self.files = files
-        self.meter = meter
+        self.meter = account.meter
         self.parameters: int | None = None
         # A file without a version may be another one tomorrow.
         self.cache: Cache | None = cache if all(entry.digest for entry in files.values()) else None
-        self._budget = budget
+        self._account = account
         self._text_locks: dict[str, asyncio.Lock] = {}
         self._proven: set[str] = set()  # files of which a range came right
         self._whole: dict[str, bytes] = {}  # small files that a server sent in place of a range
@@ -205,7 +154,7 @@ class RangedSnapshot:
 
     async def _text(self, path: str) -> bytes:
         """A small file from the network."""
-        return await self._range(path, 0, await self.size(path))
+        return await self._range(path, 0, entry_of(self, path).size)
 
     def _on_disk(self, entry: FileEntry) -> Path | None:
         """The file where another program has already put it."""
@@ -213,8 +162,8 @@ class RangedSnapshot:
 
     async def small_file(self, path: str) -> bytes:
         """Whole content of a small file; see `Snapshot.small_file`."""
-        entry = self._entry(path)
-        if entry.size is not None and entry.size > SMALL:
+        entry = entry_of(self, path)
+        if entry.size > SMALL:
             raise ScreeningError(
                 "BadResponse",
                 f"{path} of {self.repo} has {entry.size} bytes, too many for its kind; check it",
@@ -226,20 +175,14 @@ class RangedSnapshot:
             place = self._on_disk(entry)
             if place and entry.fits(stored := await asyncio.to_thread(place.read_bytes)):
                 return stored
-            body = await retried(lambda: self._text(path), self._budget)
+            body = await retried(lambda: self._text(path), self._account.budget)
             if self.cache:
                 self.cache.write("files", key, body)
             return body
 
-    async def size(self, path: str) -> int:
-        """Size of a file; see `Snapshot.size`."""
-        if (size := self._entry(path).size) is None:
-            raise contradiction(f"nothing says how large {path} of {self.repo} is").error
-        return size
-
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Bytes of a file; see `Snapshot.ranges`."""
-        if place := self._on_disk(self._entry(path)):
+        if place := self._on_disk(entry_of(self, path)):
             return await asyncio.to_thread(read_ranges, place, ranges)
         return await side_by_side(
             (self._range(path, begin, end) for begin, end in ranges), min(RANGES, len(ranges))
@@ -269,30 +212,16 @@ class RangedSnapshot:
             self._proven.add(path)
             return bytes(received)
 
-        return await retried(attempt, self._budget) if end > begin else b""
-
-    def _entry(self, path: str) -> FileEntry:
-        if (entry := self.files.get(path)) is None:
-            at = f" at revision {self.revision}; ask for another revision" if self.revision else ""
-            where = at or "; is the upload complete?"
-            raise ScreeningError("FileNotFound", f"{self.repo} has no {path}{where}")
-        return entry
+        return await retried(attempt, self._account.budget) if end > begin else b""
 
 
 @dataclass
 class FilePlace:
-    """Where one file is read, as far as it is known.
-
-    Attributes:
-        lock: Of the one that resolves it.
-        address: Where its ranges are read; None until it was resolved.
-        refused: How often such an address was refused in a row.
-        etag: The version of all ranges; None where the server names none.
-    """
+    """Where one file is read, as far as it is known."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     address: URL | None = None
-    refused: int = 0
+    refused: int = 0  # how often such an address was refused in a row
     etag: str | None = None
 
 
@@ -304,12 +233,10 @@ class RemoteSnapshot(RangedSnapshot):
         transport: Transport | None,
         repo: str,
         files: Mapping[str, FileEntry],
-        *,
-        budget: Budget,
-        meter: Meter,
+        account: Account,
         cache: Cache,
     ) -> None:
-        super().__init__(repo, files, budget=budget, meter=meter, cache=cache)
+        super().__init__(repo, files, account, cache)
         self._transport = transport
         self._places: dict[str, FilePlace] = {}
 
@@ -335,15 +262,15 @@ class RemoteSnapshot(RangedSnapshot):
 
     async def _read(self, path: str, begin: int, end: int, received: bytearray) -> None:
         """Append bytes ``[begin, end)`` as far as they come, if the answer is what was asked for."""
-        transport, size = self._online(path), await self.size(path)
+        transport, entry = self._online(path), entry_of(self, path)
         place = self._places.setdefault(path, FilePlace())
         headers = {"Range": f"bytes={begin}-{end - 1}", **self._conditions(place)}
         resolved = await self._address(path, place) if place.refused < 2 else None
         url = resolved or self._url(path)
-        async with await transport.followed("GET", url, headers, self.meter, self._budget) as response:
+        async with await transport.followed("GET", url, headers, self._account) as response:
             host = response.url.host
             if response.status == 206:
-                if problem := range_problem(response, begin, end, size, place.etag):
+                if problem := range_problem(response, begin, end, entry.size, place.etag):
                     raise contradiction(f"{host} answered wrongly for {path} of {self.repo}: {problem}")
                 while piece := await piece_of(response, self.meter):
                     received += piece
@@ -353,17 +280,17 @@ class RemoteSnapshot(RangedSnapshot):
                 place.etag = place.etag or response.headers.get("ETag")
                 place.refused = place.refused if resolved is None else 0
             elif response.status == 200:
-                if size > WHOLE and (begin, end) != (0, size):
+                if entry.size > WHOLE and (begin, end) != (0, entry.size):
                     # Mirrors that ignore Range; small files may come whole.
-                    raise contradiction(
-                        f"{host} ignores Range and would send all {size} bytes of {path} of {self.repo}; use "
-                        "the Hub itself or download the checkpoint and screen the folder",
-                        "RangeNotSupported",
+                    what = (
+                        f"{host} ignores Range and would send all {entry.size} bytes of {path} of {self.repo}"
                     )
-                body = await unpacked(response, self.meter, size)
-                if len(body) != size or not self._entry(path).fits(body):
+                    advice = "use the Hub itself or download the checkpoint and screen the folder"
+                    raise contradiction(f"{what}; {advice}", "RangeNotSupported")
+                body = await unpacked(response, self.meter, entry.size)
+                if not entry.fits(body):
                     raise contradiction(f"{path} of {self.repo} came as another file")
-                if size <= WHOLE:
+                if entry.size <= WHOLE:
                     self._whole[path] = body
                 received += body[begin:end]
             else:
@@ -384,17 +311,13 @@ class RemoteSnapshot(RangedSnapshot):
         if place.address is None:
             async with place.lock:
                 if place.address is None:
-                    place.address = await retried(lambda: self._resolved(path), self._budget)
+                    place.address = await retried(lambda: self._resolved(path), self._account.budget)
         return place.address
 
     def _online(self, path: str) -> Transport:
         """The pool."""
         if self._transport is None:
-            raise ScreeningError(
-                "Offline",
-                f"offline mode is on and what is needed of {path} of {self.repo} is not in the cache; "
-                "screen it once with a network, or unset HF_HUB_OFFLINE",
-            )
+            raise offline(f"{path} of {self.repo}")
         return self._transport
 
 

@@ -1,8 +1,7 @@
 """Where checkpoints are opened: folders, repositories, and a `Source` for each kind of address.
 
-A source lists, expands an address with a glob or a training run, and opens a checkpoint as a `Snapshot`,
-which tells sizes, reads ranges and names the version under which bytes may be kept. Nothing above knows where
-a checkpoint lies. A source's libraries are imported when an address of its scheme is met.
+A source expands an address with a glob or a training run, and opens a checkpoint as a `Snapshot`. Nothing
+above knows where it lies. A source's libraries are imported when an address of its scheme is met.
 """
 
 from __future__ import annotations
@@ -11,13 +10,12 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
 
 from lmeval_screener.checkpoints import SERVICES, Cache, FileEntry, Meter, Snapshot
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.snapshots import open_file, open_folder
+from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets import Target, parse_target
 
@@ -38,11 +36,7 @@ class Source(Protocol):
 
 
 class Sources:
-    """Folders, repositories and every kind of address, each opened once a run; a `Source` for all targets.
-
-    Args:
-        hub: For repositories and buckets, and for its connections, cache and meter.
-    """
+    """Folders, repositories and every kind of address, each opened once a run; a `Source` for all targets."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -71,26 +65,12 @@ class Sources:
             return snapshot
         return WithTokenizer(snapshot, *await self._tokenizer(target.tokenizer))
 
-    async def names(self, target: Target, budget: Budget) -> tuple[set[str], set[str]]:
-        """The folders and files of a target's folder; empty where they cannot be listed."""
-        if target.local:
-            places = list(Path(target.repo).iterdir()) if Path(target.repo).is_dir() else []
-            return {p.name for p in places if p.is_dir()}, {p.name for p in places if p.is_file()}
-        from lmeval_screener.checkpoints.stores import StoreSource
-
-        source = self._source(target.scheme) if target.scheme is not None else None
-        if not isinstance(source, StoreSource):
-            return set(), set()
-        listing = await source.listing(target.repo, budget)
-        return set(listing.folders), set(listing.files)
-
     async def _opened(self, target: Target, budget: Budget) -> Snapshot:
         if target.scheme is not None:
             return await self._source(target.scheme).snapshot(target, budget)
         if not target.local:
             return await self._hub.snapshot(target.repo, target.revision, budget, target.listed)
-        is_file = Path(target.repo).expanduser().is_file()
-        return open_file(target.repo) if is_file else open_folder(target.repo)
+        return open_folder(target.repo)
 
     def _source(self, scheme: str) -> Source:
         kind = SERVICES.get(scheme, scheme)
@@ -106,7 +86,7 @@ class Sources:
         if scheme == "models":
             from lmeval_screener.checkpoints.mlflow_models import RegisteredModels
 
-            return RegisteredModels(self.snapshot, self.names)
+            return RegisteredModels(self.snapshot)
         from lmeval_screener.checkpoints.stores import FileSystem, StoreSource
 
         if scheme == "hf":
@@ -141,16 +121,7 @@ class Sources:
 
 
 class WithTokenizer:
-    """A checkpoint with the tokenizer of another place; see `Snapshot`.
-
-    Args:
-        checkpoint: The checkpoint.
-        other: Where the tokenizer is.
-        names: The tokenizer's files there, by the names that they are to have here.
-
-    Attributes:
-        checkpoint: The checkpoint without that tokenizer.
-    """
+    """A checkpoint with the tokenizer of another place; see `Snapshot`."""
 
     def __init__(self, checkpoint: Snapshot, other: Snapshot, names: Mapping[str, str]) -> None:
         self.repo, self.revision = checkpoint.repo, checkpoint.revision
@@ -161,20 +132,12 @@ class WithTokenizer:
         self.cache: Cache | None = checkpoint.cache
         self.checkpoint, self._other, self._names = checkpoint, other, dict(names)
 
-    def _of(self, path: str) -> tuple[Snapshot, str]:
-        return (self._other, self._names[path]) if path in self._names else (self.checkpoint, path)
-
     async def small_file(self, path: str) -> bytes:
         """Whole content of a file; see `Snapshot.small_file`."""
-        snapshot, name = self._of(path)
-        return await snapshot.small_file(name)
+        if path in self._names:
+            return await self._other.small_file(self._names[path])
+        return await self.checkpoint.small_file(path)
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Bytes of a file; see `Snapshot.ranges`."""
-        snapshot, name = self._of(path)
-        return await snapshot.ranges(name, ranges)
-
-    async def size(self, path: str) -> int:
-        """Size of a file; see `Snapshot.size`."""
-        snapshot, name = self._of(path)
-        return await snapshot.size(name)
+        """Bytes of a file of the checkpoint; see `Snapshot.ranges`."""
+        return await self.checkpoint.ranges(path, ranges)

@@ -5,8 +5,7 @@ system of fsspec has to do. What is listed names each file's version (an ETag, a
 must be of that version, and what is kept is kept under it.
 
 fsspec is the fallback for every other scheme (``sftp://``, ``hdfs://``, ``smb://``, …). It has no condition
-for a read, so a file's entry is looked up again after its ranges: if it changed in between, nothing of them
-is believed. Calls are made in threads; one call counts as one request.
+for a read, so a file's entry is looked up again after its ranges. One call, in a thread, counts as a request.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from lmeval_screener.checkpoints import FileEntry, Meter, Snapshot, single_file
+from lmeval_screener.checkpoints import FileEntry, Meter, Snapshot, entry_of, single_file
 from lmeval_screener.checkpoints.http import AgainError, retried, side_by_side
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.limits import Budget
+from lmeval_screener.checkpoints.limits import Account, Budget
 from lmeval_screener.checkpoints.snapshots import RangedSnapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets import WEIGHTS, Target, joined, run_checkpoints, step_key
@@ -36,9 +35,7 @@ LISTINGS = 32
 #: Calls of fsspec at a time: file systems have one connection as a rule.
 _CALLS = 8
 #: What file systems call the version of a file; the first that is there counts.
-_VERSIONS = (
-    *("ETag", "etag", "version_id", "generation", "md5", "mtime", "modified", "LastModified", "created"),
-)
+_VERSIONS = ["ETag", "etag", "version_id", "generation", "md5", "mtime", "modified", "LastModified"]
 
 
 @dataclass(frozen=True)
@@ -50,53 +47,32 @@ class FolderListing:
 
 
 class Store:
-    """One bucket, container or server.
-
-    Attributes:
-        address: What its paths are appended to: ``s3://bucket``.
-        hub: For its cache, its meter and its connections.
-    """
+    """One bucket, container or server."""
 
     def __init__(self, address: str, hub: Hub) -> None:
         self.address, self.hub = address, hub
 
     async def listed(self, path: str, meter: Meter) -> FolderListing:
-        """The folders and files in a folder (none where it is not there), in one attempt.
-
-        Raises:
-            AgainError: It may pass.
-            ScreeningError: It does not.
-        """
+        """The folders and files in a folder (none where it is not there), in one attempt."""
         raise NotImplementedError
 
     async def read(
         self, path: str, entry: FileEntry, begin: int, end: int, received: bytearray, meter: Meter
     ) -> None:
-        """Append bytes ``[begin, end)`` of a listed file, as far as they come, in one attempt; see `listed`.
-
-        Raises:
-            ScreeningError: ``BadResponse`` where the file is no longer the listed one.
-        """
+        """Append bytes ``[begin, end)`` of a file, while it is the listed one, in one attempt."""
         raise NotImplementedError
 
     async def is_same(self, path: str, entry: FileEntry, meter: Meter) -> bool:
         """Whether a file is still the listed one, where `read` cannot know."""
         return True
 
-    def opened(
-        self, repo: str, path: str, files: Mapping[str, FileEntry], budget: Budget, meter: Meter
-    ) -> Snapshot:
+    def opened(self, repo: str, path: str, files: Mapping[str, FileEntry], account: Account) -> Snapshot:
         """A checkpoint of listed files in a folder; by default one that `read` reads."""
-        return StoreSnapshot(self, repo, path, files, budget=budget, meter=meter)
+        return StoreSnapshot(self, repo, path, files, account)
 
 
 class StoreSource:
-    """Checkpoints in stores; a `Source`.
-
-    Args:
-        make: The store at an address.
-        hub: For its meter.
-    """
+    """Checkpoints in stores; a `Source`."""
 
     def __init__(self, make: Callable[[str, Hub], Store], hub: Hub) -> None:
         self._make, self._hub = make, hub
@@ -105,10 +81,9 @@ class StoreSource:
         self._slots = asyncio.Semaphore(LISTINGS)
 
     async def expand(self, target: Target, budget: Budget) -> list[Target]:
-        """The checkpoints that an address stands for; see `Source.expand`.
+        """The checkpoints that an address stands for, each listing in the time that a checkpoint may take.
 
-        ``*``, ``?`` and ``[…]`` match inside one part of the path; a training run is its checkpoints. The
-        time that a checkpoint may take is each listing's: there are as many as folders.
+        ``*``, ``?`` and ``[…]`` match inside one part of the path; a training run is its checkpoints.
         """
         store, path = self._find(target.repo)
         with budget.paused():
@@ -129,8 +104,8 @@ class StoreSource:
         store, path = self._find(target.repo)
         address = joined(store.address, path)
         folder, name = path.rpartition("/")[::2] if path.endswith(WEIGHTS) else (path, "")
-        meter = Meter(above=self._hub.meter)
-        listing = await self._listed(store, folder, budget, meter)
+        account = self._hub.account(budget)
+        listing = await self._listed(store, folder, account)
         if name and name not in listing.files:
             raise ScreeningError(
                 "FolderNotFound",
@@ -145,12 +120,7 @@ class StoreSource:
         if not name:
             self._known.pop((store.address, folder), None)  # a registry's listings would not be small
         files = single_file(listing.files, name) if name else listing.files
-        return store.opened(target.repo, folder, files, budget, meter)
-
-    async def listing(self, address: str, budget: Budget) -> FolderListing:
-        """The folders and files at an address."""
-        store, path = self._find(address)
-        return await self._listed(store, path, budget, self._hub.meter)
+        return store.opened(target.repo, folder, files, account)
 
     def _find(self, address: str) -> tuple[Store, str]:
         """The store and the path in it that an address names; one object a bucket or server."""
@@ -162,11 +132,11 @@ class StoreSource:
             self._stores[name] = self._make(name, self._hub)
         return self._stores[name], "/".join(parts[cut:]).strip("/")
 
-    async def _listed(self, store: Store, path: str, budget: Budget, meter: Meter) -> FolderListing:
+    async def _listed(self, store: Store, path: str, account: Account) -> FolderListing:
         key = store.address, path
         if key not in self._known:
-            self._hub.allowance.begin(meter)
-            self._known[key] = await retried(lambda: store.listed(path, meter), budget)
+            self._hub.allowance.begin(account.meter)
+            self._known[key] = await retried(lambda: store.listed(path, account.meter), account.budget)
         return self._known[key]
 
     async def _each_listed(self, store: Store, paths: Iterable[str], budget: Budget) -> list[FolderListing]:
@@ -175,7 +145,7 @@ class StoreSource:
         async def listed(path: str) -> FolderListing:
             listing_budget = Budget(budget.seconds)
             async with self._slots:
-                work = self._listed(store, path, listing_budget, self._hub.meter)
+                work = self._listed(store, path, Account(listing_budget, self._hub.meter))
                 return await listing_budget.bounded(work)
 
         return await side_by_side(listed(path) for path in paths)
@@ -218,16 +188,9 @@ class StoreSnapshot(RangedSnapshot):
     """A checkpoint in a store; see `Snapshot`."""
 
     def __init__(
-        self,
-        store: Store,
-        repo: str,
-        path: str,
-        files: Mapping[str, FileEntry],
-        *,
-        budget: Budget,
-        meter: Meter,
+        self, store: Store, repo: str, path: str, files: Mapping[str, FileEntry], account: Account
     ) -> None:
-        super().__init__(repo, files, budget=budget, meter=meter, cache=store.hub.cache)
+        super().__init__(repo, files, account, store.hub.cache)
         self._store, self._path = store, path
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -239,7 +202,7 @@ class StoreSnapshot(RangedSnapshot):
 
     async def _read(self, path: str, begin: int, end: int, received: bytearray) -> None:
         self._store.hub.allowance.begin(self.meter)
-        entry = self._entry(path)
+        entry = entry_of(self, path)
         await self._store.read(joined(self._path, path), entry, begin, end, received, self.meter)
 
 
@@ -316,22 +279,18 @@ class FileSystem(Store):
         scheme = self.address.partition("://")[0]
         try:
             import fsspec
-        except ImportError:
+
+            return fsspec.core.url_to_fs(self.address)[0]
+        except ImportError as error:
             raise ScreeningError(
                 "MissingExtra",
-                f"{scheme}:// needs the package fsspec; pip install 'lmeval-dispersion[cloud]'",
-            ) from None
-        try:
-            return fsspec.core.url_to_fs(self.address)[0]
+                f"{scheme}:// needs another package ({error}); pip install 'lmeval-dispersion[cloud]', or it",
+            ) from error
         except ValueError as error:
             raise ScreeningError(
                 "BadName",
                 f"{scheme}:// is not read: neither obstore nor fsspec knows it ({error}); download the "
                 "checkpoint and give its folder",
-            ) from error
-        except ImportError as error:
-            raise ScreeningError(
-                "MissingExtra", f"{scheme}:// needs another package ({error}); install it"
             ) from error
         except Exception as error:
             raise _unreachable(f"{self.address} cannot be opened", error) from error

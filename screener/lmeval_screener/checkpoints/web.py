@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from yarl import URL
 
-from lmeval_screener.checkpoints import FileEntry, Meter, Snapshot, single_file
-from lmeval_screener.checkpoints.http import Transport, contradiction, drained, retried, side_by_side
+from lmeval_screener.checkpoints import Cache, FileEntry, Snapshot
+from lmeval_screener.checkpoints.http import Transport, contradiction, drained, offline, retried, side_by_side
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.limits import Budget
+from lmeval_screener.checkpoints.limits import Account, Budget
 from lmeval_screener.checkpoints.snapshots import FilePlace, RemoteSnapshot
 from lmeval_screener.checkpoints.stores import changed, version_digest
 from lmeval_screener.errors import ScreeningError
@@ -32,6 +31,14 @@ _SMALL = ("config.json", "tokenizer.json", "vocab.json")
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+
+
+class WebFile(NamedTuple):
+    """A file that answered: where, its size and version, and its ETag as the server writes it."""
+
+    url: URL
+    entry: FileEntry
+    etag: str | None
 
 
 class WebServers:
@@ -53,35 +60,41 @@ class WebServers:
         """A file with what lies beside it, or a folder; see `Source.snapshot`."""
         transport = self._hub.transport
         if transport is None:
-            raise ScreeningError(
-                "Offline", f"offline mode is on and {target.shown} is on the network; unset HF_HUB_OFFLINE"
-            )
+            raise offline(target.shown)
         url = URL(target.repo, encoded="%" in target.repo)
         name = url.name if url.name.endswith(WEIGHTS) else ""
-        base = url.parent if name else url
-        meter = Meter(above=self._hub.meter)
-        # A signature is of one file: nothing can be asked beside it.
-        names = [name, *(() if url.query_string else _SMALL)] if name else [*_SMALL, *_INDICES, *_WEIGHTS]
-        if name and not url.query_string and (split := _SPLIT.search(name)):
-            stem = name.removesuffix(split[0])
-            names += [f"{stem}-{n:05d}-of-{split[2]}.gguf" for n in range(1, min(int(split[2]), 1000) + 1)]
-        addresses = {n: url if n == name else _below(base, n) for n in dict.fromkeys(names)}
-        cache = self._hub.cache
-        opened = partial(WebSnapshot, transport, target.shown, budget=budget, meter=meter, cache=cache)
-        files, etags = await _probed(transport, addresses, budget, meter, must=name)
-        index = None if name else next((n for n in _INDICES if n in files), None)
-        if index and not any(n in files for n in _WEIGHTS):
-            indexed = await opened(addresses, files, etags).small_file(index)
-            shards = {n: _below(base, n) for n in _shards(indexed)}
-            more, tags = await _probed(transport, shards, budget, meter)
-            addresses, files, etags = {**addresses, **shards}, {**files, **more}, {**etags, **tags}
-        if not any(n.endswith(WEIGHTS) for n in files):
+        base, account = url.parent if name else url, self._hub.account(budget)
+
+        async def probed(name: str) -> WebFile | None:
+            at, must = (url, True) if name == url.name else (_below(base, name), False)
+            return await retried(lambda: _probe(transport, name, at, account, must=must), budget)
+
+        async def there(names: Iterable[str]) -> dict[str, WebFile]:
+            files = await side_by_side(probed(name) for name in dict.fromkeys(names))
+            return {file.entry.path: file for file in files if file is not None}
+
+        def opened(files: Mapping[str, WebFile]) -> WebSnapshot:
+            return WebSnapshot(transport, target.shown, files, account, self._hub.cache)
+
+        if name:
+            names = [name]
+            if not url.query_string:  # a signature is of one file: nothing can be asked beside it
+                names += _SMALL
+                if split := _SPLIT.search(name):
+                    stem, parts = name.removesuffix(split[0]), min(int(split[2]), 1000)
+                    names += [f"{stem}-{n:05d}-of-{split[2]}.gguf" for n in range(1, parts + 1)]
+            return opened(await there(names))
+        files = await there([*_SMALL, *_INDICES, *_WEIGHTS])
+        index = next((name for name in _INDICES if name in files), None)
+        if index and not any(name in files for name in _WEIGHTS):
+            files |= await there(_shards(await opened(files).small_file(index)))
+        if not any(name.endswith(WEIGHTS) for name in files):
             raise ScreeningError(
                 "FolderNotFound",
                 f"{target.shown} has none of {', '.join((*_WEIGHTS, *_INDICES))}; name the folder that "
                 "has, or a file of weights",
             )
-        return opened(addresses, files, etags)
+        return opened(files)
 
 
 class WebSnapshot(RemoteSnapshot):
@@ -91,17 +104,17 @@ class WebSnapshot(RemoteSnapshot):
         self,
         transport: Transport,
         repo: str,
-        addresses: Mapping[str, URL],
-        files: Mapping[str, FileEntry],
-        etags: Mapping[str, str | None],
-        **reading: Any,
+        files: Mapping[str, WebFile],
+        account: Account,
+        cache: Cache,
     ) -> None:
-        super().__init__(transport, repo, files, **reading)
-        self._addresses = addresses
-        self._places = {name: FilePlace(etag=etags.get(name)) for name in files}
+        entries = {path: file.entry for path, file in files.items()}
+        super().__init__(transport, repo, entries, account, cache)
+        self._web_files = files
+        self._places = {path: FilePlace(etag=file.etag) for path, file in files.items()}
 
     def _url(self, path: str) -> URL:
-        return self._addresses[path]
+        return self._web_files[path].url
 
     def _conditions(self, place: FilePlace) -> Mapping[str, str]:
         return {"If-Match": place.etag} if place.etag and not place.etag.startswith("W/") else {}
@@ -110,46 +123,29 @@ class WebSnapshot(RemoteSnapshot):
         return _refusal(response, self.repo)
 
 
-async def _probed(
-    transport: Transport, addresses: Mapping[str, URL], budget: Budget, meter: Meter, *, must: str = ""
-) -> tuple[dict[str, FileEntry], dict[str, str | None]]:
-    """Those of the files that are there, and their ETags; one request for the first byte of each.
-
-    Not HEAD: a signature is of one method, and it is that of reading.
-    """
-
-    async def probed(name: str, url: URL) -> tuple[FileEntry, str | None] | None:
-        return await retried(lambda: _probe(transport, name, url, meter, must=name == must), budget)
-
-    probes = await side_by_side(probed(name, url) for name, url in addresses.items())
-    there = [probe for probe in probes if probe is not None]
-    files = {entry.path: entry for entry, _ in there}
-    return (single_file(files, must) if must else files), {entry.path: etag for entry, etag in there}
-
-
 async def _probe(
-    transport: Transport, name: str, start: URL, meter: Meter, *, must: bool
-) -> tuple[FileEntry, str | None] | None:
-    async with await transport.followed("GET", start, {"Range": "bytes=0-0"}, meter) as response:
+    transport: Transport, name: str, start: URL, account: Account, *, must: bool
+) -> WebFile | None:
+    """A file if it is there, by a GET of its first byte: a signature is of one method, that of reading."""
+    async with await transport.followed("GET", start, {"Range": "bytes=0-0"}, account) as response:
         total = response.headers.get("Content-Range", "").rpartition("/")[2]
         if response.status == 200:
             total = response.headers.get("Content-Length", "")
             response.close()  # the whole file would follow
         else:
-            await drained(response, meter)
-        if response.status not in (200, 206):
-            if must:
-                raise _refusal(response, str(start))
-            return None
+            await drained(response, account.meter)
         is_page = response.headers.get("Content-Type", "").startswith("text/html")
-        if not total.isdigit() or is_page:
-            if not must:
-                return None
+        is_there = response.status in (200, 206) and total.isdigit() and not is_page
+        if not is_there and not must:
+            return None
+        if response.status not in (200, 206):
+            raise _refusal(response, str(start))
+        if not is_there:
             host, what = response.url.host, "with a web page" if is_page else "without a size"
             raise contradiction(f"{host} answered {what} for {name}; give the address of the file itself")
         etag, date = response.headers.get("ETag"), response.headers.get("Last-Modified")
         version = version_digest(start.with_query(None), total, etag, date) if etag or date else None
-        return FileEntry(name, int(total), version), etag
+        return WebFile(start, FileEntry(name, int(total), version), etag)
 
 
 def _refusal(response: aiohttp.ClientResponse, what: str) -> ScreeningError:

@@ -51,6 +51,7 @@ LASTING = frozenset(
     }
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_BEGIN = "BEGIN IMMEDIATE"  # no other process writes until the block of a connection ends
 _WAIT = 120.0  # seconds that a statement waits for another process; each holds the file for milliseconds
 _APPLICATION, _LAYOUT = 0x4C4D5352, 1  # marks in the file's header; the layout is raised with the tables
 #: File systems that several machines share: SQLite's write-ahead log needs memory that all writers share.
@@ -103,7 +104,8 @@ def written(path: Path) -> Iterator[sqlite3.Connection]:
         raise UsageError(f"expected --registry to be a file in an existing folder, got {path}")
     with _opened(path, "rwc") as connection:
         # Two that begin at once both find nothing: the second waits, and finds the tables.
-        with transaction(connection):
+        with connection:
+            connection.execute(_BEGIN)
             if connection.execute("SELECT name FROM sqlite_master").fetchone() is None:
                 for statement in _TABLES.split(";"):
                     connection.execute(statement)
@@ -133,19 +135,6 @@ def read(path: Path) -> Iterator[sqlite3.Connection]:
             lambda act, *_: sqlite3.SQLITE_OK if act in allowed else sqlite3.SQLITE_DENY
         )
         yield connection
-
-
-@contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All that is written inside, or nothing of it; no other process writes meanwhile."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        if connection.in_transaction:  # a full disk has ended it
-            connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
 
 
 def file_system(path: Path) -> str:
@@ -212,14 +201,7 @@ def _other(path: Path) -> UsageError:
 
 
 class Session:
-    """One run that takes from a registry what it has and adds what it reads.
-
-    Attributes:
-        connection: The registry, of :func:`written`.
-        tokens: Key of the pair of token sets: a hash of all that decides which rows are read.
-        run: Its name in the registry.
-        reused: Checkpoints that were taken from the registry.
-    """
+    """One run that takes from a registry what it has and adds what it reads."""
 
     def __init__(
         self,
@@ -232,9 +214,10 @@ class Session:
         refresh: bool = False,
     ) -> None:
         self.connection, self._refresh = connection, refresh
+        # All that decides which rows are read.
         self.tokens = hashlib.sha256(f"{domain.digest} {reference.digest}".encode()).hexdigest()[:32]
         self.run = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
-        self.reused = 0
+        self.reused = 0  # checkpoints that were taken from the registry
         self._resolutions: dict[str, Resolution] = {}
         self._opened: dict[Target, tuple[str, str]] = {}
         self._taken: set[Target] = set()
@@ -295,7 +278,8 @@ class Session:
         error = outcome if isinstance(outcome, ScreeningError) else None
         if error is not None and error.code == "Interrupted":
             return
-        with transaction(self.connection):
+        with self.connection:
+            self.connection.execute(_BEGIN)
             if isinstance(outcome, Reading):
                 if target not in self._taken:
                     self._keep_result(outcome, identity, target.file or "", state)
@@ -353,7 +337,8 @@ class Session:
         gone = ScreeningError("FolderNotFound", "the folder is no longer there")
         for seen in stored(self.connection, self.tokens):
             if seen.measured is not None and folder_is_gone(seen.identity):
-                with transaction(self.connection):
+                with self.connection:
+                    self.connection.execute(_BEGIN)
                     self._keep_seen(seen.target, seen.identity, "", gone)
         totals = [len(result.checkpoints), len(result.failed), result.bytes_read, result.requests]
         self.connection.execute(
@@ -371,19 +356,13 @@ def identity_of(target: Target, repo: str) -> str:
 
 
 def folder_is_gone(identity: str) -> bool:
-    """Whether a folder or file is no longer there, though a folder above it is.
-
-    Where there is none of these either, the registry has come to another machine.
-    """
+    """Whether a place is no longer there, though a folder above it is: this is the registry's machine."""
     place = Path(identity.removeprefix("file://"))
     return identity.startswith("file://") and not place.exists() and place.parent.parent.exists()
 
 
 def state_of(target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> str:
-    """The commit; of what has none a hash of its listing, with the time at which each file was changed.
-
-    An adapter's is that of its base too, and where a tokenizer was named, that tokenizer's.
-    """
+    """What says whether a checkpoint is as it was, its base and a tokenizer that was named included."""
     states = [_state(snapshot.checkpoint if isinstance(snapshot, WithTokenizer) else snapshot)]
     if base is not None:
         states.append(_state(base))
@@ -398,6 +377,7 @@ def state_of(target: Target, snapshot: Snapshot, base: Snapshot | None = None) -
 
 
 def _state(snapshot: Snapshot) -> str:
+    """The commit; of what has none a hash of its listing, with the time at which each file was changed."""
     if snapshot.revision is not None:
         return snapshot.revision
     lines = []
@@ -414,21 +394,12 @@ def _state(snapshot: Snapshot) -> str:
 
 @dataclass(frozen=True)
 class Seen:
-    """The last that was found of a checkpoint.
+    """The last that was found of a checkpoint."""
 
-    Attributes:
-        target: As it was asked for, by its present name.
-        identity: The repository, folder or address.
-        state: The commit, or a hash of a folder's listing; empty where it was not reached.
-        error: Its code, empty where it was measured.
-        message: And its sentence.
-        measured: The reading, where there is one.
-    """
-
-    target: Target
-    identity: str
-    state: str
-    error: str
+    target: Target  # as it was asked for, by its present name
+    identity: str  # the repository, folder or address
+    state: str  # the commit, or a hash of a folder's listing; empty where it was not reached
+    error: str  # its code, empty where it was measured
     message: str
     measured: Reading | None
 

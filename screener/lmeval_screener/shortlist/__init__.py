@@ -28,8 +28,6 @@ class GroupChoice:
     """The checkpoints of one group that are to be evaluated.
 
     Attributes:
-        group: The group.
-        k: How many were asked for.
         why: Why each of them is: ``rank`` for the K best, ``tied`` for those behind them that have no clear
             order with the K-th, up to the cap, ``audit`` for those drawn at random from the others.
         open: How many have no clear order with the K-th behind it, those beyond the cap included.
@@ -91,19 +89,15 @@ class GroupChoice:
 
 @dataclass(frozen=True, eq=False)
 class Shortlist:
-    """The checkpoints of a whole screening that are to be evaluated.
-
-    Attributes:
-        k: How many were asked for of each group.
-        audit_sample: How many others of each group were asked for at random.
-        seed: Of the random sample.
-        groups: One choice a group, in the order of the result.
-    """
+    """The checkpoints of a whole screening that are to be evaluated: one choice a group."""
 
     k: int
     audit_sample: int
     seed: int
     groups: tuple[GroupChoice, ...]
+
+    def __repr__(self) -> str:
+        return f"<Shortlist> {', '.join(c.label for c in self.chosen)}"
 
     @property
     def chosen(self) -> tuple[Screened, ...]:

@@ -1,13 +1,9 @@
 """Results against a screen: pairs in the right order and the list's losses, with design-based estimates.
 
-Where only the list and a random audit sample have results, everything that is a mean or a share over all
-candidates or pairs of a group is estimated without bias by weights of one over the probability of inclusion.
-The best of all is no mean: no estimator without bias exists for it (with one of two others seen,
-its value would have to be max(a, b) from a or b alone). So regret is given where all are known; elsewhere
-stand what was seen of it, how many others are better, and by how much on average.
-
-Sources: Horvitz and Thompson, Journal of the American Statistical Association 47 (1952), for the weights;
-Hoeffding, Annals of Mathematical Statistics 19 (1948), for the variance of means over pairs.
+Where only the list and a random audit sample have results, every mean or share over all candidates or pairs
+of a group is estimated without bias by weights of one over the probability of inclusion (Horvitz and
+Thompson, Journal of the American Statistical Association 47, 1952). The best of all is no mean: no estimator
+without bias exists for it, so regret is given where all are known, and elsewhere what was seen of it.
 """
 
 from __future__ import annotations
@@ -34,14 +30,10 @@ _HARDLY = 0.5  # wrong ones of as many independent pairs as there are, below whi
 
 @dataclass(frozen=True, eq=False)
 class GroupResults:
-    """Scores and results of the candidates of one group.
+    """Figures and results of the candidates of one group, arrays of shape (n,); NaN where there is no result.
 
-    Attributes:
-        gaps: The figure that ranks them, shape (n,).
-        accuracies: Shape (n,), NaN where there is no result.
-        listed: Which were on the short list, shape (n,).
-        audited: Which were drawn at random from the others, shape (n,).
-        second: Another figure, shape (n,): only pairs that both order alike are ordered. None for one figure.
+    ``gaps`` is the figure that ranks them; with ``second``, another one, only pairs that both order alike are
+    ordered. ``listed`` were on the short list, ``audited`` were drawn at random from the others.
     """
 
     gaps: Array
@@ -57,11 +49,7 @@ class GroupResults:
 
     @cached_property
     def design(self) -> Design:
-        """The population that the results stand for.
-
-        ``all`` candidates are known; the list and a random sample (``audit``; what has no result counts as
-        not drawn); the ``list`` alone, or whatever else is known; ``none``: fewer than two results.
-        """
+        """The results stand for ``all`` candidates, the list and an ``audit`` sample, or a ``list``."""
         if self.known.sum() < 2:
             return "none"
         if self.known.all():
@@ -117,12 +105,11 @@ def _signs(values: Array) -> Array:
 def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
     """Share of the pairs inside groups that scores order as accuracies do, with its 95 % interval.
 
-    Over all pairs of candidates where all, or the list and two or more of the audit sample, are known,
-    without bias; elsewhere over the pairs of what is known. The interval is of checkpoints like these:
-    Hoeffding's variance of a mean over pairs, each checkpoint counted once, on the logit's scale with
-    Student's t. Where hardly a pair is wrong, errors say nothing, and an end is that of as many independent
-    pairs, all right, as the checkpoints make. NaN without a pair. With a second figure: of the pairs that
-    both order alike.
+    Over all pairs of candidates where all, or the list and two or more of the audit sample, are known;
+    elsewhere over the pairs of what is known. The interval is of checkpoints like these: the variance of a
+    mean over pairs (Hoeffding, Annals of Mathematical Statistics 19, 1948), on the logit's scale with
+    Student's t. Where hardly a pair is wrong, an end is that of as many independent pairs, all right, as the
+    checkpoints make.
     """
     parts = [group.pair_sums() for group in groups if group.design != "none"]
     if not parts:
@@ -160,14 +147,11 @@ def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
 def missed(group: GroupResults) -> dict[str, float | None]:
     """Better checkpoints that the short list of one group missed; empty where none of it has a result.
 
-    Returns:
-        ``best``: the best accuracy on the list. ``regret``: the best of all minus that, where all are known,
-        and ``seen``: the same among what is known, which the regret is at least. ``at_random``: the regret,
-        on average, of as many drawn at random, where all are known. ``others``: candidates that are not on
-        the list; ``drawn``: those of them that were drawn at random and have a result, where not all have
-        one; ``better_seen``: how many of the drawn are better. ``better``: how many of the others are, known
-        or estimated without bias, from ``better_low`` to ``better_high`` (exact 95 % interval).
-        ``excess``: by how much an other is better, on average over all others, 0 where it is not.
+    The fields of a verdict from ``best``, the best accuracy on the list, on: ``regret`` is the best of all
+    minus that, ``seen`` the same among what is known, ``at_random`` the regret, on average, of as many drawn
+    at random; ``others`` are not on the list, ``drawn`` of them were evaluated as drawn at random; ``better``
+    of the others, known or estimated with an exact 95 % interval, beat the best, and by ``excess`` on
+    average.
     """
     listed = group.accuracies[group.listed & group.known]
     if not len(listed):

@@ -23,13 +23,12 @@ from lmeval_screener.shortlist import Shortlist
 from lmeval_screener.targets import Target
 
 SCHEMA = "screen-checkpoints-shortlist/2"
-_READ = (SCHEMA, "screen-checkpoints-shortlist/1")
 FILE = "manifest.json"
 #: lm-eval's tasks for each bundled domain.
 TASKS = {
-    "math": ("gsm8k_dispersion",),
-    "code": ("humaneval_dispersion",),
-    "legal": ("mmlu_professional_law_dispersion",),
+    "math": "gsm8k_dispersion",
+    "code": "humaneval_dispersion",
+    "legal": "mmlu_professional_law_dispersion",
 }
 _RUN = """\
 #!/usr/bin/env bash
@@ -77,23 +76,19 @@ def check_emit(folder: Path, tasks: str | None, domain: str, targets: Sequence[T
         raise UsageError(
             f"expected --emit to name a new or empty folder, got {folder}, which is neither; name another"
         )
-    chosen = (
-        TASKS.get(domain.partition(":")[0], ())
-        if tasks is None
-        else tuple(t.strip() for t in tasks.split(",") if t.strip())
-    )
+    names = TASKS.get(domain.partition(":")[0], "") if tasks is None else tasks
+    chosen = tuple(name.strip() for name in names.split(",") if name.strip())
     if not chosen:
-        known = ", ".join(f"{name} {', '.join(names)}" for name, names in TASKS.items())
+        known = ", ".join(f"{name} {names}" for name, names in TASKS.items())
         raise UsageError(
             f"expected --tasks NAME,NAME with --emit for the domain {domain}, got none; "
             f"tasks are known for {known}"
         )
-    far = [target.repo for target in targets if "://" in target.repo]
-    if far:
+    far = next((target.repo for target in targets if "://" in target.repo), None)
+    if far is not None:
         raise UsageError(
-            f"expected repositories and folders with --emit, got {far[0]}"
-            f"{f' and {len(far) - 1} more' if len(far) > 1 else ''}, which lm-eval cannot read; copy them to "
-            "a folder first, or leave --emit out"
+            f"expected repositories and folders with --emit, got {far}, which lm-eval cannot read; copy it "
+            "to a folder first, or leave --emit out"
         )
     return chosen
 
@@ -112,7 +107,7 @@ def emit(
     for number, c in enumerate(members, start=1):
         name = f"{number:0{width}d}-{_file_name(c)}"
         config = yaml.safe_dump(_config(c, tasks, f"results/{name}"), sort_keys=False, allow_unicode=True)
-        files[f"models/{name}.yaml"] = f"# {_reason(c, chosen)}\n{config}"
+        files[f"models/{name}.yaml"] = config
     script = _RUN.replace("@MANIFEST@", FILE)
     files["run.sh"] = script.replace("@LAST@", str(max(count - 1, 0))).replace("@COUNT@", str(count))
     content = manifest_dict(head, chosen, tasks=tasks, command=command)
@@ -144,13 +139,6 @@ def _config(c: Screened, tasks: Sequence[str], output: str) -> dict[str, Any]:
         "batch_size": "auto",
         "output_path": output,
     }
-
-
-def _reason(c: Screened, chosen: Shortlist) -> str:
-    why = {"rank": "among the best", "tied": "tied with the last of the best", "audit": "drawn at random"}
-    # One line whatever a folder is called: it stands as a comment.
-    name = " ".join(c.label.split())
-    return f"{name}: rank {c.rank} of {c.family}, {c.scale}; {why[chosen.why(c) or 'rank']}"
 
 
 def _file_name(c: Screened) -> str:
@@ -204,16 +192,7 @@ def manifest_dict(
 
 @dataclass(frozen=True)
 class Candidate:
-    """One checkpoint of the screening.
-
-    Attributes:
-        target: What results are matched to: as it was asked for.
-        revision: The commit that was read; None for a folder.
-        group: Family and scale.
-        chosen: ``rank``, ``tied`` or ``audit``; None where it was not to be evaluated.
-        G: Of the metric that ranked.
-        ratio: The other figure; None where it is not known.
-    """
+    """One checkpoint of the screening; results are matched to its target."""
 
     target: Target
     revision: str | None
@@ -225,16 +204,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A screening with its short list.
-
-    Attributes:
-        domain: Name of T.
-        metric: Which G ranked.
-        k: How many were asked for of each group.
-        audit_sample: How many others of each group were asked for at random.
-        candidates: All that were screened, group by group, best first.
-        place: Where it was read.
-    """
+    """A screening with its short list, read at ``place``; candidates are best first in their groups."""
 
     domain: str
     metric: str
@@ -256,7 +226,7 @@ def read_manifest(path: Path) -> Manifest:
     except ValueError as error:
         raise UsageError(f"{file}: expected the manifest of a short list as JSON, got: {error}") from error
     schema = content.get("schema") if isinstance(content, dict) else None
-    if schema not in _READ:
+    if schema != SCHEMA:
         raise UsageError(
             f"{file}: expected a manifest with the schema {SCHEMA}, got {schema or 'other JSON'}; {hint}"
         )
@@ -285,8 +255,7 @@ def manifest_of(content: Mapping[str, Any], place: str) -> Manifest:
 
 
 def _candidate(entry: Mapping[str, Any]) -> Candidate:
-    figures = entry.get("scores", entry)  # version 1 had more figures beside G
-    gap, ratio = float(figures["G"]), figures.get("ratio")
+    gap, ratio = float(entry["G"]), entry["ratio"]
     if entry["chosen"] not in ("rank", "tied", "audit", None) or not math.isfinite(gap):
         raise ValueError(f"in chosen {entry['chosen']!r} or G {gap}")
     revision = entry["revision"]

@@ -17,8 +17,8 @@ import numpy as np
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.statistics import normal_point
-from lmeval_screener.accuracies import Agreement, Rated, agreement, find_accuracies
-from lmeval_screener.ranking import holm
+from lmeval_screener.accuracies import Rated, find_accuracies
+from lmeval_screener.ranking import Agreement, agreement, holm
 from lmeval_screener.shortlist.estimates import GroupResults, decision_accuracy, missed
 from lmeval_screener.shortlist.manifest import Candidate, Manifest
 from lmeval_screener.targets import labelled
@@ -31,21 +31,15 @@ USEFUL = 2 / 3  # decision accuracy that results should be enough to show
 
 @dataclass(frozen=True)
 class GroupVerdict:
-    """One group, or all of them; None where a figure is not defined.
+    """One group, or all of them together; None where a figure is not defined.
 
     Its last fields are those of `missed`, where a group has results on its list.
 
     Attributes:
-        group: Family and scale; ``all groups`` for all groups together.
         outcome: The verdict in a word.
-        results: How many have a result.
         candidates: How many were screened.
-        spearman: Rank correlation of G with the results, inside groups.
-        p: Its permutation p, inside groups, two-sided.
-        right: Share of pairs that G orders as the results do.
-        low: Lower end of its 95 % interval, for checkpoints like these.
-        high: Upper end.
-        listed: How many were on the short list.
+        spearman: Rank correlation of G with the results, inside groups; ``p`` by permutation, two-sided.
+        right: Share of pairs that G orders as the results do; ``low`` to ``high`` is its 95 % interval.
         audited: How many others were to be evaluated as drawn at random.
         stands_for_all: Whether the pairs stand for those of all candidates, not only of those with results.
         separate: Whether the group by itself is distinguished from chance, all groups counted (Holm).
@@ -89,15 +83,7 @@ _FIRST = ("results", "candidates", "spearman", "p", "right", "low", "high", "reg
 
 @dataclass(frozen=True)
 class FigureVerdict:
-    """G, the ratio, or both where they agree, against the results; inside groups whose ratios are known.
-
-    Attributes:
-        figure: ``G``, ``ratio`` or ``both``.
-        ordered: Share of pairs that it orders.
-        right: Share of those that the results order alike.
-        low: Lower end of its 95 % interval.
-        high: Upper end.
-    """
+    """G, the ratio, or both where they agree, against the results; inside groups whose ratios are known."""
 
     figure: Annotated[str, Col("Figure")]
     ordered: Annotated[float | None, Col("Pairs ordered", ".0%")]
@@ -111,17 +97,12 @@ class Verdict(Report):
     """A screen against the results that came back.
 
     Attributes:
-        domain: Name of T.
-        metric: Which G ranked.
         outcome: The verdict in a word, over all groups.
-        groups: One verdict a group.
-        overall: Over all groups, compared only inside each.
+        groups: One verdict a group; ``overall``: over all of them, compared only inside each.
         figures: G, the ratio and both; empty where the manifest has no ratios.
         results: A line for each source of results.
         without: Labels of those that were to be evaluated and have no result.
-        hours_per_model: GPU hours that one model costs; None where that is not given.
-        hours_saved: GPU hours saved against evaluating every candidate.
-        manifest: Where the manifest lies.
+        hours_per_model: GPU hours that one model costs, if given; ``hours_saved`` against evaluating all.
         list: How the list came about.
     """
 

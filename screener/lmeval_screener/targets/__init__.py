@@ -41,14 +41,7 @@ Names = tuple[Collection[str], Collection[str]]
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What a list of repositories says of one of them.
-
-    Attributes:
-        commit: 40 hex digits.
-        files: Their paths.
-        parameters: As the Hub counts them; None if it does not say.
-        gated: Whether its files need accepted conditions.
-    """
+    """What a list of repositories says of one of them."""
 
     commit: str
     files: tuple[str, ...]
@@ -123,10 +116,7 @@ class Target:
 
 
 def parse_target(text: str, tokenizer: str | None = None) -> Target:
-    """The target that a repository's name or address, with a revision or glob or without, or a path names.
-
-    A text that means nothing is a target that is ``refused``: it fails by itself and costs no other its run.
-    """
+    """The target of `parse_name`; a text that means nothing is ``refused``, and costs no other its run."""
     try:
         return replace(parse_name(text), tokenizer=tokenizer)
     except ScreeningError as error:
@@ -142,9 +132,6 @@ def parse_name(text: str) -> Target:
     file (``x/model.gguf``), or named behind a colon: ``ORG/NAME:Q4_K_M``, ``FOLDER:model-Q8_0.gguf``.
     A file of weights stands for itself. Addresses of storages (``s3://…``, ``https://…`` of another host,
     ``hf://buckets/…``, ``models:/…``) are taken as they are.
-
-    Raises:
-        ScreeningError: It means none of these.
     """
     if text.startswith("models:/") and not text.startswith("models://"):
         if not _MODEL.fullmatch(text) or not text.isprintable():
@@ -239,11 +226,9 @@ def _bucket(text: str, name: str) -> str:
 def _of_page(text: str) -> tuple[str, str]:
     """Repository and revision of a page's address on the Hub."""
     parts = [part for part in urlsplit(text).path.split("/") if part]
-    if parts[:1] == ["collections"]:
-        raise _bad(text, f"it is a collection; write --collection {'/'.join(parts[1:3])}")
     if parts[:1] == ["models"] or parts[1:] == ["models"]:
-        raise _bad(text, "it is a list of models; write 'ORG/*', --author, --search or --tag")
-    if parts[:1] in (["datasets"], ["spaces"], ["papers"]):
+        raise _bad(text, "it is a list of models; write 'ORG/*', --author or --tag")
+    if parts[:1] in (["datasets"], ["spaces"], ["papers"], ["collections"]):
         raise _bad(text, f"it is of {parts[0]}, not of a model")
     # gpt2/tree/main: repositories of the first days have no organisation.
     cut = 1 if parts[1:2] in ([], ["tree"], ["blob"], ["resolve"], ["commit"]) else 2
@@ -327,10 +312,9 @@ def step_number(revision: str) -> float | None:
 
 
 def parse_targets(texts: Iterable[str], tokenizer: str | None = None) -> list[Target]:
-    """The targets that texts name, as :func:`parse_target` reads each; a training run is its checkpoints.
+    """The targets that texts name; a glob of paths is what matches, a training run its checkpoints.
 
-    A glob of paths is the folders and files of weights that match. Runs and globs in a storage other than a
-    folder are expanded when they are screened: that takes requests.
+    Runs and globs in a storage are expanded when they are screened: that takes requests.
     """
     targets = []
     for path in (path for text in texts for path in matching_paths(text) or [text]):
@@ -365,14 +349,9 @@ def _checkpoints_in(folder: str) -> list[str]:
 
 
 def _names_in(folder: str) -> Names:
-    try:
-        with os.scandir(folder) as entries:
-            kinds = {entry.name: entry.is_dir() for entry in entries}
-    except OSError:
-        return (), ()  # a folder that cannot be listed fails when it is opened
-    return [n for n, is_folder in kinds.items() if is_folder], [
-        n for n, is_dir in kinds.items() if not is_dir
-    ]
+    """None for a folder that cannot be listed: it fails when it is opened."""
+    _, folders, files = next(os.walk(folder), ("", [], []))
+    return folders, files
 
 
 def run_checkpoints(folder: str) -> Generator[list[str], list[Names], list[str]]:
@@ -381,9 +360,7 @@ def run_checkpoints(folder: str) -> Generator[list[str], list[Names], list[str]]
     They lie in folders named after a step (``checkpoint-500``, ``step_500``, ``iter_0000500``,
     ``global_step500``), in ``folder`` or in its ``checkpoints``; the model itself may lie deeper, as in
     ``global_step_500/actor/huggingface``. A model in the run's own folder, the final one, comes last.
-
-    Yields:
-        Folders to list, wherever they are; the names in each are sent back.
+    Folders to list, wherever they are, are yielded; the names in each have to be sent back.
     """
     (top,) = yield [folder]
     inner = [joined(folder, name) for name in _STORE_FOLDERS if name in top[0]]

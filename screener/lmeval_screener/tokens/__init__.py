@@ -42,21 +42,13 @@ _SELECTION = re.compile(r"(?P<name>.+):(?P<groups>[\w\-]+(,[\w\-]+)*)")
 
 @dataclass(frozen=True)
 class Group:
-    """Words of one token set that are looked up the same way.
+    """Words of one token set that are looked up the same way."""
 
-    Attributes:
-        variant: ``bare`` looks ``7`` up, ``space`` looks ``␣the`` up.
-        items: Surface forms without a leading space, all different.
-        case: What is done to an item first.
-        require_all: A vocabulary that lacks one of the items is refused.
-        optional: Taken only when it is selected by name.
-    """
-
-    variant: Variant
-    items: tuple[str, ...]
+    variant: Variant  # ``bare`` looks ``7`` up, ``space`` looks ``␣the`` up
+    items: tuple[str, ...]  # surface forms without a leading space, all different
     case: Literal["exact", "lower", "upper", "title"] = "exact"
-    require_all: bool = False
-    optional: bool = False
+    require_all: bool = False  # a vocabulary that lacks one of the items is refused
+    optional: bool = False  # taken only when it is selected by name
 
     def texts(self) -> list[str]:
         """The surface forms that are looked up, leading space included, in the order of ``items``."""
@@ -80,21 +72,13 @@ class _File:
 
 @dataclass(frozen=True)
 class TokenSet:
-    """A domain's (T) or the reference's (R) words.
+    """A domain's (T) or the reference's (R) words."""
 
-    Attributes:
-        name: What reports call the set; with selected groups ``math:digits,operators``.
-        role: ``domain`` or ``reference``.
-        min_tokens: The set is refused where fewer of its words resolve.
-        groups: The groups that *are* taken, by name, in order.
-        digest: sha256 over all that decides a resolution (not over notes).
-    """
-
-    name: str
+    name: str  # with selected groups ``math:digits,operators``
     role: Role
-    min_tokens: int
-    groups: dict[str, Group]
-    digest: str
+    min_tokens: int  # the set is refused where fewer of its words resolve
+    groups: dict[str, Group]  # those that are taken, in order
+    digest: str  # sha256 over all that decides a resolution (not over notes)
 
 
 def bundled_token_sets() -> list[str]:
@@ -193,29 +177,17 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True)
 class Resolution:
-    """The rows that stand for T and R in one vocabulary.
+    """The rows that stand for T and R in one vocabulary."""
 
-    Attributes:
-        domain: T in the order of the token set.
-        reference: R in the order of the token set, without the rows of T.
-        dropped: Surface forms of T that are no single piece.
-        dropped_reference: The same of R.
-        never_made: Those of the dropped whose piece is there but never made of text, each with the reason.
-        shared: Tokens of R that are rows of T, and so were taken out of R.
-        one_row: Words of one set that the vocabulary puts on one row, which counts once.
-        digit_scheme: How numbers are cut up; see ``Vocabulary.digit_scheme``.
-        vocabulary: Rows that the tokenizer names: its last id + 1. A matrix has more where it is padded.
-    """
-
-    domain: tuple[Token, ...]
-    reference: tuple[Token, ...]
-    dropped: tuple[str, ...]
-    dropped_reference: tuple[str, ...]
-    never_made: tuple[str, ...]
-    shared: tuple[Token, ...]
-    one_row: tuple[str, ...]
-    digit_scheme: DigitScheme
-    vocabulary: int
+    domain: tuple[Token, ...]  # T in the order of the token set
+    reference: tuple[Token, ...]  # R likewise, without the rows of T
+    dropped: tuple[str, ...]  # surface forms of T that are no single piece
+    dropped_reference: tuple[str, ...]  # the same of R
+    never_made: tuple[str, ...]  # those of them whose piece is there but never made of text, with the reason
+    shared: tuple[Token, ...]  # tokens of R that are rows of T, and so were taken out of R
+    one_row: tuple[str, ...]  # words of one set that the vocabulary puts on one row, which counts once
+    digit_scheme: DigitScheme  # how numbers are cut up, see `Vocabulary.digit_scheme`
+    vocabulary: int  # rows that the tokenizer names: its last id + 1; a padded matrix has more
 
     @property
     def domain_ids(self) -> list[int]:

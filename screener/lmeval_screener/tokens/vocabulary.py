@@ -12,9 +12,8 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, NamedTuple, NoReturn, cast
 
 from lmeval_screener.errors import ScreeningError
 
@@ -28,8 +27,7 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
-@dataclass(frozen=True)
-class _Added:
+class _Added(NamedTuple):
     id: int
     special: bool
     single_word: bool
@@ -37,28 +35,17 @@ class _Added:
 
 
 class Vocabulary:
-    """Exact piece → row id.
-
-    Args:
-        vocab: The model's pieces as the tokenizer file spells them: mapping to ids, or (piece, score) pairs.
-        kind: How a piece spells a leading space and other bytes: ``Ġthe`` (byte-level) or ``▁the``
-            (SentencePiece).
-        added: Tokens that the tokenizer cuts out of the text before its model sees it, as ``added_tokens``.
-        individual_digits: The pre-tokenizer splits numbers into digits, whatever the vocabulary holds.
-        build: How the model cuts a piece's own spelling up; None where the file does not say.
-        normalise: What the normaliser makes of a text.
-        always_spaced: A space is put before every word of a text, whether there is one or not.
-    """
+    """Exact piece → row id."""
 
     def __init__(
         self,
-        vocab: object,
-        kind: Kind,
-        added: object = None,
-        individual_digits: bool = False,
-        build: Callable[[str], list[str]] | None = None,
+        vocab: object,  # the model's pieces as the file spells them: mapping to ids, or (piece, score) pairs
+        kind: Kind,  # how a piece spells a leading space and other bytes: ``Ġthe`` or ``▁the``
+        added: object = None,  # tokens that are cut out of the text before the model sees it
+        individual_digits: bool = False,  # numbers are split into digits, whatever the vocabulary holds
+        build: Callable[[str], list[str]] | None = None,  # how the model cuts a piece's own spelling up
         normalise: Callable[[str], str] = str,
-        always_spaced: bool = False,
+        always_spaced: bool = False,  # a space is put before every word of a text
     ) -> None:
         self.kind = kind
         self._pieces, self._added = _pieces(vocab), _added_tokens(added)
@@ -97,10 +84,7 @@ class Vocabulary:
 
     @classmethod
     def from_vocab_json(cls, content: bytes) -> Vocabulary:
-        """The vocabulary in a ``vocab.json`` (GPT-2 layout): a mapping from piece to id.
-
-        Such a file doesn't say which kind it is: whichever sign for a space starts more pieces wins.
-        """
+        """The vocabulary in a ``vocab.json`` (GPT-2 layout), whose kind is that of most signs for a space."""
         pieces = _parsed(content, "vocab.json")
         spaced = {sign: sum(piece.startswith(sign) for piece in pieces) for sign in "Ġ▁"}
         if not any(spaced.values()):
@@ -145,10 +129,7 @@ class Vocabulary:
         return row, piece
 
     def never_made(self, text: str) -> str | None:
-        """Why a piece that the vocabulary has is never made of text.
-
-        None where it is made, or is not there.
-        """
+        """Why a piece that the vocabulary has is never made of text; None where it is made, or not there."""
         piece = self.piece(text)
         if piece not in self._pieces or text in self._added:
             return None
@@ -240,8 +221,6 @@ def _normalised(parts: list[dict[str, Any]], text: str) -> str:
     """A text as the normaliser leaves it, but for spaces, which `Vocabulary.piece` spells."""
     for part in parts:
         kind, form = part.get("type"), str(part.get("type"))
-        lower = kind == "Lowercase" or (kind == "BertNormalizer" and part.get("lowercase") is not False)
-        strip = kind == "StripAccents" or (kind == "BertNormalizer" and (part.get("strip_accents") or lower))
         if form in ("NFC", "NFD", "NFKC", "NFKD"):
             text = unicodedata.normalize(cast(Form, form), text)
         elif kind == "Precompiled":  # SentencePiece's table, which is NFKC but for white space
@@ -250,9 +229,7 @@ def _normalised(parts: list[dict[str, Any]], text: str) -> str:
             pattern, content = part.get("pattern"), part.get("content")
             if isinstance(pattern, dict) and isinstance(content, str) and pattern.get("String"):
                 text = text.replace(str(pattern["String"]), content)
-        if strip:
-            text = "".join(c for c in unicodedata.normalize("NFD", text) if unicodedata.category(c) != "Mn")
-        if lower:
+        elif kind == "Lowercase":
             text = text.lower()
     return text
 

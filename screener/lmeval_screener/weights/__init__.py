@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints import Snapshot, content_key
+from lmeval_screener.checkpoints import Snapshot, content_key, entry_of
 from lmeval_screener.errors import ScreeningError
 
 #: Bits per element of every dtype that the format knows; sub-byte ones count in bits.
@@ -89,9 +89,10 @@ class WeightFile:
         self.snapshot, self.path = snapshot, path
         self.what = f"{path} of {snapshot.repo}"
 
-    async def size(self) -> int:
+    @property
+    def size(self) -> int:
         """Its bytes."""
-        return await self.snapshot.size(self.path)
+        return entry_of(self.snapshot, self.path).size
 
     async def read(self, begin: int, end: int) -> bytes:
         """The bytes ``[begin, end)``."""
@@ -106,7 +107,7 @@ class WeightFile:
 
 async def read_header(file: WeightFile, guess: int = 65_536) -> Header:
     """Header of a ``.safetensors`` file, in one request if it fits the guess (bytes), else in two."""
-    size = await file.size()
+    size = file.size
     if size < 10:
         raise _too_short(file.what, size)
     start = await file.read(0, min(guess, size))

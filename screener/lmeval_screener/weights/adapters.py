@@ -17,7 +17,6 @@ DoRA, 2402.09353.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -31,14 +30,11 @@ from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights import FLOAT_DTYPES, Tensor
 from lmeval_screener.weights.architectures import EMBEDDINGS, FINAL_NORMS, HEADS, NOT_THE_MODEL, WRAPPERS
-from lmeval_screener.weights.projection import OutputProjection, StoredNorm, find_projection
-from lmeval_screener.weights.rows import Matrix, Rows, WeightFiles
+from lmeval_screener.weights.projection import OutputProjection, StoredNorm, find_projection, read_json
+from lmeval_screener.weights.rows import Matrix, Rows, WeightFiles, safetensors_files
 
 CONFIG = "adapter_config.json"
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
-#: How archives of a model's own weights begin; a training leaves other .bin files beside its adapter.
-_ARCHIVES = "pytorch_model"
-
 _PREFIX = "base_model.model."
 #: What may stand behind a module's name: parts that are read.
 _PART = re.compile(
@@ -48,8 +44,6 @@ _PART = re.compile(
     r"(?:token_adapter\.)?(?P<tokens>trainable_tokens_delta)(?:\.\w+)?|"
     r"(?P<base>base_layer\.weight)|(?P<weight>weight))"
 )
-#: Where the name of a module ends that is neither a head nor an embedding.
-_END = re.compile(r"\.(?:lora_|base_layer|modules_to_save|token_adapter|[\w-]+$)")
 #: Ways of starting to train that leave the base's weights as they are; others subtract from them.
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 #: Settings that are other methods than LoRA or DoRA, if they are set.
@@ -66,27 +60,19 @@ def _modules(names: tuple[str, ...]) -> frozenset[str]:
 _HEADS, _EMBEDDINGS, _NORMS = _modules(HEADS), _modules(EMBEDDINGS), _modules(FINAL_NORMS)
 #: Last words of embeddings' names, less those that other modules bear too.
 _EMBEDDING_WORDS = {m.rpartition(".")[2] for m in _EMBEDDINGS} - {"embeddings", "embedding"}
-#: A pattern of PEFT's that is a name or the end of one, with at most two gaps: others may never terminate.
-_PATTERN = re.compile(r"\^?(?:[\w-]|\\?\.(?!\*))*(?:\.\*(?:[\w-]|\\?\.(?!\*))*){0,2}\$?")
+#: A pattern of PEFT's that is a name or the end of one: others may never terminate.
+_PATTERN = re.compile(r"\^?[\w.-]*\$?")
 
 
 @dataclass(frozen=True, slots=True)
 class _Update:
-    """A low-rank change of a matrix.
+    """A low-rank change of a matrix."""
 
-    Attributes:
-        a: The factor A: (r, d); of an embedding (r, v).
-        b: The factor B: (v, r); of an embedding (d, r).
-        scaling: What their product is multiplied by.
-        embedding: Whether the matrix is an embedding, whose factors are stored transposed.
-        magnitude: DoRA's length of every row, (v, 1).
-    """
-
-    a: Matrix
-    b: Matrix
+    a: Matrix  # (r, d); of an embedding, whose factors are stored transposed, (r, v)
+    b: Matrix  # (v, r); of an embedding (d, r)
     scaling: float
     embedding: bool
-    magnitude: Matrix | None = None
+    magnitude: Matrix | None = None  # DoRA's length of every row, (v, 1)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -114,19 +100,12 @@ class _Update:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedRows:
-    """Rows with an adapter's changes.
+    """Rows with an adapter's changes."""
 
-    Attributes:
-        base: The base's rows, or those that the adapter stores in their place.
-        updates: Low-rank changes, in order.
-        tokens: Single tokens whose rows the adapter stores.
-        token_rows: Those rows, in that order.
-    """
-
-    base: Rows
+    base: Rows  # or those that the adapter stores in their place
     updates: tuple[_Update, ...]
-    tokens: tuple[int, ...] = ()
-    token_rows: Matrix | None = None
+    tokens: tuple[int, ...] = ()  # single tokens whose rows the adapter stores
+    token_rows: Matrix | None = None  # those rows, in that order
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -148,23 +127,14 @@ class AdaptedRows:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter as it is stored.
-
-    Attributes:
-        files: The files of its weights.
-        file: The one that holds its tensors.
-        base: The base's name or path, as its configuration says it.
-        revision: The base's revision, None for the default.
-        settings: adapter_config.json.
-        modules: Its tensors by module and part: ``modules["lm_head"]["A"]``.
-    """
+    """An adapter as it is stored."""
 
     files: WeightFiles
     file: str
-    base: str
+    base: str  # the base's name or path, as its configuration says it
     revision: str | None
     settings: Mapping[str, Any]
-    modules: Mapping[str, Mapping[str, Tensor]]
+    modules: Mapping[str, Mapping[str, Tensor]]  # what it changes here: ``["lm_head"]["A"]``
 
     @property
     def label(self) -> str:
@@ -181,24 +151,16 @@ class Adapter:
 
 
 def is_adapter(snapshot: Snapshot) -> bool:
-    """An adapter holds no weights of a model's own."""
-    has_weights = any(
-        path.startswith(_ARCHIVES) or (path.endswith(".safetensors") and not path.startswith("adapter_"))
-        for path in snapshot.files
-        if "/" not in path
-    )
+    """An adapter holds no weights of a model's own; a training leaves other .bin files beside it."""
+    archives = any(path.startswith("pytorch_model") for path in snapshot.files)
+    has_weights = archives or safetensors_files(snapshot.files)
     return CONFIG in snapshot.files and not has_weights and any(name in snapshot.files for name in FILES)
 
 
 async def read_adapter(snapshot: Snapshot) -> Adapter:
     """An adapter's settings and the places of its tensors."""
-    try:
-        settings = json.loads(await snapshot.small_file(CONFIG))
-    except (ValueError, RecursionError) as error:
-        raise ScreeningError(
-            "BadConfig", f"{CONFIG} of {snapshot.repo} is not valid JSON ({error}); ask for another revision"
-        ) from error
-    base = settings.get("base_model_name_or_path") if isinstance(settings, dict) else None
+    settings = await read_json(snapshot, CONFIG, "BadConfig")
+    base = settings.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise ScreeningError(
             "BadConfig",
@@ -207,13 +169,14 @@ async def read_adapter(snapshot: Snapshot) -> Adapter:
         )
     revision = settings.get("revision")
     files, file = WeightFiles(snapshot), next(name for name in FILES if name in snapshot.files)
+    tensors = (await files.header(file)).tensors
     modules: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in (await files.header(file)).tensors.items():
-        module, part = _split(name.removeprefix(_PREFIX))
-        modules.setdefault(module, {})[part] = tensor
+    for name, tensor in tensors.items():
+        if place := _split(name.removeprefix(_PREFIX)):
+            modules.setdefault(place[0], {})[place[1]] = tensor
     stated = revision if isinstance(revision, str) and revision else None
     adapter = Adapter(files, file, base, stated, settings, modules)
-    if not modules:
+    if not tensors:
         raise adapter.unread(f"stores no tensors in {file}")
     return adapter
 
@@ -300,17 +263,13 @@ def _norm(adapter: Adapter, norm: StoredNorm) -> StoredNorm:
     return replace(norm, files=adapter.files, name=stored[0], holders=(adapter.file,))
 
 
-def _split(name: str) -> tuple[str, str]:
-    """Module and part of a tensor's name.
-
-    Heads and embeddings come first, so that an unknown part is still seen to be theirs.
-    """
+def _split(name: str) -> tuple[str, str] | None:
+    """Module and part of a tensor of a head, an embedding or a final norm; None for all others."""
     words = name.split(".")
-    heads = (".".join(words[:count]) for count in range(1, len(words)))
-    module = next((m for m in heads if _is_head(m) or _is_embedding(m)), None)
+    prefixes = (".".join(words[:count]) for count in range(1, len(words)))
+    module = next((m for m in prefixes if _is_head(m) or _is_embedding(m) or m in _NORMS), None)
     if module is None:
-        end = _END.search(name)
-        return (name, "") if end is None else (name[: end.start()], name[end.start() + 1 :])
+        return None
     rest = name[len(module) + 1 :]
     match = _PART.fullmatch(rest)
     if match is None:
@@ -371,27 +330,23 @@ def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> _Upda
     if magnitude is not None and embedding:
         raise adapter.unread(f"is a DoRA of the embedding {module}, whose lengths run over all rows at once")
     rank = a.shape[0]
-    alpha = _patterned(adapter, "alpha_pattern", module, settings.get("lora_alpha", 8))
-    number = type(alpha) in (int, float) and math.isfinite(alpha)
-    if not number or b.shape[1] != rank:
+    alpha = _alpha(adapter, module)
+    if type(alpha) not in (int, float) or not math.isfinite(alpha) or b.shape[1] != rank:
         ranks = f"{rank} and {b.shape[1]}"
         raise adapter.unread(f"has lora_alpha {alpha!r} and factors of ranks {ranks} for {module}")
-    stated = _patterned(adapter, "rank_pattern", module, settings.get("r", rank))
-    if stated != rank:
-        raise adapter.unread(f"states the rank {stated!r} for {module}, but its factors have {rank}")
     scaling = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
     return _Update(a, b, scaling, embedding, magnitude)
 
 
-def _patterned(adapter: Adapter, setting: str, module: str, otherwise: Any) -> Any:
-    """A module's own setting by PEFT's patterns: ends of names, which may have gaps."""
-    pattern = adapter.settings.get(setting)
+def _alpha(adapter: Adapter, module: str) -> Any:
+    """A module's alpha, by PEFT's patterns of the ends of names."""
+    pattern = adapter.settings.get("alpha_pattern")
     for key, value in pattern.items() if isinstance(pattern, dict) else ():
         if not _PATTERN.fullmatch(key):
-            raise adapter.unread(f"has the pattern {key!r} in its {setting}, which is not followed")
+            raise adapter.unread(f"has the pattern {key!r} in its alpha_pattern, which is not followed")
         if re.match(rf"(.*\.)?({key})$", module):
             return value
-    return otherwise
+    return adapter.settings.get("lora_alpha", 8)
 
 
 def _token_ids(adapter: Adapter, module: str, matrix: Matrix) -> tuple[int, ...]:

@@ -120,17 +120,11 @@ class _Blocks(Matrix):
 
 @dataclass(frozen=True)
 class GgufModel:
-    """A model stored as GGUF, in one file or in parts.
-
-    Attributes:
-        projection: Its output projection.
-        tokenizer: Digest of its vocabulary; two files of one tokenizer have the same.
-        pairs: What the header says of the vocabulary.
-    """
+    """A model stored as GGUF, in one file or in parts."""
 
     projection: OutputProjection
-    tokenizer: str
-    pairs: Mapping[str, Any]
+    tokenizer: str  # digest of its vocabulary; two files of one tokenizer have the same
+    pairs: Mapping[str, Any]  # what the header says of the vocabulary
 
     async def vocabulary(self) -> Vocabulary:
         """The vocabulary."""
@@ -196,7 +190,7 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
 async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
     """Where a GGUF model keeps its output projection and its vocabulary."""
     files = {name: WeightFile(snapshot, name) for name in names}
-    headers = {name: await _Walk(file, await file.size()).header() for name, file in files.items()}
+    headers = {name: await _Walk(file, file.size).header() for name, file in files.items()}
     places = {tensor: name for name, header in headers.items() for tensor in header.tensors}
     what = f"{names[0]} of {snapshot.repo}"
     if len(places) != sum(len(header.tensors) for header in headers.values()):

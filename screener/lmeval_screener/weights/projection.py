@@ -55,8 +55,7 @@ class FinalNorm:
     Attributes:
         name: Name of the tensor; None where the architecture's norm has no weight, or it is not known.
         weight: γ, shape (d,), float64, ones where the norm has no weight; None where it is not known.
-        kind: ``layer``: a normed state sums to 0, so that a constant along the width of ``γ ∘ row`` moves no
-            prediction either.
+        kind: ``layer``: a normed state sums to 0, so that a constant along the width moves no prediction.
         reason: Why the weight or the kind is not known; empty where both are.
     """
 
@@ -75,25 +74,15 @@ class FinalNorm:
 
 @dataclass(frozen=True, eq=False)
 class StoredNorm:
-    """Where a checkpoint keeps its final norm's weight.
-
-    Attributes:
-        files: The files of its weights.
-        name: Name of the tensor; None where the norm has no weight.
-        holders: The files that hold it: one, or one for each slice.
-        kind: RMSNorm or LayerNorm.
-        plus_one: Whether the norm multiplies by 1 + weight.
-        guess: Bytes of the first request for a holder's header, where it is another file than the head's.
-        reason: Why it is not known where it is; empty where it is.
-    """
+    """Where a checkpoint keeps its final norm's weight."""
 
     files: WeightFiles
-    name: str | None = None
-    holders: Sequence[str] = ()
+    name: str | None = None  # of the tensor; None where the norm has no weight
+    holders: Sequence[str] = ()  # the files that hold it: one, or one for each slice
     kind: NormKind = "rms"
-    plus_one: bool = False
-    guess: int = 16_384
-    reason: str = ""
+    plus_one: bool = False  # whether the norm multiplies by 1 + weight
+    guess: int = 16_384  # bytes of the first request for a holder's header
+    reason: str = ""  # why it is not known where it is
 
     async def read(self, width: int) -> FinalNorm:
         """The norm in front of rows of a width."""
@@ -132,10 +121,9 @@ class OutputProjection:
         dtype: ``F64``, ``F32``, ``F16``, ``BF16``, ``F8_E4M3``, ``F8_E5M2``, or a type of GGUF's.
         rows: Its rows.
         tied: Whether it is the input embedding.
-        parameters: Parameters of the whole checkpoint as stored (tied matrices once); None if not to be known
-            without reading every shard.
-        warnings: What a reader of the result should know; usually empty.
-        norm: Where the final norm before it is.
+        parameters: Of the whole checkpoint as stored (tied matrices once); None if not to be known.
+        warnings: For a reader of the result; usually empty.
+        norm: The final norm before it.
     """
 
     name: str
@@ -195,7 +183,7 @@ async def read_rows(projection: OutputProjection, ids: Sequence[int]) -> NDArray
 
 async def find_projection(snapshot: Snapshot) -> OutputProjection:
     """The output projection of a checkpoint in transformers' layout."""
-    config = await _json(snapshot, "config.json", "BadConfig") if "config.json" in snapshot.files else {}
+    config = await read_json(snapshot, "config.json", "BadConfig") if "config.json" in snapshot.files else {}
     try:
         return await _find(snapshot, config)
     except ScreeningError as error:
@@ -209,11 +197,11 @@ async def _find(snapshot: Snapshot, config: Mapping[str, Any]) -> OutputProjecti
     adapters = [p for p in ("adapter_model.safetensors", "adapter_model.bin") if p in snapshot.files]
     warnings = [f"{path} lies beside the weights and was not applied to them" for path in adapters[:1]]
     index_name = _index(snapshot)
-    index = await _json(snapshot, index_name, "BadIndex") if index_name else {}
+    index = await read_json(snapshot, index_name, "BadIndex") if index_name else {}
     holders: dict[str, list[str]] = {}
     slices = [] if index_name else slice_files(snapshot.files)
     if index_name:
-        holders = {tensor: [file] for tensor, file in _weight_map(snapshot, index, index_name).items()}
+        holders = _holders(snapshot, index, index_name)
     else:
         paths = slices or [await _only_file(snapshot, warnings)]
         headers = await side_by_side(*(files.header(path) for path in paths))
@@ -224,16 +212,13 @@ async def _find(snapshot: Snapshot, config: Mapping[str, Any]) -> OutputProjecti
         parameters = snapshot.parameters or sum(header.parameters for header in headers)
     name, tied = names.choose_tensor(holders, config, warnings)
     file = holders[name][0]
-    if index_name:
-        _check_shard(snapshot, name, file, index_name)
+    suffix = ".safetensors" if index_name == _INDEX else ".bin"
+    if index_name and ("/" in file or file not in snapshot.files or not file.endswith(suffix)):
+        raise _bad_index(snapshot, index_name, f"says that {name} is in {file!r}, which is not there")
     header = await files.header(file, _header_bytes(holders, file))
     tensor = header.tensors.get(name)
     if tensor is None:
-        raise ScreeningError(
-            "BadIndex",
-            f"{index_name} of {snapshot.repo} says that {name} is in {file}, which does not hold it: the "
-            "index is stale; ask for another revision",
-        )
+        raise _bad_index(snapshot, index_name, f"says that {name} is in {file}, which does not hold it")
     if index_name:
         parameters = snapshot.parameters or await _parameters(files, index, holders, tensor)
     # The index may leave out what lies beside the matrix.
@@ -330,23 +315,16 @@ def _sizes(config: Mapping[str, Any]) -> tuple[int, int] | None:
     return next(((v, d) for v, d in stated if type(v) is type(d) is int), None)
 
 
-def _weight_map(snapshot: Snapshot, index: Mapping[str, Any], name: str) -> Mapping[str, str]:
+def _holders(snapshot: Snapshot, index: Mapping[str, Any], name: str) -> dict[str, list[str]]:
     shards = index.get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
-        raise ScreeningError(
-            "BadIndex", f"{name} of {snapshot.repo} has no weight_map of names; ask for another revision"
-        )
-    return shards
+        raise _bad_index(snapshot, name, "has no weight_map of names")
+    return {tensor: [file] for tensor, file in shards.items()}
 
 
-def _check_shard(snapshot: Snapshot, name: str, file: str, index_name: str) -> None:
-    suffix = ".safetensors" if index_name == _INDEX else ".bin"
-    if "/" in file or "\\" in file or file not in snapshot.files or not file.endswith(suffix):
-        raise ScreeningError(
-            "BadIndex",
-            f"{index_name} of {snapshot.repo} says that {name} is in {file!r}, which is not among its files; "
-            "the upload may be incomplete",
-        )
+def _bad_index(snapshot: Snapshot, name: str | None, reason: str) -> ScreeningError:
+    advice = "the index is stale or the upload incomplete; ask for another revision"
+    return ScreeningError("BadIndex", f"{name} of {snapshot.repo} {reason}: {advice}")
 
 
 async def _parameters(
@@ -391,18 +369,16 @@ def _find_norm(files: WeightFiles, holders: Mapping[str, Sequence[str]], types: 
     return StoredNorm(files, name, held, "layer" if takes_mean else "rms", plus_one, guess)
 
 
-async def _json(snapshot: Snapshot, path: str, code: str) -> Mapping[str, Any]:
+async def read_json(snapshot: Snapshot, path: str, code: str) -> Mapping[str, Any]:
+    """A JSON object of a checkpoint; the error's code where it is none."""
     try:
-        fields = json.loads(await snapshot.small_file(path))
+        fields: Any = json.loads(await snapshot.small_file(path))
+        reason = "" if isinstance(fields, dict) else "is not a JSON object"
     except (ValueError, RecursionError) as error:
-        raise ScreeningError(
-            code, f"{path} of {snapshot.repo} is not valid JSON ({error}); ask for another revision"
-        ) from error
-    if not isinstance(fields, dict):
-        raise ScreeningError(
-            code, f"{path} of {snapshot.repo} is not a JSON object; ask for another revision"
-        )
-    return fields
+        fields, reason = {}, f"is not valid JSON ({error})"
+    if reason:
+        raise ScreeningError(code, f"{path} of {snapshot.repo} {reason}; ask for another revision")
+    return dict(fields)
 
 
 async def no_weights_error(snapshot: Snapshot) -> ScreeningError:

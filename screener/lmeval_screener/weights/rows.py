@@ -106,21 +106,13 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Rows that one file holds: exactly the stored numbers.
-
-    Attributes:
-        snapshot: Whose file it is.
-        file: The file.
-        tensor: The stored tensor.
-        shape: Rows and width.
-        narrow: Whether requests cost more than the bytes between rows.
-    """
+    """Rows that one file holds: exactly the stored numbers."""
 
     snapshot: Snapshot
     file: str
     tensor: Tensor
     shape: tuple[int, int]
-    narrow: bool = False
+    narrow: bool = False  # whether requests cost more than the bytes between rows
 
     @property
     def row_bytes(self) -> int:
@@ -186,18 +178,10 @@ class Matrix:
 
 
 def coalesced(ids: Sequence[int], slack: float = SLACK) -> list[tuple[int, int]]:
-    """Half-open runs of rows that cover `ids`, bridging the smallest gaps first.
+    """Runs (first, last + 1) that cover ascending rows, bridging the smallest gaps within a share of them.
 
-    Args:
-        ids: Rows, ascending.
-        slack: Rows that may be read beside them, as a share of theirs.
-
-    Returns:
-        Runs (first, last + 1), ascending.
-
-    Example:
-        >>> coalesced([3, 4, 6, 90], slack=0.25)
-        [(3, 7), (90, 91)]
+    >>> coalesced([3, 4, 6, 90], slack=0.25)
+    [(3, 7), (90, 91)]
     """
     if not ids:
         return []
@@ -214,17 +198,11 @@ def coalesced(ids: Sequence[int], slack: float = SLACK) -> list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class ScaledRows:
-    """Rows of 8-bit floats with a number that multiplies each block.
-
-    Attributes:
-        codes: The floats.
-        scales: One row for each row of blocks.
-        block: Rows and columns that one number covers.
-    """
+    """Rows of 8-bit floats with a number that multiplies each block."""
 
     codes: Matrix
-    scales: Matrix
-    block: tuple[int, int]
+    scales: Matrix  # one row for each row of blocks
+    block: tuple[int, int]  # rows and columns that one number covers
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -242,12 +220,9 @@ class ScaledRows:
 
 
 def scaled(codes: Matrix, scales: Matrix, quantization: Any) -> ScaledRows | None:
-    """Rows of 8-bit floats with their scales; None where it is not known how these cover them.
+    """Codes (v, d) with their scales: one, one a row or one a block; None where blocks have no known size.
 
-    Args:
-        codes: The floats, (v, d).
-        scales: One number for all, (v,) for each row, or one for each block.
-        quantization: config.json's ``quantization_config``, which may say a ``weight_block_size``.
+    config.json's ``quantization_config`` may say it (``weight_block_size``).
     """
     (v, d), shape = codes.shape, scales.tensor.shape
     if scales.tensor.elements == 1:
@@ -276,15 +251,10 @@ def _side(length: int, count: int, stated: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class PiecedRows:
-    """Rows of a matrix that is stored in slices.
-
-    Attributes:
-        shape: Rows and width of the whole.
-        pieces: Each slice with the row and column of the whole where it begins.
-    """
+    """Rows of a matrix that is stored in slices."""
 
     shape: tuple[int, int]
-    pieces: tuple[tuple[Matrix, int, int], ...]
+    pieces: tuple[tuple[Matrix, int, int], ...]  # each with the row and column where it begins
 
     async def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """See `Rows`."""
@@ -313,13 +283,7 @@ def slice_files(files: Iterable[str]) -> list[str]:
 
 
 def joined(name: str, parts: Sequence[tuple[Matrix, Header]], sizes: tuple[int, int] | None) -> PiecedRows:
-    """A matrix of the slices that make it up.
-
-    Args:
-        name: The tensor's name.
-        parts: Each slice, and the header of its file.
-        sizes: Rows and width of the whole, as config.json states them.
-    """
+    """A matrix of its slices, each with the header of its file, by the sizes that config.json states."""
     pieces = []
     for matrix, header in parts:
         offsets, shape = header.slices.get(name), matrix.tensor.shape

@@ -86,7 +86,7 @@ async def locate(file: WeightFile, tensor: Tensor) -> Tensor:
     offset, name = tensor.entry
     shift = await _start(file, offset, name) - _least_start(offset, name)
     located = tensor._replace(begin=tensor.begin + shift, end=tensor.end + shift, entry=None)
-    if located.end > await file.size():
+    if located.end > file.size:
         raise _bad(file.what, f"{tensor.name!r} reaches beyond the file")
     return located
 
@@ -124,7 +124,7 @@ class _EarlierError(Exception):
 
 async def _directory(file: WeightFile) -> dict[str, zipfile.ZipInfo]:
     """The archive's entries by name, if they are stored plainly and apart from each other."""
-    size, what = await file.size(), file.what
+    size, what = file.size, file.what
     begin = max(0, size - _TAIL)
     head, body = await file.read(0, min(4, size)), await file.read(begin, size)
     if head[:1] == b"\x80":
