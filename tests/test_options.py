@@ -46,13 +46,6 @@ def test_what_cannot_be_written_is_refused(tmp_path, name, message):
         output("-o", str(tmp_path / name))
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="the superuser may write anywhere")
-def test_a_folder_without_the_right_to_write_is_refused(tmp_path):
-    tmp_path.chmod(0o500)
-    with pytest.raises(UsageError, match="allowed"):
-        output("-o", str(tmp_path / "x.json"))
-
-
 def test_a_missing_library_is_a_sentence_before_the_work(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "vl_convert" else name)
     with pytest.raises(MissingExtraError, match=r"vl_convert.*lmeval-dispersion\[html\]"):
