@@ -19,8 +19,8 @@ from lmeval_dispersion.auditing.figures import dots
 from lmeval_dispersion.auditing.report import GUIDE, LIBRARIES
 from lmeval_dispersion.auditing.run import Run, read_run
 from lmeval_dispersion.auditing.slices import Slice, by_column
-from lmeval_dispersion.auditing.vectors import left_out
 from lmeval_dispersion.errors import MixedStoresError, UsageError
+from lmeval_dispersion.geometry.dispersion import left_out
 from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.statistics import NORMAL_975, jackknife_se, normal_bounds

@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from lmeval_dispersion.report.cells import json_value
 
-Relation = Literal["same", "reversed", "between", "open", "alone"]
 T = TypeVar("T")
 
 HEIGHT = 320  # of a chart
@@ -40,19 +39,6 @@ class Figure(NamedTuple):
         return f"{self.value:{spec}}, {level}{self.low:{plain}} to {self.high:{plain}}"
 
 
-def relation(over_all: Figure, inside: Figure | None, nothing: float) -> Relation:
-    """How the number inside parts stands to a number over all documents that is clearly not ``nothing``.
-
-    ``same`` side or ``reversed``; ``between`` the parts: inside them it differs clearly from the number over
-    all, and not from nothing; ``open``: from neither; ``alone``: nothing divides the documents.
-    """
-    if inside is None:
-        return "alone"
-    if side := inside.side(nothing):
-        return "same" if side == over_all.side(nothing) else "reversed"
-    return "between" if inside.side(over_all.value) else "open"
-
-
 class Claim(NamedTuple):
     """The words for a number over all documents: nothing is there; it is; only between parts; not clear."""
 
@@ -65,20 +51,20 @@ class Claim(NamedTuple):
 def claimed(claim: Claim, name: str, figure: Figure, parts: str, inside: Figure | None, spec: str) -> str:
     """The sentence that a number called ``name`` supports, with the same number inside ``parts``."""
     nothing = 0.0 if spec.startswith("+") else 0.5
-    beside = inside.text(spec, "") if inside else ""
-    numbers = f"{name}{figure.text(spec)}"
-    both = f"{numbers}; inside {parts} {beside}" if inside else numbers
-    how = relation(figure, inside, nothing)
-    if not figure.side(nothing):
-        return f"{claim.nothing} ({both})."
-    if how == "between":
-        return f"{claim.between} ({both}): the difference lies between {parts}."
-    if how == "open":
-        return f"{claim.unclear} ({both})."
+    side, numbers = figure.side(nothing), f"{name}{figure.text(spec)}"
     if inside is None:
-        return f"{claim.holds} ({numbers})."
-    there = f"inside {parts} too" if how == "same" else f"and inside {parts} it is the reverse"
-    return f"{claim.holds} ({numbers}), {there} ({beside})."
+        return f"{claim.holds if side else claim.nothing} ({numbers})."
+    there, beside = inside.side(nothing), inside.text(spec, "")
+    both = f"({numbers}; inside {parts} {beside})"
+    if not side:
+        return f"{claim.nothing} {both}."
+    if there:
+        ends = f"inside {parts} too" if there == side else f"and inside {parts} it is the reverse"
+        return f"{claim.holds} ({numbers}), {ends} ({beside})."
+    # Inside the parts it differs clearly from the number over all, or from neither that nor nothing.
+    if inside.side(figure.value):
+        return f"{claim.between} {both}: the difference lies between {parts}."
+    return f"{claim.unclear} {both}."
 
 
 def without_nan(row: T) -> T:

@@ -144,16 +144,8 @@ class Predictions(Report):
         }
 
     def context(self) -> dict[str, Any]:
-        """How many slices have no estimate, and why."""
-        parts = self.slices[1:]
-        refused = [row for row in parts if row.reason]
-        small = sum(row.too_small for row in refused)
+        """Words of the sentences."""
         return {
-            "whole": self.slices[0],
-            "parts": parts,
-            "estimated": len(parts) - len(refused),
-            "small": small,
-            "outside": len(refused) - small,
             "level": f"{100 * self.level:.0f} %",
             "features": FEATURES,
             "used": [FEATURES[name] for name in self.used],

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import TooFewVectorsError
 from lmeval_dispersion.geometry import Estimate
-from lmeval_dispersion.statistics import jackknife_se
+from lmeval_dispersion.geometry.dispersion import jackknifed
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -74,11 +74,7 @@ class CentredVectors:
 
     def estimate(self, rows: Rows | None = None) -> Estimate:
         """Dispersion of these rows (default: all) with its jackknife error; raises as the contributions."""
-        c = self.contributions(rows)
-        mean, m = float(c.mean()), len(c)
-        if m == 2:
-            return Estimate(mean, float("nan"), m)
-        return Estimate(mean, jackknife_se(left_out(c)), m)
+        return jackknifed(self.contributions(rows))
 
     def composed(self, parts: Sequence[Rows], shares: Array) -> Estimate:
         """Dispersion of documents of which each part, of two or more, has a fixed share, with its error.
@@ -124,12 +120,3 @@ class CentredVectors:
             block = self.rows[rows[i : i + _BLOCK]]
             total += np.ones(len(block), dtype=np.float32) @ block
         return total
-
-
-def left_out(contributions: Array) -> Array:
-    """The dispersion without document i, one value a document, from their contributions; shape (m,), m >= 3.
-
-    Leaving i out moves the mean D by (D - c_i) 2/(m - 2).
-    """
-    m, mean = len(contributions), contributions.mean()
-    return np.asarray(mean + (mean - contributions) * 2 / (m - 2))

@@ -113,7 +113,7 @@ def dispersion_estimate(x: ArrayLike) -> Estimate:
         TooFewVectorsError: n < 2.
         NoDirectionError: A zero or non-finite row.
     """
-    return _jackknifed(contributions(x))
+    return jackknifed(contributions(x))
 
 
 def streamed_dispersion_estimate(blocks: Callable[[], Iterable[ArrayLike]]) -> Estimate:
@@ -128,15 +128,19 @@ def streamed_dispersion_estimate(blocks: Callable[[], Iterable[ArrayLike]]) -> E
     mean = total / n
     parts = [np.square(unit_rows(block) - mean).sum(axis=1) for block in blocks()]
     squares = np.concatenate(parts)
-    return _jackknifed((n * squares + squares.sum()) / (2 * (n - 1)))
+    return jackknifed((n * squares + squares.sum()) / (2 * (n - 1)))
 
 
-def _jackknifed(c: Array) -> Estimate:
-    n, mean = len(c), float(c.mean())
-    if n == 2:
-        return Estimate(mean, float("nan"), n)
-    left_out = mean + (mean - c) * 2 / (n - 2)
-    return Estimate(mean, jackknife_se(left_out), n)
+def jackknifed(c: Array) -> Estimate:
+    """The dispersion of vectors with these contributions (n,), with its error."""
+    n = len(c)
+    return Estimate(float(c.mean()), jackknife_se(left_out(c)) if n > 2 else float("nan"), n)
+
+
+def left_out(contributions: Array) -> Array:
+    """The dispersion without vector i, one value a vector, from their contributions (n,), n >= 3."""
+    mean = float(contributions.mean())
+    return np.asarray(mean + (mean - contributions) * 2 / (len(contributions) - 2))
 
 
 def vendi_score(x: ArrayLike) -> float:

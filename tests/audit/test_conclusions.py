@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from synthetic import planted_store, subjects_store
 
-from lmeval_dispersion.auditing.figures import Figure, relation
 from lmeval_dispersion.auditing.mixtures import mixture_curves, pools_sentence
 from lmeval_dispersion.auditing.ranking import found_sentence, ranking_report, ranking_sentence
 from lmeval_dispersion.auditing.report import audit
@@ -127,16 +126,6 @@ def test_two_tasks_are_compared_inside_each(tmp_path):
     other = read_run(subjects_store(tmp_path / "b", between=0.9, subjects=16, each=80))
     other.documents["task"] = ["ab"[int(name[-2:]) % 2] for name in other.documents["subject"]]
     assert "inside tasks too" in order_of(other)
-
-
-def test_the_relation_of_two_figures():
-    plain = Figure(0.7, 0.65, 0.75)
-    assert relation(plain, None, 0.5) == "alone"
-    assert relation(plain, Figure(0.66, 0.6, 0.7), 0.5) == "same"
-    assert relation(plain, Figure(0.4, 0.35, 0.45), 0.5) == "reversed"
-    assert relation(plain, Figure(0.5, 0.45, 0.55), 0.5) == "between"
-    assert relation(plain, Figure(0.6, 0.45, 0.75), 0.5) == "open"
-    assert relation(plain, Figure(0.6, math.nan, math.nan), 0.5) == "open"
 
 
 def test_an_answer_that_most_questions_have_is_no_caution_where_the_model_beats_it(tmp_path):

@@ -104,14 +104,6 @@ def test_a_subject_effect_raises_the_curve_and_not_the_pools_inside_subjects(tmp
     assert inside.difference_low < 0 < inside.difference_high
 
 
-def test_the_spread_of_the_curve_is_that_of_independent_draws(planted):
-    """Standard errors over seeds agree with the spread between runs of another seed."""
-    curves = [mixture_curves(planted, seed=s).curve for s in range(1, 9)]
-    means = np.array([[point.dispersion for point in curve] for curve in curves])
-    errors = np.array([[point.dispersion_se for point in curve] for curve in curves])
-    assert np.sqrt((errors**2).mean()) == pytest.approx(means.std(axis=0, ddof=1).mean(), rel=0.35)
-
-
 def test_few_documents_have_fewer_targets_and_no_interval(tmp_path):
     run = read_run(planted_store(tmp_path, n=200, accuracy=0.04))
     correct = int(run.right.sum())

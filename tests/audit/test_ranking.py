@@ -71,21 +71,6 @@ def test_the_auroc_inside_subjects_is_that_of_a_loop_over_pairs(planted):
     assert found.inside_low < found.inside < found.inside_high
 
 
-def test_a_subject_effect_vanishes_inside_subjects(tmp_path):
-    """Subjects differ in spread and in accuracy; inside one, answers are luck."""
-    rng = np.random.default_rng(0)
-    subject = rng.integers(6, size=2400)
-    right = rng.random(2400) < 0.2 + 0.1 * subject
-    frame = documents(right, rng=rng).assign(subject=[f"s{i}" for i in subject])
-    write_store(
-        tmp_path, documents=frame, vectors={"last": vectors(0.6 + 0.2 * subject, rng=rng)}, manifest={}
-    )
-    ranking = ranking_report(read_run(tmp_path))
-    ours = ranking.signals[0]
-    assert ours.auroc > 0.58
-    assert abs(ours.inside - 0.5) < 0.05
-
-
 def test_few_wrong_documents_are_said_to_be_too_few(tmp_path):
     found = ranking_report(read_run(planted_store(tmp_path, n=300, accuracy=0.96)))
     assert found.wrong < 20

@@ -76,18 +76,6 @@ def test_noise_is_hardly_ever_said_to_beat_knowing_nothing_and_a_law_is(draws):
     assert claims[0.15] > 0.9
 
 
-def test_it_is_never_much_worse_than_knowing_nothing_or_the_best_single_feature():
-    for slope in (0.0, 0.05, 0.1, 0.2):
-        rng = np.random.default_rng(2)
-        errors = []
-        for _ in range(60):
-            pairs, new = drawn(rng, slope=slope), drawn(rng, slices=200, slope=slope)
-            fits = [shrinkage.shrunken_fit(pairs, allowed) for allowed in (families(3), [], [(0,)])]
-            errors.append([np.abs(fit.predict(new.z) - new.accuracy).mean() for fit in fits])
-        ours, trivial, single = np.mean(errors, axis=0)
-        assert ours < min(trivial, single) + 0.005, slope
-
-
 @pytest.mark.parametrize("draws", [40, pytest.param(120, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("slices", "level"), [(12, 12 / 13), (40, 0.95)])
 def test_the_interval_covers_slices_drawn_alike(slices, level, draws):

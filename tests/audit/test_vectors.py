@@ -6,9 +6,10 @@ import math
 import numpy as np
 import pytest
 
-from lmeval_dispersion.auditing.vectors import CentredVectors, left_out
+from lmeval_dispersion.auditing.vectors import CentredVectors
 from lmeval_dispersion.errors import TooFewVectorsError
 from lmeval_dispersion.geometry import contributions, dispersion, dispersion_estimate, unit_rows
+from lmeval_dispersion.geometry.dispersion import left_out
 
 
 def rows(n=60, d=24, spread=1.0, seed=0):
